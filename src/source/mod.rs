@@ -1,0 +1,185 @@
+//! Where address space comes from.
+//!
+//! A [`Source`] owns memory in four states, after the Go runtime's `mem.go`; every verb is a transition between two of them,
+//! and nothing else in the crate names a system call:
+//!
+//! ```text
+//!            reserve             prepare              commit
+//!   None ──────────────▶ Reserved ─────────▶ Prepared ─────────▶ Ready
+//!    ▲                                          ▲                  │
+//!    │                                          └──── release ─────┘
+//!    └────────── unreserve (from any state, whole reservations only) ─────────┘
+//! ```
+//!
+//! | state | meaning |
+//! |---|---|
+//! | None | not ours |
+//! | Reserved | ours, backed by nothing, must not be touched |
+//! | Prepared | may be made Ready at once; costs (almost) no memory |
+//! | Ready | may be read and written |
+//!
+//! On Unix, Prepared memory is an anonymous mapping that faults in on first touch, so `commit` has nothing to do and
+//! [`Source::COMMITS`] is `false`: the heap then never calls it. A source over bytes that are already there ([`Region`]) makes
+//! every transition at once. A source over numbers that mean no memory at all (device pages, blocks of a file) is as good as
+//! any other: **the heap never reads or writes the pages it manages**; only its metadata must be real memory, and that is
+//! asked for under a [`Purpose`] of its own.
+//!
+//! Every failure means "not done": the state is as before and the heap goes on.
+
+use core::ptr::NonNull;
+
+mod region;
+#[cfg(any(test, feature = "internals"))]
+mod simulated;
+mod split;
+#[cfg(all(unix, feature = "std"))]
+mod unix;
+
+pub use region::Region;
+#[cfg(any(test, feature = "internals"))]
+pub use simulated::{Simulated, Verb};
+pub use split::Split;
+#[cfg(all(unix, feature = "std"))]
+pub use unix::System;
+
+/// What a reservation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// The pages a heap hands out. The heap never touches them.
+    Pages,
+    /// The heap's own tables: bitmaps, summaries, caches. Read and written by the heap, must read as zero once prepared.
+    Metadata,
+}
+
+/// What memory reads as after a transition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Contents {
+    /// Every byte reads as zero, and no physical memory is held until it is written.
+    Zero,
+    /// Anything.
+    Unknown,
+}
+
+/// The source could not do what it was asked. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Refused;
+
+impl core::fmt::Display for Refused {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the memory source refused the transition")
+    }
+}
+
+impl core::error::Error for Refused {}
+
+/// A range of reserved addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reservation {
+    /// Lowest address, aligned as it was asked for. May be a bare number where the purpose is [`Purpose::Pages`].
+    pub base: NonNull<u8>,
+    /// Length in bytes; at least what was asked for.
+    pub bytes: usize,
+}
+
+/// A source of address space and memory. See the [module](self) for the four states.
+///
+/// All verbs may be called from several threads at once, never for overlapping ranges. They must not unwind, must not
+/// allocate from a heap that stands on this source, and leave `errno` (where there is one) as they found it.
+///
+/// # Safety
+///
+/// An implementation promises that
+/// * `reserve` returns ranges that overlap nothing else in use, aligned as asked, of at least the bytes asked for;
+/// * after `prepare` of [`Purpose::Metadata`] the range is Ready: readable, writable, and all zero;
+/// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what the
+///   source's users take it for: memory that may be read and written if the source is one of memory;
+/// * [`Contents::Zero`] is returned only if every byte of the range reads as zero until it is next written;
+/// * a failed verb changes nothing, and a verb touches nothing outside the range it is given.
+pub unsafe trait Source {
+    /// Whether Prepared pages need [`commit`](Self::commit) before they are used. Where it is `false` the heap never calls it.
+    const COMMITS: bool = false;
+
+    /// The unit of every transition in bytes: the page size of the operating system, read at run time. A power of two, the
+    /// same at every call. Ranges handed to the verbs start and end on multiples of it, counted from the reservation's base.
+    fn granule(&self) -> usize;
+
+    /// An upper bound, in bytes, on what it makes sense to reserve for one heap, both purposes together: the process's
+    /// address-space limit less room for others, or the bytes a region has left. `usize::MAX` if nothing is known.
+    fn budget(&self) -> usize;
+
+    /// None → Reserved. `bytes` and `align` are multiples of the granule, `align` a power of two. `None` if it cannot be had.
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation>;
+
+    /// Reserved → Prepared (of [`Purpose::Metadata`]: → Ready, zeroed). Says what the range reads as.
+    ///
+    /// # Errors
+    /// [`Refused`] if the operating system says no; the range stays Reserved.
+    ///
+    /// # Safety
+    /// The range lies in a reservation of this source made for `purpose`, on granule borders, and is Reserved.
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
+
+    /// Prepared → Ready, of [`Purpose::Pages`]. Called only where [`COMMITS`](Self::COMMITS).
+    ///
+    /// # Errors
+    /// [`Refused`] if the memory cannot be had now; the range stays Prepared.
+    ///
+    /// # Safety
+    /// The range lies in a reservation for pages, on granule borders, is Prepared, and nobody else uses it.
+    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused>;
+
+    /// Ready → Prepared, of [`Purpose::Pages`]: the memory goes back to where it came from, the addresses stay. Says whether the
+    /// range reads as zero from now on.
+    ///
+    /// # Errors
+    /// [`Refused`] if it was not done; contents and state are unchanged or unknown, never counted as zero.
+    ///
+    /// # Safety
+    /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared), and nobody else uses it. Its
+    /// contents are lost.
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
+
+    /// Any state → None, of a whole reservation.
+    ///
+    /// # Safety
+    /// `reservation` is exactly what [`reserve`](Self::reserve) returned for `purpose`, given up once; nothing in it is used
+    /// again.
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation);
+}
+
+// SAFETY: every verb is the referenced source's own, whose promises hold for it.
+unsafe impl<S: Source> Source for &S {
+    const COMMITS: bool = S::COMMITS;
+
+    fn granule(&self) -> usize {
+        (**self).granule()
+    }
+
+    fn budget(&self) -> usize {
+        (**self).budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        (**self).reserve(purpose, bytes, align)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).commit(start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).release(start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).unreserve(purpose, reservation) }
+    }
+}
