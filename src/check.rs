@@ -1,0 +1,244 @@
+//! Does the heap say of itself what its bits say? Re-derives every summary and hint, and draws what it finds wrong.
+//!
+//! The invariants, for a heap that nobody is using at the moment:
+//!
+//! | | |
+//! |---|---|
+//! | I1 | a scavenged page is free |
+//! | I2 | no page past the grown part is free |
+//! | I3 | a leaf promises at least what the bits of its chunk hold (it may promise more: claims are lazy) |
+//! | I4 | an inner node is exactly the merge of its children |
+//! | I5 | no run of a hint's length lies wholly below the hint |
+//! | I6 | a page in a cache is not free, and in no other cache |
+//!
+//! O(heap): 0.4 ns a word and 40 ns a chunk. Tests, models and fuzz targets call it after every step or at the end.
+
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+use crate::bitmap;
+use crate::free_set::FreeSet;
+use crate::geometry::{MAX_CHUNK_WORDS, Shape, WORD_PAGES, WORD_SHIFT};
+use crate::hints::Band;
+use crate::summary::Summary;
+
+/// A broken invariant: which, where, and what stands there. `Display` draws the chunk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    kind: Kind,
+    chunk: usize,
+    words: [u64; MAX_CHUNK_WORDS],
+    scavenged: [u64; MAX_CHUNK_WORDS],
+    chunk_words: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// I1.
+    ScavengedInUse { page: usize },
+    /// I2.
+    FreePastEnd { page: usize, grown: usize },
+    /// I3 and I4.
+    Summary {
+        level: usize,
+        index: usize,
+        says: Summary,
+        truth: Summary,
+    },
+    /// I6.
+    Cached { page: usize },
+    /// I5.
+    Hint { length: usize, hint: usize, run: usize },
+}
+
+impl<G: Shape> FreeSet<G> {
+    /// Re-derives I1-I5 from the bits. For a set that nobody uses meanwhile.
+    ///
+    /// # Errors
+    /// The first invariant found broken.
+    pub fn check(&self) -> Result<(), Fault> {
+        let chunks = self.grown().div_ceil(G::CHUNK_PAGES);
+        (0..chunks).try_for_each(|chunk| self.check_chunk(chunk))?;
+        for level in 0..G::LEAF {
+            (0..G::entries(level, self.grown())).try_for_each(|index| self.check_node(level, index))?;
+        }
+        self.check_hints()
+    }
+
+    /// I6, of a word some of whose pages are cached; `holders` caches hold some of them.
+    pub(crate) fn check_cached(&self, word: usize, pages: u64, holders: usize) -> Result<(), Fault> {
+        let twice = if holders > 1 {
+            pages
+        } else {
+            self.free.load(word) & pages
+        };
+        if twice == 0 {
+            return Ok(());
+        }
+        let page = word * WORD_PAGES + twice.trailing_zeros() as usize;
+        Err(self.fault(word / G::CHUNK_WORDS, Kind::Cached { page }))
+    }
+
+    fn check_chunk(&self, chunk: usize) -> Result<(), Fault> {
+        let free = self.free.chunk::<G>(chunk);
+        for (offset, &word) in free.words::<G>().iter().enumerate() {
+            let index = chunk * G::CHUNK_WORDS + offset;
+            let in_use = self.scavenged.load(index) & !word;
+            if in_use != 0 {
+                let page = index * WORD_PAGES + in_use.trailing_zeros() as usize;
+                return Err(self.fault(chunk, Kind::ScavengedInUse { page }));
+            }
+            let end = (index * WORD_PAGES).max(self.grown()) - index * WORD_PAGES;
+            let past = if end >= WORD_PAGES { 0 } else { word & (u64::MAX << end) };
+            if past != 0 {
+                let page = index * WORD_PAGES + past.trailing_zeros() as usize;
+                return Err(self.fault(
+                    chunk,
+                    Kind::FreePastEnd {
+                        page,
+                        grown: self.grown(),
+                    },
+                ));
+            }
+        }
+        let (says, truth) = (self.tree.leaf(chunk), bitmap::summarize(free.words::<G>()));
+        if says.covers(truth) {
+            return Ok(());
+        }
+        Err(self.fault(
+            chunk,
+            Kind::Summary {
+                level: G::LEAF,
+                index: chunk,
+                says,
+                truth,
+            },
+        ))
+    }
+
+    fn check_node(&self, level: usize, index: usize) -> Result<(), Fault> {
+        let (says, truth) = (self.tree.load(level, index), self.tree.merge(level, index));
+        if says == truth {
+            return Ok(());
+        }
+        let chunk = (index << G::span_shift(level)) >> G::CHUNK_SHIFT;
+        Err(self.fault(
+            chunk,
+            Kind::Summary {
+                level,
+                index,
+                says,
+                truth,
+            },
+        ))
+    }
+
+    fn check_hints(&self) -> Result<(), Fault> {
+        for band in Band::all() {
+            let (length, hint) = (band.pages(), self.hints.load(band));
+            if let Some(run) = self.first_run_below(length, hint) {
+                return Err(self.fault(run >> G::CHUNK_SHIFT, Kind::Hint { length, hint, run }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first of `length` free pages in a row that lie wholly below page `end`. By the bits alone, page by page where they
+    /// differ: deliberately not the search that it checks.
+    fn first_run_below(&self, length: usize, end: usize) -> Option<usize> {
+        let mut run = 0;
+        for word in 0..end.min(self.grown()).div_ceil(WORD_PAGES) {
+            let bits = self.free.load(word);
+            if bits == 0 {
+                run = 0;
+                continue;
+            }
+            for bit in 0..WORD_PAGES {
+                let page = (word << WORD_SHIFT) + bit;
+                run = if bits >> bit & 1 == 1 && page < end { run + 1 } else { 0 };
+                if run >= length {
+                    return Some(page + 1 - length);
+                }
+            }
+        }
+        None
+    }
+
+    fn fault(&self, chunk: usize, kind: Kind) -> Fault {
+        let read = |map: &bitmap::Bitmap| {
+            let mut words = [0; MAX_CHUNK_WORDS];
+            words[..G::CHUNK_WORDS].copy_from_slice(map.chunk::<G>(chunk).words::<G>());
+            words
+        };
+        Fault {
+            kind,
+            chunk,
+            words: read(&self.free),
+            scavenged: read(&self.scavenged),
+            chunk_words: G::CHUNK_WORDS,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::ScavengedInUse { page } => write!(f, "I1: page {page} is scavenged but not free")?,
+            Kind::FreePastEnd { page, grown } => {
+                write!(f, "I2: page {page} is free, but only {grown} pages were grown")?
+            }
+            Kind::Cached { page } => write!(f, "I6: page {page} is in a cache, and free or in another")?,
+            Kind::Summary {
+                level,
+                index,
+                says,
+                truth,
+            } => {
+                write!(
+                    f,
+                    "summary: level {level}, entry {index} says {says:?}, below it there is {truth:?}"
+                )?;
+            }
+            Kind::Hint { length, hint, run } => {
+                write!(
+                    f,
+                    "I5: the hint for {length} pages is page {hint}, but pages {run}..{} are free",
+                    run + length
+                )?;
+            }
+        }
+        write!(
+            f,
+            "\nchunk {} (# in use, . free, _ scavenged; page 0 of each word on the left):",
+            self.chunk
+        )?;
+        for (offset, (word, scavenged)) in self
+            .words
+            .iter()
+            .zip(&self.scavenged)
+            .take(self.chunk_words)
+            .enumerate()
+        {
+            write!(f, "\n  word {:>6}  ", self.chunk * self.chunk_words + offset)?;
+            for bit in 0..WORD_PAGES {
+                let mark = match (word >> bit & 1, scavenged >> bit & 1) {
+                    (1, 0) => '.',
+                    (1, _) => '_',
+                    (_, 0) => '#',
+                    _ => '!',
+                };
+                write!(f, "{mark}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl core::error::Error for Fault {}

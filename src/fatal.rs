@@ -1,0 +1,72 @@
+//! The end of the process, with a message that names the address.
+//!
+//! An allocator must not unwind, must not allocate to say why it stops, and must not go on once it knows that memory is being
+//! used twice. The message is put together on the stack and written by one raw write to standard error; then the process aborts.
+//! Without an operating system a panic in a function that cannot unwind does the same through the program's panic handler.
+
+/// Ends the process: `what`, then the two numbers in hexadecimal.
+#[cold]
+#[inline(never)]
+pub(crate) fn abort(what: &str, first: usize, second: usize) -> ! {
+    let mut line = Line {
+        bytes: [0; 160],
+        len: 0,
+    };
+    line.push("pageheap: ");
+    line.push(what);
+    line.push(": ");
+    line.push_hex(first);
+    line.push(", ");
+    line.push_hex(second);
+    finish(&mut line)
+}
+
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Line {
+    fn push(&mut self, text: &str) {
+        for &byte in text.as_bytes() {
+            if let Some(cell) = self.bytes.get_mut(self.len) {
+                *cell = byte;
+                self.len += 1;
+            }
+        }
+    }
+
+    fn push_hex(&mut self, number: usize) {
+        let digits = (usize::BITS - number.leading_zeros()).div_ceil(4).max(1);
+        self.push("0x");
+        for digit in (0..digits).rev() {
+            let value = number >> (4 * digit) & 15;
+            self.push(&"0123456789abcdef"[value..=value]);
+        }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.bytes[..self.len.min(self.bytes.len())]
+    }
+}
+
+#[cfg(all(unix, feature = "std"))]
+fn finish(line: &mut Line) -> ! {
+    line.push("\n");
+    let text = line.text();
+    // SAFETY: the bytes are initialised and live; a failed write changes nothing, and abort has no preconditions.
+    unsafe {
+        let _ = libc::write(2, text.as_ptr().cast(), text.len());
+        libc::abort()
+    }
+}
+
+#[cfg(not(all(unix, feature = "std")))]
+fn finish(line: &mut Line) -> ! {
+    /// A panic cannot leave a function with a foreign calling convention: it ends the process (or, without std, the panic handler
+    /// does).
+    extern "C" fn stop(line: &Line) -> ! {
+        panic!("{}", core::str::from_utf8(line.text()).unwrap_or("pageheap"))
+    }
+    stop(line)
+}

@@ -1,0 +1,141 @@
+//! The shape of a heap: how many pages make a word, a chunk, an entry of each level.
+//!
+//! ```text
+//!   page   8 KiB                        1 << PAGE_SHIFT bytes, whatever the operating system's own page is
+//!   word   64 pages      512 KiB        one 64-bit word of the bitmap; what a cache takes at once
+//!   chunk  8 words         4 MiB        512 pages: one cache line of the bitmap, one leaf of the tree
+//!   entry  8 chunks       32 MiB        level 3; then 256 MiB, 2 GiB, and 16 GiB at the root of five levels
+//! ```
+//!
+//! Five levels is as far as a summary reaches: an entry of the root then covers 512 · 8⁴ = 2²¹ pages, the most that the 21
+//! bits of each field (and the one spare bit) can say. The root is as wide as the heap's range needs; a heap of 1 TiB has 64
+//! entries there.
+//!
+//! A [`Geometry`] is a type, so the compiler sees every shift as a constant. Fan-out and chunk size are parameters for the
+//! sake of models and tests: a checker that must try every interleaving wants two words to a chunk and two children to a node,
+//! in the code that ships.
+
+use core::fmt::Debug;
+
+/// Pages in one word of the bitmap.
+pub const WORD_PAGES: usize = 64;
+
+/// log2 of [`WORD_PAGES`].
+pub const WORD_SHIFT: u32 = WORD_PAGES.trailing_zeros();
+
+/// The most levels a tree may have; see the [module](self) for why.
+pub const MAX_LEVELS: usize = 5;
+
+/// The most words a chunk may have: one cache line of 64 bytes.
+pub const MAX_CHUNK_WORDS: usize = 8;
+
+/// log2 of the most pages one summary can describe.
+pub const MAX_SUMMARY_SHIFT: u32 = 21;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What a [`Geometry`] says, as constants. Sealed: the only implementation is [`Geometry`].
+pub trait Shape: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
+    /// Levels of the tree, the leaves included: 1..=5.
+    const LEVELS: usize;
+    /// log2 of the bytes in a page.
+    const PAGE_SHIFT: u32;
+    /// log2 of the children of a node.
+    const FANOUT_SHIFT: u32;
+    /// Words in a chunk: 1, 2, 4 or 8.
+    const CHUNK_WORDS: usize;
+
+    /// Bytes in a page.
+    const PAGE_BYTES: usize = 1 << Self::PAGE_SHIFT;
+    /// The level that has one entry for each chunk.
+    const LEAF: usize = Self::LEVELS - 1;
+    /// log2 of the pages in a chunk.
+    const CHUNK_SHIFT: u32 = Self::CHUNK_WORDS.trailing_zeros() + WORD_SHIFT;
+    /// Pages in a chunk.
+    const CHUNK_PAGES: usize = 1 << Self::CHUNK_SHIFT;
+
+    /// log2 of the pages that one entry of `level` covers.
+    #[inline(always)]
+    fn span_shift(level: usize) -> u32 {
+        Self::CHUNK_SHIFT + (Self::LEAF - level) as u32 * Self::FANOUT_SHIFT
+    }
+
+    /// Entries of `level` that touch the first `pages` pages.
+    #[inline(always)]
+    fn entries(level: usize, pages: usize) -> usize {
+        let shift = Self::span_shift(level);
+        (pages >> shift) + usize::from(pages & ((1 << shift) - 1) != 0)
+    }
+}
+
+/// The shape of a heap, as a type: levels of the tree, page size, and (for models) fan-out and chunk size.
+///
+/// The default is five levels over 8 KiB pages, as in the Go runtime. Kernels will want `Geometry<5, 12>`: 4 KiB pages.
+/// A small heap may save the upper levels: `Geometry<1>` scans one summary for every 4 MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Geometry<
+    const LEVELS: usize = MAX_LEVELS,
+    const PAGE_SHIFT: u32 = 13,
+    const FANOUT: usize = 8,
+    const CHUNK_WORDS: usize = MAX_CHUNK_WORDS,
+>;
+
+impl<const L: usize, const P: u32, const F: usize, const W: usize> sealed::Sealed for Geometry<L, P, F, W> {}
+
+impl<const L: usize, const P: u32, const F: usize, const W: usize> Geometry<L, P, F, W> {
+    /// Fails to compile where the parameters make no heap.
+    const PROOF: () = {
+        assert!(L >= 1 && L <= MAX_LEVELS, "LEVELS is 1..=5");
+        assert!(
+            F.is_power_of_two() && F >= 2 && F <= 8,
+            "FANOUT is 2, 4 or 8: a block of children is one cache line"
+        );
+        assert!(
+            W.is_power_of_two() && W <= MAX_CHUNK_WORDS,
+            "CHUNK_WORDS is 1, 2, 4 or 8"
+        );
+        assert!(P >= 3 && P <= 30, "PAGE_SHIFT is 3..=30");
+        let root = W.trailing_zeros() + WORD_SHIFT + (L as u32 - 1) * F.trailing_zeros();
+        assert!(
+            root <= MAX_SUMMARY_SHIFT,
+            "an entry of the root covers at most 2^21 pages"
+        );
+    };
+}
+
+impl<const L: usize, const P: u32, const F: usize, const W: usize> Shape for Geometry<L, P, F, W> {
+    const LEVELS: usize = {
+        let () = Self::PROOF;
+        L
+    };
+    const PAGE_SHIFT: u32 = P;
+    const FANOUT_SHIFT: u32 = F.trailing_zeros();
+    const CHUNK_WORDS: usize = W;
+}
+
+// The default geometry is the landed one: 21, 18, 15, 12, 9.
+const _: () = assert!(<Geometry as Shape>::CHUNK_SHIFT + 4 * <Geometry as Shape>::FANOUT_SHIFT == MAX_SUMMARY_SHIFT);
+
+/// The run lengths that have a hint of their own, shortest first; see [`hints`](crate::hints).
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub const HINT_PAGES: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 256];
+
+/// Under a model, two: one page, and more.
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+pub const HINT_PAGES: [usize; 2] = [1, 2];
+
+/// How many hints there are.
+pub const HINT_BANDS: usize = HINT_PAGES.len();
+
+// A search for one page has a hint, and the bands ascend.
+const _: () = assert!(HINT_PAGES[0] == 1 && HINT_PAGES[1] == 2);
+
+/// How often a proof that there is no room starts over before the bits have the last word.
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub const PROOF_ROUNDS: u32 = 64;
+
+/// Under a model, few.
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+pub const PROOF_ROUNDS: u32 = 3;

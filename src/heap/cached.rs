@@ -1,0 +1,300 @@
+//! The heap's caches, lent: [`Cache`] handles for whoever has a place to keep one, shards by number for whoever has not.
+//!
+//! ```text
+//!   slots   ┌ shard 0 ┬ shard 1 ┬ … ┬ handle ┬ handle ┬ vacant ┬ …           64 bytes each, in the heap's metadata
+//!           └─ busy flag, a call ───┴─ owned until dropped ─────┘
+//! ```
+//!
+//! A handle is `Send` but not `Sync`: it may move to another thread, not be used by two. A shard may be named by anybody; if
+//! somebody is at work on it the call goes to the heap instead of waiting.
+//!
+//! **What others see.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor free:
+//! [`Stats`](crate::Stats) counts them as cached, and nobody else can have them until a flush. A handle flushes when it is dropped, when
+//! it is told to, before it reports that there is no room, and (when it next leaves its fast path) after anybody has run out.
+
+use core::cell::Cell;
+use core::marker::PhantomData;
+
+use crate::cache::{MAX_CACHED_PAGES, Slot};
+use crate::check::Fault;
+use crate::free_set::{Request, Word};
+use crate::geometry::{Geometry, Shape, WORD_PAGES};
+use crate::source::Source;
+use crate::sync::Ordering;
+use crate::units::{PageCount, PageRun};
+
+use super::{Allocation, FreeError, PageHeap};
+
+/// A cache of pages that the holder owns: allocation and freeing without an atomic read-modify-write, but for one in 64 pages.
+///
+/// ```
+/// use pageheap::source::System;
+/// use pageheap::{Config, PageCount, PageHeap};
+///
+/// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+/// let cache = heap.cache().unwrap();
+/// let run = cache.allocate(PageCount(1)).unwrap();
+/// // SAFETY: the run is ours, and nothing uses it.
+/// unsafe { cache.free(run) };
+/// ```
+#[derive(Debug)]
+pub struct Cache<'h, S: Source, G: Shape = Geometry> {
+    heap: &'h PageHeap<S, G>,
+    slot: &'h Slot,
+    index: usize,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl<S: Source, G: Shape> Cache<'_, S, G> {
+    /// As [`PageHeap::allocate`], from the cache if it can serve: up to 16 pages, the lowest run of its word.
+    #[inline(always)]
+    pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
+        self.allocate_tracked(pages).map(|allocation| allocation.run)
+    }
+
+    /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
+    #[inline(always)]
+    pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
+        if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
+            && let Some(claim) = self.slot.allocate(pages.0)
+        {
+            return self.heap.ready(claim, pages.0);
+        }
+        self.heap.allocate_through(self.slot, pages)
+    }
+
+    /// As [`PageHeap::free`]: into the cache if the run lies in its word, into the buffer if in another.
+    ///
+    /// # Safety
+    ///
+    /// As for [`PageHeap::free`].
+    #[inline(always)]
+    pub unsafe fn free(&self, run: PageRun) {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.try_free(run) } {
+            error.abort();
+        }
+    }
+
+    /// As [`PageHeap::try_free`]. A page freed twice is found here if it is in this cache, otherwise by the flush.
+    ///
+    /// # Errors
+    /// As for [`PageHeap::try_free`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`PageHeap::try_free`].
+    #[inline(always)]
+    pub unsafe fn try_free(&self, run: PageRun) -> Result<(), FreeError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.heap.free_through(self.slot, run) }
+    }
+
+    /// Gives everything in the cache back to the heap.
+    pub fn flush(&self) {
+        self.heap.flush_slot(self.slot);
+    }
+
+    /// The heap.
+    #[must_use]
+    pub fn heap(&self) -> &PageHeap<S, G> {
+        self.heap
+    }
+}
+
+impl<S: Source, G: Shape> Drop for Cache<'_, S, G> {
+    fn drop(&mut self) {
+        self.flush();
+        self.heap.take_back(self.index);
+    }
+}
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// A cache of the caller's own. `None` if [`Config::caches`](super::Config::caches) are lent, or there is no memory for one more.
+    ///
+    /// Under the heap's lock: ~40 ns.
+    pub fn cache(&self) -> Option<Cache<'_, S, G>> {
+        let index = self.lend()?;
+        Some(Cache {
+            heap: self,
+            slot: self.slots.get(index),
+            index,
+            not_sync: PhantomData,
+        })
+    }
+
+    /// Lends a slot.
+    pub(crate) fn lend(&self) -> Option<usize> {
+        let _guard = self.lock.lock();
+        // Relaxed: all under the lock.
+        let vacant = self.vacant.load(Ordering::Relaxed);
+        if vacant != 0 {
+            let index = vacant as usize - 1;
+            let slot = self.slots.get(index);
+            self.vacant.store(slot.link.load(Ordering::Relaxed), Ordering::Relaxed);
+            slot.link
+                .store(self.flush_calls.load(Ordering::Relaxed), Ordering::Relaxed);
+            return Some(index);
+        }
+        let index = self.shards + self.lent.load(Ordering::Relaxed) as usize;
+        if index >= self.slots.len() {
+            return None;
+        }
+        let calls = self.metadata.cover_slots(&self.source, index + 1);
+        self.counters.prepare.add(*calls.as_ref().unwrap_or(&1) as u64);
+        calls.ok()?;
+        // Release: `for_each_slot` reads how many slots are covered.
+        self.lent.fetch_add(1, Ordering::Release);
+        self.slots
+            .get(index)
+            .link
+            .store(self.flush_calls.load(Ordering::Relaxed), Ordering::Relaxed);
+        Some(index)
+    }
+
+    /// Takes a slot back, which has been flushed.
+    pub(crate) fn take_back(&self, index: usize) {
+        let _guard = self.lock.lock();
+        // Relaxed: all under the lock.
+        let slot = self.slots.get(index);
+        slot.link.store(self.vacant.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.vacant.store(index as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// As [`allocate`](Self::allocate), through the cache of shard `shard` (modulo how many there are).
+    pub fn allocate_on(&self, shard: usize, pages: PageCount) -> Option<PageRun> {
+        let Some(slot) = self.shard(shard) else {
+            return self.allocate(pages);
+        };
+        if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
+            && let Some(claim) = slot.allocate(pages.0)
+        {
+            return self.ready(claim, pages.0).map(|allocation| allocation.run);
+        }
+        self.allocate_through(&slot, pages).map(|allocation| allocation.run)
+    }
+
+    /// As [`free`](Self::free), through the cache of shard `shard` (modulo how many there are).
+    ///
+    /// # Safety
+    ///
+    /// As for [`free`](Self::free).
+    pub unsafe fn free_on(&self, shard: usize, run: PageRun) {
+        let freed = match self.shard(shard) {
+            // SAFETY: the caller's promise.
+            Some(slot) => unsafe { self.free_through(&slot, run) },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.try_free(run) },
+        };
+        if let Err(error) = freed {
+            error.abort();
+        }
+    }
+
+    #[inline]
+    fn shard(&self, shard: usize) -> Option<crate::cache::Entered<'_>> {
+        if self.shards == 0 {
+            None
+        } else {
+            self.slots.get(shard % self.shards).try_enter()
+        }
+    }
+
+    /// Gives back what the caches of all shards hold, but for those somebody is at work on.
+    pub fn flush_shards(&self) {
+        for index in 0..self.shards {
+            if let Some(slot) = self.slots.get(index).try_enter() {
+                self.flush_slot(&slot);
+            }
+        }
+    }
+
+    /// The cache could not serve.
+    #[inline(never)]
+    fn allocate_through(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
+        self.heed_flush_calls(slot);
+        if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES && slot.is_empty() {
+            self.flush_slot(slot);
+            if let Some(word) = self.claim_word() {
+                slot.fill(word);
+                if let Some(claim) = slot.allocate(pages.0) {
+                    return self.ready(claim, pages.0);
+                }
+            }
+        }
+        self.allocate_with(&Request::of(pages.0)).or_else(|| {
+            // Our own pages may be what is missing.
+            self.flush_slot(slot);
+            self.allocate_with(&Request::of(pages.0))
+        })
+    }
+
+    /// The word with the lowest free page, growing the heap if there is none.
+    fn claim_word(&self) -> Option<Word> {
+        loop {
+            let grown = self.set.grown();
+            if let Some(word) = self.set.claim_word() {
+                return Some(word);
+            }
+            self.grow_for(&Request::of(1), grown)?;
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`PageHeap::try_free`], and the caller owns the slot.
+    #[inline(always)]
+    unsafe fn free_through(&self, slot: &Slot, run: PageRun) -> Result<(), FreeError> {
+        let (start, pages) = (run.start().0, run.pages().0);
+        if start % WORD_PAGES + pages > WORD_PAGES || run.end().0 > self.set.grown() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.try_free(run) };
+        }
+        slot.free(&self.set, start, pages)
+            .map_err(|page| self.free_already(page))
+    }
+
+    /// A call for a flush that this slot's owner has not heeded yet?
+    fn heed_flush_calls(&self, slot: &Slot) {
+        // Relaxed: a request, not a handover.
+        let calls = self.flush_calls.load(Ordering::Relaxed);
+        if slot.link.load(Ordering::Relaxed) != calls {
+            slot.link.store(calls, Ordering::Relaxed);
+            self.flush_slot(slot);
+        }
+    }
+
+    fn flush_slot(&self, slot: &Slot) {
+        if let Err(page) = slot.flush(&self.set) {
+            self.free_already(page).abort();
+        }
+    }
+
+    /// Every slot that has ever been used.
+    pub(super) fn for_each_slot(&self, mut visit: impl FnMut(&Slot)) {
+        // Acquire: pairs with the release in `lend`; the slots are covered.
+        let used = self.shards + self.lent.load(Ordering::Acquire) as usize;
+        (0..used).for_each(|index| visit(self.slots.get(index)));
+    }
+
+    /// No page is both cached and free, or cached twice.
+    pub(super) fn check_caches(&self) -> Result<(), Fault> {
+        let mut result = Ok(());
+        self.for_each_slot(|slot| {
+            for (word, pages) in slot.words() {
+                let mut holders = 0;
+                self.for_each_slot(|other| {
+                    holders += other
+                        .words()
+                        .iter()
+                        .filter(|(index, held)| *index == word && held & pages != 0)
+                        .count();
+                });
+                if pages != 0 && result.is_ok() {
+                    result = self.set.check_cached(word, pages, holders);
+                }
+            }
+        });
+        result
+    }
+}

@@ -1,0 +1,64 @@
+//! What a heap is asked to be.
+
+#![forbid(unsafe_code)]
+
+use crate::units::PageCount;
+
+/// How a [`PageHeap`](crate::PageHeap) is set up: how much address space it reserves, how far it may grow, how many caches it lends.
+///
+/// `const` throughout, so that it can stand in a `static`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub(crate) reserve: usize,
+    pub(crate) limit: Option<PageCount>,
+    pub(crate) align: usize,
+    pub(crate) caches: usize,
+    pub(crate) shards: usize,
+}
+
+impl Config {
+    /// The reservation below which the ladder does not go, unless asked for less.
+    pub(crate) const LEAST_BYTES: usize = 1 << 20;
+
+    /// A heap that reserves `bytes` of address space for its pages, or what it can get. No limit below that, room for 64 caches, no
+    /// shards.
+    #[must_use]
+    pub const fn new(bytes: usize) -> Self {
+        Self {
+            reserve: bytes,
+            limit: None,
+            align: 1,
+            caches: 64,
+            shards: 0,
+        }
+    }
+
+    /// Not more than `pages` pages, whatever is reserved.
+    #[must_use]
+    pub const fn limit(mut self, pages: PageCount) -> Self {
+        self.limit = Some(pages);
+        self
+    }
+
+    /// The address of page 0 is a multiple of `bytes`, rounded up to a power of two. Saves searching where runs of a large alignment
+    /// are asked for; never needed for correctness.
+    #[must_use]
+    pub const fn align(mut self, bytes: usize) -> Self {
+        self.align = bytes;
+        self
+    }
+
+    /// Room for `caches` handles at a time, 64 bytes each. Who asks for one more gets none.
+    #[must_use]
+    pub const fn caches(mut self, caches: usize) -> Self {
+        self.caches = caches;
+        self
+    }
+
+    /// `shards` caches that are named by number, for programs without threads of their own making; 64 bytes each.
+    #[must_use]
+    pub const fn shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+}

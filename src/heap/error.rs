@@ -1,0 +1,110 @@
+//! What can go wrong with a heap, in words that name the address.
+
+#![forbid(unsafe_code)]
+
+use core::fmt;
+use core::ptr::NonNull;
+
+use crate::fatal;
+
+/// Why there is no heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NewHeapError {
+    /// The source would not reserve even the smallest range for pages.
+    NoPages,
+    /// The source had no room for the tables.
+    NoMetadata,
+    /// The source wants pages committed, in pieces larger than a page of this heap.
+    Granule,
+}
+
+impl fmt::Display for NewHeapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoPages => "the source would not reserve address space for the smallest heap",
+            Self::NoMetadata => "the source has no memory for the tables of the smallest heap",
+            Self::Granule => "the source commits memory in pieces larger than the heap's page",
+        })
+    }
+}
+
+impl core::error::Error for NewHeapError {}
+
+/// Why pages were not freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FreeError {
+    kind: Kind,
+    address: usize,
+    base: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    FreeAlready,
+    Outside { bytes: usize },
+}
+
+impl FreeError {
+    pub(crate) fn free_already(address: NonNull<u8>, base: NonNull<u8>) -> Self {
+        Self {
+            kind: Kind::FreeAlready,
+            address: address.addr().get(),
+            base: base.addr().get(),
+        }
+    }
+
+    pub(crate) fn outside(address: NonNull<u8>, base: NonNull<u8>, bytes: usize) -> Self {
+        Self {
+            kind: Kind::Outside { bytes },
+            address: address.addr().get(),
+            base: base.addr().get(),
+        }
+    }
+
+    /// The address of the first page that could not be freed.
+    #[must_use]
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Whether the page was free: freed twice, or never allocated.
+    #[must_use]
+    pub const fn is_free_already(&self) -> bool {
+        matches!(self.kind, Kind::FreeAlready)
+    }
+
+    #[cold]
+    pub(crate) fn abort(self) -> ! {
+        let what = match self.kind {
+            Kind::FreeAlready => {
+                "page freed that is free (freed twice, or never allocated); its address, the heap's base"
+            }
+            Kind::Outside { .. } => "pages freed that are not this heap's; their address, the heap's base",
+        };
+        fatal::abort(what, self.address, self.base)
+    }
+}
+
+impl fmt::Display for FreeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::FreeAlready => {
+                write!(
+                    f,
+                    "the page at {:#x} is free already (freed twice, or never allocated)",
+                    self.address
+                )
+            }
+            Kind::Outside { bytes } => {
+                let end = self.base.saturating_add(bytes);
+                write!(
+                    f,
+                    "the pages at {:#x} are not of the heap at {:#x}..{end:#x}",
+                    self.address, self.base
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for FreeError {}

@@ -1,0 +1,495 @@
+//! [`PageHeap`]: runs of pages from one reserved range, for any thread, over any source of memory.
+//!
+//! ```text
+//!   PageHeap
+//!   ├── FreeSet        which pages are free: bitmap, tree, hints            no lock
+//!   ├── slots          the caches: one word each                           no lock but for lending a slot
+//!   ├── lock           growth, the lending of slots                         futex, or spinning
+//!   └── source         ┌──── grown ────┬──── reserved ─────────────────┐
+//!                      │ pages         │ PROT_NONE, costs nothing      │    + one range for metadata
+//!                      └───────────────┴───────────────────────────────┘
+//! ```
+//!
+//! A heap reserves its range once and never moves: a page is an index, its address is one shift and one addition away. It begins
+//! with nothing and grows by what it needs or an eighth of what it has, whichever is more, up to its limit.
+//!
+//! Worked: `allocate(PageCount(3))` on a heap that holds a page of word 17 and nothing else. The hint for 3 pages says page 0;
+//! chunk 0 has no 3 free pages; nor has anything above it (four blocks of summaries, one root entry); the proof says the same. Under
+//! the lock the heap asks its source for 512 pages more, prepares the tables for them, gives them to the set, and searches again.
+//!
+//! The heap never reads or writes the pages.
+
+mod cached;
+mod config;
+mod error;
+mod grow;
+mod scan;
+mod stats;
+
+pub use cached::Cache;
+pub use config::Config;
+pub use error::{FreeError, NewHeapError};
+pub use stats::{Calls, Stats};
+
+use core::ptr::NonNull;
+
+use crate::cache::Slot;
+use crate::check::Fault;
+use crate::free_set::{Claim, FreeSet, Request};
+use crate::geometry::{Geometry, Shape};
+use crate::metadata::{Metadata, Plan, offset};
+use crate::source::{Purpose, Reservation, Source};
+use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table};
+use crate::units::{PageCount, PageIndex, PageRun};
+use stats::Counters;
+
+/// A heap of pages over the memory of `S`, in the shape `G`.
+///
+/// `Send + Sync`: all operations take `&self`, from any thread. Dropping the heap returns everything to its source; runs still
+/// allocated are gone with it.
+///
+/// ```
+/// use pageheap::source::System;
+/// use pageheap::{Config, PageCount, PageHeap};
+///
+/// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+/// let run = heap.allocate(PageCount(3)).unwrap();
+/// let bytes = heap.pointer(run);
+/// assert_eq!(bytes.len(), 3 * 8192);
+/// // SAFETY: the run is ours, and nothing uses it any more.
+/// unsafe { heap.free(run) };
+/// ```
+#[derive(Debug)]
+pub struct PageHeap<S: Source, G: Shape = Geometry> {
+    set: FreeSet<G>,
+    slots: Table<Slot>,
+    /// Slots `0..shards` are shards', the others are lent to handles.
+    shards: usize,
+    base: NonNull<u8>,
+    /// Pages in the reservation. I7: grown ≤ limit ≤ capacity.
+    capacity: usize,
+    /// See [`Request::phase`], for an alignment as large as the address space.
+    phase: usize,
+    limit: AtomicUsize,
+    lock: Lock,
+    /// Pages the source has prepared. Only under the lock. I8: grown ≤ prepared.
+    prepared: AtomicUsize,
+    /// First free slot, plus one; slots lent so far. Only under the lock.
+    vacant: AtomicU32,
+    lent: AtomicU32,
+    /// Raised to ask every handle to flush when it next leaves its fast path.
+    flush_calls: AtomicU32,
+    counters: Counters,
+    pages: Reservation,
+    metadata: Metadata,
+    source: S,
+}
+
+// SAFETY: the addresses are numbers to the heap, which never goes through them but by way of tables of atomics; the source is
+// required to be shareable where the heap is shared.
+unsafe impl<S: Source + Send, G: Shape> Send for PageHeap<S, G> {}
+// SAFETY: as above.
+unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
+
+/// Pages taken, and what is known of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The pages.
+    pub run: PageRun,
+    /// How many of them were backed by no memory and read as zero.
+    pub scavenged: PageCount,
+}
+
+impl Allocation {
+    /// Whether every byte of the run reads as zero.
+    #[must_use]
+    pub fn is_zeroed(&self) -> bool {
+        self.scavenged == self.run.pages()
+    }
+}
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// A heap over `source`.
+    ///
+    /// Reserves [`Config::reserve`] bytes, or half, or a quarter, down to a megabyte, whatever the source will give, and the room for
+    /// the tables; commits a few granules. O(1).
+    ///
+    /// # Errors
+    /// If not even the smallest heap could be reserved. Nothing stays reserved.
+    pub fn new(source: S, config: Config) -> Result<Self, NewHeapError> {
+        if S::COMMITS && source.granule() > G::PAGE_BYTES {
+            return Err(NewHeapError::Granule);
+        }
+        let (pages, metadata, capacity) = Self::reserve(&source, &config)?;
+        // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything below goes to
+        // a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after `cover` and `cover_slots`.
+        let (set, slots) = unsafe { metadata.tables::<G>() };
+        let address = pages.base.addr().get();
+        let heap = Self {
+            set,
+            slots,
+            shards: config.shards,
+            base: pages.base,
+            capacity,
+            phase: address >> G::PAGE_SHIFT,
+            limit: AtomicUsize::new(config.limit.map_or(capacity, |limit| limit.0.min(capacity))),
+            lock: Lock::new(),
+            prepared: AtomicUsize::new(0),
+            vacant: AtomicU32::new(0),
+            lent: AtomicU32::new(0),
+            flush_calls: AtomicU32::new(0),
+            counters: Counters::new(),
+            pages,
+            metadata,
+            source,
+        };
+        heap.counters.reserve.add(2);
+        match heap.metadata.cover_slots(&heap.source, heap.shards) {
+            Ok(calls) => heap.counters.prepare.add(1 + calls as u64),
+            Err(_) => return Err(NewHeapError::NoMetadata),
+        }
+        Ok(heap)
+    }
+
+    /// The reservation ladder.
+    fn reserve(source: &S, config: &Config) -> Result<(Reservation, Metadata, usize), NewHeapError> {
+        let granule = source.granule();
+        let page = G::PAGE_BYTES;
+        let align = config.align.max(page).max(granule).next_power_of_two();
+        let least = config
+            .reserve
+            .min(Config::LEAST_BYTES)
+            .max(page)
+            .next_multiple_of(granule.max(page));
+        let slots = config.shards.saturating_add(config.caches);
+        let mut wish = Self::fitting(config.reserve.max(least), source.budget(), slots, granule).max(least);
+        let mut failure = NewHeapError::NoPages;
+        loop {
+            let bytes = wish & !(granule.max(page) - 1);
+            if let Some(pages) = source.reserve(Purpose::Pages, bytes, align) {
+                let capacity = bytes >> G::PAGE_SHIFT;
+                let plan = Plan::new::<G>(capacity, slots, granule);
+                if let Some(metadata) = plan.and_then(|plan| Metadata::reserve(source, plan)) {
+                    return Ok((pages, metadata, capacity));
+                }
+                failure = NewHeapError::NoMetadata;
+                // SAFETY: just reserved, and nothing refers to it.
+                unsafe { source.unreserve(Purpose::Pages, pages) };
+            }
+            if wish <= least {
+                return Err(failure);
+            }
+            wish = (wish / 2).max(least);
+        }
+    }
+
+    /// The most bytes of pages, up to `wish`, that fit a budget together with their tables.
+    fn fitting(wish: usize, budget: usize, slots: usize, granule: usize) -> usize {
+        let fits = |bytes: usize| {
+            let plan = Plan::new::<G>(bytes >> G::PAGE_SHIFT, slots, granule);
+            // A page more: the base has to be aligned.
+            plan.and_then(|plan| plan.total().checked_add(bytes)?.checked_add(G::PAGE_BYTES.max(granule)))
+                .is_some_and(|total| total <= budget)
+        };
+        if fits(wish) {
+            return wish;
+        }
+        let (mut low, mut high) = (0, wish.min(budget));
+        while high - low > granule.max(G::PAGE_BYTES) {
+            let middle = low + (high - low) / 2;
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    // ---- allocating ---------------------------------------------------------------------------------------------------------
+
+    /// Takes the lowest run of `pages` free pages, growing the heap if it has to. `None` if there is no room, or for zero pages.
+    ///
+    /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system call or two where
+    /// the heap grows. `None` is proved: see [`FreeSet`].
+    #[inline]
+    pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
+        self.allocate_with(&Request::of(pages.0))
+            .map(|allocation| allocation.run)
+    }
+
+    /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
+    #[inline]
+    pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
+        self.allocate_with(&Request::of(pages.0))
+    }
+
+    /// Takes the lowest run of `pages` free pages whose address is a multiple of `align` bytes, a power of two.
+    ///
+    /// `None` if there is no room, for zero pages, or if `align` is no power of two. Alignments up to a page cost nothing.
+    pub fn allocate_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
+        if !align.is_power_of_two() {
+            return None;
+        }
+        let align = (align >> G::PAGE_SHIFT).max(1);
+        self.allocate_with(&Request {
+            pages: pages.0,
+            align,
+            phase: self.phase & (align - 1),
+        })
+    }
+
+    /// Takes exactly the pages of `run`, if they are free or not yet grown. `None` if one of them is taken, past the limit, or could
+    /// not be grown.
+    pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
+        let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
+        while self.set.grown() < end {
+            self.grow_to(end)?;
+        }
+        let claim = self.set.claim_at(start, pages).ok()?;
+        self.ready(claim, pages)
+    }
+
+    /// Makes `run` longer in place: `None` if the pages behind it are not free. What was added, on success.
+    ///
+    /// The caller owns `run`, and owns both afterwards.
+    pub fn extend(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
+        let longer = PageRun::new(run.start(), to)?;
+        let more = PageRun::new(run.end(), PageCount(to.0.checked_sub(run.pages().0)?))?;
+        let added = self.allocate_at(more)?;
+        Some((longer, added))
+    }
+
+    #[inline]
+    pub(crate) fn allocate_with(&self, request: &Request) -> Option<Allocation> {
+        if request.pages == 0 || request.pages > self.capacity {
+            return None;
+        }
+        loop {
+            let grown = self.set.grown();
+            if let Some(claim) = self.set.claim(request) {
+                return self.ready(claim, request.pages);
+            }
+            if self.grow_for(request, grown).is_none() {
+                return self.allocate_last(request);
+            }
+        }
+    }
+
+    /// No room and no growth: once more, after every cache that can be reached has given back what it holds.
+    #[cold]
+    fn allocate_last(&self, request: &Request) -> Option<Allocation> {
+        self.flush_shards();
+        // Relaxed: a request, heeded when its readers next come by.
+        self.flush_calls.fetch_add(1, Ordering::Relaxed);
+        let Some(claim) = self.set.claim(request) else {
+            self.counters.refusals.add(1);
+            return None;
+        };
+        self.ready(claim, request.pages)
+    }
+
+    /// A claim as an allocation: commits what the source wants committed.
+    #[inline(always)]
+    fn ready(&self, claim: Claim, pages: usize) -> Option<Allocation> {
+        if S::COMMITS && claim.scavenged > 0 {
+            self.commit(claim, pages)?;
+        }
+        Some(Allocation {
+            run: PageRun::known(claim.start, pages),
+            scavenged: PageCount(claim.scavenged),
+        })
+    }
+
+    #[cold]
+    fn commit(&self, claim: Claim, pages: usize) -> Option<()> {
+        self.counters.commit.add(1);
+        let start = offset(self.base, claim.start << G::PAGE_SHIFT);
+        // SAFETY: pages just claimed: ours alone, inside the reservation, prepared. A source that commits has a granule of at most a
+        // page (checked in `new`); committing what is Ready already is allowed to it.
+        if unsafe { self.source.commit(start, pages << G::PAGE_SHIFT) }.is_ok() {
+            return Some(());
+        }
+        self.counters.refusals.add(1);
+        self.release_or_abort(claim.start, pages);
+        None
+    }
+
+    // ---- freeing ------------------------------------------------------------------------------------------------------------
+
+    /// Puts a run back, or a part of one.
+    ///
+    /// Aborts the process, with a message that names the address, if a page of it is free already or lies outside the heap.
+    /// ~20 ns, more where the tree has to learn of it.
+    ///
+    /// # Safety
+    ///
+    /// The pages were allocated from this heap, and nothing uses them any more.
+    #[inline]
+    pub unsafe fn free(&self, run: PageRun) {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.try_free(run) } {
+            error.abort();
+        }
+    }
+
+    /// As [`free`](Self::free), but misuse is an error and the heap as it was.
+    ///
+    /// # Errors
+    /// [`FreeError`] if a page is free already, or not this heap's.
+    ///
+    /// # Safety
+    ///
+    /// The pages, if they are allocated from this heap, belong to the caller, and nothing uses them any more.
+    #[inline]
+    pub unsafe fn try_free(&self, run: PageRun) -> Result<(), FreeError> {
+        if run.end().0 > self.set.grown() {
+            return Err(self.outside(run));
+        }
+        self.set
+            .release(run.start().0, run.pages().0)
+            .map_err(|page| self.free_already(page))
+    }
+
+    /// Puts many runs back, with one update of the tree for each chunk. Sorts the slice.
+    ///
+    /// Aborts like [`free`](Self::free), also where two of the runs overlap.
+    ///
+    /// # Safety
+    ///
+    /// As for [`free`](Self::free), for every run.
+    pub unsafe fn free_batch(&self, runs: &mut [PageRun]) {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.try_free_batch(runs) } {
+            error.abort();
+        }
+    }
+
+    /// As [`free_batch`](Self::free_batch), but misuse is an error and the heap as it was.
+    ///
+    /// # Errors
+    /// [`FreeError`] if a page is free already, is named twice, or is not this heap's.
+    ///
+    /// # Safety
+    ///
+    /// As for [`try_free`](Self::try_free), for every run.
+    pub unsafe fn try_free_batch(&self, runs: &mut [PageRun]) -> Result<(), FreeError> {
+        runs.sort_unstable();
+        let grown = self.set.grown();
+        let mut end = 0;
+        for &run in runs.iter() {
+            if run.end().0 > grown {
+                return Err(self.outside(run));
+            }
+            if run.start().0 < end {
+                return Err(self.free_already(run.start().0));
+            }
+            end = run.end().0;
+        }
+        let pairs = runs.iter().map(|run| (run.start().0, run.pages().0));
+        self.set.release_sorted(pairs).map_err(|page| self.free_already(page))
+    }
+
+    /// Makes a run shorter: frees all but its first `to` pages. `run` itself if `to` is not less than its length, or zero.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the run, and nothing uses the pages given up.
+    pub unsafe fn shrink(&self, run: PageRun, to: PageCount) -> PageRun {
+        let Some((head, tail)) = run.split_at(to) else {
+            return run;
+        };
+        // SAFETY: part of a run that is the caller's, who gives it up.
+        unsafe { self.free(tail) };
+        head
+    }
+
+    pub(crate) fn release_or_abort(&self, start: usize, pages: usize) {
+        if let Err(page) = self.set.release(start, pages) {
+            self.free_already(page).abort();
+        }
+    }
+
+    #[cold]
+    fn outside(&self, run: PageRun) -> FreeError {
+        FreeError::outside(self.address(run.start()), self.base, self.set.grown() << G::PAGE_SHIFT)
+    }
+
+    #[cold]
+    pub(crate) fn free_already(&self, page: usize) -> FreeError {
+        FreeError::free_already(self.address(PageIndex(page)), self.base)
+    }
+
+    // ---- addresses ----------------------------------------------------------------------------------------------------------
+
+    /// The address of a page. May be a bare number, if the source is one of numbers.
+    #[inline(always)]
+    pub fn address(&self, page: PageIndex) -> NonNull<u8> {
+        offset(self.base, page.0 << G::PAGE_SHIFT)
+    }
+
+    /// The bytes of a run. May be bare numbers.
+    #[inline(always)]
+    pub fn pointer(&self, run: PageRun) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.address(run.start()), run.pages().0 << G::PAGE_SHIFT)
+    }
+
+    /// The page an address lies in, if it lies in the grown part of the heap.
+    #[inline(always)]
+    pub fn page_of(&self, address: *const u8) -> Option<PageIndex> {
+        let page = address.addr().wrapping_sub(self.base.addr().get()) >> G::PAGE_SHIFT;
+        (page < self.set.grown()).then_some(PageIndex(page))
+    }
+
+    /// The run of pages that `bytes` bytes from `address` are, if it begins on a page and lies in the heap.
+    #[inline(always)]
+    pub fn run_of(&self, address: *const u8, bytes: usize) -> Option<PageRun> {
+        let start = self.page_of(address)?;
+        PageRun::new(start, PageCount::holding(bytes, G::PAGE_SHIFT))
+    }
+
+    /// The most pages the heap may grow to.
+    pub fn limit(&self) -> PageCount {
+        // Relaxed: a number by itself.
+        PageCount(self.limit.load(Ordering::Relaxed))
+    }
+
+    /// Changes the most pages the heap may grow to. What has grown stays.
+    pub fn set_limit(&self, limit: PageCount) {
+        // Relaxed: a number by itself.
+        self.limit.store(limit.0.min(self.capacity), Ordering::Relaxed);
+    }
+
+    /// Pages in the reservation: no limit can go beyond.
+    pub fn capacity(&self) -> PageCount {
+        PageCount(self.capacity)
+    }
+
+    /// The source the heap stands on.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// The set of free pages, for tests.
+    #[doc(hidden)]
+    #[cfg(feature = "internals")]
+    pub fn free_set(&self) -> &FreeSet<G> {
+        &self.set
+    }
+
+    /// Re-derives every summary and hint from the bits, and compares caches with them. For a heap nobody uses meanwhile; O(heap).
+    ///
+    /// # Errors
+    /// The first broken invariant, which draws the state.
+    pub fn check(&self) -> Result<(), Fault> {
+        self.set.check()?;
+        self.check_caches()
+    }
+}
+
+impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
+    fn drop(&mut self) {
+        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up once: a table
+        // has no drop, and nothing below touches one.
+        unsafe {
+            self.source.unreserve(Purpose::Pages, self.pages);
+            self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
+        }
+    }
+}

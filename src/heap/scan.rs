@@ -1,0 +1,84 @@
+//! The heap's side of scavenging: claim a run, release it, mark it, give it back.
+//!
+//! ```text
+//!   free ──claim──▶ nobody's ──release──▶ not backed ──mark scavenged──▶ ──give──▶ free, scavenged
+//! ```
+//!
+//! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the system call,
+//! and nobody waits for it; a request that comes too late for the run takes another, or grows the heap.
+
+use crate::geometry::{Shape, WORD_PAGES};
+use crate::metadata::offset;
+use crate::scavenge::{self, Limits};
+use crate::source::{Contents, Source};
+use crate::units::PageCount;
+
+use super::PageHeap;
+
+/// A huge page, as most systems have it.
+const HUGE_BYTES: usize = 2 << 20;
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// Gives memory behind free pages back to the source, highest address first, until `pages` pages or there is nothing left to give.
+    /// Returns how many.
+    ///
+    /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as they are.
+    pub fn scavenge(&self, pages: PageCount) -> PageCount {
+        let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
+        let mut released = 0;
+        if granule > G::CHUNK_PAGES {
+            return PageCount::ZERO;
+        }
+        for chunk in (0..self.set.grown().div_ceil(G::CHUNK_PAGES)).rev() {
+            released += self.scavenge_chunk(chunk, granule, pages.0 - released);
+            if released >= pages.0 {
+                break;
+            }
+        }
+        PageCount(released)
+    }
+
+    fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize) -> usize {
+        let (mut released, mut from) = (0, G::CHUNK_PAGES - 1);
+        while released < pages {
+            let limits = Limits {
+                least: granule,
+                most: pages - released,
+                huge: (HUGE_BYTES >> G::PAGE_SHIFT).clamp(1, G::CHUNK_PAGES),
+            };
+            let Some((start, run)) = self.candidate(chunk, from, limits) else {
+                break;
+            };
+            let (now, marked) = self.release_run((chunk << G::CHUNK_SHIFT) + start, run);
+            released += now;
+            // A run not marked is no less a candidate than before: on to the word below.
+            let end = if marked { start } else { start & !(WORD_PAGES - 1) };
+            let Some(below) = end.checked_sub(1) else { break };
+            from = below;
+        }
+        released
+    }
+
+    /// A run of the chunk worth releasing; see [`scavenge::candidate`].
+    fn candidate(&self, chunk: usize, from: usize, limits: Limits) -> Option<(usize, usize)> {
+        let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+        scavenge::candidate(free.words::<G>(), scavenged.words::<G>(), from, limits)
+    }
+
+    /// Claims, releases, marks and gives back one run. How many pages were released, and whether they are marked.
+    fn release_run(&self, start: usize, pages: usize) -> (usize, bool) {
+        if self.set.hold(start, pages).is_err() {
+            return (0, false);
+        }
+        self.counters.release.add(1);
+        let address = offset(self.base, start << G::PAGE_SHIFT);
+        // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation, and on granule
+        // borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
+        let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
+        let zero = contents == Ok(Contents::Zero);
+        if let Err(page) = self.set.release_held(start, pages, zero) {
+            self.free_already(page).abort();
+        }
+        (if contents.is_ok() { pages } else { 0 }, zero)
+    }
+}

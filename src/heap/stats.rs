@@ -1,0 +1,159 @@
+//! What a heap has done and where its pages are.
+//!
+//! Where pages are is counted when somebody asks, from the bitmaps and the slots (0.4 ns a word of pages): the paths that
+//! allocate keep no account. What was done is counted where it is slow anyway.
+
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+use crate::geometry::Shape;
+use crate::source::Source;
+use crate::sync::{AtomicU64, Ordering};
+use crate::units::PageCount;
+
+use super::PageHeap;
+
+/// A counter that nothing depends on.
+#[derive(Debug)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline]
+    pub(super) fn add(&self, amount: u64) {
+        // Relaxed: a statistic.
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Counters {
+    pub(super) growths: Counter,
+    pub(super) refusals: Counter,
+    pub(super) reserve: Counter,
+    pub(super) prepare: Counter,
+    pub(super) commit: Counter,
+    pub(super) release: Counter,
+}
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        let zero = || Counter(AtomicU64::new(0));
+        Self {
+            growths: zero(),
+            refusals: zero(),
+            reserve: zero(),
+            prepare: zero(),
+            commit: zero(),
+            release: zero(),
+        }
+    }
+}
+
+/// How often a heap has asked its source, by cause. With [`System`](crate::source::System) each is one system call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Address space reserved.
+    pub reserve: u64,
+    /// Memory prepared, as the heap or its tables grew.
+    pub prepare: u64,
+    /// Pages committed. Zero where the source does not want it.
+    pub commit: u64,
+    /// Pages given back by the scavenger.
+    pub release: u64,
+}
+
+/// A heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes in a page.
+    pub page_bytes: usize,
+    /// Pages the heap has grown to: in use + cached + free.
+    pub grown: PageCount,
+    /// Pages allocated.
+    pub in_use: PageCount,
+    /// Pages in caches and their buffers.
+    pub cached: PageCount,
+    /// Pages free, for anybody.
+    pub free: PageCount,
+    /// Of the free and the cached: pages backed by no memory.
+    pub scavenged: PageCount,
+    /// Bytes of the heap's own tables that are prepared. Resident is what of them has been written.
+    pub metadata_bytes: usize,
+    /// Words taken by caches.
+    pub refills: u64,
+    /// Words given back by caches.
+    pub flushes: u64,
+    /// Times the heap grew.
+    pub growths: u64,
+    /// Times it had to say no.
+    pub refusals: u64,
+    /// Requests to the source.
+    pub calls: Calls,
+}
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// Counts. O(heap): 0.4 ns for each 64 pages.
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats {
+            page_bytes: G::PAGE_BYTES,
+            ..Stats::default()
+        };
+        self.for_each_slot(|slot| {
+            let state = slot.state();
+            stats.cached.0 += state.pages;
+            stats.scavenged.0 += state.scavenged;
+            stats.refills += state.refills;
+            stats.flushes += state.flushes;
+        });
+        let (grown, free, scavenged) = self.set.count();
+        (stats.grown, stats.free) = (PageCount(grown), PageCount(free));
+        stats.scavenged.0 += scavenged;
+        stats.in_use = PageCount(grown.saturating_sub(free).saturating_sub(stats.cached.0));
+        stats.metadata_bytes = self.metadata.bytes();
+        stats.growths = self.counters.growths.get();
+        stats.refusals = self.counters.refusals.get();
+        stats.calls = Calls {
+            reserve: self.counters.reserve.get(),
+            prepare: self.counters.prepare.get(),
+            commit: self.counters.commit.get(),
+            release: self.counters.release.get(),
+        };
+        stats
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |pages: PageCount| (pages.0 * self.page_bytes) as f64 / f64::from(1 << 20);
+        writeln!(
+            f,
+            "pages     {:>9} of {} bytes, {:.1} MiB",
+            self.grown.0,
+            self.page_bytes,
+            mib(self.grown)
+        )?;
+        writeln!(f, "  in use  {:>9}  {:>9.1} MiB", self.in_use.0, mib(self.in_use))?;
+        writeln!(f, "  cached  {:>9}  {:>9.1} MiB", self.cached.0, mib(self.cached))?;
+        writeln!(f, "  free    {:>9}  {:>9.1} MiB", self.free.0, mib(self.free))?;
+        writeln!(
+            f,
+            "  (scavenged {:>6}  {:>9.1} MiB of the cached and free)",
+            self.scavenged.0,
+            mib(self.scavenged)
+        )?;
+        writeln!(f, "metadata  {:>9} bytes prepared", self.metadata_bytes)?;
+        writeln!(f, "refills   {:>9}   flushes {}", self.refills, self.flushes)?;
+        writeln!(f, "growths   {:>9}   refusals {}", self.growths, self.refusals)?;
+        let calls = self.calls;
+        write!(
+            f,
+            "source    reserve {}, prepare {}, commit {}, release {}",
+            calls.reserve, calls.prepare, calls.commit, calls.release
+        )
+    }
+}

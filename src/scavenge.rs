@@ -1,0 +1,90 @@
+//! Which free pages are worth giving back: pure policy, no clock and no system call.
+//!
+//! ```text
+//!   page         0         …        255│256                           511
+//!   free         ....####........._____│......##__......................      . free, _ free and scavenged, # in use
+//!                                                 └── the candidate ──┘      highest first, as long as is wanted
+//! ```
+//!
+//! A candidate is a run of pages that are free and still backed by memory, made of whole granules of the operating system, as high in
+//! its chunk as can be: first fit fills a heap from below, so what is free at the top stays free longest (the proposal's policy). A
+//! run that would cut a huge page in two takes all of it, if all of it is free.
+//!
+//! Worked: of a free chunk, 16 pages are wanted. The candidate is not pages 496..512 but 256..512: page 256 begins the huge page that
+//! page 496 lies in (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would split it.
+//!
+//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay); the driver is
+//! [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+
+#![forbid(unsafe_code)]
+
+use crate::geometry::WORD_PAGES;
+
+/// How long a candidate may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Its length and place are multiples of this: pages in a granule of the operating system. A power of two.
+    pub least: usize,
+    /// As many pages as are wanted, rounded up to `least`. Zero means `least`.
+    pub most: usize,
+    /// Pages in a huge page, which is not to be cut if it can be had whole. A power of two.
+    pub huge: usize,
+}
+
+/// The highest candidate in the words of a chunk, at or below the word of page `from`: its first page and its length.
+#[must_use]
+pub fn candidate(free: &[u64], scavenged: &[u64], from: usize, limits: Limits) -> Option<(usize, usize)> {
+    let idle = |word: usize| idle_groups(free, scavenged, word, limits.least);
+    let (word, bits) = (0..=from / WORD_PAGES)
+        .rev()
+        .map(|word| (word, idle(word)))
+        .find(|&(_, bits)| bits != 0)?;
+    let above = bits.leading_zeros() as usize;
+    let end = (word + 1) * WORD_PAGES - above;
+    let mut run = (bits << above).leading_ones() as usize;
+    let mut below = word;
+    // As long as every page down to the start of a word is idle, the run may go on in the word before.
+    while below > 0 && run + above == (word + 1 - below) * WORD_PAGES {
+        below -= 1;
+        run += idle(below).leading_ones() as usize;
+    }
+    let most = limits.most.next_multiple_of(limits.least).max(limits.least);
+    let start = end - run.min(most);
+    let huge = start & !(limits.huge - 1);
+    let cut = start.next_multiple_of(limits.huge) <= end && huge >= end - run;
+    let start = if cut { huge } else { start };
+    Some((start, end - start))
+}
+
+/// The pages of a word in whole aligned groups of `group` pages that are free and not scavenged.
+fn idle_groups(free: &[u64], scavenged: &[u64], word: usize, group: usize) -> u64 {
+    if group <= WORD_PAGES {
+        return !fill_aligned(!free[word] | scavenged[word], group);
+    }
+    // A group of words: idle as a whole or not at all.
+    let words = group / WORD_PAGES;
+    let first = word & !(words - 1);
+    let idle = |word: usize| free[word] & !scavenged[word] == u64::MAX;
+    if (first..(first + words).min(free.len())).all(idle) {
+        u64::MAX
+    } else {
+        0
+    }
+}
+
+/// Each aligned group of `group` bits that has a one in it made all ones. `group` is a power of two, at most 64.
+#[must_use]
+pub const fn fill_aligned(bits: u64, group: usize) -> u64 {
+    let (mut bits, mut step) = (bits, 1);
+    while step < group {
+        // Of each pair of steps, the lower one.
+        let lower = if step == 32 {
+            u32::MAX as u64
+        } else {
+            u64::MAX / ((1 << step) + 1)
+        };
+        bits |= (bits >> step) & lower | (bits & lower) << step;
+        step *= 2;
+    }
+    bits
+}

@@ -1,0 +1,106 @@
+//! A small lock for slow paths: growth, the registry of caches, the central lists of the global allocator.
+//!
+//! ```text
+//!   0 free ──lock──▶ 1 held ──a second thread waits──▶ 2 held, with sleepers ──unlock──▶ 0, wake one
+//! ```
+//!
+//! Never `std::sync::Mutex` or a lock crate in an allocator: they may allocate. This one is a word; where there is a futex
+//! waiters sleep on it, elsewhere they spin with back-off. It is not fair and knows no poisoning: nothing here unwinds. The
+//! algorithm is the second of Ulrich Drepper, "Futexes are tricky".
+//!
+//! Uncontended, a lock and unlock are one compare-exchange and one swap (~18 ns) and no system call.
+
+#![forbid(unsafe_code)]
+
+use super::{AtomicU32, Ordering, relax, wait, wake};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const AWAITED: u32 = 2;
+
+/// Rounds of spinning before a waiter goes to sleep: about as long as a short critical section.
+const SPINS: u32 = 6;
+
+/// A lock that guards no data of its own: what it protects says so.
+#[derive(Debug)]
+pub struct Lock {
+    state: AtomicU32,
+}
+
+impl Default for Lock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Lock {
+    /// A free lock.
+    #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            state: AtomicU32::new(FREE),
+        }
+    }
+
+    /// A free lock. (A checker's atomics have no `const` constructor.)
+    #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            state: AtomicU32::new(FREE),
+        }
+    }
+
+    /// Waits until the lock is free, and holds it as long as the guard lives.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_> {
+        if let Some(guard) = self.try_lock() {
+            return guard;
+        }
+        self.lock_slow()
+    }
+
+    /// Holds the lock if it is free now.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Guard<'_>> {
+        // Acquire: sees what the last holder wrote, whose `drop` released it.
+        let taken = self
+            .state
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then_some(Guard { lock: self })
+    }
+
+    #[cold]
+    fn lock_slow(&self) -> Guard<'_> {
+        for round in 0..SPINS {
+            relax(round);
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+        }
+        let mut round = SPINS;
+        // Acquire: as in `try_lock`. Having slept, we cannot know whether others still do, so the lock is taken as awaited.
+        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
+            wait(&self.state, AWAITED, round);
+            round = round.saturating_add(1);
+        }
+        Guard { lock: self }
+    }
+}
+
+/// The right to what a [`Lock`] protects; dropping it unlocks.
+#[derive(Debug)]
+pub struct Guard<'a> {
+    lock: &'a Lock,
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: hands what we wrote to the next holder, whose exchange acquires it.
+        if self.lock.state.swap(FREE, Ordering::Release) == AWAITED {
+            wake(&self.lock.state);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The one door to everything threads share: atomics, fences, tables of them, the lock, the turnstile.
+//!
+//! No other module names `core::sync::atomic` (the memory sources and the process-wide state of the global allocator, which are
+//! not modelled, are the exceptions that `tests/tidy.rs` lists). Under a model checker the same names come from the checker, so
+//! what it explores is the code that ships:
+//!
+//! | built with | atomics and fences | tables |
+//! |---|---|---|
+//! | nothing special | `core::sync::atomic` | slices of memory from a [`Source`](crate::source::Source) |
+//! | `--cfg loom` and the feature `internals` | `loom` | boxed slices |
+//! | `--cfg shuttle` and the feature `internals` | `shuttle` | boxed slices |
+//!
+//! Only the name of an [`Ordering`] always comes from `core`.
+
+pub use core::sync::atomic::Ordering;
+
+mod lock;
+mod turnstile;
+
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+mod model;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod native;
+
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+use model as imp;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+use native as imp;
+
+pub(crate) use imp::STRIPES;
+pub use imp::{AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
+pub(crate) use imp::{fence, fence_after_rmw, relax, wait, wake};
+pub use lock::{Guard, Lock};
+pub use turnstile::{Calm, Pass, Turnstile};

@@ -1,0 +1,128 @@
+//! The door as it opens under loom or shuttle: the checker's atomics, tables in boxes.
+//!
+//! Equal in shape to `native`. loom's atomics cannot be born in zeroed memory, so a table makes its entries one by one; it takes
+//! SeqCst accesses for AcqRel but treats SeqCst fences fully, which is why the protocol is written with fences. shuttle is
+//! sequentially consistent: it sees schedules, not weak memory.
+
+extern crate std;
+
+use core::fmt;
+use core::ptr::NonNull;
+use std::boxed::Box;
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+#[cfg(loom)]
+use loom::{
+    sync::atomic::{Ordering, fence as checker_fence},
+    thread::yield_now,
+};
+#[cfg(all(shuttle, not(loom)))]
+pub use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+#[cfg(all(shuttle, not(loom)))]
+use shuttle::{
+    sync::atomic::{Ordering, fence as checker_fence},
+    thread::yield_now,
+};
+
+/// One stripe: every walk meets every other, and there is less to explore.
+pub(crate) const STRIPES: usize = 1;
+
+/// A sequentially consistent fence.
+pub(crate) fn fence() {
+    checker_fence(Ordering::SeqCst);
+}
+
+/// The same: a model is of the language's memory, not of x86's.
+pub(crate) fn fence_after_rmw() {
+    fence();
+}
+
+/// Lets another thread go first.
+pub(crate) fn relax(_round: u32) {
+    yield_now();
+}
+
+/// Returns for no reason, after letting others go first.
+pub(crate) fn wait(_word: &AtomicU32, _expected: u32, _round: u32) {
+    yield_now();
+}
+
+/// Nobody sleeps.
+pub(crate) fn wake(_word: &AtomicU32) {}
+
+/// A type whose tables start as [`zeroed`](Self::zeroed).
+///
+/// # Safety
+///
+/// None here; outside a model the all-zero bit pattern must be that value.
+pub unsafe trait Zeroed {
+    /// The value whose bytes would be all zero.
+    fn zeroed() -> Self;
+}
+
+// SAFETY: nothing is owed in a model.
+unsafe impl Zeroed for AtomicU64 {
+    fn zeroed() -> Self {
+        Self::new(0)
+    }
+}
+
+// SAFETY: nothing is owed in a model.
+unsafe impl Zeroed for AtomicU32 {
+    fn zeroed() -> Self {
+        Self::new(0)
+    }
+}
+
+/// A row of shared values, boxed.
+pub struct Table<T> {
+    entries: Box<[T]>,
+}
+
+impl<T: Zeroed> Table<T> {
+    /// A table without entries.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { entries: Box::new([]) }
+    }
+
+    /// A table of `len` entries, whatever is at `base`.
+    ///
+    /// # Safety
+    ///
+    /// None here; see the native table.
+    #[must_use]
+    pub unsafe fn new(_base: NonNull<u8>, len: usize) -> Self {
+        Self {
+            entries: (0..len).map(|_| T::zeroed()).collect(),
+        }
+    }
+
+    /// Entry `index`.
+    ///
+    /// # Panics
+    /// Past the end.
+    #[must_use]
+    pub fn get(&self, index: usize) -> &T {
+        &self.entries[index]
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether the table has no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+impl<T> fmt::Debug for Table<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Table({} entries)", self.entries.len())
+    }
+}

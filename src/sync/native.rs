@@ -1,0 +1,194 @@
+//! The door as it opens outside a model: `core`'s atomics, tables in memory that a source prepared.
+
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+pub use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+
+/// Stripes of a [`Turnstile`](super::Turnstile): enough that walks in different chunks seldom meet, few enough to read them all.
+pub(crate) const STRIPES: usize = 8;
+
+/// A sequentially consistent fence.
+#[inline(always)]
+pub(crate) fn fence() {
+    core::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// A sequentially consistent fence whose caller's last write to shared memory was an atomic read-modify-write.
+///
+/// On x86 that write was a locked instruction, which is a full barrier: no later load can be executed before it, and only the
+/// compiler is left to be told. (An `mfence` more would cost 6 ns in every free.) Elsewhere the fence is real.
+#[inline(always)]
+pub(crate) fn fence_after_rmw() {
+    if cfg!(any(target_arch = "x86", target_arch = "x86_64")) {
+        core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        fence();
+    }
+}
+
+/// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a yield.
+#[cold]
+pub(crate) fn relax(round: u32) {
+    if round < 7 {
+        (0..1_u32 << round).for_each(|_| core::hint::spin_loop());
+        return;
+    }
+    #[cfg(all(unix, feature = "std"))]
+    // SAFETY: sched_yield has no preconditions; on Linux it cannot fail, elsewhere failure means it did not yield.
+    unsafe {
+        libc::sched_yield();
+    }
+    #[cfg(not(all(unix, feature = "std")))]
+    core::hint::spin_loop();
+}
+
+/// Sleeps while `word` is `expected`, or returns at once, or for no reason: the caller looks again.
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
+    // SAFETY: errno is the calling thread's own; the futex call reads the word, which outlives it, and has no time-out.
+    // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put back.
+    unsafe {
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        let flags = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            flags,
+            expected,
+            core::ptr::null::<libc::timespec>(),
+        );
+        *errno = saved;
+    }
+}
+
+/// Wakes one thread that sleeps in [`wait`] on `word`, if there is one.
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn wake(word: &AtomicU32) {
+    // SAFETY: as in `wait`; waking touches no memory.
+    unsafe {
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            1,
+        );
+        *errno = saved;
+    }
+}
+
+/// Without a futex, waiting is spinning with back-off.
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
+    if word.load(Ordering::Relaxed) == expected {
+        relax(round);
+    }
+}
+
+/// Without a futex nobody sleeps.
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn wake(_word: &AtomicU32) {}
+
+/// A type of which all-zero bytes are a valid value: [`zeroed`](Self::zeroed), which tables in fresh memory start as.
+///
+/// # Safety
+///
+/// The all-zero bit pattern is a valid value of the type, the same as `zeroed()` returns, and the type needs no drop.
+pub unsafe trait Zeroed {
+    /// The value whose bytes are all zero.
+    fn zeroed() -> Self;
+}
+
+// SAFETY: an atomic integer has the layout of the integer, of which zero is a value.
+unsafe impl Zeroed for AtomicU64 {
+    fn zeroed() -> Self {
+        Self::new(0)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU32 {
+    fn zeroed() -> Self {
+        Self::new(0)
+    }
+}
+
+/// A row of shared values in memory that stays where it is: reserved once, zeroed where it has been prepared.
+///
+/// The table reaches as far as its reservation; how far it may be *read* is the heap's affair, which prepares the memory under
+/// entry i before it lets anybody come to page i. An entry past the prepared part is memory without access: touching it ends
+/// the process, it never reads garbage.
+pub struct Table<T> {
+    base: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: a table gives out shared references only, so sharing or sending it is sharing its values.
+unsafe impl<T: Sync> Send for Table<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Table<T> {}
+
+impl<T: Zeroed> Table<T> {
+    /// A table without entries.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self {
+            base: NonNull::dangling(),
+            len: 0,
+        }
+    }
+
+    /// The table of `len` entries at `base`.
+    ///
+    /// # Safety
+    ///
+    /// `base` is aligned for `T`; `len` entries from it lie in one reservation for metadata that outlives the table and is used
+    /// for nothing else; entries are zero bytes until first written through the table; no entry is reached before the memory
+    /// under it is prepared.
+    #[must_use]
+    pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { base: base.cast(), len }
+    }
+
+    /// Entry `index`.
+    ///
+    /// # Panics
+    /// Past the end of the reservation: a broken invariant of the heap.
+    #[inline(always)]
+    #[must_use]
+    pub fn get(&self, index: usize) -> &T {
+        if index >= self.len {
+            out_of_table(index, self.len);
+        }
+        // SAFETY: in the reservation (checked); prepared and zeroed or written since (`new`'s contract), and all-zero bytes are a
+        // `T` (`Zeroed`). Only shared references are ever made.
+        unsafe { self.base.add(index).as_ref() }
+    }
+
+    /// Entries up to the end of the reservation.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the table has no entry.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn out_of_table(index: usize, len: usize) -> ! {
+    crate::fatal::abort("a table's entry past its end was asked for", index, len)
+}
+
+impl<T> fmt::Debug for Table<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Table({:p}, {} entries)", self.base, self.len)
+    }
+}

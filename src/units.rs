@@ -1,0 +1,123 @@
+//! Numbers with units: page indices, page counts, runs of pages.
+//!
+//! A page is named by its index from the base of its heap, never by its address: index and address are told apart by type,
+//! and the one conversion between them is [`PageHeap`](crate::PageHeap)'s. A run cannot wrap: [`PageRun::new`] checks once that
+//! `start + pages` fits, and everything behind it computes without checks.
+//!
+//! ```
+//! use pageheap::{PageCount, PageIndex, PageRun};
+//!
+//! let run = PageRun::new(PageIndex(10), PageCount(4)).unwrap();
+//! assert_eq!(run.end(), PageIndex(14));
+//! assert!(PageRun::new(PageIndex(usize::MAX), PageCount(2)).is_none());
+//! ```
+
+use core::fmt;
+
+/// The index of a page: 0 is the first page of its heap's range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageIndex(pub usize);
+
+/// A number of pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageCount(pub usize);
+
+impl PageCount {
+    /// No pages.
+    pub const ZERO: Self = Self(0);
+
+    /// The pages of `1 << page_shift` bytes that hold `bytes`, rounded up. Cannot overflow.
+    #[must_use]
+    pub const fn holding(bytes: usize, page_shift: u32) -> Self {
+        Self((bytes >> page_shift) + (bytes & ((1 << page_shift) - 1) != 0) as usize)
+    }
+}
+
+impl From<usize> for PageCount {
+    fn from(pages: usize) -> Self {
+        Self(pages)
+    }
+}
+
+impl fmt::Display for PageIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {}", self.0)
+    }
+}
+
+impl fmt::Display for PageCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pages", self.0)
+    }
+}
+
+/// Pages in a row: at least one, and `start + pages` does not wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageRun {
+    start: PageIndex,
+    pages: PageCount,
+}
+
+impl PageRun {
+    /// The run of `pages` pages from `start`; `None` if it would be empty or wrap.
+    #[must_use]
+    pub const fn new(start: PageIndex, pages: PageCount) -> Option<Self> {
+        if pages.0 == 0 || start.0.checked_add(pages.0).is_none() {
+            return None;
+        }
+        Some(Self { start, pages })
+    }
+
+    /// A run the caller knows to be one: taken out of a bitmap, or part of a run.
+    #[inline(always)]
+    pub(crate) const fn known(start: usize, pages: usize) -> Self {
+        debug_assert!(pages != 0 && start.checked_add(pages).is_some());
+        Self {
+            start: PageIndex(start),
+            pages: PageCount(pages),
+        }
+    }
+
+    /// The first page.
+    #[inline]
+    #[must_use]
+    pub const fn start(self) -> PageIndex {
+        self.start
+    }
+
+    /// One past the last page.
+    #[inline]
+    #[must_use]
+    pub const fn end(self) -> PageIndex {
+        PageIndex(self.start.0 + self.pages.0)
+    }
+
+    /// How many pages; never zero.
+    #[inline]
+    #[must_use]
+    pub const fn pages(self) -> PageCount {
+        self.pages
+    }
+
+    /// Whether `page` is one of the run's.
+    #[must_use]
+    pub const fn contains(self, page: PageIndex) -> bool {
+        page.0 >= self.start.0 && page.0 - self.start.0 < self.pages.0
+    }
+
+    /// The run cut in two before its page number `head`: `None` unless both parts have a page.
+    #[must_use]
+    pub const fn split_at(self, head: PageCount) -> Option<(Self, Self)> {
+        if head.0 == 0 || head.0 >= self.pages.0 {
+            return None;
+        }
+        let tail = Self::known(self.start.0 + head.0, self.pages.0 - head.0);
+        Some((Self::known(self.start.0, head.0), tail))
+    }
+}
+
+impl fmt::Display for PageRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pages {}..{}", self.start.0, self.end().0)
+    }
+}
