@@ -13,8 +13,8 @@
 //! **Claims are lazy.** A claim does not touch the tree: the leaf goes on promising what is gone, and the next search that believes
 //! it finds out, corrects it, and goes on. That costs nothing where the next search begins behind the claim anyway (it does:
 //! hints), and it is why a claim of one page is three loads and a compare-exchange. Only a claim of a chunk or more corrects its
-//! leaves at once. A release is never lazy, but it can see that it has nothing to say: if the run it made lies inside its word and
-//! is no longer than the leaf's `max`, no field of the leaf can grow.
+//! leaves at once. A release is never lazy, but it can see that it has nothing to say: where the run it made is no longer than the
+//! leaf's `max` (and than `start` or `end`, where it touches an end of the chunk), no field of the leaf can grow.
 //!
 //! **Saying no.** Searches believe summaries, and a summary may for a moment promise too little. So `None` is proved: with a flag
 //! up that makes every release pass the [`Turnstile`], search from page 0 between two equal calms. Nobody was on the way up, nobody
@@ -112,6 +112,26 @@ pub struct Word {
     pub free: u64,
     /// Those of them that were scavenged.
     pub scavenged: u64,
+}
+
+/// A run of free pages of one chunk.
+struct Run {
+    /// Its length, or more.
+    pages: usize,
+    /// It may begin with the chunk.
+    at_start: bool,
+    /// It may end with the chunk.
+    at_end: bool,
+}
+
+impl Run {
+    /// Whether a chunk's leaf that says `leaf` has nothing to learn of this run.
+    #[inline(always)]
+    fn is_told_by(&self, leaf: Summary) -> bool {
+        self.pages <= leaf.max()
+            && (!self.at_start || self.pages <= leaf.start())
+            && (!self.at_end || self.pages <= leaf.end())
+    }
 }
 
 /// What came of looking at the bits of a chunk.
@@ -427,8 +447,9 @@ impl<G: Shape> FreeSet<G> {
     /// wrong in one way only: by pages that a preempted claimer of a long run holds and will give back.
     #[cold]
     fn claim_or_prove<T>(&self, attempt: impl Fn() -> Option<T>, by_bits: impl Fn() -> Option<T>) -> Option<T> {
-        // AcqRel, and a fence (in `calm`) behind it: partner is the fence between bits and flag in `given`.
+        // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.
         self.seldom.provers.fetch_add(1, Ordering::AcqRel);
+        fence_after_rmw();
         let mut round = 0;
         let result = loop {
             let calm = self.turnstile.calm();
@@ -529,8 +550,13 @@ impl<G: Shape> FreeSet<G> {
         // `raise_hint`, between a change of those and a look at the bits.
         fence_after_rmw();
         let chunk = word / G::CHUNK_WORDS;
-        let mut longest = inner_run(after, mask);
-        if longest != 0 && longest <= self.tree.leaf(chunk).max() {
+        let run = self.run_around(word, mask, after);
+        let mut longest = if run.at_start || run.at_end {
+            usize::MAX
+        } else {
+            run.pages
+        };
+        if run.is_told_by(self.tree.leaf(chunk)) {
             // Relaxed: ordered by the fence.
             if self.seldom.provers.load(Ordering::Relaxed) != 0 {
                 drop(self.turnstile.enter(chunk));
@@ -542,6 +568,50 @@ impl<G: Shape> FreeSet<G> {
             longest = usize::MAX;
         }
         self.hints.lower(lowest_page(word, mask), longest);
+    }
+
+    /// The run that the bits of `mask` are part of in the word `after`, followed into the chunk's other words where it reaches them.
+    ///
+    /// Of two releases that meet at a word's border, the fences let one at least see the other's bits.
+    #[inline(always)]
+    fn run_around(&self, word: usize, mask: u64, after: u64) -> Run {
+        let (low, high) = (mask.trailing_zeros(), u64::BITS - mask.leading_zeros());
+        // Ones right below and right above; the bits between may have gaps, which only makes this an upper bound.
+        let below = (after << (u64::BITS - 1 - low) << 1).leading_ones();
+        let above = (after >> (high - 1) >> 1).trailing_ones();
+        let mut run = Run {
+            pages: (high + above + below - low) as usize,
+            at_start: false,
+            at_end: false,
+        };
+        if low == below || high + above == u64::BITS {
+            self.follow(word, low == below, high + above == u64::BITS, &mut run);
+        }
+        run
+    }
+
+    #[inline(never)]
+    fn follow(&self, word: usize, down: bool, up: bool, run: &mut Run) {
+        let offset = word % G::CHUNK_WORDS;
+        let first = word - offset;
+        run.at_start = down;
+        for index in (first..word).rev().take_while(|_| down) {
+            let ones = self.free.load(index).leading_ones() as usize;
+            run.pages += ones;
+            if ones < WORD_PAGES {
+                run.at_start = false;
+                break;
+            }
+        }
+        run.at_end = up;
+        for index in (word + 1..first + G::CHUNK_WORDS).take_while(|_| up) {
+            let ones = self.free.load(index).trailing_ones() as usize;
+            run.pages += ones;
+            if ones < WORD_PAGES {
+                run.at_end = false;
+                break;
+            }
+        }
     }
 
     /// Makes the leaves of these chunks, and what is above them, promise what there is. The caller is inside the turnstile.
@@ -715,18 +785,4 @@ fn free_at_start(words: &[u64]) -> usize {
         }
     }
     run
-}
-
-/// The longest run that the bits of `mask` can be part of in the word `after`, if no such run touches an end of the word; else 0.
-#[inline(always)]
-fn inner_run(after: u64, mask: u64) -> usize {
-    let (low, high) = (mask.trailing_zeros(), u64::BITS - mask.leading_zeros());
-    // Ones right below and right above; the bits between may have gaps, which only makes this an upper bound.
-    let below = (after << (u64::BITS - 1 - low) << 1).leading_ones();
-    let above = (after >> (high - 1) >> 1).trailing_ones();
-    if low == below || high + above == u64::BITS {
-        0
-    } else {
-        (high + above + below - low) as usize
-    }
 }
