@@ -68,7 +68,8 @@ impl Lock {
         let taken = self
             .state
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(Guard { lock: self })
+        // `then`, not `then_some`: a guard made in vain would unlock when dropped.
+        taken.is_ok().then(|| Guard { lock: self })
     }
 
     #[cold]
