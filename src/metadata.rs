@@ -67,24 +67,25 @@ impl Plan {
             total: 0,
             granule,
         };
-        for table in 0..TABLES {
-            if bytes[table] < granule {
-                plan.offsets[table] = plan.total;
-                plan.total += bytes[table].next_multiple_of(LINE);
-            }
-        }
+        plan.place(|bytes| bytes < granule, LINE)?;
         plan.total = plan.total.checked_next_multiple_of(granule)?;
         plan.small = plan.total;
-        for table in 0..TABLES {
-            if bytes[table] >= granule {
-                plan.offsets[table] = plan.total;
-                plan.total = plan
-                    .total
-                    .checked_add(bytes[table])?
-                    .checked_next_multiple_of(granule)?;
-            }
-        }
+        plan.place(|bytes| bytes >= granule, granule)?;
         Some(plan)
+    }
+
+    /// Puts the tables of some sizes behind what is placed, each on a multiple of `unit`.
+    fn place(&mut self, chosen: impl Fn(usize) -> bool, unit: usize) -> Option<()> {
+        for (offset, &bytes) in self
+            .offsets
+            .iter_mut()
+            .zip(&self.bytes)
+            .filter(|&(_, &bytes)| chosen(bytes))
+        {
+            *offset = self.total;
+            self.total = self.total.checked_add(bytes)?.checked_next_multiple_of(unit)?;
+        }
+        Some(())
     }
 
     /// Bytes of the whole.

@@ -1,7 +1,7 @@
 //! Where address space comes from.
 //!
-//! A [`Source`] owns memory in four states, after the Go runtime's `mem.go`; every verb is a transition between two of them,
-//! and nothing else in the crate names a system call:
+//! A [`Source`] owns memory in four states, after the Go runtime's `mem.go`; every verb is a transition between two of
+//! them, and nothing else in the crate names a system call:
 //!
 //! ```text
 //!            reserve             prepare              commit
@@ -19,42 +19,46 @@
 //! | Ready | may be read and written |
 //!
 //! On Unix, Prepared memory is an anonymous mapping that faults in on first touch, so `commit` has nothing to do and
-//! [`Source::COMMITS`] is `false`: the heap then never calls it. A source over bytes that are already there ([`Region`]) makes
-//! every transition at once. A source over numbers that mean no memory at all (device pages, blocks of a file) is as good as
-//! any other: **the heap never reads or writes the pages it manages**; only its metadata must be real memory, and that is
-//! asked for under a [`Purpose`] of its own.
+//! [`Source::COMMITS`] is `false`: the heap then never calls it. A source over bytes that are already there
+//! ([`Region`]) makes every transition at once. A source over numbers that mean no memory at all (device pages, blocks
+//! of a file) is as good as any other: **the heap never reads or writes the pages it manages**; only its metadata must
+//! be real memory, and that is asked for under a [`Purpose`] of its own.
 //!
 //! Every failure means "not done": the state is as before and the heap goes on.
 
 use core::ptr::NonNull;
 
-//TMP mod region;
+mod ledger;
+mod numbers;
+mod region;
 #[cfg(any(test, feature = "internals"))]
-//TMP mod simulated;
-//TMP mod split;
+mod simulated;
+mod split;
 #[cfg(all(unix, feature = "std"))]
-//TMP mod unix;
+mod unix;
 
-//TMP pub use region::Region;
+pub use numbers::Numbers;
+pub use region::Region;
 #[cfg(any(test, feature = "internals"))]
-//TMP pub use simulated::{Simulated, Verb};
-//TMP pub use split::Split;
+pub use simulated::{Failure, Simulated, State, Verb};
+pub use split::Split;
 #[cfg(all(unix, feature = "std"))]
-//TMP pub use unix::System;
+pub use unix::System;
 
 /// What a reservation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// The pages a heap hands out. The heap never touches them.
     Pages,
-    /// The heap's own tables: bitmaps, summaries, caches. Read and written by the heap, must read as zero once prepared.
+    /// The heap's own tables: bitmaps, summaries, caches. Read and written by the heap, must read as zero once
+    /// prepared.
     Metadata,
 }
 
 /// What memory reads as after a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Contents {
-    /// Every byte reads as zero, and no physical memory is held until it is written.
+    /// Every byte reads as zero. (Memory from an operating system is then also backed by nothing until it is written.)
     Zero,
     /// Anything.
     Unknown,
@@ -91,23 +95,26 @@ pub struct Reservation {
 /// An implementation promises that
 /// * `reserve` returns ranges that overlap nothing else in use, aligned as asked, of at least the bytes asked for;
 /// * after `prepare` of [`Purpose::Metadata`] the range is Ready: readable, writable, and all zero;
-/// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what the
-///   source's users take it for: memory that may be read and written if the source is one of memory;
+/// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what
+///   the source's users take it for: memory that may be read and written if the source is one of memory;
 /// * [`Contents::Zero`] is returned only if every byte of the range reads as zero until it is next written;
 /// * a failed verb changes nothing, and a verb touches nothing outside the range it is given.
 pub unsafe trait Source {
-    /// Whether Prepared pages need [`commit`](Self::commit) before they are used. Where it is `false` the heap never calls it.
+    /// Whether Prepared pages need [`commit`](Self::commit) before they are used. Where it is `false` the heap never
+    /// calls it.
     const COMMITS: bool = false;
 
-    /// The unit of every transition in bytes: the page size of the operating system, read at run time. A power of two, the
-    /// same at every call. Ranges handed to the verbs start and end on multiples of it, counted from the reservation's base.
+    /// The unit of every transition in bytes: the page size of the operating system, read at run time. A power of two,
+    /// the same at every call. Ranges handed to the verbs start and end on multiples of it, counted from the
+    /// reservation's base.
     fn granule(&self) -> usize;
 
     /// An upper bound, in bytes, on what it makes sense to reserve for one heap, both purposes together: the process's
     /// address-space limit less room for others, or the bytes a region has left. `usize::MAX` if nothing is known.
     fn budget(&self) -> usize;
 
-    /// None → Reserved. `bytes` and `align` are multiples of the granule, `align` a power of two. `None` if it cannot be had.
+    /// None → Reserved. `bytes` and `align` are multiples of the granule, `align` a power of two. `None` if it cannot
+    /// be had.
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation>;
 
     /// Reserved → Prepared (of [`Purpose::Metadata`]: → Ready, zeroed). Says what the range reads as.
@@ -128,22 +135,22 @@ pub unsafe trait Source {
     /// The range lies in a reservation for pages, on granule borders, is Prepared, and nobody else uses it.
     unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused>;
 
-    /// Ready → Prepared, of [`Purpose::Pages`]: the memory goes back to where it came from, the addresses stay. Says whether the
-    /// range reads as zero from now on.
+    /// Ready → Prepared, of [`Purpose::Pages`]: the memory goes back to where it came from, the addresses stay. Says
+    /// whether the range reads as zero from now on.
     ///
     /// # Errors
     /// [`Refused`] if it was not done; contents and state are unchanged or unknown, never counted as zero.
     ///
     /// # Safety
-    /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared), and nobody else uses it. Its
-    /// contents are lost.
+    /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared), and nobody else uses it.
+    /// Its contents are lost.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
     /// Any state → None, of a whole reservation.
     ///
     /// # Safety
-    /// `reservation` is exactly what [`reserve`](Self::reserve) returned for `purpose`, given up once; nothing in it is used
-    /// again.
+    /// `reservation` is exactly what [`reserve`](Self::reserve) returned for `purpose`, given up once; nothing in it is
+    /// used again.
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation);
 }
 

@@ -1,1 +1,90 @@
-//! stub
+//! Two sources as one: pages from here, metadata from there.
+//!
+//! For pages that must not hold the heap's own tables, because they are memory of a device, a file mapping to be kept
+//! clean, or no memory at all: `Split::new(Numbers::new(first, bytes), System)`. Every verb goes to the one source its
+//! [`Purpose`] names, and costs what it costs there.
+//!
+//! The contract knows one granule. It is the larger of the two: both are powers of two, so its multiples are multiples
+//! of either, and each source only ever sees whole granules of its own.
+
+use core::ptr::NonNull;
+
+use super::{Contents, Purpose, Refused, Reservation, Source};
+
+/// A [`Source`] that takes pages from `P` and metadata from `M`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Split<P, M> {
+    /// Gives what is handed out.
+    pages: P,
+    /// Gives the heap's tables.
+    metadata: M,
+}
+
+impl<P, M> Split<P, M> {
+    /// Pages from `pages`, metadata from `metadata`.
+    pub const fn new(pages: P, metadata: M) -> Split<P, M> {
+        Split { pages, metadata }
+    }
+
+    /// The source of pages.
+    pub const fn pages(&self) -> &P {
+        &self.pages
+    }
+
+    /// The source of metadata.
+    pub const fn metadata(&self) -> &M {
+        &self.metadata
+    }
+}
+
+// SAFETY: every verb is that of one of the two sources, always the same for a purpose, whose promises hold for it;
+// ranges on borders of the common granule are on borders of each one's own. Ranges of the two may have equal addresses
+// only if pages are no memory, and then they do not overlap in any sense that matters.
+unsafe impl<P: Source, M: Source> Source for Split<P, M> {
+    const COMMITS: bool = P::COMMITS;
+
+    /// The larger of the two.
+    fn granule(&self) -> usize {
+        self.pages.granule().max(self.metadata.granule())
+    }
+
+    /// That of the pages: metadata is a small fraction, and when its source has too little it says so at `reserve`.
+    fn budget(&self) -> usize {
+        self.pages.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        match purpose {
+            Purpose::Pages => self.pages.reserve(purpose, bytes, align),
+            Purpose::Metadata => self.metadata.reserve(purpose, bytes, align),
+        }
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        match purpose {
+            // SAFETY: the caller's promise, for a reservation that `reserve` has taken from this source.
+            Purpose::Pages => unsafe { self.pages.prepare(purpose, start, bytes) },
+            // SAFETY: as above.
+            Purpose::Metadata => unsafe { self.metadata.prepare(purpose, start, bytes) },
+        }
+    }
+
+    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise; a range of pages comes from this source.
+        unsafe { self.pages.commit(start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise; a range of pages comes from this source.
+        unsafe { self.pages.release(start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        match purpose {
+            // SAFETY: the caller's promise, for a reservation that `reserve` has taken from this source.
+            Purpose::Pages => unsafe { self.pages.unreserve(purpose, reservation) },
+            // SAFETY: as above.
+            Purpose::Metadata => unsafe { self.metadata.unreserve(purpose, reservation) },
+        }
+    }
+}

@@ -1,1 +1,380 @@
-//! stub
+//! The operating system as a source: anonymous private memory on Linux, macOS and the BSDs.
+//!
+//! | verb | system call | afterwards |
+//! |---|---|---|
+//! | `reserve` | `mmap(PROT_NONE)`, `munmap` of what alignment leaves over | addresses, no memory, no charge |
+//! | `prepare` | `mprotect(READ \| WRITE)` | reads as zero, faults in on first touch |
+//! | `commit` | none | - |
+//! | `release` | `madvise` | the memory is the kernel's again, the addresses are still ours |
+//! | `unreserve` | `munmap` | nothing |
+//!
+//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
+//! let through: **mmap, munmap, mprotect, madvise, prlimit64**. The page size comes from `sysconf`, which reads what
+//! the kernel left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met
+//! like any other error: not done, state as before. `errno` is put back after every verb.
+//!
+//! **A reservation costs no memory.** It is private, `PROT_NONE` and `MAP_NORESERVE`, so it counts against neither the
+//! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
+//! `vm.overcommit_memory=2` the charge comes with `prepare`, which then may be refused.
+//!
+//! **Aligned reservations** first ask for exactly the bytes; only if the kernel's place does not fit, for `align` more:
+//!
+//! ```text
+//!        wide          base = next multiple of align
+//!   ┄┄┄┄┄┼─── head ─────┼────────── bytes ───────────┼── tail ──┼┄┄┄┄┄
+//!          unmapped                kept                unmapped
+//! ```
+//!
+//! `munmap` can itself fail, when splitting a mapping would exceed the process's map count. A head that stays gives the
+//! whole attempt up; a tail that stays is simply part of the reservation, which may be longer than asked.
+//!
+//! **Zero, and the proof of it.** Reserved memory was never writable, so nobody has written it, and anonymous memory
+//! never written reads as zero: that is `prepare`'s [`Contents::Zero`]. After `release` Linux promises zero if
+//! `madvise(MADV_DONTNEED)` returned 0, and only then. One thing returns 0 and lies: user-mode emulators that drop the
+//! advice (qemu-user before 8.0). So the first `release` of a process tries the advice on a page of its own and
+//! believes what it reads there. macOS and the BSDs have no such promise; their `MADV_FREE` lets the kernel take the
+//! pages when it likes, and until then the old bytes are still there: [`Contents::Unknown`].
+//!
+//! Not here: `MADV_FREE` on Linux (the resident set does not fall, so whoever watches it kills the process), huge-page
+//! advice of any kind, `mremap`, `MAP_FIXED`.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use libc::{MAP_ANON, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, c_int, c_void};
+
+use super::{Contents, Purpose, Refused, Reservation, Source};
+
+/// A granule that is a multiple of every page size in use, should the system not tell its own: 64 KiB.
+const COARSEST_PAGE: usize = 64 << 10;
+
+/// The operating system: reserves address space, lets pages fault in, gives them back with `madvise`.
+///
+/// A `System` holds nothing; all values of it are the same source. Its verbs make the system calls mmap, munmap,
+/// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), and no others; each may be refused, by a seccomp
+/// filter say, and then the verb is refused. Reservations count against `RLIMIT_AS` and nothing else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct System;
+
+// SAFETY:
+// * `reserve` returns a part of a mapping the kernel has just placed where nothing else was, aligned because the part
+//   starts at an aligned address of it;
+// * `prepare` makes that mapping readable and writable; it is zero by the argument in the file's head;
+// * `Contents::Zero` comes from `prepare` and from an advice known to discard that returned 0;
+// * the kernel changes nothing outside the range it is given, which starts and ends on page borders. A call that failed
+//   half way leaves protections that the next try sets again and memory that is still unwritten.
+unsafe impl Source for System {
+    const COMMITS: bool = false;
+
+    fn granule(&self) -> usize {
+        page_size()
+    }
+
+    /// Three quarters of `RLIMIT_AS` (`RLIMIT_DATA` on OpenBSD): the rest is for code, stacks and libraries.
+    fn budget(&self) -> usize {
+        let _errno = KeepErrno::new();
+        let mut limit = libc::rlimit {
+            rlim_cur: libc::RLIM_INFINITY,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        // SAFETY: `limit` is a valid place to write an rlimit to.
+        let answer = unsafe { libc::getrlimit(os::ADDRESS_SPACE, &mut limit) };
+        if answer != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+            return usize::MAX;
+        }
+        usize::try_from(limit.rlim_cur).map_or(usize::MAX, |bytes| bytes / 4 * 3)
+    }
+
+    fn reserve(&self, _purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        let _errno = KeepErrno::new();
+        let page = page_size();
+        if bytes == 0 || bytes & (page - 1) != 0 || !align.is_power_of_two() {
+            return None;
+        }
+        let exact = map(bytes)?;
+        if exact.addr().get() & (align - 1) == 0 {
+            return Some(Reservation { base: exact, bytes });
+        }
+        // The kernel aligns to pages, so `align` is more than a page here. Should the unmapping fail, the addresses are
+        // lost, and nothing but the addresses.
+        // SAFETY: mapped two lines above, and nobody else knows of it.
+        unsafe { unmap(exact, bytes) };
+        reserve_with_surplus(bytes, align, align.checked_sub(page)?)
+    }
+
+    unsafe fn prepare(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller promises a Reserved range of ours. Nobody may touch it yet, so making it accessible takes
+        // nothing from anyone.
+        match unsafe { libc::mprotect(start.as_ptr().cast(), bytes, PROT_READ | PROT_WRITE) } {
+            // Never writable before, so never written (see the head of the file).
+            0 => Ok(Contents::Zero),
+            _ => Err(Refused),
+        }
+    }
+
+    /// Does nothing: Prepared memory faults in on first touch.
+    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    /// Refused for locked memory (`mlock`, `mlockall`), under filters, and where the advice is known to be ignored.
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let _errno = KeepErrno::new();
+        let effect = effect_of_advice();
+        if effect == Effect::Nothing {
+            return Err(Refused);
+        }
+        // SAFETY: the caller promises a range of ours that nobody else uses and whose contents may be lost.
+        if !unsafe { advise(start, bytes) } {
+            return Err(Refused);
+        }
+        match effect {
+            Effect::Discards => Ok(Contents::Zero),
+            _ => Ok(Contents::Unknown),
+        }
+    }
+
+    /// Should the kernel refuse (map count), the addresses stay taken until the process ends; nobody is told.
+    unsafe fn unreserve(&self, _purpose: Purpose, reservation: Reservation) {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller gives up a whole reservation, which is a part of a mapping of ours.
+        unsafe { unmap(reservation.base, reservation.bytes) };
+    }
+}
+
+/// Reserves `surplus` bytes more than asked and cuts an aligned part out.
+fn reserve_with_surplus(bytes: usize, align: usize, surplus: usize) -> Option<Reservation> {
+    let whole = bytes.checked_add(surplus)?;
+    let wide = map(whole)?;
+    // `wide` lies on a page border, so the next multiple of `align` is at most `align` less one page away: `surplus`.
+    let head = wide.addr().get().wrapping_neg() & (align - 1);
+    let tail = surplus - head;
+    // SAFETY: head, bytes and tail are disjoint parts of the mapping just made, which nobody else knows of; their
+    // lengths sum to `whole`, which `map` bounds by isize::MAX.
+    unsafe {
+        if head != 0 && !unmap(wide, head) {
+            unmap(wide, whole);
+            return None;
+        }
+        let base = wide.add(head);
+        let kept = if tail != 0 && !unmap(base.add(bytes), tail) {
+            bytes + tail
+        } else {
+            bytes
+        };
+        Some(Reservation { base, bytes: kept })
+    }
+}
+
+/// Maps `bytes` somewhere, inaccessible. `None` also beyond isize::MAX, where pointer arithmetic ends.
+fn map(bytes: usize) -> Option<NonNull<u8>> {
+    isize::try_from(bytes).ok()?;
+    let flags = MAP_PRIVATE | MAP_ANON | os::NO_RESERVE;
+    // SAFETY: a new anonymous mapping at a place of the kernel's choice replaces nothing.
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, os::INACCESSIBLE, flags, -1, 0) };
+    if base == MAP_FAILED {
+        None
+    } else {
+        NonNull::new(base.cast())
+    }
+}
+
+/// Whether the range is unmapped.
+///
+/// # Safety
+/// The range is page-aligned, ours, and never used again if this succeeds.
+unsafe fn unmap(start: NonNull<u8>, bytes: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::munmap(start.as_ptr().cast(), bytes) == 0 }
+}
+
+/// Tries the system's advices for memory not needed, best first. Whether one was taken.
+///
+/// # Safety
+/// The range is page-aligned, ours, used by nobody else, and its contents may be lost.
+unsafe fn advise(start: NonNull<u8>, bytes: usize) -> bool {
+    let place: *mut c_void = start.as_ptr().cast();
+    // SAFETY: the caller's promise.
+    os::ADVICE
+        .iter()
+        .any(|&advice| unsafe { libc::madvise(place, bytes, advice) == 0 })
+}
+
+/// The page size of the system, asked once.
+fn page_size() -> usize {
+    /// 0 until it is known.
+    static PAGE_SIZE: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed, here and below: the value stands for itself, and whoever finds 0 asks again and gets the same.
+    match PAGE_SIZE.load(Ordering::Relaxed) {
+        0 => {}
+        known => return known,
+    }
+    let _errno = KeepErrno::new();
+    // SAFETY: sysconf with a constant name reads a number.
+    let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let size = usize::try_from(answer)
+        .ok()
+        .filter(|size| size.is_power_of_two())
+        .unwrap_or(COARSEST_PAGE);
+    PAGE_SIZE.store(size, Ordering::Relaxed);
+    size
+}
+
+/// What the advice does that the system takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// It discards at once: the memory reads as zero.
+    Discards,
+    /// It discards some time, or we could not find out.
+    Uncertain,
+    /// It says yes and does nothing.
+    Nothing,
+}
+
+/// What the advice does here, tried out at the first call that can: one page, four system calls, once per process.
+fn effect_of_advice() -> Effect {
+    const UNTRIED: u8 = 0;
+    const DISCARDS: u8 = 1;
+    const NOTHING: u8 = 2;
+    static EFFECT: AtomicU8 = AtomicU8::new(UNTRIED);
+    if !os::PROMISES_ZERO {
+        return Effect::Uncertain;
+    }
+    // Relaxed, here and below: every thread that tries finds the same.
+    match EFFECT.load(Ordering::Relaxed) {
+        DISCARDS => return Effect::Discards,
+        NOTHING => return Effect::Nothing,
+        _ => {}
+    }
+    let effect = try_advice();
+    match effect {
+        Effect::Discards => EFFECT.store(DISCARDS, Ordering::Relaxed),
+        Effect::Nothing => EFFECT.store(NOTHING, Ordering::Relaxed),
+        Effect::Uncertain => {}
+    }
+    effect
+}
+
+/// Writes to a fresh page, gives the advice, and looks.
+fn try_advice() -> Effect {
+    let page = page_size();
+    let Some(place) = map(page) else {
+        return Effect::Uncertain;
+    };
+    let written = place.as_ptr();
+    // SAFETY: a page of our own that nobody else knows of, accessed only if it could be made accessible.
+    unsafe {
+        let accessible = libc::mprotect(written.cast(), page, PROT_READ | PROT_WRITE) == 0;
+        let mut effect = Effect::Uncertain;
+        if accessible {
+            written.write_volatile(1);
+            // Refused may mean that this page is locked (mlockall): no word on what the advice does elsewhere.
+            if advise(place, page) {
+                effect = if written.read_volatile() == 0 {
+                    Effect::Discards
+                } else {
+                    Effect::Nothing
+                };
+            }
+        }
+        unmap(place, page);
+        effect
+    }
+}
+
+/// Puts `errno` back as it was when this was made: an allocator that succeeds must not be seen there.
+struct KeepErrno {
+    value: c_int,
+}
+
+impl KeepErrno {
+    fn new() -> KeepErrno {
+        // SAFETY: the C library keeps a valid place for every thread's errno.
+        let value = unsafe { *os::errno() };
+        KeepErrno { value }
+    }
+}
+
+impl Drop for KeepErrno {
+    fn drop(&mut self) {
+        // SAFETY: as in `new`.
+        unsafe { *os::errno() = self.value };
+    }
+}
+
+/// What differs between the systems, under equal names:
+/// * `errno`: where this thread's error number lies;
+/// * `INACCESSIBLE`: protection of a reservation that may be made accessible later;
+/// * `NO_RESERVE`: the flag against a commit charge;
+/// * `ADDRESS_SPACE`: the limit that counts mappings;
+/// * `ADVICE`: how to say that memory is not needed, best first;
+/// * `PROMISES_ZERO`: whether memory reads as zero after that advice.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod os {
+    #[cfg(target_os = "android")]
+    pub(super) use libc::__errno as errno;
+    #[cfg(target_os = "linux")]
+    pub(super) use libc::__errno_location as errno;
+    pub(super) use libc::{MAP_NORESERVE as NO_RESERVE, PROT_NONE as INACCESSIBLE, RLIMIT_AS as ADDRESS_SPACE};
+
+    pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_DONTNEED];
+    pub(super) const PROMISES_ZERO: bool = true;
+}
+
+/// Reusable memory leaves the process's footprint at once; plain `MADV_FREE` only under pressure.
+#[cfg(target_vendor = "apple")]
+mod os {
+    pub(super) use libc::{
+        __error as errno, MAP_NORESERVE as NO_RESERVE, PROT_NONE as INACCESSIBLE, RLIMIT_AS as ADDRESS_SPACE,
+    };
+
+    pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE_REUSABLE, libc::MADV_FREE];
+    pub(super) const PROMISES_ZERO: bool = false;
+}
+
+/// Untouched anonymous memory carries no charge that a flag could waive.
+#[cfg(any(target_os = "freebsd", target_os = "dragonfly"))]
+mod os {
+    #[cfg(target_os = "dragonfly")]
+    pub(super) use libc::__errno_location as errno;
+    #[cfg(target_os = "freebsd")]
+    pub(super) use libc::__error as errno;
+    pub(super) use libc::{PROT_NONE as INACCESSIBLE, RLIMIT_AS as ADDRESS_SPACE};
+
+    pub(super) const NO_RESERVE: libc::c_int = 0;
+    pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE];
+    pub(super) const PROMISES_ZERO: bool = false;
+}
+
+/// Under PaX a mapping never gets more rights than it was born with, unless it names them: `PROT_MPROTECT(x)`, x << 3.
+#[cfg(target_os = "netbsd")]
+mod os {
+    pub(super) use libc::{__errno as errno, MAP_NORESERVE as NO_RESERVE, RLIMIT_AS as ADDRESS_SPACE};
+
+    pub(super) const INACCESSIBLE: libc::c_int = libc::PROT_NONE | (libc::PROT_READ | libc::PROT_WRITE) << 3;
+    pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE];
+    pub(super) const PROMISES_ZERO: bool = false;
+}
+
+/// No limit on addresses; anonymous memory counts as data.
+#[cfg(target_os = "openbsd")]
+mod os {
+    pub(super) use libc::{
+        __errno as errno, MAP_NORESERVE as NO_RESERVE, PROT_NONE as INACCESSIBLE, RLIMIT_DATA as ADDRESS_SPACE,
+    };
+
+    pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE];
+    pub(super) const PROMISES_ZERO: bool = false;
+}
+
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    target_vendor = "apple",
+    target_os = "freebsd",
+    target_os = "dragonfly",
+    target_os = "netbsd",
+    target_os = "openbsd",
+)))]
+compile_error!("no System for this operating system: build without the feature `std` and bring a Source of your own");

@@ -20,7 +20,7 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::{AtomicU64, Ordering, STRIPES, fence};
+use super::{AtomicU64, Ordering, STRIPES};
 
 const INSIDE: u64 = (1 << 32) - 1;
 const ENTER: u64 = (1 << 32) + 1;
@@ -64,16 +64,19 @@ impl Turnstile {
     #[inline]
     pub fn enter(&self, chunk: usize) -> Pass<'_> {
         let stripe = &self.stripes[chunk % STRIPES];
-        // Acquire: nothing done inside is done before. `calm` sees this entry or its fence comes before ours.
+        // Acquire: nothing done inside is done before. Seen by whoever acquires anything written inside.
         stripe.fetch_add(ENTER, Ordering::Acquire);
         Pass { stripe }
     }
 
-    /// The present calm, or `None` if anybody is inside. A fence on either side keeps what the caller looks at between two calms
-    /// between them.
+    /// The present calm, or `None` if anybody is inside.
+    ///
+    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw anything that
+    /// somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings the writer's entry with it,
+    /// so the second calm counts that entry; the first counted it too, being equal, and did not find him inside, so he had left; and
+    /// his leaving was a release, so the reader sees all he did. No fence is needed here for that.
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
-        fence();
         let mut entered = 0_u64;
         for stripe in &self.stripes {
             // Acquire: pairs with the release of `Pass::drop`; what was done inside is seen.
@@ -83,7 +86,6 @@ impl Turnstile {
             }
             entered = entered.wrapping_add(now >> 32);
         }
-        fence();
         Some(Calm { entered })
     }
 }

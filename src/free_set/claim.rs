@@ -1,0 +1,259 @@
+//! Taking pages out of the set, and the proof that there are none to take.
+//!
+//! ```text
+//!   claim ── in the hint's word? ──▶ take          no search at all: the common case
+//!     └───── search from the hint ─▶ take          the bits said yes, or the search goes on behind the page that was gone
+//!              └──────────────────── prove ─▶ None
+//! ```
+
+#![forbid(unsafe_code)]
+
+use crate::bitmap::{self, Pieces};
+use crate::geometry::{PROOF_ROUNDS, Shape, WORD_PAGES, WORD_SHIFT};
+use crate::hints::Band;
+use crate::sync::{Ordering, Pass, fence_after_rmw, relax};
+
+use super::search::Look;
+use super::{Claim, FreeSet, Request, Word, lowest_page};
+
+impl<G: Shape> FreeSet<G> {
+    /// Takes the lowest run that meets the request. `None` is proved: there was a moment at which no such run was free.
+    ///
+    /// Cost: three loads and a compare-exchange next to the last claim of this length; a search otherwise.
+    #[inline]
+    pub fn claim(&self, request: &Request) -> Option<Claim> {
+        let band = Band::of(request.pages);
+        let hint = self.hints.load(band);
+        let from = hint.saturating_sub(band.pages() - 1);
+        if let Some(claim) = self
+            .claim_in_word(request, from)
+            .or_else(|| self.claim_from(request, from))
+        {
+            let end = claim.start + request.pages;
+            // Once a word is often enough.
+            if end >> WORD_SHIFT > hint >> WORD_SHIFT && band.pages() == request.pages && request.align == 1 {
+                self.raise_hint(band, hint, end);
+            }
+            return Some(claim);
+        }
+        self.claim_or_prove(|| self.claim_from(request, 0), || self.claim_by_bits(request))
+    }
+
+    /// Fast: a run inside the word at `from`, the lowest there is if there is one.
+    #[inline(always)]
+    fn claim_in_word(&self, request: &Request, from: usize) -> Option<Claim> {
+        if request.pages > WORD_PAGES || request.align != 1 || from >= self.grown() {
+            return None;
+        }
+        let (word, bit) = (from >> WORD_SHIFT, from % WORD_PAGES);
+        let bits = self.free.load(word) & (u64::MAX << bit);
+        let start = bitmap::find_in_word(bits, request.pages)?;
+        let mask = bitmap::mask(start, request.pages);
+        self.free.take(word, mask).ok()?;
+        Some(Claim {
+            start: word * WORD_PAGES + start,
+            scavenged: self.take_scavenged(word, mask),
+        })
+    }
+
+    /// Takes the lowest run at or after page `from`, as the summaries and then the bits have it. `None` proves nothing.
+    fn claim_from(&self, request: &Request, from: usize) -> Option<Claim> {
+        let mut from = from;
+        loop {
+            let start = self.search(request, from)?;
+            match self.claim_at(start, request.pages) {
+                Ok(claim) => return Some(claim),
+                Err(taken) => {
+                    // Every run that begins between `start` and the taken page has that page in it. The leaf said it was free.
+                    self.correct(taken >> G::CHUNK_SHIFT);
+                    from = taken + 1;
+                }
+            }
+        }
+    }
+
+    /// Takes exactly these pages, which lie below `grown`.
+    ///
+    /// # Errors
+    /// A page that is not free, the first one met. Nothing is taken.
+    pub fn claim_at(&self, start: usize, pages: usize) -> Result<Claim, usize> {
+        self.hold(start, pages)?;
+        let scavenged = Pieces::new(start, pages)
+            .map(|piece| self.take_scavenged(piece.word, piece.mask))
+            .sum();
+        Ok(Claim { start, scavenged })
+    }
+
+    /// Takes exactly these pages and leaves their scavenged bits where they are: for the scavenger, which sets them.
+    ///
+    /// # Errors
+    /// As for [`claim_at`](Self::claim_at).
+    pub fn hold(&self, start: usize, pages: usize) -> Result<(), usize> {
+        if start % WORD_PAGES + pages <= WORD_PAGES {
+            let (word, mask) = (start >> WORD_SHIFT, bitmap::mask(start % WORD_PAGES, pages));
+            return self.free.take(word, mask).map_err(|missing| lowest_page(word, missing));
+        }
+        self.hold_long(start, pages)
+    }
+
+    /// A run over several words: upwards, and back on conflict.
+    fn hold_long(&self, start: usize, pages: usize) -> Result<(), usize> {
+        let (first, last) = (start >> G::CHUNK_SHIFT, (start + pages - 1) >> G::CHUNK_SHIFT);
+        // Inside until every page is ours or given back: till then others must not conclude anything from missing them.
+        let pass = self.turnstile.enter(first);
+        for piece in Pieces::new(start, pages) {
+            if let Err(missing) = self.free.take(piece.word, piece.mask) {
+                let begun = piece.word * WORD_PAGES;
+                if begun > start {
+                    self.give_back(start, begun - start, &pass);
+                }
+                return Err(lowest_page(piece.word, missing));
+            }
+        }
+        if pages >= G::CHUNK_PAGES {
+            // As many searches as chunks would stumble over these leaves, one by one.
+            for chunk in first..=last {
+                self.tree.settle(chunk, || self.summarize(chunk));
+            }
+            self.tree.propagate(first, last);
+        }
+        Ok(())
+    }
+
+    /// Puts back what a claim took before it met a page that was not free.
+    #[cold]
+    fn give_back(&self, start: usize, pages: usize, _inside: &Pass<'_>) {
+        for piece in Pieces::new(start, pages) {
+            // Taken a moment ago and in nobody else's hands. A thread that frees it now frees what it does not own; its own
+            // `give` or the rightful owner's reports that.
+            let _ = self.free.give(piece.word, piece.mask);
+        }
+        self.publish(start >> G::CHUNK_SHIFT, (start + pages - 1) >> G::CHUNK_SHIFT);
+        fence_after_rmw();
+        self.hints.lower(start, usize::MAX);
+    }
+
+    /// Takes the word that holds the lowest free page: all its free pages. `None` is proved.
+    ///
+    /// Cost: a swap, and once in eight words a walk up the tree.
+    #[inline]
+    pub fn claim_word(&self) -> Option<Word> {
+        let band = Band::of(1);
+        let hint = self.hints.load(band);
+        if let Some(word) = self.claim_word_from(hint) {
+            let end = (word.index + 1) * WORD_PAGES;
+            if end > hint {
+                self.raise_hint(band, hint, end);
+            }
+            return Some(word);
+        }
+        self.claim_or_prove(|| self.claim_word_from(0), || self.claim_word_by_bits())
+    }
+
+    #[inline]
+    fn claim_word_from(&self, from: usize) -> Option<Word> {
+        let one = Request::of(1);
+        let mut from = from;
+        loop {
+            let index = self.search(&one, from)? >> WORD_SHIFT;
+            if let Some(word) = self.take_word(index) {
+                return Some(word);
+            }
+            from = (index + 1) * WORD_PAGES;
+        }
+    }
+
+    #[inline]
+    fn take_word(&self, index: usize) -> Option<Word> {
+        let free = self.free.take_word(index);
+        if free == 0 {
+            return None;
+        }
+        let scavenged = if self.scavenged.load(index) & free == 0 {
+            0
+        } else {
+            self.scavenged.take_any(index, free)
+        };
+        Some(Word { index, free, scavenged })
+    }
+
+    /// Takes the scavenged bits of pages just taken; how many there were.
+    #[inline(always)]
+    fn take_scavenged(&self, word: usize, mask: u64) -> usize {
+        // Taking the pages acquired what their releaser wrote: the load sees every scavenged bit set before it, and nobody else
+        // sets or clears one while the pages are ours (I1).
+        if self.scavenged.load(word) & mask == 0 {
+            return 0;
+        }
+        self.scavenged.take_any(word, mask).count_ones() as usize
+    }
+
+    /// Claims, or proves that there was nothing to claim. `attempt` searches all the heap, believing summaries; `by_bits` does not
+    /// believe them.
+    ///
+    /// The proof: the flag is up before the first calm, with a fence between. A release whose bits the search missed comes after
+    /// the flag in every order of fences, so it passes the turnstile; if it has not passed by the second calm it has not returned,
+    /// and takes place after us. A summary that promised too little had somebody inside. A run held for a moment by a claim that
+    /// gave it back had somebody inside. With nobody inside and nobody passing, the search saw all there was.
+    ///
+    /// Without calm for many rounds - somebody was preempted inside - we do not wait for ever: the last word is the bits'. It can be
+    /// wrong in one way only: by pages that a preempted claimer of a long run holds and will give back.
+    #[cold]
+    fn claim_or_prove<T>(&self, attempt: impl Fn() -> Option<T>, by_bits: impl Fn() -> Option<T>) -> Option<T> {
+        // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.
+        self.seldom.provers.fetch_add(1, Ordering::AcqRel);
+        fence_after_rmw();
+        let mut round = 0;
+        let result = loop {
+            let calm = self.turnstile.calm();
+            if let Some(found) = attempt() {
+                break Some(found);
+            }
+            if calm.is_some() && self.turnstile.calm() == calm {
+                break None;
+            }
+            round += 1;
+            if round > PROOF_ROUNDS {
+                break by_bits();
+            }
+            if calm.is_none() {
+                relax(round);
+            }
+        };
+        self.seldom.provers.fetch_sub(1, Ordering::Release);
+        result
+    }
+
+    /// As `claim_from(.., 0)`, without a look at the tree: 0.4 ns a word.
+    fn claim_by_bits(&self, request: &Request) -> Option<Claim> {
+        let mut from = 0;
+        loop {
+            let start = request.align_page(self.first_run_by_bits(request.pages, from)?)?;
+            match self.claim_at_below(start, request.pages) {
+                Some(Ok(claim)) => return Some(claim),
+                Some(Err(taken)) => from = taken + 1,
+                None => return None,
+            }
+        }
+    }
+
+    fn claim_at_below(&self, start: usize, pages: usize) -> Option<Result<Claim, usize>> {
+        (start.checked_add(pages)? <= self.grown()).then(|| self.claim_at(start, pages))
+    }
+
+    fn claim_word_by_bits(&self) -> Option<Word> {
+        (0..self.grown().div_ceil(WORD_PAGES)).find_map(|index| self.take_word(index))
+    }
+
+    fn first_run_by_bits(&self, count: usize, from: usize) -> Option<usize> {
+        let (first, mut carry) = (from >> G::CHUNK_SHIFT, 0);
+        for chunk in first..self.grown().div_ceil(G::CHUNK_PAGES) {
+            let from = if chunk == first { from & (G::CHUNK_PAGES - 1) } else { 0 };
+            match self.look::<false>(chunk, count, from, carry) {
+                Look::Found(page) => return Some(page),
+                Look::Carry(next) => carry = next,
+            }
+        }
+        None
+    }
+}

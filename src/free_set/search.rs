@@ -1,0 +1,128 @@
+//! Where the lowest run is: first the hint's chunk by its bits, then the tree, then the bits of the chunk the tree names.
+//!
+//! A search changes nothing but summaries that promise too much, and a hint it has outgrown.
+
+#![forbid(unsafe_code)]
+
+use crate::bitmap;
+use crate::geometry::Shape;
+use crate::hints::Band;
+use crate::radix::{Cursor, Step};
+use crate::summary::Summary;
+use crate::sync::fence_after_rmw;
+
+use super::{FreeSet, Request};
+
+/// What came of looking at the bits of a chunk.
+pub(super) enum Look {
+    Found(usize),
+    /// Nothing; this many free pages in a row end with the chunk.
+    Carry(usize),
+}
+
+impl<G: Shape> FreeSet<G> {
+    /// The first page of the lowest run at or after `from` that meets the request, as the summaries and then the bits have it.
+    pub(super) fn search(&self, request: &Request, from: usize) -> Option<usize> {
+        let mut from = request.align_page(from)?;
+        loop {
+            let start = self.first_run::<true>(request.pages, from, self.grown())?;
+            let aligned = request.align_page(start)?;
+            if aligned == start {
+                return Some(start);
+            }
+            from = aligned;
+        }
+    }
+
+    /// The lowest run of `count` pages at or after `from`, in a heap of `pages` pages. With `REPAIR`, leaves found to promise too
+    /// much are corrected on the way.
+    pub(super) fn first_run<const REPAIR: bool>(&self, count: usize, from: usize, pages: usize) -> Option<usize> {
+        if from >= pages || count > pages - from {
+            return None;
+        }
+        let chunk = from >> G::CHUNK_SHIFT;
+        let mut cursor = match self.look::<REPAIR>(chunk, count, from & (G::CHUNK_PAGES - 1), 0) {
+            Look::Found(page) => return Some(page),
+            Look::Carry(carry) => Cursor::after::<G>(chunk, carry),
+        };
+        loop {
+            match self.tree.next(&mut cursor, count, pages) {
+                Step::End => return None,
+                Step::Run(start) => return Some(start),
+                Step::Chunk { chunk, carry } => match self.look::<REPAIR>(chunk, count, 0, carry) {
+                    Look::Found(page) => return Some(page),
+                    Look::Carry(carry) => cursor.advance::<G>(carry),
+                },
+            }
+        }
+    }
+
+    /// Looks for a run of `count` pages in the bits of a chunk, from its page `from` on, with `carry` free pages before it.
+    #[inline]
+    pub(super) fn look<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize, carry: usize) -> Look {
+        let words = self.free.chunk::<G>(chunk);
+        let words = words.words::<G>();
+        let first = chunk << G::CHUNK_SHIFT;
+        if carry > 0 && carry + free_at_start(words) >= count {
+            return Look::Found(first - carry);
+        }
+        if let Some(page) = bitmap::find(words, count, from) {
+            return Look::Found(first + page);
+        }
+        if REPAIR {
+            let leaf = self.tree.leaf(chunk);
+            let promised = leaf.max() >= count || carry + leaf.start() >= count;
+            if promised && bitmap::summarize(words) != leaf {
+                self.correct(chunk);
+            }
+        }
+        let end = bitmap::free_at_end(words, from);
+        Look::Carry(if end == G::CHUNK_PAGES { carry + end } else { end })
+    }
+
+    /// Makes the leaf of a chunk, found to promise too much, say what there is.
+    #[cold]
+    pub(super) fn correct(&self, chunk: usize) {
+        let _pass = self.turnstile.enter(chunk);
+        if self.tree.settle(chunk, || self.summarize(chunk)) {
+            self.tree.propagate(chunk, chunk);
+        }
+    }
+
+    /// What the bits of a chunk add up to now.
+    #[inline]
+    pub(crate) fn summarize(&self, chunk: usize) -> Summary {
+        bitmap::summarize(self.free.chunk::<G>(chunk).words::<G>())
+    }
+
+    /// Raises the hint of `band` from `seen` to `page`, if no run of the band's length lies below `page`.
+    ///
+    /// A releaser goes: bits, fence, (tree,) fence, look at the hint. We go: hint, fence, look at tree and bits. Whichever fence is
+    /// first, one of us sees the other; the calm says that nobody was between bits and tree meanwhile. If we see a run, or no calm,
+    /// the hint goes back.
+    pub(super) fn raise_hint(&self, band: Band, seen: usize, page: usize) {
+        let Some(calm) = self.turnstile.calm() else { return };
+        if !self.hints.try_raise(band, seen, page) {
+            return;
+        }
+        fence_after_rmw();
+        let from = seen.saturating_sub(band.pages() - 1);
+        let lowest = self.first_run::<false>(band.pages(), from, page);
+        let missed = lowest.is_some_and(|start| start + band.pages() <= page);
+        if missed || self.turnstile.calm() != Some(calm) {
+            self.hints.lower_band(band, seen);
+        }
+    }
+}
+
+#[inline(always)]
+fn free_at_start(words: &[u64]) -> usize {
+    let mut run = 0;
+    for &word in words {
+        run += word.trailing_ones() as usize;
+        if word != u64::MAX {
+            break;
+        }
+    }
+    run
+}

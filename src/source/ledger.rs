@@ -1,0 +1,272 @@
+//! Which part of a fixed range is taken, for sources that own one: [`Region`](super::Region) and
+//! [`Numbers`](super::Numbers).
+//!
+//! ```text
+//!   first                                                    first + bytes
+//!     ├skip┼─ bottom ────────┼╌╌╌╌╌ left ╌╌╌╌╌┼───── top ────┼rest┤
+//!          0           bottom.edge       units - top.edge   units
+//! ```
+//!
+//! Reservations stack up from both ends towards the middle, in **units**. A unit is the granule, doubled until the
+//! range has fewer than 2^24 of them: with granules of 4 KiB that is 4 KiB up to 64 GiB, and 64 KiB for a terabyte.
+//! Both edges and the number of reservations at each end are one `u64`, so every change is one compare-exchange and no
+//! state in between exists:
+//!
+//! ```text
+//!   63    56 55              32 31    24 23               0
+//!   ┌───────┬──────────────────┬────────┬─────────────────┐
+//!   │ live  │ edge             │ live   │ edge            │
+//!   └───────┴─────── top ──────┴────────┴──── bottom ─────┘
+//! ```
+//!
+//! What is given back is free at once if it was the outermost at its end, and in any case when its end holds nothing
+//! more. So a heap that reserves, fails, gives back and asks for less leaks nothing, and heaps dropped in any order
+//! leave the range as it was.
+//!
+//! The range is known here by numbers only: `first` comes with every call, as the address of a pointer is no constant.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Bits of an edge.
+const EDGE_BITS: u32 = 24;
+/// Units a range may have: edges run from 0 to this.
+const MOST_UNITS: usize = (1 << EDGE_BITS) - 1;
+/// Reservations that may live at one end.
+const MOST_LIVE: u64 = 255;
+/// Granules below a cache line would let two heaps meet in one.
+const LEAST_GRANULE: usize = 64;
+
+const _: () = assert!(
+    2 * (EDGE_BITS + 8) == u64::BITS,
+    "two ends, each an edge and a count of 8 bits"
+);
+
+/// Bookkeeping of one range.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// Both ends, packed. Any thread.
+    taken: AtomicU64,
+    /// Length of the range.
+    bytes: usize,
+    /// What callers count in. A power of two.
+    granule: usize,
+    /// What is handed out, at least the granule: `1 << unit_shift` bytes. A shift, because a division by a variable is
+    /// a place to panic.
+    unit_shift: u32,
+}
+
+/// A part of the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Bytes from the start of the range.
+    pub(super) offset: usize,
+    /// Length.
+    pub(super) bytes: usize,
+}
+
+/// From which end of the range to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// From low addresses up.
+    Bottom,
+    /// From high addresses down.
+    Top,
+}
+
+impl Ledger {
+    /// Nothing taken of `bytes`. A granule that is no power of two is raised to the next, at least 64.
+    pub(super) const fn new(bytes: usize, granule: usize) -> Ledger {
+        let granule = match granule.checked_next_power_of_two() {
+            Some(power) if power > LEAST_GRANULE => power,
+            Some(_) => LEAST_GRANULE,
+            None => 1 << (usize::BITS - 1),
+        };
+        let mut unit_shift = granule.trailing_zeros();
+        while bytes >> unit_shift > MOST_UNITS {
+            unit_shift += 1;
+        }
+        Ledger {
+            taken: AtomicU64::new(0),
+            bytes,
+            granule,
+            unit_shift,
+        }
+    }
+
+    /// Length of the whole range.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The unit of callers.
+    pub(super) const fn granule(&self) -> usize {
+        self.granule
+    }
+
+    /// Bytes neither end has taken.
+    pub(super) fn left(&self, first: usize) -> usize {
+        // Relaxed: a figure for planning; `take` decides.
+        let taken = Taken::unpack(self.taken.load(Ordering::Relaxed));
+        let grid = self.grid(first);
+        grid.units.saturating_sub(taken.bottom.edge + taken.top.edge) << self.unit_shift
+    }
+
+    /// Takes at least `bytes` whose address is a multiple of `align`. `None` if they are not there.
+    pub(super) fn take(&self, first: usize, end: End, bytes: usize, align: usize) -> Option<Part> {
+        if bytes == 0 || !align.is_power_of_two() {
+            return None;
+        }
+        let grid = self.grid(first);
+        let units = ((bytes - 1) >> self.unit_shift) + 1;
+        let mut part = None;
+        // Acquire: whoever gave these units back has finished with them (`give`, Release). Release: as `give`, for the
+        // part of the state that this keeps.
+        let update = self.taken.try_update(Ordering::AcqRel, Ordering::Relaxed, |packed| {
+            let taken = Taken::unpack(packed);
+            let (run, next) = self.place(grid, taken, end, units, align)?;
+            let offset = grid.skip + (run.start << self.unit_shift);
+            part = Some(Part {
+                offset,
+                bytes: run.units << self.unit_shift,
+            });
+            Some(next.pack())
+        });
+        update.ok().and(part)
+    }
+
+    /// Gives back what [`take`](Self::take) returned for `end`.
+    pub(super) fn give(&self, first: usize, end: End, part: Part) {
+        let grid = self.grid(first);
+        let start = part.offset.saturating_sub(grid.skip) >> self.unit_shift;
+        let stop = start + (part.bytes >> self.unit_shift);
+        // Release: our last use of the units happens before the next owner's first (`take`, Acquire). Acquire: passes
+        // on what others have released at the same end.
+        self.taken.update(Ordering::AcqRel, Ordering::Relaxed, |packed| {
+            let mut taken = Taken::unpack(packed);
+            match end {
+                End::Bottom => taken.bottom.shrink(stop, start),
+                End::Top => taken
+                    .top
+                    .shrink(grid.units.saturating_sub(start), grid.units.saturating_sub(stop)),
+            }
+            taken.pack()
+        });
+    }
+
+    /// Where a range starting at `first` has its units.
+    fn grid(&self, first: usize) -> Grid {
+        let skip = first.wrapping_neg() & ((1 << self.unit_shift) - 1);
+        Grid {
+            origin: first.wrapping_add(skip),
+            skip,
+            units: self.bytes.saturating_sub(skip) >> self.unit_shift,
+        }
+    }
+
+    /// The place for `units` at one end, and the state with it taken.
+    fn place(&self, grid: Grid, taken: Taken, end: End, units: usize, align: usize) -> Option<(Run, Taken)> {
+        // Units are whole multiples of any smaller alignment; a larger one is a whole number of units.
+        let past_align = |unit: usize| grid.origin.wrapping_add(unit << self.unit_shift) & (align - 1);
+        let ceiling = grid.units.checked_sub(taken.top.edge)?;
+        let mut next = taken;
+        match end {
+            End::Bottom => {
+                let floor = taken.bottom.edge;
+                let start = floor + ((past_align(floor).wrapping_neg() & (align - 1)) >> self.unit_shift);
+                next.bottom = taken.bottom.grown_to(start + units)?;
+                (next.bottom.edge <= ceiling).then_some((Run { start, units }, next))
+            }
+            End::Top => {
+                let highest = ceiling.checked_sub(units)?;
+                let start = highest.checked_sub(past_align(highest) >> self.unit_shift)?;
+                // What the alignment leaves between this and the one above belongs to this: giving back is exact.
+                next.top = taken.top.grown_to(grid.units - start)?;
+                (taken.bottom.edge <= start).then_some((
+                    Run {
+                        start,
+                        units: ceiling - start,
+                    },
+                    next,
+                ))
+            }
+        }
+    }
+}
+
+/// Units of a range.
+#[derive(Clone, Copy)]
+struct Grid {
+    /// Address of unit 0.
+    origin: usize,
+    /// Bytes before it.
+    skip: usize,
+    /// How many.
+    units: usize,
+}
+
+/// Units in a row.
+#[derive(Clone, Copy)]
+struct Run {
+    start: usize,
+    units: usize,
+}
+
+/// What is taken at one end.
+#[derive(Clone, Copy)]
+struct Stack {
+    /// Units from that end of the range to the innermost one taken.
+    edge: usize,
+    /// Reservations not yet given back. Zero of them: `edge` is 0.
+    live: u64,
+}
+
+impl Stack {
+    /// With one more reservation, up to `edge`.
+    fn grown_to(self, edge: usize) -> Option<Stack> {
+        (self.live < MOST_LIVE).then_some(Stack {
+            edge,
+            live: self.live + 1,
+        })
+    }
+
+    /// With the reservation between `outer` and `inner` (counted from this end) given back.
+    fn shrink(&mut self, outer: usize, inner: usize) {
+        self.live = self.live.saturating_sub(1);
+        if self.live == 0 {
+            self.edge = 0;
+        } else if self.edge == outer {
+            self.edge = inner;
+        }
+    }
+
+    fn pack(self) -> u64 {
+        (self.live << EDGE_BITS) | self.edge as u64
+    }
+
+    fn unpack(bits: u64) -> Stack {
+        Stack {
+            edge: bits as usize & MOST_UNITS,
+            live: (bits >> EDGE_BITS) & MOST_LIVE,
+        }
+    }
+}
+
+/// Both ends.
+#[derive(Clone, Copy)]
+struct Taken {
+    bottom: Stack,
+    top: Stack,
+}
+
+impl Taken {
+    fn pack(self) -> u64 {
+        (self.top.pack() << 32) | self.bottom.pack()
+    }
+
+    fn unpack(bits: u64) -> Taken {
+        Taken {
+            bottom: Stack::unpack(bits),
+            top: Stack::unpack(bits >> 32),
+        }
+    }
+}

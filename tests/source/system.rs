@@ -1,0 +1,324 @@
+//! The operating system as a source; what limits of a process do to it is tried in child processes.
+
+use std::process::Command;
+
+use pageheap::source::System;
+
+use super::*;
+
+const CHILD: &str = "PAGEHEAP_SOURCE_CHILD";
+
+/// Runs `test` of this module in a child process, where this returns true.
+fn in_child(test: &str) -> bool {
+    if std::env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let name = format!("system::{test}");
+    let exe = std::env::current_exe().expect("own executable");
+    let mut child = Command::new(exe);
+    child
+        .args([&name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1");
+    let output = child.output().expect("a child process");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{output:?}");
+    false
+}
+
+fn give_back(reservation: Reservation) {
+    // SAFETY: tests give back what they reserved, at the end.
+    unsafe { System.unreserve(Purpose::Pages, reservation) };
+}
+
+#[test]
+fn memory_is_zero_when_prepared_and_when_released() {
+    let page = System.granule();
+    let pages = System.reserve(Purpose::Pages, 64 * page, page).expect("64 pages");
+    // SAFETY: written only where prepared.
+    unsafe {
+        let part = at(pages, 16 * page);
+        assert_eq!(System.prepare(Purpose::Pages, part, 32 * page), Ok(Contents::Zero));
+        let memory = std::slice::from_raw_parts_mut(part.as_ptr(), 32 * page);
+        assert!(memory.iter().all(|&byte| byte == 0));
+        memory.fill(0xAB);
+        let answer = System.release(at(pages, 20 * page), 8 * page);
+        assert!(answer.is_ok());
+        if cfg!(target_os = "linux") {
+            assert_eq!(answer, Ok(Contents::Zero));
+            assert!(memory[4 * page..12 * page].iter().all(|&byte| byte == 0));
+        }
+        assert!(
+            memory[..4 * page]
+                .iter()
+                .chain(&memory[12 * page..])
+                .all(|&byte| byte == 0xAB)
+        );
+        memory.fill(0xCD);
+        assert_eq!(System.commit(part, 32 * page), Ok(()));
+    }
+    give_back(pages);
+}
+
+#[test]
+fn reservations_are_aligned_and_disjoint() {
+    let page = System.granule();
+    let mut kept: Vec<Reservation> = Vec::new();
+    for shift in page.trailing_zeros()..=30 {
+        for bytes in [page, 3 * page, 1 << 21] {
+            let pages = System
+                .reserve(Purpose::Pages, bytes, 1 << shift)
+                .expect("address space");
+            assert_eq!(pages.base.addr().get() % (1 << shift), 0);
+            assert!(bytes <= pages.bytes);
+            for other in &kept {
+                let (start, end) = (other.base.addr().get(), other.base.addr().get() + other.bytes);
+                assert!(end <= pages.base.addr().get() || pages.base.addr().get() + pages.bytes <= start);
+            }
+            kept.push(pages);
+        }
+    }
+    for pages in kept {
+        // SAFETY: the ends of a reservation nobody uses.
+        unsafe {
+            assert_eq!(System.prepare(Purpose::Pages, pages.base, page), Ok(Contents::Zero));
+            pages.base.write(1);
+            let last = at(pages, pages.bytes - page);
+            if last != pages.base {
+                assert_eq!(System.prepare(Purpose::Pages, last, page), Ok(Contents::Zero));
+                last.write(1);
+            }
+        }
+        give_back(pages);
+    }
+}
+
+#[test]
+fn impossible_requests_are_refused() {
+    let page = System.granule();
+    let largest = usize::MAX & !(page - 1);
+    assert_eq!(System.reserve(Purpose::Pages, 0, page), None);
+    assert_eq!(System.reserve(Purpose::Pages, page + 1, page), None);
+    assert_eq!(System.reserve(Purpose::Pages, page, 3 * page), None);
+    assert_eq!(System.reserve(Purpose::Pages, largest, page), None);
+    assert_eq!(System.reserve(Purpose::Pages, largest, 1 << 30), None);
+    assert_eq!(System.reserve(Purpose::Pages, page, 1 << (usize::BITS - 1)), None);
+    assert_eq!(
+        System.reserve(Purpose::Pages, 1 << (usize::BITS - 2), 1 << (usize::BITS - 2)),
+        None
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn errno_is_kept_by_success_and_failure() {
+    // SAFETY: this thread's errno.
+    let errno = || unsafe { &mut *libc::__errno_location() };
+    let page = System.granule();
+    *errno() = 77;
+    assert_eq!(System.reserve(Purpose::Pages, 1 << 62, page), None);
+    let pages = System.reserve(Purpose::Pages, page, 1 << 30).expect("a page");
+    // SAFETY: a reservation of our own; the second page is deliberately none of ours any more.
+    unsafe {
+        assert!(System.prepare(Purpose::Pages, pages.base, page).is_ok());
+        assert!(System.release(pages.base, page).is_ok());
+        let locked = libc::mlock(pages.base.as_ptr().cast(), page) == 0;
+        *errno() = 77;
+        assert!(
+            System.release(pages.base, page).is_err() || !locked,
+            "locked memory cannot be given back"
+        );
+        System.unreserve(Purpose::Pages, pages);
+        System.unreserve(
+            Purpose::Pages,
+            Reservation {
+                base: at(pages, 1),
+                bytes: 0,
+            },
+        );
+    }
+    let _ = System.budget();
+    assert_eq!(*errno(), 77);
+}
+
+/// Sets a soft limit of this process.
+fn limit(bytes: usize) {
+    let mut limits = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a valid rlimit to fill and to read.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &mut limits), 0);
+        limits.rlim_cur = bytes as libc::rlim_t;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &limits), 0);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_address_space_limit_is_the_budget() {
+    if !in_child("the_address_space_limit_is_the_budget") {
+        return;
+    }
+    limit(512 << 20);
+    assert_eq!(System.budget(), 384 << 20);
+    assert_eq!(System.reserve(Purpose::Pages, 512 << 20, 4096 << 4), None);
+    let pages = System
+        .reserve(Purpose::Pages, 256 << 20, 4 << 20)
+        .expect("half the limit");
+    give_back(pages);
+    // The surplus for an alignment beyond the limit cannot be had; nothing is left behind by trying.
+    for _ in 0..100 {
+        let _ = System.reserve(Purpose::Pages, 64 << 20, 1 << 30).map(give_back);
+    }
+    give_back(
+        System
+            .reserve(Purpose::Pages, 256 << 20, 4 << 20)
+            .expect("half the limit, again"),
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_map_count_refuses_and_breaks_nothing() {
+    if !in_child("a_full_map_count_refuses_and_breaks_nothing") {
+        return;
+    }
+    let page = System.granule();
+    let pages = System
+        .reserve(Purpose::Pages, (1 << 20) * page, page)
+        .expect("a million pages of addresses");
+    // Every second page accessible: two mappings each, until there are no more.
+    // SAFETY: pages of our own, prepared once.
+    let prepared = |count: usize| unsafe { System.prepare(Purpose::Pages, at(pages, 2 * count * page), page) };
+    let Some(full) = (0..1 << 19).find(|&count| prepared(count).is_err()) else {
+        give_back(pages);
+        return println!("this system counts no maps");
+    };
+    assert_eq!(prepared(full), Err(Refused), "refused again, and no worse");
+    let mut kept = Vec::new();
+    for shift in [12, 21, 30, 33] {
+        let align = page.max(1 << shift);
+        kept.extend(System.reserve(Purpose::Pages, 3 * page, align));
+        assert!(
+            kept.iter()
+                .all(|one: &Reservation| one.base.addr().get().is_multiple_of(page) && 3 * page <= one.bytes)
+        );
+    }
+    give_back(pages);
+    kept.into_iter().for_each(give_back);
+    keeps_the_contract(&System, 1);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terabyte_costs_no_memory() {
+    if !in_child("a_terabyte_costs_no_memory") {
+        return;
+    }
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/statm").expect("own statistics");
+        status
+            .split(' ')
+            .nth(1)
+            .and_then(|pages| pages.parse::<usize>().ok())
+            .expect("a number")
+    };
+    let before = resident();
+    let Some(pages) = System.reserve(Purpose::Pages, 1 << 40, 1 << 30) else {
+        return;
+    };
+    let tables = System
+        .reserve(Purpose::Metadata, 1 << 30, System.granule())
+        .expect("a gigabyte");
+    // SAFETY: a Reserved range of our own.
+    assert!(unsafe { System.prepare(Purpose::Metadata, tables.base, tables.bytes) }.is_ok());
+    assert!(resident().saturating_sub(before) * System.granule() < 1 << 20);
+    give_back(pages);
+    give_back(tables);
+}
+
+/// From now on `call` does nothing in this thread and returns `error` (0: claims to have succeeded).
+#[cfg(target_os = "linux")]
+fn filter(call: libc::c_long, error: u32) {
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
+    let rule = |code: u32, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let mut rules = [
+        // The number of the call lies at offset 0.
+        rule(BPF_LD | BPF_W | BPF_ABS, 0, 0),
+        rule(BPF_JMP | BPF_JEQ | BPF_K, 1, call as u32),
+        rule(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ERRNO | error),
+        rule(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: rules.len() as u16,
+        filter: rules.as_mut_ptr(),
+    };
+    // SAFETY: a valid program, read during the call only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+            0
+        );
+    }
+}
+
+/// Prepares a page, writes to it, releases it. What `prepare` and `release` said, and what the page reads then.
+#[cfg(target_os = "linux")]
+fn use_a_page() -> (Result<Contents, Refused>, Result<Contents, Refused>, u8) {
+    let page = System.granule();
+    let pages = System.reserve(Purpose::Pages, page, page).expect("a page");
+    // SAFETY: a page of our own, accessed only if it was prepared.
+    unsafe {
+        let prepared = System.prepare(Purpose::Pages, pages.base, page);
+        let mut released = Err(Refused);
+        let mut byte = 0;
+        if prepared.is_ok() {
+            pages.base.write_volatile(9);
+            released = System.release(pages.base, page);
+            byte = pages.base.read_volatile();
+        }
+        give_back(pages);
+        (prepared, released, byte)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_emulator_that_ignores_the_advice_is_found_out() {
+    if in_child("an_emulator_that_ignores_the_advice_is_found_out") {
+        filter(libc::SYS_madvise, 0);
+        assert_eq!(use_a_page(), (Ok(Contents::Zero), Err(Refused), 9));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn calls_refused_by_a_filter_are_not_done() {
+    if in_child("calls_refused_by_a_filter_are_not_done") {
+        filter(libc::SYS_madvise, libc::EPERM as u32);
+        assert_eq!(use_a_page(), (Ok(Contents::Zero), Err(Refused), 9));
+        filter(libc::SYS_munmap, libc::ENOMEM as u32);
+        assert_eq!(
+            use_a_page(),
+            (Ok(Contents::Zero), Err(Refused), 9),
+            "not given back, and nobody is told"
+        );
+        filter(libc::SYS_mprotect, libc::ENOSYS as u32);
+        assert_eq!(use_a_page(), (Err(Refused), Err(Refused), 0));
+        // Misaligned at first, surely, once of these; the parts that cannot be cut off stay, or it is refused.
+        for _ in 0..8 {
+            if let Some(pages) = System.reserve(Purpose::Pages, System.granule(), 1 << 26) {
+                assert_eq!(pages.base.addr().get() % (1 << 26), 0);
+            }
+        }
+        filter(libc::SYS_mmap, libc::EPERM as u32);
+        assert_eq!(System.reserve(Purpose::Pages, System.granule(), System.granule()), None);
+    }
+}
