@@ -33,6 +33,12 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/heap/scan.rs",
     "src/metadata.rs",
     "src/source/mod.rs",
+    "src/source/numbers.rs",
+    "src/source/region.rs",
+    "src/source/simulated.rs",
+    "src/source/simulated/map.rs",
+    "src/source/split.rs",
+    "src/source/unix.rs",
     "src/sync/model.rs",
     "src/sync/native.rs",
 ];
@@ -44,15 +50,22 @@ const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.r
 const SYSTEM_CFG_HOMES: &[&str] = &["src/fatal.rs", "src/lib.rs", "src/source/", "src/sync/native.rs"];
 
 /// Files and folders outside the models, which may name `core::sync::atomic` itself.
-const ATOMIC_HOMES: &[&str] = &["src/sync/"];
+const ATOMIC_HOMES: &[&str] = &[
+    "src/source/ledger.rs",
+    "src/source/region.rs",
+    "src/source/unix.rs",
+    "src/sync/",
+];
+
+/// Tools for tests, which may hold a lock that allocates.
+const FOREIGN_LOCK_HOMES: &[&str] = &["src/source/simulated.rs"];
 
 /// Files longer than a file may be, with the length they had when the law came. They may shrink, and then leave the
 /// list.
-const LONG_FILES: &[(&str, usize)] = &[("src/free_set.rs", 732)];
+const LONG_FILES: &[(&str, usize)] = &[];
 
-/// Files and folders that are being rewritten: wide lines and missing reasons for orderings are not held against them
-/// yet.
-const NOT_YET: &[&str] = &["src/free_set.rs", "src/heap/", "src/radix.rs", "src/source/"];
+/// Files and folders under way: wide lines, long functions and unexplained orderings are not held against them yet.
+const NOT_YET: &[&str] = &["src/free_set/", "src/heap/", "src/radix.rs", "tests/smoke.rs"];
 
 /// The files of a repository: those in Rust split into code and comments, the others as they are.
 pub struct House {
@@ -244,8 +257,9 @@ fn unsafe_says_why() {
 
 #[test]
 fn unsafe_without_a_reason_is_caught() {
-    let good = "// SAFETY: for\n// good reasons.\nunsafe impl Send for T {}\n\n/// # Safety\n///\n/// Mind.\n#[inline]\n\
-        pub unsafe fn f() {\n    // SAFETY: as above.\n    let x = g(\n        1,\n        unsafe { h() },\n    );\n}\n\
+    let good = "// SAFETY: for\n// good reasons.\nunsafe impl Send for T {}\n\n/// # Safety\n///\n\
+        /// Mind.\n#[inline]\npub unsafe fn f() {\n    // SAFETY: as above.\n    let x = g(\n        1,\n        unsafe
+        /// { h() },\n    );\n}\n\
         unsafe impl T for U {\n    unsafe fn f() {}\n}\n";
     let good = good.replace("unsafe impl T for U", "// SAFETY: so.\nunsafe impl T for U");
     let bad = |text: &str| caught(safety::safety_comments, &[("src/a.rs", text)], &[("src/a.rs", &good)]);
@@ -337,15 +351,19 @@ fn atomics_by_another_door_are_caught() {
 
 #[test]
 fn no_lock_that_may_allocate() {
-    obeyed(safety::foreign_locks);
+    obeyed(|house| safety::foreign_locks(house, FOREIGN_LOCK_HOMES));
 }
 
 #[test]
 fn a_lock_that_may_allocate_is_caught() {
     let good = [("src/a.rs", "// Never a Mutex.\nuse crate::sync::Lock;")];
-    caught(safety::foreign_locks, &[("src/a.rs", "use std::sync::Mutex;")], &good);
     caught(
-        safety::foreign_locks,
+        |house| safety::foreign_locks(house, &[]),
+        &[("src/a.rs", "use std::sync::Mutex;")],
+        &good,
+    );
+    caught(
+        |house| safety::foreign_locks(house, &[]),
         &[("src/a.rs", "static L: parking_lot::Once = x;")],
         &good,
     );
@@ -409,6 +427,14 @@ fn long_files_functions_and_lines_are_caught() {
     caught(rule, &[("src/a.rs", &file(701))], &[("src/a.rs", &file(700))]);
     caught(rule, &[("src/a.rs", &file(600))], &[("src/a.rs", &file(650))]);
     caught(rule, &[], &[("src/a.rs", &file(650))]);
+}
+
+#[test]
+fn files_under_way_have_something_to_do() {
+    obeyed(|house| {
+        let findings = [shape::sizes(house, LONG_FILES, &[]), safety::orderings(house, &[])].concat();
+        stale(NOT_YET, |home| findings.iter().any(|finding| finding.starts_with(home)))
+    });
 }
 
 #[test]
