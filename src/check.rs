@@ -144,8 +144,8 @@ impl<G: Shape> FreeSet<G> {
         Ok(())
     }
 
-    /// The first of `length` free pages in a row that lie wholly below page `end`. By the bits alone, page by page where they
-    /// differ: deliberately not the search that it checks.
+    /// The first of `length` free pages in a row that lie wholly below page `end`. By the bits alone, page by page
+    /// where they differ: deliberately not the search that it checks.
     fn first_run_below(&self, length: usize, end: usize) -> Option<usize> {
         let mut run = 0;
         for word in 0..end.min(self.grown()).div_ceil(WORD_PAGES) {

@@ -30,9 +30,9 @@
 
 #![forbid(unsafe_code)]
 
+mod search;
 mod claim;
 mod release;
-mod search;
 
 use crossbeam_utils::CachePadded;
 
