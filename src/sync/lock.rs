@@ -68,7 +68,7 @@ impl Lock {
         let taken = self
             .state
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(Guard { lock: self })
+        taken.is_ok().then(|| Guard { lock: self })
     }
 
     #[cold]
