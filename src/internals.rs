@@ -1,5 +1,7 @@
 //! The parts, for this crate's own tests, models, fuzz targets and benches. No promise of any kind.
 
+#![forbid(unsafe_code)]
+
 pub use crate::check::Fault;
 pub use crate::free_set::{Claim, FreeSet, Request, Word};
 pub use crate::geometry::{HINT_PAGES, MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
