@@ -1,12 +1,12 @@
-//! Properties: the small functions against counting, the heap against the naive model of `model/`.
+//! Properties: the small functions against counting, the heap against the naive model of `tests/model`.
 //!
 //! `PROPTEST_CASES` raises the number of cases of everything here.
 
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "properties/heaps.rs"]
 mod heaps;
+#[path = "../model/mod.rs"]
 mod model;
-#[path = "properties/words.rs"]
 mod words;
 
 use proptest::test_runner::FileFailurePersistence;
