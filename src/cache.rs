@@ -219,6 +219,7 @@ impl Slot {
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<Entered<'_>> {
         // Acquire: sees what the last owner left; partner: the release in `Entered::drop`.
+        // Not `then_some`: an owner made for nothing would leave when it is dropped.
         (self.busy.swap(1, Ordering::Acquire) == 0).then(|| Entered { slot: self })
     }
 

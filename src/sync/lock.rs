@@ -68,6 +68,7 @@ impl Lock {
         let taken = self
             .state
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+        // Not `then_some`: a guard made for nothing would unlock when it is dropped.
         taken.is_ok().then(|| Guard { lock: self })
     }
 
