@@ -49,7 +49,7 @@ fn regions(in_use: &Value) -> Vec<Region> {
     for [start, pages] in list(in_use).iter().map(sizes) {
         let hole = start - end;
         if hole > 1 << 22 {
-            left_out += hole - (1 << 22) & !((1 << 21) - 1);
+            left_out += (hole - (1 << 22)) & !((1 << 21) - 1);
         }
         regions.push(Region { start, pages, left_out });
         end = start + pages;
