@@ -6,15 +6,15 @@
 //!                                                 └── the candidate ──┘      highest first, as long as is wanted
 //! ```
 //!
-//! A candidate is a run of pages that are free and still backed by memory, made of whole granules of the operating system, as high in
-//! its chunk as can be: first fit fills a heap from below, so what is free at the top stays free longest (the proposal's policy). A
-//! run that would cut a huge page in two takes all of it, if all of it is free.
+//! A candidate is a run of pages that are free and still backed by memory, made of whole granules of the operating
+//! system, as high in its chunk as can be: first fit fills a heap from below, so what is free at the top stays free
+//! longest (the proposal's policy). A run that would cut a huge page in two takes all of it, if all of it is free.
 //!
-//! Worked: of a free chunk, 16 pages are wanted. The candidate is not pages 496..512 but 256..512: page 256 begins the huge page that
-//! page 496 lies in (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would split it.
+//! Worked: of a free chunk, 16 pages are wanted. The candidate is not pages 496..512 but 256..512: page 256 begins the
+//! huge page that page 496 lies in (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would split it.
 //!
-//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay); the driver is
-//! [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay);
+//! the driver is [`PageHeap::scavenge`](crate::PageHeap::scavenge).
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +48,8 @@ pub fn candidate(free: &[u64], scavenged: &[u64], from: usize, limits: Limits) -
         below -= 1;
         run += idle(below).leading_ones() as usize;
     }
-    let most = limits.most.next_multiple_of(limits.least).max(limits.least);
+    // Clamped first: a wish for everything must not overflow.
+    let most = limits.most.clamp(1, run).next_multiple_of(limits.least);
     let start = end - run.min(most);
     let huge = start & !(limits.huge - 1);
     let cut = start.next_multiple_of(limits.huge) <= end && huge >= end - run;
