@@ -5,6 +5,7 @@ mod claims;
 mod growth;
 mod hints;
 mod long;
+mod negative;
 mod paper;
 mod proof;
 mod scavenge;
