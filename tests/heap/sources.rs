@@ -30,7 +30,8 @@ fn exercise<const COMMITS: bool>(heap: &PageHeap<&Simulated<COMMITS>>) -> Vec<Pa
     live
 }
 
-/// The k-th call of the verb fails, for every k there is; the heap stays sound, and does all it can once the source is well.
+/// The k-th call of the verb fails, for every k there is; the heap stays sound, and does all it can once the source is
+/// well.
 fn survives<const COMMITS: bool>(new: fn(usize) -> Simulated<COMMITS>, verb: Verb, times: usize) {
     for after in 0.. {
         let source = new(4096).failing(verb, Failure::Calls { after, times });

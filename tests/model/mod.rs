@@ -1,7 +1,7 @@
 //! A heap driven side by side with a naive one: for property tests and fuzz targets, which add `mod model` by path.
 //!
-//! [`Runner::run`] does each step to both, compares what comes of it, every page, every count, and has the heap check itself. A
-//! difference panics with a drawing of both.
+//! [`Runner::run`] does each step to both, compares what comes of it, every page, every count, and has the heap check
+//! itself. A difference panics with a drawing of both.
 
 #![allow(dead_code, reason = "no program uses all of it")]
 
@@ -390,7 +390,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
     }
 
-    // ---- comparisons --------------------------------------------------------------------------------------------------------
+    // ---- comparisons ------------------------------------------------------------------------------------------------
 
     /// Free, scavenged.
     fn bits(&self, page: usize) -> (bool, bool) {

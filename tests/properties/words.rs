@@ -175,7 +175,7 @@ proptest! {
         let (least, huge) = (1 << shift.min(pages.trailing_zeros()), 1 << huge.min(pages.trailing_zeros()));
         let limits = Limits { least, most, huge };
         // A search for groups of several words begins at the end of one.
-        let from = if least > 64 { from % pages | (least - 1) } else { from % pages };
+        let from = if least > 64 { (from % pages) | (least - 1) } else { from % pages };
         let idle: Vec<_> = flags(&free).into_iter().zip(flags(&scavenged)).map(|(free, gone)| free && !gone).collect();
         let group = |page: usize| idle[page / least * least..][..least].iter().all(|&idle| idle);
         let end = (0..from / 64 * 64 + 64).rev().find(|&page| group(page)).map(|page| page + 1);
