@@ -38,7 +38,7 @@ use crate::check::Fault;
 use crate::free_set::{Claim, FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
 use crate::metadata::{Metadata, Plan, offset};
-use crate::source::{Purpose, Reservation, Source};
+use crate::source::{Contents, Purpose, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
@@ -79,6 +79,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     lent: AtomicU32,
     /// Raised to ask every handle to flush when it next leaves its fast path.
     flush_calls: AtomicU32,
+    /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
+    doubtful: AtomicU32,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,
@@ -138,6 +140,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             vacant: AtomicU32::new(0),
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
+            doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
             metadata,
@@ -288,26 +291,50 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A claim as an allocation: commits what the source wants committed.
     #[inline(always)]
     fn ready(&self, claim: Claim, pages: usize) -> Option<Allocation> {
-        if S::COMMITS && claim.scavenged > 0 {
-            self.commit(claim, pages)?;
-        }
+        let scavenged = if S::COMMITS && claim.scavenged > 0 {
+            self.commit(claim, pages)?
+        } else {
+            claim.scavenged
+        };
         Some(Allocation {
             run: PageRun::known(claim.start, pages),
-            scavenged: PageCount(claim.scavenged),
+            scavenged: PageCount(scavenged),
         })
     }
 
+    /// Whether pages that are no more than Prepared, and read as `contents`, are to be marked as scavenged. Where the source commits
+    /// they always are: it is the mark that brings them to `commit`. That they are zero is then claimed only as long as it was so each
+    /// time.
+    pub(super) fn to_mark(&self, contents: Contents) -> bool {
+        let zero = contents == Contents::Zero;
+        if S::COMMITS && !zero {
+            // Relaxed: before the pages are given to the set, and read after they were taken out of it.
+            self.doubtful.store(1, Ordering::Relaxed);
+        }
+        S::COMMITS || zero
+    }
+
+    /// Has a claim committed, some pages of which are marked. How many are known to be zero.
     #[cold]
-    fn commit(&self, claim: Claim, pages: usize) -> Option<()> {
+    fn commit(&self, claim: Claim, pages: usize) -> Option<usize> {
         self.counters.commit.add(1);
         let start = offset(self.base, claim.start << G::PAGE_SHIFT);
-        // SAFETY: pages just claimed: ours alone, inside the reservation, prepared. A source that commits has a granule of at most a
-        // page (checked in `new`); committing what is Ready already is allowed to it.
+        // SAFETY: pages just claimed: ours alone, inside the reservation, Prepared or Ready, on granule borders: a source that commits
+        // has a granule of at most a page (checked in `new`).
         if unsafe { self.source.commit(start, pages << G::PAGE_SHIFT) }.is_ok() {
-            return Some(());
+            // Relaxed: see `to_mark`.
+            let known = self.doubtful.load(Ordering::Relaxed) == 0;
+            return Some(if known { claim.scavenged } else { 0 });
         }
         self.counters.refusals.add(1);
-        self.release_or_abort(claim.start, pages);
+        self.counters.release.add(1);
+        // The claim took the marks, and which pages had one is forgotten: all of them get one, so all of them go back.
+        // SAFETY: as above; the pages' contents are nobody's.
+        let released = unsafe { self.source.release(start, pages << G::PAGE_SHIFT) };
+        let mark = self.to_mark(released.unwrap_or(Contents::Unknown));
+        if let Err(page) = self.set.release_held(claim.start, pages, mark) {
+            self.free_already(page).abort();
+        }
         None
     }
 
@@ -398,12 +425,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: part of a run that is the caller's, who gives it up.
         unsafe { self.free(tail) };
         head
-    }
-
-    pub(crate) fn release_or_abort(&self, start: usize, pages: usize) {
-        if let Err(page) = self.set.release(start, pages) {
-            self.free_already(page).abort();
-        }
     }
 
     #[cold]

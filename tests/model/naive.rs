@@ -82,6 +82,8 @@ pub struct Setup {
     pub granule: usize,
     /// Whether new pages and released pages read as zero.
     pub zero: bool,
+    /// Whether the source commits: then such pages are marked, whatever they read as.
+    pub commits: bool,
     /// Shards, which are the first slots.
     pub shards: usize,
 }
@@ -193,12 +195,12 @@ impl Model {
     fn grow(&mut self, end: usize) {
         let grown = self.grown();
         // The rest of a granule prepared earlier is not known to be zero.
-        let zero = self.setup.zero && self.prepared == grown;
+        let marked = self.setup.commits || self.setup.zero && self.prepared == grown;
         if end > self.prepared {
             self.prepared = end.next_multiple_of(self.setup.granule).min(self.setup.capacity);
         }
         self.pages.resize(end, State::Free);
-        self.scavenged.resize(end, zero);
+        self.scavenged.resize(end, marked);
     }
 
     // ---- the heap's own verbs ---------------------------------------------------------------------------------------

@@ -64,13 +64,19 @@ fn every_illegal_step_panics_with_a_drawing() {
     is_illegal(Verb::Prepare, Metadata, 0, 1, "in a reservation for Pages");
     is_illegal(Verb::Prepare, Pages, 2, 2, "empty");
     is_illegal(Verb::Commit, Pages, 3, 5, "some of it is Reserved");
-    is_illegal(Verb::Commit, Pages, 5, 7, "some of it is Ready");
     is_illegal(Verb::Release, Pages, 3, 8, "some of it is Reserved");
     is_illegal(Verb::Release, Pages, 7, 9, "beyond the end");
     is_illegal(Verb::Release, Pages, 9, 10, "in no reservation");
     is_illegal(Verb::Unreserve, Pages, 0, 7, "no such reservation");
     is_illegal(Verb::Unreserve, Pages, 1, 8, "no such reservation");
     is_illegal(Verb::Unreserve, Metadata, 0, 8, "no such reservation");
+}
+
+#[test]
+fn what_is_ready_may_be_committed_again() {
+    let (source, pages) = prepared();
+    assert!(step(&source, Verb::Commit, at(pages, 5 * GRANULE), 2 * GRANULE));
+    assert!(source.states().contains("..rrrrPRRR..\n"), "{}", source.states());
 }
 
 #[test]
