@@ -32,7 +32,9 @@ fn one_page(criterion: &mut Criterion) {
         let pages = heap.capacity().0;
         let count = pages.min(MOST);
         let last = run(pages - count, count);
-        let all_but_last = (pages > count).then(|| heap.allocate(PageCount(pages - count)).expect("room"));
+        if pages > count {
+            heap.allocate(PageCount(pages - count)).expect("room");
+        }
 
         criterion.bench_function(&format!("allocate-1/until-exhausted/{name}"), |bench| {
             bench.iter_custom(|rounds| {
@@ -53,6 +55,7 @@ fn one_page(criterion: &mut Criterion) {
         });
         criterion.bench_function(&format!("refill/{name}"), |bench| {
             bench.iter_custom(|rounds| {
+                take_all(&heap);
                 free(&heap, last);
                 timed(rounds, count / 64, || {
                     let time = clock(|| {
@@ -65,7 +68,6 @@ fn one_page(criterion: &mut Criterion) {
                 })
             });
         });
-        drop(all_but_last);
     }
 }
 

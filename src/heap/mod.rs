@@ -35,10 +35,10 @@ use core::ptr::NonNull;
 
 use crate::cache::Slot;
 use crate::check::Fault;
-use crate::free_set::{Claim, FreeSet, Request};
+use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
 use crate::metadata::{Metadata, Plan, offset};
-use crate::source::{Contents, Purpose, Reservation, Source};
+use crate::source::{Purpose, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
@@ -79,8 +79,6 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     lent: AtomicU32,
     /// Raised to ask every handle to flush when it next leaves its fast path.
     flush_calls: AtomicU32,
-    /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
-    doubtful: AtomicU32,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,
@@ -140,7 +138,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             vacant: AtomicU32::new(0),
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
-            doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
             metadata,
@@ -245,8 +242,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         while self.set.grown() < end {
             self.grow_to(end)?;
         }
-        let claim = self.set.claim_at(start, pages).ok()?;
-        self.ready(claim, pages)
+        self.set.hold(start, pages).ok()?;
+        self.ready(start, pages)
     }
 
     /// Makes `run` longer in place: `None` if the pages behind it are not free. What was added, on success.
@@ -266,8 +263,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         loop {
             let grown = self.set.grown();
-            if let Some(claim) = self.set.claim(request) {
-                return self.ready(claim, request.pages);
+            if let Some(start) = self.set.hold_lowest(request) {
+                return self.ready(start, request.pages);
             }
             if self.grow_for(request, grown).is_none() {
                 return self.allocate_last(request);
@@ -281,61 +278,37 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let Some(claim) = self.set.claim(request) else {
+        let Some(start) = self.set.hold_lowest(request) else {
             self.counters.refusals.add(1);
             return None;
         };
-        self.ready(claim, request.pages)
+        self.ready(start, request.pages)
     }
 
-    /// A claim as an allocation: commits what the source wants committed.
+    /// Pages just held, as an allocation: commits them where the source wants it. On refusal they go back as they were.
     #[inline(always)]
-    fn ready(&self, claim: Claim, pages: usize) -> Option<Allocation> {
-        let scavenged = if S::COMMITS && claim.scavenged > 0 {
-            self.commit(claim, pages)?
-        } else {
-            claim.scavenged
-        };
+    fn ready(&self, start: usize, pages: usize) -> Option<Allocation> {
+        if S::COMMITS && self.set.scavenged_in(start, pages) > 0 && !self.commit(start, pages) {
+            self.release_or_abort(start, pages);
+            return None;
+        }
+        let scavenged = PageCount(self.set.take_scavenged(start, pages));
         Some(Allocation {
-            run: PageRun::known(claim.start, pages),
-            scavenged: PageCount(scavenged),
+            run: PageRun::known(start, pages),
+            scavenged,
         })
     }
 
-    /// Whether pages that are no more than Prepared, and read as `contents`, are to be marked as scavenged. Where the source commits
-    /// they always are: it is the mark that brings them to `commit`. That they are zero is then claimed only as long as it was so each
-    /// time.
-    pub(super) fn to_mark(&self, contents: Contents) -> bool {
-        let zero = contents == Contents::Zero;
-        if S::COMMITS && !zero {
-            // Relaxed: before the pages are given to the set, and read after they were taken out of it.
-            self.doubtful.store(1, Ordering::Relaxed);
-        }
-        S::COMMITS || zero
-    }
-
-    /// Has a claim committed, some pages of which are marked. How many are known to be zero.
+    /// Has the source commit pages the caller holds, some of which are scavenged. Whether it did.
     #[cold]
-    fn commit(&self, claim: Claim, pages: usize) -> Option<usize> {
+    fn commit(&self, start: usize, pages: usize) -> bool {
         self.counters.commit.add(1);
-        let start = offset(self.base, claim.start << G::PAGE_SHIFT);
-        // SAFETY: pages just claimed: ours alone, inside the reservation, Prepared or Ready, on granule borders: a source that commits
-        // has a granule of at most a page (checked in `new`).
-        if unsafe { self.source.commit(start, pages << G::PAGE_SHIFT) }.is_ok() {
-            // Relaxed: see `to_mark`.
-            let known = self.doubtful.load(Ordering::Relaxed) == 0;
-            return Some(if known { claim.scavenged } else { 0 });
-        }
-        self.counters.refusals.add(1);
-        self.counters.release.add(1);
-        // The claim took the marks, and which pages had one is forgotten: all of them get one, so all of them go back.
-        // SAFETY: as above; the pages' contents are nobody's.
-        let released = unsafe { self.source.release(start, pages << G::PAGE_SHIFT) };
-        let mark = self.to_mark(released.unwrap_or(Contents::Unknown));
-        if let Err(page) = self.set.release_held(claim.start, pages, mark) {
-            self.free_already(page).abort();
-        }
-        None
+        let address = offset(self.base, start << G::PAGE_SHIFT);
+        // SAFETY: the pages are the caller's alone, inside the reservation, prepared, and on granule borders: a source that commits has a
+        // granule of at most a page (checked in `new`).
+        let done = unsafe { self.source.commit(address, pages << G::PAGE_SHIFT) }.is_ok();
+        self.counters.refusals.add(u64::from(!done));
+        done
     }
 
     // ---- freeing ------------------------------------------------------------------------------------------------------------
@@ -425,6 +398,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: part of a run that is the caller's, who gives it up.
         unsafe { self.free(tail) };
         head
+    }
+
+    pub(crate) fn release_or_abort(&self, start: usize, pages: usize) {
+        if let Err(page) = self.set.release(start, pages) {
+            self.free_already(page).abort();
+        }
     }
 
     #[cold]
