@@ -62,7 +62,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A run of the chunk worth releasing; see [`scavenge::candidate`].
     fn candidate(&self, chunk: usize, from: usize, limits: Limits) -> Option<(usize, usize)> {
         let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
-        scavenge::candidate(free.words::<G>(), scavenged.words::<G>(), from, limits)
+        scavenge::candidate(&free[..G::CHUNK_WORDS], &scavenged[..G::CHUNK_WORDS], from, limits)
     }
 
     /// Claims, releases, marks and gives back one run. How many pages were released, and whether they are marked.
