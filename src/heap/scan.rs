@@ -10,7 +10,7 @@
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::scavenge::{self, Limits};
-use crate::source::{Contents, Source};
+use crate::source::Source;
 use crate::units::PageCount;
 
 use super::PageHeap;
@@ -75,10 +75,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation, and on granule
         // borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
-        let zero = contents == Ok(Contents::Zero);
-        if let Err(page) = self.set.release_held(start, pages, zero) {
+        let mark = contents.is_ok_and(|contents| self.to_mark(contents));
+        if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();
         }
-        (if contents.is_ok() { pages } else { 0 }, zero)
+        (if contents.is_ok() { pages } else { 0 }, mark)
     }
 }
