@@ -162,8 +162,10 @@ fn compare(words: &[u64], pages: &[bool], from: usize, count: usize) {
         counted,
         "{count} pages from {from} in {words:x?}"
     );
-    let end = pages[from..].iter().rev().take_while(|&&free| free).count();
-    assert_eq!(bitmap::free_at_end(words, from), end, "from {from} in {words:x?}");
+    let before = pages[..from].iter().rev().take_while(|&&free| free).count();
+    assert_eq!(bitmap::free_before(words, from), before, "page {from} of {words:x?}");
+    let behind = pages[from..].iter().take_while(|&&free| free).count();
+    assert_eq!(bitmap::free_behind(words, from), behind, "page {from} of {words:x?}");
     let wanted = 1 + (count - 1) % WORD_PAGES;
     for (&word, bits) in words.iter().zip(pages.chunks(WORD_PAGES)) {
         let first = (0..=WORD_PAGES - wanted).find(|&first| free(&bits[first..first + wanted]));

@@ -118,7 +118,7 @@ impl<G: Shape> FreeSet<G> {
         if pages >= G::CHUNK_PAGES {
             // As many searches as chunks would stumble over these leaves, one by one.
             for chunk in first..=last {
-                self.tree.settle(chunk, || self.summarize(chunk));
+                self.tree.settle(chunk, || self.free.chunk::<G>(chunk));
             }
             self.tree.propagate(G::LEAF, first, last);
         }

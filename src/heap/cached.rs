@@ -217,7 +217,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })?;
         Some(Allocation {
             run: PageRun::known(start, pages),
-            scavenged: PageCount(scavenged),
+            scavenged: self.known_zero(scavenged),
         })
     }
 

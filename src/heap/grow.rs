@@ -66,7 +66,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters.prepare.add(*calls.as_ref().unwrap_or(&1) as u64);
         calls.ok()?;
         let contents = self.prepare_pages(end)?;
-        self.set.extend(end - grown, contents == Contents::Zero);
+        self.set.extend(end - grown, self.to_mark(contents));
         self.counters.growths.add(1);
         Some(())
     }

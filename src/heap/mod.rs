@@ -38,7 +38,7 @@ use crate::check::Fault;
 use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
 use crate::metadata::{Metadata, Plan, offset};
-use crate::source::{Purpose, Reservation, Source};
+use crate::source::{Contents, Purpose, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
@@ -79,6 +79,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     lent: AtomicU32,
     /// Raised to ask every handle to flush when it next leaves its fast path.
     flush_calls: AtomicU32,
+    /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
+    doubtful: AtomicU32,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,
@@ -138,6 +140,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             vacant: AtomicU32::new(0),
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
+            doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
             metadata,
@@ -292,11 +295,30 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.release_or_abort(start, pages);
             return None;
         }
-        let scavenged = PageCount(self.set.take_scavenged(start, pages));
+        let scavenged = self.known_zero(self.set.take_scavenged(start, pages));
         Some(Allocation {
             run: PageRun::known(start, pages),
             scavenged,
         })
+    }
+
+    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged. Where the source commits they
+    /// always are: it is the mark that brings them to `commit`.
+    pub(super) fn to_mark(&self, contents: Contents) -> bool {
+        let zero = contents == Contents::Zero;
+        if S::COMMITS && !zero {
+            // Relaxed: before the pages are given to the set, and read after they were taken out of it.
+            self.doubtful.store(1, Ordering::Relaxed);
+        }
+        S::COMMITS || zero
+    }
+
+    /// Of `scavenged` pages just taken, how many are known to read as zero: all, or none once that was in doubt.
+    #[inline(always)]
+    pub(super) fn known_zero(&self, scavenged: usize) -> PageCount {
+        // Relaxed: see `to_mark`.
+        let doubtful = S::COMMITS && self.doubtful.load(Ordering::Relaxed) != 0;
+        PageCount(if doubtful { 0 } else { scavenged })
     }
 
     /// Has the source commit pages the caller holds, some of which are scavenged. Whether it did.
