@@ -1,4 +1,5 @@
-//! Where is the memory? Fills a heap from several threads, empties it, gives memory back, and counts pages after each stage.
+//! Where is the memory? Fills a heap from several threads, empties it, gives memory back, and counts pages after each
+//! stage.
 //!
 //! ```sh
 //! cargo run --release --example census            # 4 threads, 256 MiB
