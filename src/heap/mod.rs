@@ -117,7 +117,7 @@ impl Allocation {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A heap over `source`.
     ///
-    /// Reserves [`Config::reserve`] bytes, or half, or a quarter, down to a megabyte, whatever the source will give, and the room for
+    /// Reserves the bytes [`Config::new`] names, or half, or a quarter, down to a megabyte, whatever the source will give, and the room for
     /// the tables; commits a few granules. O(1).
     ///
     /// # Errors
@@ -221,7 +221,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Takes the lowest run of `pages` free pages, growing the heap if it has to. `None` if there is no room, or for zero pages.
     ///
     /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system call or two where
-    /// the heap grows. `None` is proved: see [`FreeSet`].
+    /// the heap grows. `None` is proved: see `src/free_set`.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         self.allocate_with(&Request::of(pages.0))
