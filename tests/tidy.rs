@@ -65,7 +65,7 @@ const FOREIGN_LOCK_HOMES: &[&str] = &["src/source/simulated.rs"];
 const LONG_FILES: &[(&str, usize)] = &[];
 
 /// Files and folders under way: wide lines, long functions and unexplained orderings are not held against them yet.
-const NOT_YET: &[&str] = &["src/free_set/", "src/heap/", "src/radix.rs", "tests/smoke.rs"];
+const NOT_YET: &[&str] = &["src/free_set/", "src/heap/", "src/radix.rs"];
 
 /// The files of a repository: those in Rust split into code and comments, the others as they are.
 struct House {
