@@ -221,7 +221,11 @@ fn two_runs_that_meet(fenced: bool) {
         let thread = spawn(move || other.raise(0));
         pair.raise(1);
         thread.join().unwrap();
-        assert_eq!(pair.parent.load(Ordering::Acquire), 2, "a run of two is promised as one of one");
+        assert_eq!(
+            pair.parent.load(Ordering::Acquire),
+            2,
+            "a run of two is promised as one of one"
+        );
     });
 }
 

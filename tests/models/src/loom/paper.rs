@@ -157,7 +157,11 @@ pub fn give_to<G: Shape>(cache: &Cache<'_, G>, run: PageRun) {
 pub fn finish<G: Shape>(heap: &Heap<G>, free: usize, cached: usize, scavenged: Option<usize>) {
     heap.check().unwrap();
     let stats = heap.stats();
-    assert_eq!((stats.free.0, stats.cached.0), (free, cached), "pages were lost or made");
+    assert_eq!(
+        (stats.free.0, stats.cached.0),
+        (free, cached),
+        "pages were lost or made"
+    );
     assert!(scavenged.is_none_or(|scavenged| stats.scavenged.0 == scavenged));
     heap.free_set().settle();
     heap.check().unwrap();

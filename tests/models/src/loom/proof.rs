@@ -179,7 +179,10 @@ fn of_a_run_and_two_that_would_break_it_somebody_gets_his() {
         let third = spawn(move || usize::from(third.claim_at(65, 1).is_some()));
         let mine = usize::from(world.claim(1).is_some());
         let (second, third) = (second.join().unwrap(), third.join().unwrap());
-        assert!(second == 4 || mine == 1, "without the run there are pages enough for one");
+        assert!(
+            second == 4 || mine == 1,
+            "without the run there are pages enough for one"
+        );
         assert!(second == 4 || mine + third >= 1);
         world.finish(4 - mine - second - third);
     });

@@ -144,6 +144,11 @@ fn a_pass_in_one_stripe_and_one_in_another_are_both_counted() {
         second.join().unwrap();
         third.join().unwrap();
         assert_eq!(shared.1.load(Ordering::Acquire), 2);
-        assert!(shared.0.calm().is_some_and(|calm| Some(calm) != before || before.is_none() || seen == 2));
+        assert!(
+            shared
+                .0
+                .calm()
+                .is_some_and(|calm| Some(calm) != before || before.is_none() || seen == 2)
+        );
     });
 }

@@ -121,7 +121,11 @@ impl<G: Shape> World<G> {
     pub fn finish(&self, free: usize) {
         self.set.check().unwrap();
         let (grown, now, _) = self.set.count();
-        assert_eq!((grown, now), (self.chunks * G::CHUNK_PAGES, free), "pages were lost or made");
+        assert_eq!(
+            (grown, now),
+            (self.chunks * G::CHUNK_PAGES, free),
+            "pages were lost or made"
+        );
         self.set.settle();
         self.set.check().unwrap();
     }
