@@ -1,7 +1,7 @@
 //! Does a page ever have two owners? Does the next owner see what the last one wrote?
 //!
-//! The cells of the [`World`] answer: loom fails a run in which two threads are on a page without one's leaving being known to the
-//! other, be it that both were given it or that the handover lacks an acquire or a release.
+//! The cells of the [`World`] answer: loom fails a run in which two threads are on a page without one's leaving being
+//! known to the other, be it that both were given it or that the handover lacks an acquire or a release.
 
 use pageheap::internals::Word;
 
@@ -116,9 +116,10 @@ fn who_claims_a_page_sees_what_its_last_owner_wrote_and_that_it_was_scavenged() 
 fn a_page_passes_through_three_hands() {
     explore(2, || {
         let world = World::<One>::new(1, &[], &[(70, 1)]);
-        let pass = |world: &World<One>| match world.claim_at(70, 1) {
-            Some(claim) => world.release(claim.start, 1),
-            None => (),
+        let pass = |world: &World<One>| {
+            if let Some(claim) = world.claim_at(70, 1) {
+                world.release(claim.start, 1);
+            }
         };
         let (second, third) = (world.clone(), world.clone());
         let second = spawn(move || pass(&second));

@@ -19,11 +19,11 @@ use std::time::Instant;
 
 pub use loom::thread::spawn;
 
-/// Runs `body` in every interleaving with at most `preemptions` preemptions (`LOOM_MAX_PREEMPTIONS` overrules). Says how many there
-/// were.
+/// Runs `body` in every interleaving with at most `preemptions` preemptions, or `LOOM_MAX_PREEMPTIONS` if that is
+/// more. Says how many there were.
 pub fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
     builder.max_branches = 50_000;
     let (runs, began) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let counter = Arc::clone(&runs);

@@ -1,11 +1,12 @@
 //! Is every "no" true?
 //!
-//! The programs below are such that enough was free the whole time an allocation ran: whoever else claims has released as much
-//! before. So the allocation must not fail.
+//! The programs below are such that enough was free the whole time an allocation ran: whoever else claims has
+//! released as much before. So the allocation must not fail.
 //!
-//! One "no" may be wrong, and is out of these models' reach: after `PROOF_ROUNDS` rounds without calm, each of which costs a
-//! preemption here, the bits have the last word, and they do not count what a preempted claimer of a long run is about to give back.
-//! (Bits that wander from where the scan has not been to where it has been are counted: `shuttle` has a model of that.)
+//! One "no" may be wrong, and is out of these models' reach: after `PROOF_ROUNDS` rounds without calm, each of which
+//! costs a preemption here, the bits have the last word, and they do not count what a preempted claimer of a long run
+//! is about to give back. (Bits that wander from where the scan has not been to where it has been are counted:
+//! `shuttle` has a model of that.)
 
 use super::world::{CHUNK, One, Three, Two, World, pages_of};
 use super::{explore, spawn};
@@ -79,6 +80,22 @@ fn a_word_moved_is_not_missed() {
         assert_ne!(pages_of(world.claim_word()), 0);
         thread.join().unwrap();
         world.finish(0);
+    });
+}
+
+#[test]
+fn a_page_moved_from_the_word_one_is_about_to_take_is_not_missed() {
+    explore(3, || {
+        // The leaf is right all the time, so nobody is seen in the turnstile but for the flag of who proves.
+        let world = World::<One>::new(1, &[(70, 1)], &[(5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || {
+            other.release(5, 1);
+            usize::from(other.claim_at(70, 1).is_some())
+        });
+        assert_ne!(pages_of(world.claim_word()), 0);
+        let theirs = thread.join().unwrap();
+        world.finish(1 - theirs);
     });
 }
 

@@ -4,7 +4,7 @@
 
 use super::world::{CHUNK, One, Three, Two, World};
 use super::{explore, spawn};
-use pageheap::internals::Shape;
+use pageheap::internals::{Shape, Word};
 
 /// One thread releases `theirs` and the other `mine`.
 fn two_releases<G: Shape>(preemptions: usize, chunks: usize, theirs: (usize, usize), mine: (usize, usize)) {
@@ -53,7 +53,8 @@ fn a_release_of_two_words_and_one_between_them_reach_the_leaf() {
     two_releases::<One>(2, 1, (63, 2), (65, 1));
 }
 
-/// One thread releases `theirs`; the other takes `run` and looks for one that is as long, which corrects what claims left behind.
+/// One thread releases `theirs`; the other takes `run` and looks for one that is as long, which corrects what claims
+/// left behind.
 fn release_and_correction<G: Shape>(
     preemptions: usize,
     chunks: usize,
@@ -153,5 +154,42 @@ fn a_batch_and_a_release_both_reach_the_root() {
         world.release(70, 1);
         thread.join().unwrap();
         world.finish(3);
+    });
+}
+
+#[test]
+fn a_torn_word_and_a_release_that_meets_it_make_one_run() {
+    explore(3, || {
+        let world = World::<Two>::new(2, &[], &[(CHUNK - 64, 1), (CHUNK - 3, 3), (CHUNK, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || {
+            other.release_word(Word {
+                index: 1,
+                free: 1 | 0b111 << 61,
+                scavenged: 0,
+            });
+        });
+        world.release(CHUNK, 1);
+        thread.join().unwrap();
+        world.finish(5);
+    });
+}
+
+#[test]
+fn a_torn_word_and_a_correction_of_its_leaf() {
+    explore(3, || {
+        let world = World::<Two>::new(1, &[(70, 2)], &[(5, 1), (63, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || {
+            other.release_word(Word {
+                index: 0,
+                free: 1 << 5 | 1 << 63,
+                scavenged: 0,
+            });
+        });
+        world.claim_at(70, 2).unwrap();
+        world.set.settle();
+        thread.join().unwrap();
+        world.finish(2);
     });
 }
