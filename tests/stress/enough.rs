@@ -59,8 +59,8 @@ fn aligned(heap: &PageHeap<Simulated>, pages: usize) -> Option<PageRun> {
     Some(allocation.run)
 }
 
-/// As many free pages as threads, far from each other in a heap that is full: a search takes long enough for pages behind
-/// it to be freed, and pages before it to be taken.
+/// As many free pages as threads, far from each other in a heap that is full: a search takes long enough for pages
+/// behind it to be freed, and pages before it to be taken.
 fn far_apart(threads: usize, distance: usize) {
     let size = threads * distance;
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(size << 13)).expect("a heap");
