@@ -247,10 +247,7 @@ impl Model {
     }
 
     pub fn allocate_cached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
-        if pages == 0 {
-            return None;
-        }
-        if pages > 16 {
+        if !(1..=16).contains(&pages) {
             self.heed(slot);
             return self.allocate_uncached(slot, pages);
         }
@@ -272,11 +269,10 @@ impl Model {
     fn allocate_uncached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
         let own = Some(slot).filter(|&slot| slot < self.setup.shards);
         let wish = Wish { pages, align: 1 };
-        if let Some(start) = self.first_fit(wish) {
-            return Some(self.take(start, pages, State::Used));
+        if pages == 0 || self.first_fit(wish).is_none() {
+            // The cache's own pages may be what is missing, before the heap grows or says no.
+            self.flush(slot);
         }
-        // What the slot holds is given back before the heap grows.
-        self.flush(slot);
         self.allocate(wish, own)
     }
 

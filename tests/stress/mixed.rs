@@ -29,11 +29,7 @@ fn mix<S: Source + Sync, G: Shape, T: Stamp>(heap: &PageHeap<S, G>, stamp: &T, t
         done.sum()
     });
     println!("{threads} threads, {steps} steps\n{}", heap.stats());
-    assert!(
-        heap.stats().growths > 0 && heap.stats().refusals > 0,
-        "{}",
-        heap.stats()
-    );
+    assert!(heap.stats().growths > 0, "{}", heap.stats());
     all_is_free(heap, &owners);
 }
 
