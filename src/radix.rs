@@ -162,6 +162,16 @@ impl Cursor {
         }
     }
 
+    /// At the end of the heap, below an entry that promised a run: it did not have it.
+    #[inline]
+    fn note_end<G: Shape>(&mut self) {
+        if self.descents != 0 {
+            let level = self.descents.ilog2() as usize;
+            let parent = self.index >> ((self.level - level) as u32 * G::FANOUT_SHIFT);
+            self.broken = Some((level, parent));
+        }
+    }
+
     /// An inner entry that promised a run and did not have it, if the search met one.
     #[inline(always)]
     #[must_use]
@@ -394,6 +404,7 @@ impl<G: Shape> Tree<G> {
         loop {
             let shift = G::span_shift(at.level);
             if at.index << shift >= pages {
+                at.note_end::<G>();
                 return Step::End;
             }
             let here = self.load(at.level, at.index);

@@ -33,7 +33,7 @@ impl<G: Shape> FreeSet<G> {
     /// Puts back the pages of one word, `scavenged` of them as such: the flush of a cache.
     ///
     /// # Errors
-    /// As for [`release`](Self::release).
+    /// A page that is free already; the others are put back.
     #[inline]
     pub fn release_word(&self, word: Word) -> Result<(), usize> {
         if word.free == 0 {
@@ -43,7 +43,13 @@ impl<G: Shape> FreeSet<G> {
             // Before the pages are free: whoever takes them must see it (I1).
             self.scavenged.mark(word.index, word.scavenged);
         }
-        self.release_bits(word.index, word.free)
+        self.release_bits(word.index, word.free).or_else(|page| {
+            let twice = self.free.load(word.index) & word.free;
+            if twice != word.free {
+                self.release_bits(word.index, word.free & !twice)?;
+            }
+            Err(page)
+        })
     }
 
     #[inline]

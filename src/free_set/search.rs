@@ -116,12 +116,15 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Makes the leaf of a chunk, found to promise too much, say what there is.
+    /// Makes the leaf of a chunk and all that is above it say what there is, after a run that seemed to reach into the chunk was not
+    /// there: which of them promised it is not known.
     #[cold]
-    pub(super) fn correct(&self, chunk: usize) {
+    pub(super) fn correct_all(&self, chunk: usize) {
         let _pass = self.turnstile.enter(chunk);
-        if self.tree.settle(chunk, || self.free.chunk::<G>(chunk)) {
-            self.tree.propagate(G::LEAF, chunk, chunk);
+        self.tree.settle(chunk, || self.free.chunk::<G>(chunk));
+        for level in (0..G::LEAF).rev() {
+            self.tree
+                .settle_node(level, chunk >> (G::span_shift(level) - G::CHUNK_SHIFT));
         }
     }
 

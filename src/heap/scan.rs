@@ -67,6 +67,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Claims, releases, marks and gives back one run. How many pages were released, and whether they are marked.
     fn release_run(&self, start: usize, pages: usize) -> (usize, bool) {
+        // Until the pages are back: whoever is about to say that there is no room waits for them.
+        let _pass = self.scavengers.enter(start >> G::CHUNK_SHIFT);
         if self.set.hold(start, pages).is_err() {
             return (0, false);
         }
@@ -76,6 +78,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
         let mark = contents.is_ok_and(|contents| self.to_mark(contents));
+        if !mark && !S::COMMITS {
+            // Another scavenger's marks, perhaps: what the pages read as is not known any more.
+            self.set.take_scavenged(start, pages);
+        }
         if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();
         }

@@ -45,6 +45,9 @@ pub use split::Split;
 #[cfg(all(unix, feature = "std"))]
 pub use unix::System;
 
+/// The smallest granule a heap works with: a cache line, which its tables are aligned to.
+pub const MIN_GRANULE: usize = 64;
+
 /// What a reservation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {

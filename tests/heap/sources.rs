@@ -174,7 +174,7 @@ fn a_heap_without_room_is_an_error_with_words() {
     assert_eq!(error, Some(NewHeapError::Granule));
     assert_eq!(
         NewHeapError::Granule.to_string(),
-        "the source commits memory in pieces larger than the heap's page"
+        "the source's granule is less than a cache line, or more than a page where pages are committed"
     );
     large.assert_all_returned();
 }

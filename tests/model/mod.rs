@@ -294,7 +294,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         let (start, pages) = self.live[index];
         let longer = self
             .heap
-            .extend(run_of(start, pages).expect("a run"), PageCount(pages + by));
+            .grow_in_place(run_of(start, pages).expect("a run"), PageCount(pages + by));
         let naive = if by == 0 {
             None
         } else {
