@@ -247,7 +247,10 @@ impl Model {
     }
 
     pub fn allocate_cached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
-        if !(1..=16).contains(&pages) {
+        if pages == 0 {
+            return None;
+        }
+        if pages > 16 {
             self.heed(slot);
             return self.allocate_uncached(slot, pages);
         }
@@ -269,10 +272,12 @@ impl Model {
     fn allocate_uncached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
         let own = Some(slot).filter(|&slot| slot < self.setup.shards);
         let wish = Wish { pages, align: 1 };
-        self.allocate(wish, own).or_else(|| {
-            self.flush(slot);
-            self.allocate(wish, own)
-        })
+        if let Some(start) = self.first_fit(wish) {
+            return Some(self.take(start, pages, State::Used));
+        }
+        // What the slot holds is given back before the heap grows.
+        self.flush(slot);
+        self.allocate(wish, own)
     }
 
     fn heed(&mut self, slot: usize) {

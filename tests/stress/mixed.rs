@@ -60,7 +60,7 @@ fn eight_threads() {
 
 #[test]
 fn sixty_four_threads() {
-    simulated::<Geometry>(20_000, 64);
+    simulated::<Geometry>(3000, 64);
 }
 
 #[test]
