@@ -24,7 +24,15 @@ pub mod source;
 mod summary;
 mod sync;
 mod units;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod object;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod global;
 
 pub use geometry::Geometry;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub use global::GlobalHeap;
 pub use heap::{Allocation, Cache, Calls, Config, FreeError, NewHeapError, PageHeap, Stats};
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub use object::{GlobalStats, ObjectFault};
 pub use units::{PageCount, PageIndex, PageRun};

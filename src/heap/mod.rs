@@ -117,10 +117,26 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// # Errors
     /// If not even the smallest heap could be reserved. Nothing stays reserved.
     pub fn new(source: S, config: Config) -> Result<Self, NewHeapError> {
+        Self::try_new(source, config).map_err(|(_, error)| error)
+    }
+
+    /// As [`new`](Self::new), but a source in vain comes back.
+    pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
         if S::COMMITS && source.granule() > G::PAGE_BYTES {
-            return Err(NewHeapError::Granule);
+            return Err((source, NewHeapError::Granule));
         }
-        let (pages, metadata, capacity) = Self::reserve(&source, &config)?;
+        let (pages, metadata, capacity) = match Self::reserve(&source, &config) {
+            Ok(reserved) => reserved,
+            Err(error) => return Err((source, error)),
+        };
+        let Ok(calls) = metadata.cover_slots(&source, config.shards) else {
+            // SAFETY: reserved just above, and nothing refers to them.
+            unsafe {
+                source.unreserve(Purpose::Pages, pages);
+                source.unreserve(Purpose::Metadata, metadata.reservation());
+            }
+            return Err((source, NewHeapError::NoMetadata));
+        };
         // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything below goes to
         // a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after `cover` and `cover_slots`.
         let (set, slots) = unsafe { metadata.tables::<G>() };
@@ -144,10 +160,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             source,
         };
         heap.counters.reserve.add(2);
-        match heap.metadata.cover_slots(&heap.source, heap.shards) {
-            Ok(calls) => heap.counters.prepare.add(1 + calls as u64),
-            Err(_) => return Err(NewHeapError::NoMetadata),
-        }
+        heap.counters.prepare.add(1 + calls as u64);
         Ok(heap)
     }
 
@@ -240,6 +253,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
         while self.set.grown() < end {
+            // Not for the sake of a run whose first pages are taken.
+            let begun = self.set.grown().saturating_sub(start);
+            if self.set.free_at_end(begun) < begun {
+                return None;
+            }
             self.grow_to(end)?;
         }
         let claim = self.set.claim_at(start, pages).ok()?;
@@ -454,6 +472,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn set_limit(&self, limit: PageCount) {
         // Relaxed: a number by itself.
         self.limit.store(limit.0.min(self.capacity), Ordering::Relaxed);
+    }
+
+    /// Pages grown so far.
+    pub(crate) fn grown(&self) -> PageCount {
+        PageCount(self.set.grown())
     }
 
     /// Pages in the reservation: no limit can go beyond.
