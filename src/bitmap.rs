@@ -8,16 +8,16 @@
 //!            page = 64 · w + bit; eight words are a chunk, one cache line, one leaf of the tree
 //! ```
 //!
-//! 1 is free and 0 is "not available": allocated, held by a cache, or never grown. So a table of zeroed memory is a heap with no
-//! pages, and nothing past the grown part needs to be told apart. One read-modify-write on a word is the linearization point of
-//! every operation on its pages; all else in this crate is advice about these words.
+//! 1 is free and 0 is "not available": allocated, held by a cache, or never grown. So a table of zeroed memory is a
+//! heap with no pages, and nothing past the grown part needs to be told apart. One read-modify-write on a word is the
+//! linearization point of every operation on its pages; all else in this crate is advice about these words.
 //!
-//! Worked: in the word `…0110_1110` the lowest run of 2 starts at bit 1, of 3 at bit 1, of 4 nowhere. [`find_in_word`] needs
-//! log₂ n steps for any n: and-ing a word with itself shifted by s leaves a bit where s + 1 ones begin.
+//! Worked: in the word `…0110_1110` the lowest run of 2 starts at bit 1, of 3 at bit 1, of 4 nowhere. [`find_in_word`]
+//! needs log₂ n steps for any n: and-ing a word with itself shifted by s leaves a bit where s + 1 ones begin.
 //!
-//! Costs: a word of one page or many is claimed by one compare-exchange (~11 ns) or one swap (~8 ns); a chunk is summarised in
-//! 5 ns when empty or full and ~40 ns when torn to pieces. The algorithms are those of Go's `mpallocbits.go`, rewritten for
-//! "1 = free".
+//! Costs: a word of one page or many is claimed by one compare-exchange (~11 ns) or one swap (~8 ns); a chunk is
+//! summarised in 5 ns when empty or full and ~40 ns when torn to pieces. The algorithms are those of Go's
+//! `mpallocbits.go`, rewritten for "1 = free".
 
 #![forbid(unsafe_code)]
 
@@ -110,8 +110,8 @@ pub fn free_at_end(words: &[u64], from: usize) -> usize {
 
 /// The summary of the region `words`, at most [`MAX_CHUNK_WORDS`] of them.
 ///
-/// One pass finds what touches a word's end. Only if an inner run (at most 62 pages) could still be the longest does a second
-/// pass look for one, and it never looks for a run that is not longer than the best so far.
+/// One pass finds what touches a word's end. Only if an inner run (at most 62 pages) could still be the longest does a
+/// second pass look for one, and it never looks for a run that is not longer than the best so far.
 #[inline]
 #[must_use]
 pub fn summarize(words: &[u64]) -> Summary {
@@ -238,8 +238,8 @@ impl Bitmap {
 
     /// One word as it is now.
     ///
-    /// Acquire: pairs with the release of whoever set the bits seen, so that what stood before it (the scavenged bits, the
-    /// pages' last contents) is seen too.
+    /// Acquire: pairs with the release of whoever set the bits seen, so that what stood before it (the scavenged bits,
+    /// the pages' last contents) is seen too.
     #[inline(always)]
     pub fn load(&self, word: usize) -> u64 {
         self.words.get(word).load(Ordering::Acquire)
@@ -263,13 +263,14 @@ impl Bitmap {
     #[inline(always)]
     pub fn take(&self, word: usize, mask: u64) -> Result<(), u64> {
         let cell = self.words.get(word);
+        // Relaxed: a guess, which the exchange checks.
         let mut now = cell.load(Ordering::Relaxed);
         loop {
             if now & mask != mask {
                 return Err(mask & !now);
             }
-            // Acquire: sees the last contents and scavenged bits of the pages, released by `give`. Release: keeps the word one
-            // release sequence, so a later claimer of the other bits still synchronises with their `give`.
+            // Acquire: sees the last contents and scavenged bits of the pages, released by `give`. Release: keeps the
+            // word one release sequence, so a later claimer of the other bits still synchronises with their `give`.
             match cell.compare_exchange_weak(now, now & !mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(seen) => now = seen,
@@ -298,13 +299,14 @@ impl Bitmap {
     #[inline(always)]
     pub fn give(&self, word: usize, mask: u64) -> Result<u64, u64> {
         let cell = self.words.get(word);
+        // Relaxed: a guess, which the exchange checks.
         let mut now = cell.load(Ordering::Relaxed);
         loop {
             if now & mask != 0 {
                 return Err(now & mask);
             }
-            // Release: hands the pages' contents and scavenged bits to `take`. Acquire: the caller goes on to compare with the
-            // leaf that an earlier giver of neighbouring bits may have published.
+            // Release: hands the pages' contents and scavenged bits to `take`. Acquire: the caller goes on to compare
+            // with the leaf that an earlier giver of neighbouring bits may have published.
             match cell.compare_exchange_weak(now, now | mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(now | mask),
                 Err(seen) => now = seen,
@@ -315,7 +317,8 @@ impl Bitmap {
     /// Sets the bits of `mask`, whatever they were.
     #[inline(always)]
     pub fn mark(&self, word: usize, mask: u64) {
-        // Relaxed: the pages are the caller's, who hands them on by `give` on the bitmap of free pages, which releases this.
+        // Relaxed: the pages are the caller's, who hands them on by `give` on the bitmap of free pages, which releases
+        // this.
         self.words.get(word).fetch_or(mask, Ordering::Relaxed);
     }
 

@@ -7,7 +7,7 @@
 //! | I1 | a scavenged page is free |
 //! | I2 | no page past the grown part is free |
 //! | I3 | a leaf promises at least what the bits of its chunk hold (it may promise more: claims are lazy) |
-//! | I4 | an inner node is exactly the merge of its children |
+//! | I4 | an inner node promises at least the merge of its children |
 //! | I5 | no run of a hint's length lies wholly below the hint |
 //! | I6 | a page in a cache is not free, and in no other cache |
 //!
@@ -119,7 +119,7 @@ impl<G: Shape> FreeSet<G> {
 
     fn check_node(&self, level: usize, index: usize) -> Result<(), Fault> {
         let (says, truth) = (self.tree.load(level, index), self.tree.merge(level, index));
-        if says == truth {
+        if says.covers(truth) {
             return Ok(());
         }
         let chunk = (index << G::span_shift(level)) >> G::CHUNK_SHIFT;
@@ -144,8 +144,8 @@ impl<G: Shape> FreeSet<G> {
         Ok(())
     }
 
-    /// The first of `length` free pages in a row that lie wholly below page `end`. By the bits alone, page by page where they
-    /// differ: deliberately not the search that it checks.
+    /// The first of `length` free pages in a row that lie wholly below page `end`. By the bits alone, page by page
+    /// where they differ: deliberately not the search that it checks.
     fn first_run_below(&self, length: usize, end: usize) -> Option<usize> {
         let mut run = 0;
         for word in 0..end.min(self.grown()).div_ceil(WORD_PAGES) {

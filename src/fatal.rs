@@ -1,8 +1,9 @@
 //! The end of the process, with a message that names the address.
 //!
-//! An allocator must not unwind, must not allocate to say why it stops, and must not go on once it knows that memory is being
-//! used twice. The message is put together on the stack and written by one raw write to standard error; then the process aborts.
-//! Without an operating system a panic in a function that cannot unwind does the same through the program's panic handler.
+//! An allocator must not unwind, must not allocate to say why it stops, and must not go on once it knows that memory is
+//! being used twice. The message is put together on the stack and written by one raw write to standard error; then the
+//! process aborts. Without an operating system a panic in a function that cannot unwind does the same through the
+//! program's panic handler.
 
 /// Ends the process: `what`, then the two numbers in hexadecimal.
 #[cold]
@@ -63,8 +64,8 @@ fn finish(line: &mut Line) -> ! {
 
 #[cfg(not(all(unix, feature = "std")))]
 fn finish(line: &mut Line) -> ! {
-    /// A panic cannot leave a function with a foreign calling convention: it ends the process (or, without std, the panic handler
-    /// does).
+    /// A panic cannot leave a function with a foreign calling convention: it ends the process (or, without std, the
+    /// panic handler does).
     extern "C" fn stop(line: &Line) -> ! {
         panic!("{}", core::str::from_utf8(line.text()).unwrap_or("pageheap"))
     }

@@ -7,13 +7,15 @@
 //!   entry  8 chunks       32 MiB        level 3; then 256 MiB, 2 GiB, and 16 GiB at the root of five levels
 //! ```
 //!
-//! Five levels is as far as a summary reaches: an entry of the root then covers 512 · 8⁴ = 2²¹ pages, the most that the 21
-//! bits of each field (and the one spare bit) can say. The root is as wide as the heap's range needs; a heap of 1 TiB has 64
-//! entries there.
+//! Five levels is as far as a summary reaches: an entry of the root then covers 512 · 8⁴ = 2²¹ pages, the most that the
+//! 21 bits of each field (and the one spare bit) can say. The root is as wide as the heap's range needs; a heap of 1
+//! TiB has 64 entries there.
 //!
-//! A [`Geometry`] is a type, so the compiler sees every shift as a constant. Fan-out and chunk size are parameters for the
-//! sake of models and tests: a checker that must try every interleaving wants two words to a chunk and two children to a node,
-//! in the code that ships.
+//! A [`Geometry`] is a type, so the compiler sees every shift as a constant. Fan-out and chunk size are parameters for
+//! the sake of models and tests: a checker that must try every interleaving wants two words to a chunk and two children
+//! to a node, in the code that ships.
+
+#![forbid(unsafe_code)]
 
 use core::fmt::Debug;
 

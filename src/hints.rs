@@ -1,20 +1,21 @@
 //! Where to begin a search: for each of some run lengths, a page before which no such run ends.
 //!
 //! ```text
-//!   length   1 2 3 4 5 6 7 8 12 16 24 32 48 64 128 256        a search for n begins at the hint of the longest length ≤ n
+//!   length   1 2 3 4 5 6 7 8 12 16 24 32 48 64 128 256     a search for n begins at the hint of the longest length ≤ n
 //!
 //!   invariant of the hint h for length t:  no t free pages in a row lie wholly below page h
 //!   so a search for n ≥ t pages may begin at page h − (t − 1)
 //! ```
 //!
-//! Go keeps one such address, for single pages; every longer request there descends from the root each time. With a hint to each
-//! length a request begins where the last one of its kind ended.
+//! Go keeps one such address, for single pages; every longer request there descends from the root each time. With a
+//! hint to each length a request begins where the last one of its kind ended.
 //!
-//! Freeing a page p makes no run that ends before p + 1, so it lowers to p every hint above p - and of those only the ones whose
-//! length the run around p can have reached. A hint is raised only by a search for exactly its length, to the end of what it
-//! found, and then looked over again ([`FreeSet`](crate::free_set::FreeSet) does it): the freer's "bits, fence, hint" and the
-//! raiser's "hint, fence, bits" leave no order in which neither sees the other. A hint too low costs time. A hint too high would
-//! hide a page until the next free below it; models and [`check`](crate::PageHeap::check) look for that.
+//! Freeing a page p makes no run that ends before p + 1, so it lowers to p every hint above p - and of those only the
+//! ones whose length the run around p can have reached. A hint is raised only by a search for exactly its length, to
+//! the end of what it found, and then looked over again ([`FreeSet`](crate::free_set::FreeSet) does it): the freer's
+//! "bits, fence, hint" and the raiser's "hint, fence, bits" leave no order in which neither sees the other. A hint too
+//! low costs time. A hint too high would hide a page until the next free below it; models and
+//! [`check`](crate::PageHeap::check) look for that.
 
 #![forbid(unsafe_code)]
 
@@ -91,7 +92,8 @@ impl Hints {
             if length > longest {
                 return;
             }
-            // Relaxed: the caller's fence orders it after the freeing; partner: the fence between `try_raise` and the second look.
+            // Relaxed: the caller's fence orders it after the freeing; partner: the fence between `try_raise` and the
+            // second look.
             if hint.load(Ordering::Relaxed) > page {
                 // AcqRel: one chain of changes of the hint, each seeing the last.
                 hint.fetch_min(page, Ordering::AcqRel);
@@ -105,7 +107,8 @@ impl Hints {
         self.pages[band.0].fetch_min(page, Ordering::AcqRel);
     }
 
-    /// Raises the hint of `band` from `seen` to `page` unless it was changed. The caller must look again at what it skipped.
+    /// Raises the hint of `band` from `seen` to `page` unless it was changed. The caller must look again at what it
+    /// skipped.
     pub fn try_raise(&self, band: Band, seen: usize, page: usize) -> bool {
         // AcqRel, as in `lower`.
         self.pages[band.0]

@@ -1,5 +1,7 @@
 //! The parts, for this crate's own tests, models, fuzz targets and benches. No promise of any kind.
 
+#![forbid(unsafe_code)]
+
 pub use crate::check::Fault;
 pub use crate::free_set::{Claim, FreeSet, Request, Word};
 pub use crate::geometry::{HINT_PAGES, MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
@@ -8,6 +10,26 @@ pub use crate::metadata::{Metadata, Plan};
 pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
 pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
+
+impl<G: Shape> FreeSet<G> {
+    /// One word of the bitmaps: pages free, and of those, scavenged.
+    #[must_use]
+    pub fn words(&self, word: usize) -> (u64, u64) {
+        (self.free.load(word), self.scavenged.load(word))
+    }
+
+    /// One summary as the tree has it.
+    #[must_use]
+    pub fn summary(&self, level: usize, index: usize) -> Summary {
+        self.tree.load(level, index)
+    }
+
+    /// The hint of a band.
+    #[must_use]
+    pub fn hint(&self, band: Band) -> usize {
+        self.hints.load(band)
+    }
+}
 
 pub mod bitmap {
     //! See `src/bitmap.rs`.

@@ -6,28 +6,38 @@
 extern crate std;
 
 // Reading order is import order: a module uses only modules above it (`tests/tidy.rs` keeps that).
-mod bitmap;
-mod cache;
-mod check;
-mod fatal;
-mod free_set;
+
+// Words.
 mod geometry;
-mod heap;
+mod units;
+mod summary;
+
+// Ground.
+mod fatal;
+mod sync;
+pub mod source;
+
+// Pages.
+mod bitmap;
 mod hints;
+mod radix;
+mod free_set;
+mod check;
+mod cache;
+mod scavenge;
+mod metadata;
+mod heap;
+
+// Objects.
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod object;
+
+// Doors.
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod global;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
-mod metadata;
-mod radix;
-mod scavenge;
-pub mod source;
-mod summary;
-mod sync;
-mod units;
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-mod object;
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-mod global;
 
 pub use geometry::Geometry;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]

@@ -8,12 +8,12 @@
 //!   └───────────────┴────────────────────┴────────────────────┴──────────────┴────────┴───
 //! ```
 //!
-//! The whole extent is reserved with the heap, so no table ever moves; memory is asked for as the heap grows, always ahead of the
-//! pages it is about. A table that would not fill one granule of the operating system shares the first part with others of its
-//! kind.
+//! The whole extent is reserved with the heap, so no table ever moves; memory is asked for as the heap grows, always
+//! ahead of the pages it is about. A table that would not fill one granule of the operating system shares the first
+//! part with others of its kind.
 //!
-//! Per page: one free bit, one scavenged bit, and 8/7 of a summary for 512 pages: 0.268 bytes. A heap of 1 TiB reserves 34 MiB for
-//! that and, holding one page, has 5 granules of it in memory.
+//! Per page: one free bit, one scavenged bit, and 8/7 of a summary for 512 pages: 0.268 bytes. A heap of 1 TiB reserves
+//! 34 MiB for that and, holding one page, has 5 granules of it in memory.
 
 use core::ptr::NonNull;
 
@@ -165,7 +165,8 @@ impl Metadata {
                 .sum::<usize>()
     }
 
-    /// Prepares the tables for the first `pages` pages. Only under the heap's lock. Returns how often the source was asked.
+    /// Prepares the tables for the first `pages` pages. Only under the heap's lock. Returns how often the source was
+    /// asked.
     ///
     /// # Errors
     /// What was prepared stays so; it is not asked for again.
@@ -194,7 +195,8 @@ impl Metadata {
             return Ok(0);
         }
         let end = needed.next_multiple_of(self.plan.granule);
-        // SAFETY: inside the reservation: `needed` is at most the table's bytes, and the next table begins on a granule.
+        // SAFETY: inside the reservation: `needed` is at most the table's bytes, and the next table begins on a
+        // granule.
         let start = unsafe { self.reservation.base.add(self.plan.offsets[table] + done) };
         // SAFETY: the granules of this table behind those prepared: reserved for metadata, and on granule borders.
         unsafe { source.prepare(Purpose::Metadata, start, end - done)? };
@@ -226,8 +228,8 @@ impl Metadata {
     /// As for [`tables`](Self::tables), and `T` is the type the plan sized the table for.
     unsafe fn table<T: Zeroed>(&self, table: usize) -> Table<T> {
         let len = self.plan.bytes[table] / size_of::<T>();
-        // SAFETY: the table's part of the reservation, on a cache line, used for nothing else, zero until written; what is
-        // reached is prepared first, and the reservation outlives the table (this function's contract).
+        // SAFETY: the table's part of the reservation, on a cache line, used for nothing else, zero until written; what
+        // is reached is prepared first, and the reservation outlives the table (this function's contract).
         unsafe { Table::new(self.reservation.base.add(self.plan.offsets[table]), len) }
     }
 }
@@ -235,8 +237,8 @@ impl Metadata {
 /// The address `bytes` into a reservation, which may be of bare numbers.
 #[inline(always)]
 pub fn offset(base: NonNull<u8>, bytes: usize) -> NonNull<u8> {
-    // Bare numbers have no object to stay inside of, so the arithmetic is a wrapping one; it does not wrap, since the range was
-    // reserved.
+    // Bare numbers have no object to stay inside of, so the arithmetic is a wrapping one; it does not wrap, since the
+    // range was reserved.
     let pointer = base.as_ptr().wrapping_add(bytes);
     NonNull::new(pointer).unwrap_or(base)
 }

@@ -17,25 +17,33 @@
 //! looked at. A search that ends near where it began costs a few loads; one that finds nothing costs at most 7 · 4 loads and one
 //! for each 16 GiB grown: 90 loads for 1 TiB.
 //!
-//! **Summaries are advice.** A leaf may promise too much: a claim leaves it as it is, and the search that trips over the promise
-//! lowers it. An inner node may be behind its children while somebody is on the way up. Neither can hurt, because a claim is made
-//! on the bits. What must not happen is that a summary promises too *little* with nobody on the way: those pages would be lost.
-//! Hence **protocol R**, for every node:
+//! **Summaries are advice**, and err on one side only. A node may promise too much: a claim leaves it as it is, and the search that
+//! trips over the promise lowers it. That cannot hurt, because a claim is made on the bits. What must not happen is that a node
+//! promises too *little* with nobody on the way to mend it: those pages would be lost. So when everybody has left, every node covers
+//! the merge of its children, and every leaf covers its bits. Two ways lead there:
+//!
+//! *Raising*, after pages were given back: **join**. The giver knows the run that came to be. A node that does not promise it is made
+//! to, by a compare-exchange from whatever it says to that and the run together; nothing below need be read, and nothing is ever
+//! lowered, so there is nothing to look at twice. Then a fence, the run is widened by what the siblings say, and the parent is next; where a node
+//! knew already, whoever told it goes on. Of two runs that meet, whose givers have a fence each between "tell" and "look at the
+//! siblings", the later one sees both. One thread at a time, join is exact: a freed run changes nothing else.
+//!
+//! *Lowering*, after a promise was found broken, and raising whole regions: **protocol R**:
 //!
 //! ```text
 //!   loop { fence;  old = node;  new = merge(children);  if old is right { break }  CAS(node, old, new) }     and once more
 //!                                                                                    after a CAS that succeeded
 //! ```
 //!
-//! Why this is exact when everybody has left: take the last successful CAS on a node, by P. P looked again after it and found the
-//! children as it had written. If a child was changed later, by Q, then Q's change and Q's look at the node have a fence between
-//! them, as have P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change, P's value has it.
-//! If not, Q saw P's value, and found it right or would have written again - but P's was the last. Upward by induction: who
-//! changes a node goes on to its parent. A CAS may succeed on a value that went away and came back (ABA); its author looks again and
-//! mends it, and until then stands in the [turnstile](crate::sync::Turnstile), which tells everybody not to conclude anything.
+//! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the children as
+//! it had written. If a child was raised later, by Q, then Q's change and Q's look at the node have a fence between them, as have
+//! P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change, P's value has it. If not, Q saw P's
+//! value or a later one, and found it enough or joined. Upward by induction. A CAS may succeed on a value that went away and came back
+//! (ABA) and publish what is no longer so; its author looks again and mends it, and until then stands in the
+//! [turnstile](crate::sync::Turnstile), which tells everybody not to conclude anything.
 //!
 //! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that must fail.
-//! The protocol and those counterexamples come from this project's own models; the tree is the Go proposal's.
+//! Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
 
 #![forbid(unsafe_code)]
 
@@ -61,6 +69,40 @@ pub struct Cursor {
     index: usize,
     /// Free pages right before the entry, as far as is known.
     carry: usize,
+    /// Bit l: it went down from an entry of level l, which promised a run in the block it is now in or below.
+    descents: u8,
+    /// An entry whose promise was not kept, by (level, index): the last one met.
+    broken: Option<(usize, usize)>,
+}
+
+/// A run of free pages, as a node's region sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Its length in the region, or more.
+    pub pages: usize,
+    /// It may begin with the region.
+    pub at_start: bool,
+    /// It may end with the region.
+    pub at_end: bool,
+}
+
+impl Run {
+    /// Whether a node that says `summary` has nothing to learn of this run.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_told_by(&self, summary: Summary) -> bool {
+        self.pages <= summary.max()
+            && (!self.at_start || self.pages <= summary.start())
+            && (!self.at_end || self.pages <= summary.end())
+    }
+
+    /// The least that promises all `summary` does, and this run.
+    #[inline(always)]
+    fn joined_to(&self, summary: Summary) -> Summary {
+        let reach = |touches: bool, field: usize| if touches { field.max(self.pages) } else { field };
+        let (start, end) = (reach(self.at_start, summary.start()), reach(self.at_end, summary.end()));
+        Summary::new(start, summary.max().max(self.pages), end)
+    }
 }
 
 /// What a search came upon.
@@ -80,17 +122,17 @@ pub enum Step {
 }
 
 impl Cursor {
-    /// Stands right after `chunk`, the last `carry` pages of which are free.
-    #[inline]
+    /// Stands on the leaf of `chunk`, with nothing known of what is before it.
+    #[inline(always)]
     #[must_use]
-    pub fn after<G: Shape>(chunk: usize, carry: usize) -> Self {
-        let mut cursor = Self {
+    pub fn at<G: Shape>(chunk: usize) -> Self {
+        Self {
             level: G::LEAF,
             index: chunk,
-            carry,
-        };
-        cursor.advance::<G>(carry);
-        cursor
+            carry: 0,
+            descents: 0,
+            broken: None,
+        }
     }
 
     /// Leaves the entry it stands on, with `carry` free pages right before the next.
@@ -101,7 +143,18 @@ impl Cursor {
         while self.level > 0 && self.index & ((1 << G::FANOUT_SHIFT) - 1) == 0 {
             self.level -= 1;
             self.index >>= G::FANOUT_SHIFT;
+            if self.descents >> self.level & 1 == 1 {
+                self.descents &= !(1 << self.level);
+                self.broken = Some((self.level, self.index - 1));
+            }
         }
+    }
+
+    /// An inner entry that promised a run and did not have it, if the search met one.
+    #[inline(always)]
+    #[must_use]
+    pub fn broken_promise(&self) -> Option<(usize, usize)> {
+        self.broken
     }
 }
 
@@ -147,34 +200,108 @@ impl<G: Shape> Tree<G> {
         Summary::merge(children, G::span_shift(level + 1))
     }
 
+    /// Makes the leaf of `chunk`, and what is above it, promise a run that has become free in the chunk.
+    ///
+    /// For who gave pages back, whose last write was the read-modify-write that did, and who is in the turnstile. Costs one
+    /// compare-exchange for each level that did not promise as much: see *Raising* in the [module](self).
+    pub fn raise(&self, chunk: usize, run: Run) {
+        let (mut level, mut index, mut run) = (G::LEAF, chunk, run);
+        while self.join(level, index, run) && level > 0 {
+            // SeqCst fence: between our change of this node and the look at its siblings. Partner: the same fence of who raises one
+            // of those: the last of us sees what the others wrote.
+            fence_after_rmw();
+            run = self.widen(level, index, run);
+            level -= 1;
+            index >>= G::FANOUT_SHIFT;
+        }
+    }
+
+    /// Adds a run to what a node promises. Whether it had to be added.
+    #[inline]
+    fn join(&self, level: usize, index: usize, run: Run) -> bool {
+        let node = self.levels[level].get(index);
+        // Acquire, as in `load`.
+        let mut old = node.load(Ordering::Acquire);
+        loop {
+            let says = Summary::from_bits(old);
+            if run.is_told_by(says) {
+                return false;
+            }
+            // Release: hands on the children as they are to `load`. Acquire: what we go on to read is no older than the node.
+            let new = run.joined_to(says).to_bits();
+            match node.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(seen) => old = seen,
+            }
+        }
+    }
+
+    /// A run of one entry, as the entry's parent sees it: with what its siblings have right before and behind it.
+    #[inline]
+    fn widen(&self, level: usize, index: usize, run: Run) -> Run {
+        let (span, first) = (1 << G::span_shift(level), index >> G::FANOUT_SHIFT << G::FANOUT_SHIFT);
+        let (mut all, last) = (run, first + (1 << G::FANOUT_SHIFT));
+        for sibling in (first..index).rev() {
+            if !all.at_start {
+                break;
+            }
+            let end = self.load(level, sibling).end();
+            all.pages += end;
+            all.at_start = end == span;
+        }
+        for sibling in index + 1..last {
+            if !all.at_end {
+                break;
+            }
+            let start = self.load(level, sibling).start();
+            all.pages += start;
+            all.at_end = start == span;
+        }
+        all
+    }
+
     /// Makes the leaf of `chunk` promise at least what `bits` finds in the chunk. Whether it had to be changed.
     ///
-    /// For those who gave pages: the caller's last write was the read-modify-write that did.
+    /// For who gave many pages, and is in the turnstile: the last write was a read-modify-write.
     #[inline]
-    pub fn raise(&self, chunk: usize, bits: impl Fn() -> Summary) -> bool {
+    pub fn cover(&self, chunk: usize, bits: impl Fn() -> Summary) -> bool {
         self.refresh(G::LEAF, chunk, bits, Summary::covers)
     }
 
     /// Makes the leaf of `chunk` say exactly what `bits` finds in the chunk. Whether it had to be changed.
     ///
-    /// For those who found it promising too much: the caller's last write was its entry into the turnstile.
+    /// For who found it promising too much: the last write was the entry into the turnstile.
     #[inline]
     pub fn settle(&self, chunk: usize, bits: impl Fn() -> Summary) -> bool {
         self.refresh(G::LEAF, chunk, bits, |old, new| old == new)
     }
 
-    /// Carries changes of the leaves of the chunks `first..=last` towards the root, as far as this thread changes anything.
+    /// As [`settle`](Self::settle), by one who has read the leaf, `says`, and after it the bits, `truth`: the first round is done.
+    #[inline]
+    pub fn settle_from(&self, chunk: usize, says: Summary, truth: Summary, bits: impl Fn() -> Summary) -> bool {
+        let node = self.levels[G::LEAF].get(chunk);
+        // AcqRel, as in `refresh`.
+        let (old, new) = (says.to_bits(), truth.to_bits());
+        let changed = node
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok();
+        self.settle(chunk, bits) | changed
+    }
+
+    /// Makes an inner node say exactly what its children do. Whether it had to be changed. As [`settle`](Self::settle).
+    pub fn settle_node(&self, level: usize, index: usize) -> bool {
+        self.refresh(level, index, || self.merge(level, index), |old, new| old == new)
+    }
+
+    /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes anything.
     ///
-    /// The caller changed one of them at least. About 15 ns for each node looked at.
-    pub fn propagate(&self, first: usize, last: usize) {
+    /// The caller changed one of them at least. About 25 ns for each node looked at.
+    pub fn propagate(&self, level: usize, first: usize, last: usize) {
         let (mut first, mut last) = (first, last);
-        for level in (0..G::LEAF).rev() {
+        for level in (0..level).rev() {
             first >>= G::FANOUT_SHIFT;
             last >>= G::FANOUT_SHIFT;
-            let mut changed = false;
-            for index in first..=last {
-                changed |= self.refresh(level, index, || self.merge(level, index), |old, new| old == new);
-            }
+            let changed = (first..=last).fold(false, |changed, index| self.settle_node(level, index) | changed);
             if !changed {
                 return;
             }
@@ -194,7 +321,7 @@ impl<G: Shape> Tree<G> {
         let mut changed = false;
         loop {
             // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both. Partner: the
-            // same fence in every other `refresh` of the node. The write before it is a read-modify-write, each time round.
+            // same fence in every other `refresh` and `raise`. The write before it is a read-modify-write, each time round.
             fence_after_rmw();
             // Acquire, as in `load`.
             let old = Summary::from_bits(node.load(Ordering::Acquire));
@@ -233,6 +360,7 @@ impl<G: Shape> Tree<G> {
                 return Step::Run((at.index << shift) - at.carry);
             }
             if here.max() >= count {
+                at.descents |= 1 << at.level;
                 at.level += 1;
                 at.index <<= G::FANOUT_SHIFT;
                 continue;

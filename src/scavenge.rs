@@ -6,15 +6,15 @@
 //!                                                 └── the candidate ──┘      highest first, as long as is wanted
 //! ```
 //!
-//! A candidate is a run of pages that are free and still backed by memory, made of whole granules of the operating system, as high in
-//! its chunk as can be: first fit fills a heap from below, so what is free at the top stays free longest (the proposal's policy). A
-//! run that would cut a huge page in two takes all of it, if all of it is free.
+//! A candidate is a run of pages that are free and still backed by memory, made of whole granules of the operating
+//! system, as high in its chunk as can be: first fit fills a heap from below, so what is free at the top stays free
+//! longest (the proposal's policy). A run that would cut a huge page in two takes all of it, if all of it is free.
 //!
-//! Worked: of a free chunk, 16 pages are wanted. The candidate is not pages 496..512 but 256..512: page 256 begins the huge page that
-//! page 496 lies in (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would split it.
+//! Worked: of a free chunk, 16 pages are wanted. The candidate is not pages 496..512 but 256..512: page 256 begins the
+//! huge page that page 496 lies in (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would split it.
 //!
-//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay); the driver is
-//! [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay);
+//! the driver is [`PageHeap::scavenge`](crate::PageHeap::scavenge).
 
 #![forbid(unsafe_code)]
 

@@ -11,16 +11,16 @@
 //!           └─┴────────────────┴────────────────┴────────────────┘
 //! ```
 //!
-//! Three counts of 0..=2²¹ do not fit 63 bits by one value each. But where `max` is 2²¹ the region is wholly free and the other
-//! two are 2²¹ as well: bit 63 (`F`) says all three at once, and the rest is zero. A region with nothing free is the number
-//! zero, which is also what memory nobody has written reads as: **zeroed tables say "nothing here"**.
+//! Three counts of 0..=2²¹ do not fit 63 bits by one value each. But where `max` is 2²¹ the region is wholly free and
+//! the other two are 2²¹ as well: bit 63 (`F`) says all three at once, and the rest is zero. A region with nothing free
+//! is the number zero, which is also what memory nobody has written reads as: **zeroed tables say "nothing here"**.
 //!
-//! Two neighbours merge without looking at a page: the start goes on into the right one only if the left one is all free, the
-//! end likewise the other way, and the longest run is the longer of the two or what meets in the middle. Worked: `(3, 7, 7)` of
-//! 22 pages, then `(2, 4, 0)` of 22: start 3, end 0, max 7 + 2 = 9.
+//! Two neighbours merge without looking at a page: the start goes on into the right one only if the left one is all
+//! free, the end likewise the other way, and the longest run is the longer of the two or what meets in the middle.
+//! Worked: `(3, 7, 7)` of 22 pages, then `(2, 4, 0)` of 22: start 3, end 0, max 7 + 2 = 9.
 //!
-//! Merging eight children costs about 10 ns and touches one cache line. The idea is the Go proposal's ("Scaling the Go page
-//! allocator", Knyszek and Clements, 2019); only the sense of the bits is ours.
+//! Merging eight children costs about 10 ns and touches one cache line. The idea is the Go proposal's ("Scaling the Go
+//! page allocator", Knyszek and Clements, 2019); only the sense of the bits is ours.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +45,8 @@ impl Summary {
 
     /// The summary with these fields.
     ///
-    /// The fields must belong together (`start` and `end` at most `max`, `max` at most 2²¹); nonsense in is nonsense out.
+    /// The fields must belong together (`start` and `end` at most `max`, `max` at most 2²¹); nonsense in is nonsense
+    /// out.
     #[inline(always)]
     #[must_use]
     pub const fn new(start: usize, max: usize, end: usize) -> Self {

@@ -1,8 +1,8 @@
 //! Numbers with units: page indices, page counts, runs of pages.
 //!
-//! A page is named by its index from the base of its heap, never by its address: index and address are told apart by type,
-//! and the one conversion between them is [`PageHeap`](crate::PageHeap)'s. A run cannot wrap: [`PageRun::new`] checks once that
-//! `start + pages` fits, and everything behind it computes without checks.
+//! A page is named by its index from the base of its heap, never by its address: index and address are told apart by
+//! type, and the one conversion between them is [`PageHeap`](crate::PageHeap)'s. A run cannot wrap: [`PageRun::new`]
+//! checks once that `start + pages` fits, and everything behind it computes without checks.
 //!
 //! ```
 //! use pageheap::{PageCount, PageIndex, PageRun};
@@ -11,6 +11,8 @@
 //! assert_eq!(run.end(), PageIndex(14));
 //! assert!(PageRun::new(PageIndex(usize::MAX), PageCount(2)).is_none());
 //! ```
+
+#![forbid(unsafe_code)]
 
 use core::fmt;
 

@@ -115,7 +115,7 @@ impl<G: Shape> FreeSet<G> {
             for chunk in first..=last {
                 self.tree.settle(chunk, || self.summarize(chunk));
             }
-            self.tree.propagate(first, last);
+            self.tree.propagate(G::LEAF, first, last);
         }
         Ok(())
     }

@@ -30,9 +30,9 @@
 
 #![forbid(unsafe_code)]
 
+mod search;
 mod claim;
 mod release;
-mod search;
 
 use crossbeam_utils::CachePadded;
 
@@ -202,9 +202,12 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// Corrects every leaf that promises too much, so that the whole tree says exactly what the bits say. O(heap).
+    /// Corrects everything that promises too much, so that the whole tree says exactly what the bits say. O(heap).
     pub fn settle(&self) {
         (0..self.grown().div_ceil(G::CHUNK_PAGES)).for_each(|chunk| self.correct(chunk));
+        for level in (0..G::LEAF).rev() {
+            (0..G::entries(level, self.grown())).for_each(|index| self.correct_node(level, index));
+        }
     }
 }
 

@@ -10,30 +10,10 @@
 
 use crate::bitmap::{self, Pieces};
 use crate::geometry::{Shape, WORD_PAGES, WORD_SHIFT};
-use crate::summary::Summary;
+use crate::radix::Run;
 use crate::sync::{Ordering, fence_after_rmw};
 
 use super::{FreeSet, Word, lowest_page};
-
-/// A run of free pages of one chunk.
-struct Run {
-    /// Its length, or more.
-    pages: usize,
-    /// It may begin with the chunk.
-    at_start: bool,
-    /// It may end with the chunk.
-    at_end: bool,
-}
-
-impl Run {
-    /// Whether a chunk's leaf that says `leaf` has nothing to learn of this run.
-    #[inline(always)]
-    fn is_told_by(&self, leaf: Summary) -> bool {
-        self.pages <= leaf.max()
-            && (!self.at_start || self.pages <= leaf.start())
-            && (!self.at_end || self.pages <= leaf.end())
-    }
-}
 
 impl<G: Shape> FreeSet<G> {
     /// Puts pages back. They were claimed, and are nobody's now.
@@ -81,7 +61,7 @@ impl<G: Shape> FreeSet<G> {
         fence_after_rmw();
         let chunk = word / G::CHUNK_WORDS;
         let run = self.run_around(word, mask, after);
-        let mut longest = if run.at_start || run.at_end {
+        let longest = if run.at_start || run.at_end {
             usize::MAX
         } else {
             run.pages
@@ -93,10 +73,11 @@ impl<G: Shape> FreeSet<G> {
             }
         } else {
             let _pass = self.turnstile.enter(chunk);
-            self.publish(chunk, chunk);
-            fence_after_rmw();
-            longest = usize::MAX;
+            self.tree.raise(chunk, run);
         }
+        // SeqCst fence: between leaf and parents and the look at the hints; partner: the one in `raise_hint`. The pass, if there was
+        // one, was left by a read-modify-write.
+        fence_after_rmw();
         self.hints.lower(lowest_page(word, mask), longest);
     }
 
@@ -149,10 +130,10 @@ impl<G: Shape> FreeSet<G> {
     pub(super) fn publish(&self, first: usize, last: usize) {
         let mut changed = false;
         for chunk in first..=last {
-            changed |= self.tree.raise(chunk, || self.summarize(chunk));
+            changed |= self.tree.cover(chunk, || self.summarize(chunk));
         }
         if changed {
-            self.tree.propagate(first, last);
+            self.tree.propagate(G::LEAF, first, last);
         }
     }
 
@@ -211,13 +192,13 @@ impl<G: Shape> FreeSet<G> {
     /// Ends a batch's work on a chunk: its leaf now, its parents when the batch leaves the block of siblings. Returns the first
     /// chunk of that block whose leaf has changed and not been carried up.
     fn close(&self, chunk: usize, dirty: Option<usize>, next: Option<usize>) -> Option<usize> {
-        let changed = self.tree.raise(chunk, || self.summarize(chunk));
+        let changed = self.tree.cover(chunk, || self.summarize(chunk));
         let dirty = dirty.or(changed.then_some(chunk));
         if next.is_some_and(|next| next >> G::FANOUT_SHIFT == chunk >> G::FANOUT_SHIFT) {
             return dirty;
         }
         if let Some(dirty) = dirty {
-            self.tree.propagate(dirty, chunk);
+            self.tree.propagate(G::LEAF, dirty, chunk);
         }
         None
     }

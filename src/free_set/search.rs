@@ -34,19 +34,32 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// The lowest run of `count` pages at or after `from`, in a heap of `pages` pages. With `REPAIR`, leaves found to promise too
-    /// much are corrected on the way.
+    /// The lowest run of `count` pages at or after `from`, in a heap of `pages` pages. With `REPAIR`, promises found broken are
+    /// corrected on the way.
     pub(super) fn first_run<const REPAIR: bool>(&self, count: usize, from: usize, pages: usize) -> Option<usize> {
         if from >= pages || count > pages - from {
             return None;
         }
         let chunk = from >> G::CHUNK_SHIFT;
-        let mut cursor = match self.look::<REPAIR>(chunk, count, from & (G::CHUNK_PAGES - 1), 0) {
+        let mut cursor = Cursor::at::<G>(chunk);
+        let found = match self.look_from::<REPAIR>(chunk, count, from & (G::CHUNK_PAGES - 1)) {
             Look::Found(page) => return Some(page),
-            Look::Carry(carry) => Cursor::after::<G>(chunk, carry),
+            Look::Carry(carry) => {
+                cursor.advance::<G>(carry);
+                self.first_run_behind::<REPAIR>(&mut cursor, count, pages)
+            }
         };
+        if REPAIR && let Some((level, index)) = cursor.broken_promise() {
+            self.correct_node(level, index);
+        }
+        found
+    }
+
+    /// As `first_run`, from the entry the cursor stands on.
+    #[inline]
+    fn first_run_behind<const REPAIR: bool>(&self, cursor: &mut Cursor, count: usize, pages: usize) -> Option<usize> {
         loop {
-            match self.tree.next(&mut cursor, count, pages) {
+            match self.tree.next(cursor, count, pages) {
                 Step::End => return None,
                 Step::Run(start) => return Some(start),
                 Step::Chunk { chunk, carry } => match self.look::<REPAIR>(chunk, count, 0, carry) {
@@ -57,9 +70,21 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
+    /// Looks into the chunk a search begins in, from its page `from` on: at the leaf, and if that promises enough at the bits.
+    #[inline]
+    fn look_from<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize) -> Look {
+        let leaf = self.tree.leaf(chunk);
+        if leaf.max() < count {
+            return Look::Carry(leaf.end().min(G::CHUNK_PAGES - from));
+        }
+        self.look::<REPAIR>(chunk, count, from, 0)
+    }
+
     /// Looks for a run of `count` pages in the bits of a chunk, from its page `from` on, with `carry` free pages before it.
     #[inline]
     pub(super) fn look<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize, carry: usize) -> Look {
+        // Before the bits: the first round of protocol R, if it comes to that.
+        let leaf = if REPAIR { self.tree.leaf(chunk) } else { Summary::NONE };
         let words = self.free.chunk::<G>(chunk);
         let words = words.words::<G>();
         let first = chunk << G::CHUNK_SHIFT;
@@ -69,15 +94,23 @@ impl<G: Shape> FreeSet<G> {
         if let Some(page) = bitmap::find(words, count, from) {
             return Look::Found(first + page);
         }
-        if REPAIR {
-            let leaf = self.tree.leaf(chunk);
-            let promised = leaf.max() >= count || carry + leaf.start() >= count;
-            if promised && bitmap::summarize(words) != leaf {
-                self.correct(chunk);
+        if leaf.max() >= count || carry + leaf.start() >= count {
+            let truth = bitmap::summarize(words);
+            if truth != leaf {
+                self.correct_leaf(chunk, leaf, truth);
             }
         }
         let end = bitmap::free_at_end(words, from);
         Look::Carry(if end == G::CHUNK_PAGES { carry + end } else { end })
+    }
+
+    /// Makes a leaf that said `says`, and then was found promising more than the `truth`, say what there is.
+    #[cold]
+    fn correct_leaf(&self, chunk: usize, says: Summary, truth: Summary) {
+        let _pass = self.turnstile.enter(chunk);
+        if self.tree.settle_from(chunk, says, truth, || self.summarize(chunk)) {
+            self.tree.propagate(G::LEAF, chunk, chunk);
+        }
     }
 
     /// Makes the leaf of a chunk, found to promise too much, say what there is.
@@ -85,7 +118,16 @@ impl<G: Shape> FreeSet<G> {
     pub(super) fn correct(&self, chunk: usize) {
         let _pass = self.turnstile.enter(chunk);
         if self.tree.settle(chunk, || self.summarize(chunk)) {
-            self.tree.propagate(chunk, chunk);
+            self.tree.propagate(G::LEAF, chunk, chunk);
+        }
+    }
+
+    /// Makes an inner node, found to promise too much, say what its children do.
+    #[cold]
+    pub(super) fn correct_node(&self, level: usize, index: usize) {
+        let _pass = self.turnstile.enter(index);
+        if self.tree.settle_node(level, index) {
+            self.tree.propagate(level, index, index);
         }
     }
 

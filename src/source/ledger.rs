@@ -25,6 +25,8 @@
 //!
 //! The range is known here by numbers only: `first` comes with every call, as the address of a pointer is no constant.
 
+#![forbid(unsafe_code)]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits of an edge.

@@ -157,6 +157,7 @@ unsafe impl Source for Region {
             Purpose::Pages if self.first_use(part) => Ok(Contents::Zero),
             Purpose::Pages => Ok(Contents::Unknown),
             Purpose::Metadata => {
+                // Relaxed: as in `first_use`, which reads it.
                 self.metadata_above.fetch_min(part.offset, Ordering::Relaxed);
                 // SAFETY: the caller promises a Reserved range of this region: our bytes, which nobody uses.
                 unsafe { self.base.add(part.offset).write_bytes(0, bytes) };

@@ -4,9 +4,9 @@
 //!   0 free ──lock──▶ 1 held ──a second thread waits──▶ 2 held, with sleepers ──unlock──▶ 0, wake one
 //! ```
 //!
-//! Never `std::sync::Mutex` or a lock crate in an allocator: they may allocate. This one is a word; where there is a futex
-//! waiters sleep on it, elsewhere they spin with back-off. It is not fair and knows no poisoning: nothing here unwinds. The
-//! algorithm is the second of Ulrich Drepper, "Futexes are tricky".
+//! Never `std::sync::Mutex` or a lock crate in an allocator: they may allocate. This one is a word; where there is a
+//! futex waiters sleep on it, elsewhere they spin with back-off. It is not fair and knows no poisoning: nothing here
+//! unwinds. The algorithm is the second of Ulrich Drepper, "Futexes are tricky".
 //!
 //! Uncontended, a lock and unlock are one compare-exchange and one swap (~18 ns) and no system call.
 
@@ -80,7 +80,8 @@ impl Lock {
             }
         }
         let mut round = SPINS;
-        // Acquire: as in `try_lock`. Having slept, we cannot know whether others still do, so the lock is taken as awaited.
+        // Acquire: as in `try_lock`. Having slept, we cannot know whether others still do, so the lock is taken as
+        // awaited.
         while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
             wait(&self.state, AWAITED, round);
             round = round.saturating_add(1);

@@ -1,8 +1,8 @@
 //! The one door to everything threads share: atomics, fences, tables of them, the lock, the turnstile.
 //!
-//! No other module names `core::sync::atomic` (the memory sources and the process-wide state of the global allocator, which are
-//! not modelled, are the exceptions that `tests/tidy.rs` lists). Under a model checker the same names come from the checker, so
-//! what it explores is the code that ships:
+//! No other module names `core::sync::atomic` (the memory sources and the process-wide state of the global allocator,
+//! which are not modelled, are the exceptions that `tests/tidy.rs` lists). Under a model checker the same names come
+//! from the checker, so what it explores is the code that ships:
 //!
 //! | built with | atomics and fences | tables |
 //! |---|---|---|

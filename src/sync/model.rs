@@ -1,8 +1,8 @@
 //! The door as it opens under loom or shuttle: the checker's atomics, tables in boxes.
 //!
-//! Equal in shape to `native`. loom's atomics cannot be born in zeroed memory, so a table makes its entries one by one; it takes
-//! SeqCst accesses for AcqRel but treats SeqCst fences fully, which is why the protocol is written with fences. shuttle is
-//! sequentially consistent: it sees schedules, not weak memory.
+//! Equal in shape to `native`. loom's atomics cannot be born in zeroed memory, so a table makes its entries one by one;
+//! it takes SeqCst accesses for AcqRel but treats SeqCst fences fully, which is why the protocol is written with
+//! fences. shuttle is sequentially consistent: it sees schedules, not weak memory.
 
 extern crate std;
 
@@ -28,7 +28,7 @@ use shuttle::{
 /// One stripe: every walk meets every other, and there is less to explore.
 pub(crate) const STRIPES: usize = 1;
 
-/// A sequentially consistent fence.
+/// A sequentially consistent (SeqCst) fence.
 pub(crate) fn fence() {
     checker_fence(Ordering::SeqCst);
 }

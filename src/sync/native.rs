@@ -5,19 +5,20 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 pub use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
-/// Stripes of a [`Turnstile`](super::Turnstile): enough that walks in different chunks seldom meet, few enough to read them all.
+/// Stripes of a [`Turnstile`](super::Turnstile): enough that walks in different chunks seldom meet, few enough to read
+/// them all.
 pub(crate) const STRIPES: usize = 8;
 
-/// A sequentially consistent fence.
+/// A sequentially consistent (SeqCst) fence.
 #[inline(always)]
 pub(crate) fn fence() {
     core::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// A sequentially consistent fence whose caller's last write to shared memory was an atomic read-modify-write.
+/// A sequentially consistent (SeqCst) fence whose caller's last write to shared memory was an atomic read-modify-write.
 ///
-/// On x86 that write was a locked instruction, which is a full barrier: no later load can be executed before it, and only the
-/// compiler is left to be told. (An `mfence` more would cost 6 ns in every free.) Elsewhere the fence is real.
+/// On x86 that write was a locked instruction, which is a full barrier: no later load can be executed before it, and
+/// only the compiler is left to be told. (An `mfence` more would cost 6 ns in every free.) Elsewhere the fence is real.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
     if cfg!(any(target_arch = "x86", target_arch = "x86_64")) {
@@ -27,7 +28,8 @@ pub(crate) fn fence_after_rmw() {
     }
 }
 
-/// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a yield.
+/// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a
+/// yield.
 #[cold]
 pub(crate) fn relax(round: u32) {
     if round < 7 {
@@ -47,7 +49,8 @@ pub(crate) fn relax(round: u32) {
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
     // SAFETY: errno is the calling thread's own; the futex call reads the word, which outlives it, and has no time-out.
-    // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put back.
+    // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
+    // back.
     unsafe {
         let errno = libc::__errno_location();
         let saved = *errno;
@@ -83,6 +86,7 @@ pub(crate) fn wake(word: &AtomicU32) {
 /// Without a futex, waiting is spinning with back-off.
 #[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
+    // Relaxed: the caller looks again.
     if word.load(Ordering::Relaxed) == expected {
         relax(round);
     }
@@ -118,9 +122,9 @@ unsafe impl Zeroed for AtomicU32 {
 
 /// A row of shared values in memory that stays where it is: reserved once, zeroed where it has been prepared.
 ///
-/// The table reaches as far as its reservation; how far it may be *read* is the heap's affair, which prepares the memory under
-/// entry i before it lets anybody come to page i. An entry past the prepared part is memory without access: touching it ends
-/// the process, it never reads garbage.
+/// The table reaches as far as its reservation; how far it may be *read* is the heap's affair, which prepares the
+/// memory under entry i before it lets anybody come to page i. An entry past the prepared part is memory without
+/// access: touching it ends the process, it never reads garbage.
 pub struct Table<T> {
     base: NonNull<T>,
     len: usize,
@@ -145,9 +149,9 @@ impl<T: Zeroed> Table<T> {
     ///
     /// # Safety
     ///
-    /// `base` is aligned for `T`; `len` entries from it lie in one reservation for metadata that outlives the table and is used
-    /// for nothing else; entries are zero bytes until first written through the table; no entry is reached before the memory
-    /// under it is prepared.
+    /// `base` is aligned for `T`; `len` entries from it lie in one reservation for metadata that outlives the table and
+    /// is used for nothing else; entries are zero bytes until first written through the table; no entry is reached
+    /// before the memory under it is prepared.
     #[must_use]
     pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
         Self { base: base.cast(), len }
@@ -163,8 +167,8 @@ impl<T: Zeroed> Table<T> {
         if index >= self.len {
             out_of_table(index, self.len);
         }
-        // SAFETY: in the reservation (checked); prepared and zeroed or written since (`new`'s contract), and all-zero bytes are a
-        // `T` (`Zeroed`). Only shared references are ever made.
+        // SAFETY: in the reservation (checked); prepared and zeroed or written since (`new`'s contract), and all-zero
+        // bytes are a `T` (`Zeroed`). Only shared references are ever made.
         unsafe { self.base.add(index).as_ref() }
     }
 

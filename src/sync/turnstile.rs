@@ -1,9 +1,9 @@
 //! A turnstile: tells whether anybody is, or has been, in the middle of something.
 //!
-//! Whoever changes summaries (and so may leave one too small for a moment), or holds part of a run it may have to give back,
-//! passes in before and out after. Who wants to conclude from what it does *not* see - that no run is free, that no page lies
-//! below a hint - reads the turnstile before and after looking: calm both times, and the same calm, means nobody passed while it
-//! looked.
+//! Whoever changes summaries (and so may leave one too small for a moment), or holds part of a run it may have to give
+//! back, passes in before and out after. Who wants to conclude from what it does *not* see - that no run is free, that
+//! no page lies below a hint - reads the turnstile before and after looking: calm both times, and the same calm, means
+//! nobody passed while it looked.
 //!
 //! ```text
 //!   stripe   63            32 31             0      one for the chunks ≡ i (mod 8), a cache line of its own
@@ -13,8 +13,9 @@
 //!   calm = no stripe has anybody inside; a calm is known by the sum of all that ever entered
 //! ```
 //!
-//! To pass costs two uncontended read-modify-writes (~14 ns); to read, a load of each stripe. Nobody ever waits at it. A count of
-//! entries wraps after 2³² passes of one stripe; for a reader to be fooled that many must happen between its two readings.
+//! To pass costs two uncontended read-modify-writes (~14 ns); to read, a load of each stripe. Nobody ever waits at it.
+//! A count of entries wraps after 2³² passes of one stripe; for a reader to be fooled that many must happen between its
+//! two readings.
 
 #![forbid(unsafe_code)]
 
@@ -71,10 +72,11 @@ impl Turnstile {
 
     /// The present calm, or `None` if anybody is inside.
     ///
-    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw anything that
-    /// somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings the writer's entry with it,
-    /// so the second calm counts that entry; the first counted it too, being equal, and did not find him inside, so he had left; and
-    /// his leaving was a release, so the reader sees all he did. No fence is needed here for that.
+    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw
+    /// anything that somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings
+    /// the writer's entry with it, so the second calm counts that entry; the first counted it too, being equal, and did
+    /// not find him inside, so he had left; and his leaving was a release, so the reader sees all he did. No fence is
+    /// needed here for that.
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
         let mut entered = 0_u64;

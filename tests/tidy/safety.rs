@@ -1,0 +1,219 @@
+//! `unsafe`, atomics and `cfg`: where they may be, and what must be said of them.
+
+use super::lex::{Source, bracketed, find_word, line_of};
+use super::shape::functions;
+use super::{House, at_home, stale};
+
+/// A file holds `unsafe` and is on the list, or it forbids it; a file above one on the list cannot forbid, and holds
+/// none.
+pub fn unsafe_homes(house: &House, homes: &[&str]) -> Vec<String> {
+    let holds = |file: &Source| {
+        find_word(&file.joined(), "unsafe")
+            .next()
+            .map(|at| line_of(&file.joined(), at))
+    };
+    let lived_in = |home: &str| house.src().any(|file| file.path == home && holds(file).is_some());
+    let mut findings = stale(homes, lived_in);
+    for file in house.src().filter(|file| !homes.contains(&file.path.as_str())) {
+        let folder = file.path.strip_suffix("mod.rs").or(file.path.strip_suffix("lib.rs"));
+        let above_a_home = folder.is_some_and(|folder| homes.iter().any(|home| home.starts_with(folder)));
+        let forbids = file.code.iter().any(|line| line.starts_with("#![forbid(unsafe_code)]"));
+        if let Some(line) = holds(file) {
+            findings.push(format!(
+                "{}:{line}: unsafe, in a file that is not one of its homes (tests/tidy.rs)",
+                file.path
+            ));
+        } else if !forbids && !above_a_home {
+            findings.push(format!(
+                "{}:1: no `#![forbid(unsafe_code)]`, and no unsafe either",
+                file.path
+            ));
+        }
+    }
+    findings
+}
+
+/// How many lines of code may stand between the reason and the `unsafe`: a statement that rustfmt has split.
+const STATEMENT_LINES: usize = 3;
+
+/// `unsafe {` and `unsafe impl` stand under a SAFETY comment, `unsafe fn` and `unsafe trait` under a `# Safety` section
+/// (but in an implementation of a trait, which has one).
+pub fn safety_comments(house: &House) -> Vec<String> {
+    let mut findings = Vec::new();
+    for file in house.src() {
+        for (index, code) in file.code.iter().enumerate() {
+            for at in find_word(code, "unsafe") {
+                let what = code[at + "unsafe".len()..].trim_start();
+                let (word, reach) = if what.starts_with('{') || what.starts_with("impl") {
+                    ("SAFETY:", STATEMENT_LINES)
+                } else if what.starts_with("trait") || what.starts_with("fn ") && !implements(file, index) {
+                    ("# Safety", 0)
+                } else {
+                    continue;
+                };
+                if !said_above(file, index, word, reach) {
+                    let path = &file.path;
+                    findings.push(format!("{path}:{}: unsafe without `{word}` right above it", index + 1));
+                }
+            }
+        }
+    }
+    findings
+}
+
+/// Whether the comments above a line, past at most `reach` lines of code, say `word`. Attributes do not count as code.
+fn said_above(file: &Source, index: usize, word: &str, reach: usize) -> bool {
+    let mut code = 0;
+    for above in (0..=index).rev() {
+        if file.comments[above].contains(word) {
+            return true;
+        }
+        let line = file.code[above].trim();
+        let is_code = !line.is_empty() && !line.starts_with('#') && above != index;
+        let is_blank = file.lines[above].trim().is_empty();
+        code += usize::from(is_code);
+        if code > reach || is_blank {
+            return false;
+        }
+    }
+    false
+}
+
+/// Whether the line is directly inside an `impl … for`, as indentation shows it.
+fn implements(file: &Source, index: usize) -> bool {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let own = indent(&file.code[index]);
+    let outer = file.code[..index]
+        .iter()
+        .rev()
+        .find(|line| !line.trim().is_empty() && indent(line) < own && !line.starts_with(['}', ')']));
+    outer.is_some_and(|line| line.contains("impl") && line.contains(" for "))
+}
+
+/// Words of `cfg` that are said only in their homes.
+pub fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for file in house.src().filter(|file| !at_home(homes, &file.path)) {
+        let code = file.joined();
+        for at in ["cfg", "cfg_attr"].iter().flat_map(|name| find_word(&code, name)) {
+            let rest = &code[at..];
+            let open = rest.find(|char: char| !char.is_alphanumeric() && !matches!(char, '_' | '!'));
+            let Some(open) = open.filter(|&open| rest[open..].starts_with('(')) else {
+                continue;
+            };
+            let condition = bracketed(rest, open);
+            let said = words.iter().filter(|word| find_word(condition, word).next().is_some());
+            let line = line_of(&code, at);
+            findings.extend(said.map(|word| {
+                format!(
+                    "{}:{line}: cfg({word}) outside its homes (tests/tidy.rs): ask a module that has it",
+                    file.path
+                )
+            }));
+        }
+    }
+    findings
+}
+
+/// `core::sync::atomic` is named only in its homes, all others go through `crate::sync`.
+pub fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
+    let named = |file: &Source| {
+        let code = file.joined();
+        let mut words = find_word(&code, "atomic");
+        words.next().map(|at| line_of(&code, at))
+    };
+    let lived_in = |home: &str| {
+        house
+            .src()
+            .any(|file| at_home(&[home], &file.path) && named(file).is_some())
+    };
+    let mut findings = stale(homes, lived_in);
+    for file in house.src().filter(|file| !at_home(homes, &file.path)) {
+        findings.extend(named(file).map(|line| {
+            format!(
+                "{}:{line}: atomics come from `crate::sync`, so that models see them",
+                file.path
+            )
+        }));
+    }
+    findings
+}
+
+/// Locks of others may allocate; ours does not.
+pub fn foreign_locks(house: &House, homes: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for file in house.src().filter(|file| !at_home(homes, &file.path)) {
+        let code = file.joined();
+        for lock in ["Mutex", "RwLock", "Condvar", "parking_lot"] {
+            let found = find_word(&code, lock).map(|at| line_of(&code, at));
+            findings
+                .extend(found.map(|line| format!("{}:{line}: {lock} may allocate; use crate::sync::Lock", file.path)));
+        }
+    }
+    findings
+}
+
+const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
+
+/// A line that uses atomic orderings has one of them named in a comment: above it in the same function, in that
+/// function's documentation, or earlier in the file as "Relaxed throughout".
+pub fn orderings(house: &House, not_yet: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for file in house.src().filter(|file| !at_home(not_yet, &file.path)) {
+        let functions = functions(file);
+        for (index, code) in file.code.iter().enumerate() {
+            if code.contains("Ordering::{") || code.contains("Ordering::*") {
+                findings.push(format!(
+                    "{}:{}: write `Ordering::Name` where it is used",
+                    file.path,
+                    index + 1
+                ));
+            }
+            let used: Vec<&str> = ORDERINGS
+                .into_iter()
+                .filter(|name| code.contains(&format!("Ordering::{name}")))
+                .collect();
+            if used.is_empty() {
+                continue;
+            }
+            let inside = functions.iter().filter(|f| f.first <= index && index <= f.last);
+            let first = inside
+                .map(|f| head(file, f.first))
+                .max()
+                .unwrap_or(index.saturating_sub(3));
+            // "Acquire: … Release: …" explains both halves of AcqRel.
+            let mut explained = used.clone();
+            if used.contains(&"AcqRel") {
+                explained.extend(["Acquire", "Release"]);
+            }
+            let named = |name: &&str| {
+                let near = &file.comments[first..=index];
+                let throughout = format!("{name} throughout");
+                near.iter().any(|comment| find_word(comment, name).next().is_some())
+                    || file.comments[..index]
+                        .iter()
+                        .any(|comment| comment.contains(&throughout))
+            };
+            if !explained.iter().any(|name| named(name)) {
+                let (path, line, name) = (&file.path, index + 1, used[0]);
+                findings.push(format!("{path}:{line}: no comment in this function says why {name}"));
+            }
+        }
+    }
+    findings
+}
+
+/// The first line of the comments and attributes right above line `index`.
+fn head(file: &Source, index: usize) -> usize {
+    let mut first = index;
+    while first > 0 {
+        let above = first - 1;
+        let code = file.code[above].trim();
+        let said = !file.comments[above].trim().is_empty();
+        if !(code.starts_with('#') || code.is_empty() && said) {
+            break;
+        }
+        first = above;
+    }
+    first
+}
