@@ -26,7 +26,8 @@ fn churn(heap: &GlobalHeap, operations: usize, live: usize, bits: usize, seed: u
     let mut blocks: Vec<Block> = Vec::new();
     for operation in 0..operations {
         if blocks.len() < live && random.below(3) != 0 || blocks.is_empty() {
-            let align = 1 << random.below(if random.below(8) == 0 { 17 } else { 5 });
+            let shifts = if random.below(8) == 0 { 17 } else { 5 };
+            let align = 1 << random.below(shifts);
             let block = Block::new(heap, layout(random.size(bits), align), operation as u8).unwrap();
             shadow.add(&block);
             blocks.push(block);
