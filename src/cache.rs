@@ -109,23 +109,30 @@ impl Slot {
         self.free.load(Ordering::Relaxed) == 0
     }
 
-    /// Takes the lowest run of `count` pages out of the owned word.
+    /// Takes the lowest run of `count` pages out of the owned word, if `ready` says that the pages can be used.
     #[inline(always)]
-    pub(crate) fn allocate(&self, count: usize) -> Option<Claim> {
+    pub(crate) fn allocate(&self, count: usize, ready: impl FnOnce(Claim) -> bool) -> Option<Claim> {
         let free = self.free.load(Ordering::Relaxed);
         let bit = bitmap::find_in_word(free, count)?;
         let mask = bitmap::mask(bit, count);
-        self.free.store(free & !mask, Ordering::Relaxed);
         let start = self.word.load(Ordering::Relaxed) * WORD_PAGES + bit;
         let scavenged = self.scavenged.load(Ordering::Relaxed);
-        if scavenged == 0 {
-            return Some(Claim { start, scavenged: 0 });
-        }
-        self.scavenged.store(scavenged & !mask, Ordering::Relaxed);
-        Some(Claim {
+        let claim = Claim {
             start,
-            scavenged: (scavenged & mask).count_ones() as usize,
-        })
+            scavenged: if scavenged == 0 {
+                0
+            } else {
+                (scavenged & mask).count_ones() as usize
+            },
+        };
+        if !ready(claim) {
+            return None;
+        }
+        self.free.store(free & !mask, Ordering::Relaxed);
+        if scavenged != 0 {
+            self.scavenged.store(scavenged & !mask, Ordering::Relaxed);
+        }
+        Some(claim)
     }
 
     /// Takes back a run that lies in one word. Whether the page was held, and so free, already: nothing has changed
@@ -219,7 +226,8 @@ impl Slot {
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<Entered<'_>> {
         // Acquire: sees what the last owner left; partner: the release in `Entered::drop`.
-        (self.busy.swap(1, Ordering::Acquire) == 0).then_some(Entered { slot: self })
+        // Not `then_some`: an owner made for nothing would leave when it is dropped.
+        (self.busy.swap(1, Ordering::Acquire) == 0).then(|| Entered { slot: self })
     }
 
     /// What the slot holds and has done, read from anywhere: a moment's picture.

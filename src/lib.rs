@@ -1,6 +1,44 @@
-#![doc = "placeholder"]
+//! The Go page allocator as a Rust crate: runs of pages from one reserved range, lock-free, over memory from anywhere.
+//!
+//! A [`PageHeap`] hands out runs of any number of pages, at any alignment, to any thread. Its pages come from a
+//! [`Source`](source::Source): the operating system, bytes the caller has, or numbers that stand for no memory at all.
+//! It never reads or writes the pages it manages, so they may be anything that can be counted.
+//!
+//! ```
+//! # #[cfg(all(unix, feature = "std"))] {
+//! use pageheap::source::System;
+//! use pageheap::{Config, PageCount, PageHeap};
+//!
+//! let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+//! let run = heap.allocate(PageCount(3)).unwrap();
+//! let bytes = heap.pointer(run);
+//! assert_eq!(bytes.len(), 3 * 8192);
+//! // SAFETY: the run is ours, and nothing uses it any more.
+//! unsafe { heap.free(run) };
+//! # }
+//! ```
+//!
+//! # How it works, in four sentences
+//!
+//! One bit for each page says whether it is free, and one read-modify-write on a word of 64 such bits decides every
+//! operation. A tree of summaries (free pages at the start, in the longest run, at the end of a region) tells where to
+//! look; it is advice that heals itself, and a claim is made on the bits. A [`Cache`] owns one word and serves small
+//! requests from it without atomic read-modify-writes. The only lock is for growing the heap and lending caches.
+//!
+//! `ARCHITECTURE.md` in the repository follows one allocation down and up; each source file opens with its own story.
+//!
+//! # Features
+//!
+//! | feature | default | gives |
+//! |---|---|---|
+//! | `std` | yes | the operating system as a source, waiting on a futex instead of spinning |
+//!
+//! Without `std` the crate is `no_std` and does not allocate; it needs 64-bit atomics.
+
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What only tests, models and benches call is reachable with `internals` alone.
+#![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "std")]
 extern crate std;
@@ -46,3 +84,8 @@ pub use heap::{Allocation, Cache, Calls, Config, FreeError, NewHeapError, PageHe
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{GlobalStats, ObjectFault};
 pub use units::{PageCount, PageIndex, PageRun};
+
+/// The README's examples, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -48,7 +48,8 @@ pub fn candidate(free: &[u64], scavenged: &[u64], from: usize, limits: Limits) -
         below -= 1;
         run += idle(below).leading_ones() as usize;
     }
-    let most = limits.most.next_multiple_of(limits.least).max(limits.least);
+    // Clamped first: a wish for everything must not overflow.
+    let most = limits.most.clamp(1, run).next_multiple_of(limits.least);
     let start = end - run.min(most);
     let huge = start & !(limits.huge - 1);
     let cut = start.next_multiple_of(limits.huge) <= end && huge >= end - run;

@@ -68,9 +68,9 @@ const LONG_FILES: &[(&str, usize)] = &[];
 const NOT_YET: &[&str] = &["src/free_set/", "src/heap/", "src/radix.rs", "tests/smoke.rs"];
 
 /// The files of a repository: those in Rust split into code and comments, the others as they are.
-pub struct House {
-    pub rust: Vec<Source>,
-    pub other: Vec<(String, String)>,
+struct House {
+    rust: Vec<Source>,
+    other: Vec<(String, String)>,
 }
 
 impl House {
@@ -83,7 +83,7 @@ impl House {
     }
 
     /// A house of snippets.
-    pub fn of(files: &[(&str, &str)]) -> Self {
+    fn of(files: &[(&str, &str)]) -> Self {
         let mut house = Self {
             rust: Vec::new(),
             other: Vec::new(),
@@ -120,11 +120,11 @@ impl House {
     }
 
     /// The files of the crate itself.
-    pub fn src(&self) -> impl Iterator<Item = &Source> {
+    fn src(&self) -> impl Iterator<Item = &Source> {
         self.rust.iter().filter(|file| file.path.starts_with("src/"))
     }
 
-    pub fn text(&self, path: &str) -> Option<String> {
+    fn text(&self, path: &str) -> Option<String> {
         let other = self.other.iter().find(|(name, _)| name == path);
         let rust = self.rust.iter().find(|file| file.path == path);
         other
@@ -134,14 +134,14 @@ impl House {
 }
 
 /// Whether `path` is one of `homes`, or lies in one that is a folder.
-pub fn at_home(homes: &[&str], path: &str) -> bool {
+fn at_home(homes: &[&str], path: &str) -> bool {
     homes
         .iter()
         .any(|home| path == *home || home.ends_with('/') && path.starts_with(home))
 }
 
 /// Homes where nobody lives.
-pub fn stale(homes: &[&str], lived_in: impl Fn(&str) -> bool) -> Vec<String> {
+fn stale(homes: &[&str], lived_in: impl Fn(&str) -> bool) -> Vec<String> {
     let empty = homes.iter().filter(|home| !lived_in(home));
     empty
         .map(|home| format!("{home}:1: has an exception in tests/tidy.rs that it does not need: take it off the list"))

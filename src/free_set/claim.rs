@@ -17,74 +17,79 @@ use super::search::Look;
 use super::{Claim, FreeSet, Request, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
-    /// Takes the lowest run that meets the request. `None` is proved: there was a moment at which no such run was free.
+    /// Takes the lowest run that meets the request, and its scavenged bits. `None` is proved: there was a moment at which no such run
+    /// was free.
     ///
     /// Cost: three loads and a compare-exchange next to the last claim of this length; a search otherwise.
     #[inline]
     pub fn claim(&self, request: &Request) -> Option<Claim> {
+        let start = self.hold_lowest(request)?;
+        Some(Claim {
+            start,
+            scavenged: self.take_scavenged(start, request.pages),
+        })
+    }
+
+    /// Takes exactly these pages, which lie below `grown`, and their scavenged bits.
+    ///
+    /// # Errors
+    /// A page that is not free, the first one met. Nothing is taken.
+    pub fn claim_at(&self, start: usize, pages: usize) -> Result<Claim, usize> {
+        self.hold(start, pages)?;
+        Ok(Claim {
+            start,
+            scavenged: self.take_scavenged(start, pages),
+        })
+    }
+
+    /// As [`claim`](Self::claim), but leaves the scavenged bits where they are: for who may have to give the pages back as they were.
+    #[inline]
+    pub fn hold_lowest(&self, request: &Request) -> Option<usize> {
         let band = Band::of(request.pages);
         let hint = self.hints.load(band);
         let from = hint.saturating_sub(band.pages() - 1);
-        if let Some(claim) = self
-            .claim_in_word(request, from)
-            .or_else(|| self.claim_from(request, from))
+        if let Some(start) = self
+            .hold_in_word(request, from)
+            .or_else(|| self.hold_from(request, from))
         {
-            let end = claim.start + request.pages;
+            let end = start + request.pages;
             // Once a word is often enough.
             if end >> WORD_SHIFT > hint >> WORD_SHIFT && band.pages() == request.pages && request.align == 1 {
                 self.raise_hint(band, hint, end);
             }
-            return Some(claim);
+            return Some(start);
         }
-        self.claim_or_prove(|| self.claim_from(request, 0), || self.claim_by_bits(request))
+        self.claim_or_prove(|| self.hold_from(request, 0), || self.hold_by_bits(request))
     }
 
     /// Fast: a run inside the word at `from`, the lowest there is if there is one.
     #[inline(always)]
-    fn claim_in_word(&self, request: &Request, from: usize) -> Option<Claim> {
+    fn hold_in_word(&self, request: &Request, from: usize) -> Option<usize> {
         if request.pages > WORD_PAGES || request.align != 1 || from >= self.grown() {
             return None;
         }
         let (word, bit) = (from >> WORD_SHIFT, from % WORD_PAGES);
         let bits = self.free.load(word) & (u64::MAX << bit);
         let start = bitmap::find_in_word(bits, request.pages)?;
-        let mask = bitmap::mask(start, request.pages);
-        self.free.take(word, mask).ok()?;
-        Some(Claim {
-            start: word * WORD_PAGES + start,
-            scavenged: self.take_scavenged(word, mask),
-        })
+        self.free.take(word, bitmap::mask(start, request.pages)).ok()?;
+        Some(word * WORD_PAGES + start)
     }
 
     /// Takes the lowest run at or after page `from`, as the summaries and then the bits have it. `None` proves nothing.
-    fn claim_from(&self, request: &Request, from: usize) -> Option<Claim> {
+    fn hold_from(&self, request: &Request, from: usize) -> Option<usize> {
         let mut from = from;
         loop {
             let start = self.search(request, from)?;
-            match self.claim_at(start, request.pages) {
-                Ok(claim) => return Some(claim),
-                Err(taken) => {
-                    // Every run that begins between `start` and the taken page has that page in it. The leaf said it was free.
-                    self.correct(taken >> G::CHUNK_SHIFT);
-                    from = taken + 1;
-                }
-            }
+            let Err(taken) = self.hold(start, request.pages) else {
+                return Some(start);
+            };
+            // Every run that begins between `start` and the taken page has that page in it. The leaf said it was free.
+            self.correct(taken >> G::CHUNK_SHIFT);
+            from = taken + 1;
         }
     }
 
-    /// Takes exactly these pages, which lie below `grown`.
-    ///
-    /// # Errors
-    /// A page that is not free, the first one met. Nothing is taken.
-    pub fn claim_at(&self, start: usize, pages: usize) -> Result<Claim, usize> {
-        self.hold(start, pages)?;
-        let scavenged = Pieces::new(start, pages)
-            .map(|piece| self.take_scavenged(piece.word, piece.mask))
-            .sum();
-        Ok(Claim { start, scavenged })
-    }
-
-    /// Takes exactly these pages and leaves their scavenged bits where they are: for the scavenger, which sets them.
+    /// As [`claim_at`](Self::claim_at), but leaves the scavenged bits where they are.
     ///
     /// # Errors
     /// As for [`claim_at`](Self::claim_at).
@@ -178,14 +183,23 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// Takes the scavenged bits of pages just taken; how many there were.
+    ///
+    /// Taking the pages acquired what their releaser wrote: every scavenged bit set before it is seen, and nobody else sets or clears one
+    /// while the pages are ours (I1).
     #[inline(always)]
-    fn take_scavenged(&self, word: usize, mask: u64) -> usize {
-        // Taking the pages acquired what their releaser wrote: the load sees every scavenged bit set before it, and nobody else
-        // sets or clears one while the pages are ours (I1).
-        if self.scavenged.load(word) & mask == 0 {
-            return 0;
-        }
-        self.scavenged.take_any(word, mask).count_ones() as usize
+    pub fn take_scavenged(&self, start: usize, pages: usize) -> usize {
+        let taken = Pieces::new(start, pages).map(|piece| match self.scavenged.load(piece.word) & piece.mask {
+            0 => 0,
+            _ => self.scavenged.take_any(piece.word, piece.mask).count_ones() as usize,
+        });
+        taken.sum()
+    }
+
+    /// How many of these pages, which the caller holds, are scavenged.
+    pub fn scavenged_in(&self, start: usize, pages: usize) -> usize {
+        Pieces::new(start, pages)
+            .map(|piece| (self.scavenged.load(piece.word) & piece.mask).count_ones() as usize)
+            .sum()
     }
 
     /// Claims, or proves that there was nothing to claim. `attempt` searches all the heap, believing summaries; `by_bits` does not
@@ -224,21 +238,19 @@ impl<G: Shape> FreeSet<G> {
         result
     }
 
-    /// As `claim_from(.., 0)`, without a look at the tree: 0.4 ns a word.
-    fn claim_by_bits(&self, request: &Request) -> Option<Claim> {
+    /// As `hold_from(.., 0)`, without a look at the tree: 0.4 ns a word.
+    fn hold_by_bits(&self, request: &Request) -> Option<usize> {
         let mut from = 0;
         loop {
             let start = request.align_page(self.first_run_by_bits(request.pages, from)?)?;
-            match self.claim_at_below(start, request.pages) {
-                Some(Ok(claim)) => return Some(claim),
-                Some(Err(taken)) => from = taken + 1,
-                None => return None,
+            if start.checked_add(request.pages)? > self.grown() {
+                return None;
             }
+            let Err(taken) = self.hold(start, request.pages) else {
+                return Some(start);
+            };
+            from = taken + 1;
         }
-    }
-
-    fn claim_at_below(&self, start: usize, pages: usize) -> Option<Result<Claim, usize>> {
-        (start.checked_add(pages)? <= self.grown()).then(|| self.claim_at(start, pages))
     }
 
     fn claim_word_by_bits(&self) -> Option<Word> {

@@ -18,7 +18,7 @@ use core::mem::ManuallyDrop;
 
 use crate::cache::{MAX_CACHED_PAGES, Slot};
 use crate::check::Fault;
-use crate::free_set::{Request, Word};
+use crate::free_set::{Claim, Request, Word};
 use crate::geometry::{Geometry, Shape, WORD_PAGES};
 use crate::source::Source;
 use crate::sync::Ordering;
@@ -57,9 +57,9 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     #[inline(always)]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
-            && let Some(claim) = self.slot.allocate(pages.0)
+            && let Some(allocation) = self.heap.allocate_from(self.slot, pages.0)
         {
-            return self.heap.ready(claim, pages.0);
+            return Some(allocation);
         }
         self.heap.allocate_through(self.slot, pages)
     }
@@ -185,9 +185,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return self.allocate(pages);
         };
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
-            && let Some(claim) = slot.allocate(pages.0)
+            && let Some(allocation) = self.allocate_from(&slot, pages.0)
         {
-            return self.ready(claim, pages.0).map(|allocation| allocation.run);
+            return Some(allocation.run);
         }
         self.allocate_through(&slot, pages).map(|allocation| allocation.run)
     }
@@ -227,6 +227,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
+    /// Pages of the slot's own word, committed where the source wants it. On refusal they stay in the word as they were.
+    #[inline(always)]
+    fn allocate_from(&self, slot: &Slot, pages: usize) -> Option<Allocation> {
+        let Claim { start, scavenged } = slot.allocate(pages, |claim| {
+            !S::COMMITS || claim.scavenged == 0 || self.commit(claim.start, pages)
+        })?;
+        Some(Allocation {
+            run: PageRun::known(start, pages),
+            scavenged: PageCount(scavenged),
+        })
+    }
+
     /// The cache could not serve.
     #[inline(never)]
     fn allocate_through(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
@@ -235,8 +247,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.flush_slot(slot);
             if let Some(word) = self.claim_word() {
                 slot.fill(word);
-                if let Some(claim) = slot.allocate(pages.0) {
-                    return self.ready(claim, pages.0);
+                if let Some(allocation) = self.allocate_from(slot, pages.0) {
+                    return Some(allocation);
                 }
             }
         }

@@ -35,7 +35,7 @@ use core::ptr::NonNull;
 
 use crate::cache::Slot;
 use crate::check::Fault;
-use crate::free_set::{Claim, FreeSet, Request};
+use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
 use crate::metadata::{Metadata, Plan, offset};
 use crate::source::{Purpose, Reservation, Source};
@@ -260,8 +260,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             self.grow_to(end)?;
         }
-        let claim = self.set.claim_at(start, pages).ok()?;
-        self.ready(claim, pages)
+        self.set.hold(start, pages).ok()?;
+        self.ready(start, pages)
     }
 
     /// Makes `run` longer in place: `None` if the pages behind it are not free. What was added, on success.
@@ -281,8 +281,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         loop {
             let grown = self.set.grown();
-            if let Some(claim) = self.set.claim(request) {
-                return self.ready(claim, request.pages);
+            if let Some(start) = self.set.hold_lowest(request) {
+                return self.ready(start, request.pages);
             }
             if self.grow_for(request, grown).is_none() {
                 return self.allocate_last(request);
@@ -296,37 +296,37 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let Some(claim) = self.set.claim(request) else {
+        let Some(start) = self.set.hold_lowest(request) else {
             self.counters.refusals.add(1);
             return None;
         };
-        self.ready(claim, request.pages)
+        self.ready(start, request.pages)
     }
 
-    /// A claim as an allocation: commits what the source wants committed.
+    /// Pages just held, as an allocation: commits them where the source wants it. On refusal they go back as they were.
     #[inline(always)]
-    fn ready(&self, claim: Claim, pages: usize) -> Option<Allocation> {
-        if S::COMMITS && claim.scavenged > 0 {
-            self.commit(claim, pages)?;
+    fn ready(&self, start: usize, pages: usize) -> Option<Allocation> {
+        if S::COMMITS && self.set.scavenged_in(start, pages) > 0 && !self.commit(start, pages) {
+            self.release_or_abort(start, pages);
+            return None;
         }
+        let scavenged = PageCount(self.set.take_scavenged(start, pages));
         Some(Allocation {
-            run: PageRun::known(claim.start, pages),
-            scavenged: PageCount(claim.scavenged),
+            run: PageRun::known(start, pages),
+            scavenged,
         })
     }
 
+    /// Has the source commit pages the caller holds, some of which are scavenged. Whether it did.
     #[cold]
-    fn commit(&self, claim: Claim, pages: usize) -> Option<()> {
+    fn commit(&self, start: usize, pages: usize) -> bool {
         self.counters.commit.add(1);
-        let start = offset(self.base, claim.start << G::PAGE_SHIFT);
-        // SAFETY: pages just claimed: ours alone, inside the reservation, prepared. A source that commits has a granule of at most a
-        // page (checked in `new`); committing what is Ready already is allowed to it.
-        if unsafe { self.source.commit(start, pages << G::PAGE_SHIFT) }.is_ok() {
-            return Some(());
-        }
-        self.counters.refusals.add(1);
-        self.release_or_abort(claim.start, pages);
-        None
+        let address = offset(self.base, start << G::PAGE_SHIFT);
+        // SAFETY: the pages are the caller's alone, inside the reservation, prepared, and on granule borders: a source that commits has a
+        // granule of at most a page (checked in `new`).
+        let done = unsafe { self.source.commit(address, pages << G::PAGE_SHIFT) }.is_ok();
+        self.counters.refusals.add(u64::from(!done));
+        done
     }
 
     // ---- freeing ------------------------------------------------------------------------------------------------------------

@@ -128,13 +128,14 @@ pub unsafe trait Source {
     /// The range lies in a reservation of this source made for `purpose`, on granule borders, and is Reserved.
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
-    /// Prepared → Ready, of [`Purpose::Pages`]. Called only where [`COMMITS`](Self::COMMITS).
+    /// Prepared → Ready, of [`Purpose::Pages`]; what is Ready already stays as it is, contents included. Called only where
+    /// [`COMMITS`](Self::COMMITS).
     ///
     /// # Errors
-    /// [`Refused`] if the memory cannot be had now; the range stays Prepared.
+    /// [`Refused`] if the memory cannot be had now; what was Prepared stays so.
     ///
     /// # Safety
-    /// The range lies in a reservation for pages, on granule borders, is Prepared, and nobody else uses it.
+    /// The range lies in a reservation for pages, on granule borders, is Prepared or Ready, and nobody else uses it.
     unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused>;
 
     /// Ready → Prepared, of [`Purpose::Pages`]: the memory goes back to where it came from, the addresses stay. Says

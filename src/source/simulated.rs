@@ -5,7 +5,7 @@
 //! panics with a drawing of the reservation and marks under the range:
 //!
 //! ```text
-//!   commit of Pages at 0x100000002000 + 0x2000: must be [Prepared], and some of it is Reserved
+//!   commit of Pages at 0x100000002000 + 0x2000: must be [Prepared, Ready], and some of it is Reserved
 //!   Pages at 0x100000000000, a mark is 0x1000 bytes
 //!   ..rrrPPPR..
 //!       ^^
@@ -373,7 +373,7 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
         let step = Step {
             verb: Verb::Commit,
             purpose,
-            from: &[State::Prepared],
+            from: &[State::Prepared, State::Ready],
             to: State::Ready,
         };
         self.step(step, start, bytes).map(|_| ())

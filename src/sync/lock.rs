@@ -68,7 +68,8 @@ impl Lock {
         let taken = self
             .state
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(Guard { lock: self })
+        // Not `then_some`: a guard made for nothing would unlock when it is dropped.
+        taken.is_ok().then(|| Guard { lock: self })
     }
 
     #[cold]

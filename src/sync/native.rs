@@ -5,6 +5,11 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 pub use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
+#[cfg(all(feature = "std", target_os = "android"))]
+use libc::__errno as errno;
+#[cfg(all(feature = "std", target_os = "linux"))]
+use libc::__errno_location as errno;
+
 /// Stripes of a [`Turnstile`](super::Turnstile): enough that walks in different chunks seldom meet, few enough to read
 /// them all.
 pub(crate) const STRIPES: usize = 8;
@@ -52,7 +57,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
     // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
     // back.
     unsafe {
-        let errno = libc::__errno_location();
+        let errno = errno();
         let saved = *errno;
         let flags = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         libc::syscall(
@@ -71,7 +76,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
 pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: as in `wait`; waking touches no memory.
     unsafe {
-        let errno = libc::__errno_location();
+        let errno = errno();
         let saved = *errno;
         libc::syscall(
             libc::SYS_futex,

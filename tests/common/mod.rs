@@ -3,4 +3,3 @@
 #![allow(dead_code, reason = "no program uses all of it")]
 
 pub mod draw;
-pub mod source;

@@ -64,7 +64,6 @@ fn every_illegal_step_panics_with_a_drawing() {
     is_illegal(Verb::Prepare, Metadata, 0, 1, "in a reservation for Pages");
     is_illegal(Verb::Prepare, Pages, 2, 2, "empty");
     is_illegal(Verb::Commit, Pages, 3, 5, "some of it is Reserved");
-    is_illegal(Verb::Commit, Pages, 5, 7, "some of it is Ready");
     is_illegal(Verb::Release, Pages, 3, 8, "some of it is Reserved");
     is_illegal(Verb::Release, Pages, 7, 9, "beyond the end");
     is_illegal(Verb::Release, Pages, 9, 10, "in no reservation");

@@ -4,15 +4,16 @@
 //! comments, strings with escapes, raw and byte strings, character literals as against lifetimes.
 
 /// A source file, line by line.
-pub struct Source {
+#[derive(Debug)]
+pub(crate) struct Source {
     /// From the root of the repository, with forward slashes.
-    pub path: String,
+    pub(crate) path: String,
     /// The lines as they are.
-    pub lines: Vec<String>,
+    pub(crate) lines: Vec<String>,
     /// The lines with comments and the insides of literals made blank.
-    pub code: Vec<String>,
+    pub(crate) code: Vec<String>,
     /// The comments of each line, code made blank.
-    pub comments: Vec<String>,
+    pub(crate) comments: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -25,7 +26,7 @@ enum State {
 }
 
 impl Source {
-    pub fn new(path: &str, text: &str) -> Self {
+    pub(crate) fn new(path: &str, text: &str) -> Self {
         let chars: Vec<char> = text.chars().collect();
         let (mut code, mut comments) = (String::new(), String::new());
         let (mut state, mut at) = (State::Code, 0);
@@ -49,7 +50,7 @@ impl Source {
     }
 
     /// The code as one text, and where each line begins in it.
-    pub fn joined(&self) -> String {
+    pub(crate) fn joined(&self) -> String {
         self.code.join("\n")
     }
 }
@@ -102,12 +103,12 @@ fn char_literal(rest: &[char]) -> usize {
     }
 }
 
-pub fn is_word(char: char) -> bool {
+pub(crate) fn is_word(char: char) -> bool {
     char.is_alphanumeric() || char == '_'
 }
 
 /// Where `word` stands in `text` as a word of its own, as byte offsets.
-pub fn find_word<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+pub(crate) fn find_word<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.match_indices(word).map(|(at, _)| at).filter(move |&at| {
         let clear = |char: Option<char>| !char.is_some_and(is_word);
         clear(text[..at].chars().next_back()) && clear(text[at + word.len()..].chars().next())
@@ -115,12 +116,12 @@ pub fn find_word<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize
 }
 
 /// The line, from 1, in which the byte at `offset` is.
-pub fn line_of(text: &str, offset: usize) -> usize {
+pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].matches('\n').count() + 1
 }
 
 /// What stands between the bracket at `open` and its partner.
-pub fn bracketed(text: &str, open: usize) -> &str {
+pub(crate) fn bracketed(text: &str, open: usize) -> &str {
     let mut depth = 0;
     for (at, char) in text[open..].char_indices() {
         match char {

@@ -3,7 +3,7 @@
 use super::House;
 
 /// Lines the workspace's manifest has.
-pub const LINTS: [&str; 7] = [
+pub(crate) const LINTS: [&str; 7] = [
     "unsafe_op_in_unsafe_fn = \"deny\"\n",
     "missing_docs = \"deny\"\n",
     "missing_debug_implementations = \"deny\"\n",
@@ -13,7 +13,7 @@ pub const LINTS: [&str; 7] = [
     "[lints]\nworkspace = true\n",
 ];
 
-pub fn lints(house: &House) -> Vec<String> {
+pub(crate) fn lints(house: &House) -> Vec<String> {
     let manifest = house.text("Cargo.toml").unwrap_or_default();
     let missing = LINTS.iter().filter(|lint| !manifest.contains(lint.trim_end()));
     missing
@@ -26,7 +26,7 @@ const COMMANDS: [&str; 2] = ["cargo run --release --example census", "cargo test
 
 /// The README names the Rust version of the manifest, shows the two commands, and every example and page it names
 /// exists.
-pub fn readme(house: &House) -> Vec<String> {
+pub(crate) fn readme(house: &House) -> Vec<String> {
     let readme = house.text("README.md").unwrap_or_default();
     let manifest = house.text("Cargo.toml").unwrap_or_default();
     let mut findings = Vec::new();
@@ -62,7 +62,7 @@ pub fn readme(house: &House) -> Vec<String> {
 }
 
 /// No file names a path of the machine it was written on.
-pub fn foreign_paths(house: &House) -> Vec<String> {
+pub(crate) fn foreign_paths(house: &House) -> Vec<String> {
     let shared = ["..", "/shar", "ed"].concat();
     let root = ["/wo", "rk"].concat();
     let mut findings = Vec::new();

@@ -9,7 +9,7 @@ use super::lex::{Source, bracketed, find_word, is_word, line_of};
 /// What counts is a path in code that begins with `crate::` or `super::`, also inside braces. `lib.rs` and
 /// `internals.rs` are doors and may use all. A path to a name that the crate root re-exports is a finding as well: it
 /// would hide whom it uses.
-pub fn import_law(house: &House) -> Vec<String> {
+pub(crate) fn import_law(house: &House) -> Vec<String> {
     let Some(lib) = house.src().find(|file| file.path == "src/lib.rs") else {
         return vec!["src/lib.rs:1: there is none".to_owned()];
     };

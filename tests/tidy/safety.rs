@@ -6,7 +6,7 @@ use super::{House, at_home, stale};
 
 /// A file holds `unsafe` and is on the list, or it forbids it; a file above one on the list cannot forbid, and holds
 /// none.
-pub fn unsafe_homes(house: &House, homes: &[&str]) -> Vec<String> {
+pub(crate) fn unsafe_homes(house: &House, homes: &[&str]) -> Vec<String> {
     let holds = |file: &Source| {
         find_word(&file.joined(), "unsafe")
             .next()
@@ -38,7 +38,7 @@ const STATEMENT_LINES: usize = 3;
 
 /// `unsafe {` and `unsafe impl` stand under a SAFETY comment, `unsafe fn` and `unsafe trait` under a `# Safety` section
 /// (but in an implementation of a trait, which has one).
-pub fn safety_comments(house: &House) -> Vec<String> {
+pub(crate) fn safety_comments(house: &House) -> Vec<String> {
     let mut findings = Vec::new();
     for file in house.src() {
         for (index, code) in file.code.iter().enumerate() {
@@ -91,7 +91,7 @@ fn implements(file: &Source, index: usize) -> bool {
 }
 
 /// Words of `cfg` that are said only in their homes.
-pub fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<String> {
+pub(crate) fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for file in house.src().filter(|file| !at_home(homes, &file.path)) {
         let code = file.joined();
@@ -116,7 +116,7 @@ pub fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<String> {
 }
 
 /// `core::sync::atomic` is named only in its homes, all others go through `crate::sync`.
-pub fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
+pub(crate) fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
     let named = |file: &Source| {
         let code = file.joined();
         let mut words = find_word(&code, "atomic");
@@ -140,7 +140,7 @@ pub fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
 }
 
 /// Locks of others may allocate; ours does not.
-pub fn foreign_locks(house: &House, homes: &[&str]) -> Vec<String> {
+pub(crate) fn foreign_locks(house: &House, homes: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for file in house.src().filter(|file| !at_home(homes, &file.path)) {
         let code = file.joined();
@@ -157,7 +157,7 @@ const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst
 
 /// A line that uses atomic orderings has one of them named in a comment: above it in the same function, in that
 /// function's documentation, or earlier in the file as "Relaxed throughout".
-pub fn orderings(house: &House, not_yet: &[&str]) -> Vec<String> {
+pub(crate) fn orderings(house: &House, not_yet: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for file in house.src().filter(|file| !at_home(not_yet, &file.path)) {
         let functions = functions(file);
@@ -194,7 +194,7 @@ pub fn orderings(house: &House, not_yet: &[&str]) -> Vec<String> {
                         .iter()
                         .any(|comment| comment.contains(&throughout))
             };
-            if !explained.iter().any(|name| named(name)) {
+            if !explained.iter().any(named) {
                 let (path, line, name) = (&file.path, index + 1, used[0]);
                 findings.push(format!("{path}:{line}: no comment in this function says why {name}"));
             }

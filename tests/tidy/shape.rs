@@ -8,14 +8,15 @@ const FUNCTION_LINES: usize = 70;
 const COLUMNS: usize = 120;
 
 /// A function with a body; lines from 0.
-pub struct Function {
-    pub name: String,
-    pub first: usize,
-    pub last: usize,
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    pub(crate) first: usize,
+    pub(crate) last: usize,
 }
 
 /// The functions of a file, by brace matching: `fn name`, then the first brace that no bracket of the signature holds.
-pub fn functions(file: &Source) -> Vec<Function> {
+pub(crate) fn functions(file: &Source) -> Vec<Function> {
     let code = file.joined();
     let mut functions = Vec::new();
     for at in find_word(&code, "fn") {
@@ -54,7 +55,7 @@ fn body(code: &str) -> Option<usize> {
 
 /// Files of the crate up to 600 lines, functions up to 70, lines up to 120 columns. `long` are files that came before
 /// the law: they may not grow, and leave the list when they obey. Of files `not_yet` done only the length is looked at.
-pub fn sizes(house: &House, long: &[(&str, usize)], not_yet: &[&str]) -> Vec<String> {
+pub(crate) fn sizes(house: &House, long: &[(&str, usize)], not_yet: &[&str]) -> Vec<String> {
     let mut findings = Vec::new();
     for file in &house.rust {
         let lines = file.lines.len();
@@ -103,7 +104,7 @@ pub fn sizes(house: &House, long: &[(&str, usize)], not_yet: &[&str]) -> Vec<Str
 }
 
 /// A file of the crate says first what it is.
-pub fn essays(house: &House) -> Vec<String> {
+pub(crate) fn essays(house: &House) -> Vec<String> {
     let without = house
         .src()
         .filter(|file| !file.lines.first().is_some_and(|line| line.starts_with("//! ")));
@@ -118,7 +119,7 @@ pub fn essays(house: &House) -> Vec<String> {
 }
 
 /// No macro that stands for work not done or not cleaned up, no comment that asks for it.
-pub fn leftovers(house: &House) -> Vec<String> {
+pub(crate) fn leftovers(house: &House) -> Vec<String> {
     let mut findings = Vec::new();
     for file in &house.rust {
         for (index, (code, comment)) in file.code.iter().zip(&file.comments).enumerate() {

@@ -8,10 +8,10 @@ use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 use serde_json::Value;
 
 use super::common::draw;
-use super::common::source::Bare;
 use super::index::Index;
 use super::load::{index, list, size, sizes, text, word};
 use super::primitives::cached;
+use pageheap::source::Simulated;
 
 /// log2 of the pages of an entry, from the root down.
 const LOG_PAGES: [u32; 5] = [21, 18, 15, 12, 9];
@@ -29,7 +29,7 @@ struct Region {
 /// The heap and what goes with it.
 #[derive(Debug)]
 pub struct Replay {
-    heap: PageHeap<Bare>,
+    heap: PageHeap<Simulated>,
     regions: Vec<Region>,
     caches: [Word; 4],
     index: Index,
@@ -49,7 +49,7 @@ fn regions(in_use: &Value) -> Vec<Region> {
     for [start, pages] in list(in_use).iter().map(sizes) {
         let hole = start - end;
         if hole > 1 << 22 {
-            left_out += hole - (1 << 22) & !((1 << 21) - 1);
+            left_out += (hole - (1 << 22)) & !((1 << 21) - 1);
         }
         regions.push(Region { start, pages, left_out });
         end = start + pages;
@@ -64,7 +64,7 @@ impl Replay {
         let last = regions.last().expect("a mapped range");
         let pages = last.start + last.pages - last.left_out;
         let config = Config::new(pages << 13).limit(PageCount(pages));
-        let heap: PageHeap<Bare> = PageHeap::new(Bare::default(), config).expect("a heap");
+        let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), config).expect("a heap");
         assert_eq!(heap.capacity(), PageCount(pages));
         heap.allocate_at(run(0, pages)).expect("the whole of it");
         let mut chunks = Index::new(pages.div_ceil(CHUNK));

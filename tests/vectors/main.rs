@@ -1,13 +1,10 @@
-//! Replays what the Go page allocator was recorded to do: every record, with the same result. See `vectors/README.md`.
+//! Replays what the Go page allocator was recorded to do: every record, with the same result. See `README.md`.
 
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "vectors/heap.rs"]
 mod heap;
-#[path = "vectors/index.rs"]
 mod index;
-#[path = "vectors/load.rs"]
 mod load;
-#[path = "vectors/primitives.rs"]
 mod primitives;
 
 use std::collections::BTreeMap;

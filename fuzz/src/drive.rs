@@ -1,0 +1,169 @@
+//! What fuzz targets do with bytes: decode them, drive the subject and a naive twin side by side, compare.
+//!
+//! One function for each target, listed in [`DRIVERS`]. Bytes are read as they come and run out as zeros, so every
+//! input is a valid one and a cut input is a shorter story. `tests/corpus.rs` runs the same functions over the kept
+//! inputs with `cargo test`, without a fuzzer.
+
+use pageheap::internals::{Summary, WORD_PAGES, bitmap};
+
+/// What a target calls with its input; it panics where subject and twin differ.
+pub type Driver = fn(&[u8]);
+
+/// Every driver, by the name of its target and its folder of the corpus.
+pub const DRIVERS: &[(&str, Driver)] = &[("summary", summary), ("bitmap", bitmap)];
+
+/// Bytes, read one after another; zeros behind their end.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> usize {
+        let Some((&first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        usize::from(first)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.byte() << 8 | self.byte()) % end
+    }
+
+    /// A word of the bitmap: mostly full, empty or in a few runs, as heaps have them, sometimes noise.
+    fn word(&mut self) -> u64 {
+        let (start, pages) = (self.below(WORD_PAGES), 1 + self.below(WORD_PAGES));
+        let run = u64::MAX >> (WORD_PAGES - pages.min(WORD_PAGES - start)) << start;
+        match self.byte() % 6 {
+            0 => 0,
+            1 => u64::MAX,
+            2 => run,
+            3 => !run,
+            4 => run ^ run >> 3,
+            _ => (0..8).fold(0, |word, _| word << 8 | self.byte() as u64),
+        }
+    }
+}
+
+/// `start`, `max` and `end`, counted page by page.
+fn fields(pages: &[bool]) -> (usize, usize, usize) {
+    let run = |pages: &mut dyn Iterator<Item = &bool>| pages.take_while(|&&free| free).count();
+    let max = (0..pages.len()).map(|first| run(&mut pages[first..].iter())).max();
+    (run(&mut pages.iter()), max.unwrap_or(0), run(&mut pages.iter().rev()))
+}
+
+fn naive(pages: &[bool], scale: usize) -> Summary {
+    let (start, max, end) = fields(pages);
+    Summary::new(start * scale, max * scale, end * scale)
+}
+
+/// Summaries of regions, merged, against counting. Each bit of a word stands for `1 << zoom` pages, so that regions
+/// reach 2^21 pages, where the packing changes its form.
+pub fn summary(input: &[u8]) {
+    let mut bytes = Bytes(input);
+    let (parts, bits) = (1_usize << (bytes.byte() % 4), 1_usize << (bytes.byte() % 7));
+    let zoom = bytes.byte() % 16;
+    let scale = 1_usize << zoom;
+    if (parts * bits) << zoom > 1 << 21 {
+        return;
+    }
+    let shift = (bits << zoom).trailing_zeros();
+    let pages: Vec<bool> = (0..parts)
+        .flat_map(|_| {
+            let word = bytes.word();
+            (0..bits).map(move |bit| word >> bit & 1 == 1)
+        })
+        .collect();
+    let children: Vec<Summary> = pages.chunks(bits).map(|part| naive(part, scale)).collect();
+    for (child, part) in children.iter().zip(pages.chunks(bits)) {
+        let (start, max, end) = fields(part);
+        assert_eq!(
+            (child.start(), child.max(), child.end()),
+            (start * scale, max * scale, end * scale)
+        );
+        assert_eq!(Summary::from_bits(child.to_bits()), *child);
+        assert_eq!(child.to_bits() == 0, max == 0, "zero is nothing free, and nothing else");
+    }
+    let whole = naive(&pages, scale);
+    assert_eq!(
+        Summary::merge(children.iter().copied(), shift),
+        whole,
+        "merge of {children:?}"
+    );
+    if let [first, second, ..] = children[..] {
+        assert_eq!(first.then(shift, second, shift), naive(&pages[..2 * bits], scale));
+    }
+    // A pair and its neighbour pair, of twice the size; a pair and one more.
+    if let [a, b, c, d, ..] = children[..] {
+        let (left, right) = (a.then(shift, b, shift), c.then(shift, d, shift));
+        assert_eq!(left.then(shift + 1, right, shift + 1), naive(&pages[..4 * bits], scale));
+        assert_eq!(left.then(shift + 1, c, shift), naive(&pages[..3 * bits], scale));
+    }
+    for (a, b) in children.iter().flat_map(|a| children.iter().map(move |b| (a, b))) {
+        let covers = a.start() >= b.start() && a.max() >= b.max() && a.end() >= b.end();
+        assert_eq!(a.covers(*b), covers, "{a:?} covers {b:?}");
+    }
+}
+
+/// The sequential side of the bitmap against a row of booleans.
+pub fn bitmap(input: &[u8]) {
+    let mut bytes = Bytes(input);
+    let mut words: Vec<u64> = (0..1 + bytes.byte() % 8).map(|_| bytes.word()).collect();
+    let mut pages: Vec<bool> = words
+        .iter()
+        .flat_map(|word| (0..64).map(move |bit| word >> bit & 1 == 1))
+        .collect();
+    let len = pages.len();
+    for _ in 0..16 {
+        let from = bytes.below(len);
+        let count = 1 + bytes.below(len - from);
+        match bytes.byte() % 4 {
+            0 => {
+                bitmap::set(&mut words, from, count);
+                pages[from..from + count].fill(true);
+            }
+            1 => {
+                bitmap::clear(&mut words, from, count);
+                pages[from..from + count].fill(false);
+            }
+            _ => {}
+        }
+        compare(&words, &pages, from, count);
+        if bytes.0.is_empty() {
+            return;
+        }
+    }
+}
+
+fn compare(words: &[u64], pages: &[bool], from: usize, count: usize) {
+    let free = |run: &[bool]| run.iter().all(|&free| free);
+    let first = (from..)
+        .take_while(|first| first + count <= pages.len())
+        .find(|&first| free(&pages[first..first + count]));
+    assert_eq!(
+        bitmap::find(words, count, from),
+        first,
+        "{count} pages from {from} in {words:x?}"
+    );
+    let (start, max, end) = fields(pages);
+    assert_eq!(bitmap::summarize(words), Summary::new(start, max, end), "{words:x?}");
+    let counted = pages[from..from + count].iter().filter(|&&free| free).count();
+    assert_eq!(
+        bitmap::count(words, from, count),
+        counted,
+        "{count} pages from {from} in {words:x?}"
+    );
+    let end = pages[from..].iter().rev().take_while(|&&free| free).count();
+    assert_eq!(bitmap::free_at_end(words, from), end, "from {from} in {words:x?}");
+    let wanted = 1 + (count - 1) % WORD_PAGES;
+    for (&word, bits) in words.iter().zip(pages.chunks(WORD_PAGES)) {
+        let first = (0..=WORD_PAGES - wanted).find(|&first| free(&bits[first..first + wanted]));
+        assert_eq!(bitmap::find_in_word(word, wanted), first, "{wanted} pages in {word:x}");
+    }
+    let mut page = from;
+    for piece in bitmap::Pieces::new(from, count) {
+        let pages = piece.mask.count_ones() as usize;
+        assert_eq!(piece.mask, bitmap::mask(page % WORD_PAGES, pages));
+        assert_eq!(piece.word, page / WORD_PAGES);
+        page += pages;
+    }
+    assert_eq!(page, from + count);
+}

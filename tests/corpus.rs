@@ -1,0 +1,64 @@
+//! Replays every kept fuzz input on stable, through the functions that the fuzz targets call.
+
+#[path = "../fuzz/src/drive.rs"]
+mod drive;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn corpus(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
+}
+
+fn replay(target: &str, driver: drive::Driver) -> usize {
+    let entries = fs::read_dir(corpus(target)).expect("a target has a folder of inputs");
+    let mut inputs: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    inputs.sort();
+    for path in &inputs {
+        let input = fs::read(path).expect("an input can be read");
+        // The name in the output, should the driver panic.
+        println!("{}", path.display());
+        driver(&input);
+    }
+    inputs.len()
+}
+
+#[test]
+fn kept_inputs_pass() {
+    if !corpus("").exists() {
+        // A packaged crate has no corpus.
+        return;
+    }
+    for &(target, driver) in drive::DRIVERS {
+        assert!(replay(target, driver) > 0, "no inputs for {target}");
+    }
+}
+
+#[test]
+fn a_folder_for_each_driver_and_no_other() {
+    let Ok(entries) = fs::read_dir(corpus("")) else {
+        return;
+    };
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut folders: Vec<String> = entries.map(|entry| name(entry.expect("it can be read"))).collect();
+    let mut drivers: Vec<String> = drive::DRIVERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    folders.sort();
+    drivers.sort();
+    assert_eq!(folders, drivers);
+}
+
+/// Every driver takes every input: none at all, and noise of many lengths.
+#[test]
+fn drivers_take_anything() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut noise = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 32) as u8
+    };
+    for len in (0..200).chain([500, 1000]) {
+        let input: Vec<u8> = (0..len).map(|_| noise()).collect();
+        drive::DRIVERS.iter().for_each(|(_, driver)| driver(&input));
+    }
+}

@@ -1,0 +1,240 @@
+//! Caches: handles and shards.
+
+use pageheap::Cache;
+
+use super::*;
+
+/// Compiles only where `T` is not `Sync`: otherwise both implementations fit.
+macro_rules! assert_not_sync {
+    ($type:ty) => {{
+        trait Ambiguous<Which> {
+            fn here() {}
+        }
+        impl<T: ?Sized> Ambiguous<()> for T {}
+        struct IsSync;
+        impl<T: ?Sized + Sync> Ambiguous<IsSync> for T {}
+        <$type as Ambiguous<_>>::here();
+    }};
+}
+
+#[test]
+fn a_cache_is_send_and_not_sync() {
+    fn send<T: Send>() {}
+    fn both<T: Send + Sync>() {}
+    send::<Cache<'static, Simulated>>();
+    assert_not_sync!(Cache<'static, Simulated>);
+    both::<PageHeap<Simulated>>();
+}
+
+#[test]
+fn a_cache_serves_from_the_lowest_word() {
+    let heap = heap(4096);
+    take(&heap, 130);
+    let cache = heap.cache().expect("a cache");
+    let take_cached = |pages| cache.allocate(PageCount(pages)).map(numbers);
+    assert_eq!(take_cached(1), Some((130, 1)));
+    assert_eq!(take(&heap, 1), Some((192, 1)), "the word is the cache's");
+    assert_eq!(take_cached(16), Some((131, 16)));
+    assert_eq!(take_cached(17), Some((193, 17)), "too long for a cache");
+    assert_eq!(take_cached(45), Some((210, 45)));
+    assert_eq!(heap.stats().refills, 1);
+    assert_eq!(heap.stats().cached, PageCount(192 - 147));
+    check(&heap, 512, 512 - 255);
+}
+
+#[test]
+fn pages_freed_into_a_cache_come_back_from_it() {
+    let heap = heap(4096);
+    let cache = heap.cache().expect("a cache");
+    let [a, b] = [1, 2].map(|pages| cache.allocate(PageCount(pages)).expect("room"));
+    // SAFETY: pages of a simulated source are numbers.
+    unsafe { cache.free(a) };
+    assert_eq!(cache.allocate(PageCount(1)), Some(a));
+    // SAFETY: as above.
+    unsafe { cache.free(b) };
+    assert_eq!(heap.stats().cached, PageCount(63));
+    assert_eq!(heap.stats().flushes, 0);
+}
+
+#[test]
+fn pages_of_another_word_gather_and_leave_together() {
+    let heap = heap(4096);
+    take(&heap, 256);
+    let cache = heap.cache().expect("a cache");
+    let free = |start, pages| {
+        // SAFETY: pages of a simulated source are numbers.
+        let freed = unsafe { cache.try_free(run(start, pages)) };
+        assert_eq!(freed, Ok(()));
+    };
+    free(100, 3);
+    free(110, 5);
+    assert_eq!((heap.stats().cached.0, heap.stats().flushes), (8, 0));
+    check(&heap, 512, 256);
+    free(200, 1);
+    assert_eq!((heap.stats().cached.0, heap.stats().flushes), (1, 1));
+    free(120, 20);
+    assert_eq!(heap.stats().cached.0, 1, "a run over a border goes straight home");
+    check(&heap, 512, 256 + 28);
+    cache.flush();
+    check(&heap, 512, 256 + 29);
+}
+
+#[test]
+fn a_cache_flushes_when_dropped() {
+    let heap = heap(4096);
+    let cache = heap.cache().expect("a cache");
+    cache.allocate(PageCount(1)).expect("room");
+    assert_eq!(heap.stats().cached.0, 63);
+    drop(cache);
+    assert_eq!(heap.stats().cached.0, 0);
+    check(&heap, 512, 511);
+}
+
+#[test]
+fn a_cache_flushes_itself_before_it_says_no() {
+    let heap = heap(64);
+    let cache = heap.cache().expect("a cache");
+    assert_eq!(cache.allocate(PageCount(1)).map(numbers), Some((0, 1)));
+    assert_eq!(cache.allocate(PageCount(60)).map(numbers), Some((1, 60)));
+    assert_eq!(cache.allocate(PageCount(4)), None);
+    assert_eq!(cache.allocate(PageCount(3)).map(numbers), Some((61, 3)));
+    assert_eq!(cache.allocate(PageCount(1)), None);
+    check(&heap, 64, 0);
+}
+
+#[test]
+fn a_cache_flushes_what_was_freed_into_its_buffer_before_it_says_no() {
+    let heap = heap(128);
+    take(&heap, 128);
+    let cache = heap.cache().expect("a cache");
+    // SAFETY: pages of a simulated source are numbers.
+    unsafe { cache.free(run(70, 20)) };
+    assert_eq!(take(&heap, 1), None, "they are in the cache");
+    assert_eq!(cache.allocate(PageCount(20)).map(numbers), Some((70, 20)));
+}
+
+#[test]
+fn who_runs_out_calls_on_other_caches() {
+    let heap = heap(64);
+    let cache = heap.cache().expect("a cache");
+    cache.allocate(PageCount(1)).expect("room");
+    assert_eq!(
+        take(&heap, 1),
+        None,
+        "63 are in the cache, and its owner has not come by"
+    );
+    assert_eq!(cache.allocate(PageCount(1)).map(numbers), Some((1, 1)), "its fast path");
+    assert_eq!(cache.allocate(PageCount(17)).map(numbers), Some((2, 17)), "heeded here");
+    assert_eq!(heap.stats().cached.0, 0);
+    assert_eq!(take(&heap, 45), Some((19, 45)));
+}
+
+#[test]
+fn as_many_caches_as_were_asked_for() {
+    let heap = over(Simulated::new(4096), Config::new(1 << 24).caches(3));
+    let [first, _second, third] = [(); 3].map(|()| heap.cache().expect("a cache"));
+    assert!(heap.cache().is_none());
+    drop(first);
+    let again = heap.cache().expect("the place of the first");
+    assert!(heap.cache().is_none());
+    drop((again, third));
+    assert!(heap.cache().is_some());
+    let none = over(Simulated::new(4096), Config::new(1 << 24).caches(0));
+    assert!(none.cache().is_none());
+}
+
+#[test]
+fn a_thousand_caches() {
+    let heap = over(Simulated::new(4096), Config::new(1 << 30).caches(1000));
+    let caches: Vec<_> = (0..1000).map(|_| heap.cache().expect("a cache")).collect();
+    for (index, cache) in caches.iter().enumerate() {
+        assert_eq!(cache.allocate(PageCount(1)).map(numbers), Some((index * 64, 1)));
+    }
+    assert_eq!(heap.stats().cached.0, 63_000);
+    heap.check().expect("no page in two of them");
+    drop(caches);
+    assert_eq!(heap.stats().in_use.0, 1000);
+}
+
+#[test]
+fn shards_are_named_by_number() {
+    let heap = over(Simulated::new(4096), Config::new(1 << 24).shards(2));
+    let on = |shard, pages| heap.allocate_on(shard, PageCount(pages)).map(numbers);
+    assert_eq!(on(0, 1), Some((0, 1)));
+    assert_eq!(on(1, 1), Some((64, 1)));
+    assert_eq!(on(2, 1), Some((1, 1)), "modulo");
+    assert_eq!(on(usize::MAX, 1), Some((65, 1)));
+    assert_eq!(on(0, 100), Some((128, 100)));
+    // SAFETY: pages of a simulated source are numbers.
+    unsafe { heap.free_on(0, run(64, 2)) };
+    assert_eq!(heap.stats().cached.0, 62 + 62 + 2);
+    check(&heap, 512, 512 - 228);
+    heap.flush_shards();
+    assert_eq!(heap.stats().cached.0, 0);
+    check(&heap, 512, 512 - 102);
+}
+
+#[test]
+fn without_shards_a_number_is_the_heap() {
+    let heap = heap(512);
+    assert_eq!(heap.allocate_on(7, PageCount(3)).map(numbers), Some((0, 3)));
+    // SAFETY: pages of a simulated source are numbers.
+    unsafe { heap.free_on(3, run(0, 3)) };
+    heap.flush_shards();
+    check(&heap, 512, 512);
+}
+
+#[test]
+fn shards_are_flushed_before_anybody_runs_out() {
+    let heap = over(Simulated::new(4096), Config::new(128 * PAGE).shards(2));
+    heap.allocate_on(0, PageCount(1)).expect("room");
+    heap.allocate_on(1, PageCount(1)).expect("room");
+    assert_eq!(take(&heap, 63), Some((1, 63)));
+    assert_eq!(take(&heap, 63), Some((65, 63)));
+    let again = over(Simulated::new(4096), Config::new(128 * PAGE).shards(2));
+    again.allocate_on(0, PageCount(1)).expect("room");
+    again.allocate_on(1, PageCount(1)).expect("room");
+    let both = again.allocate_on(1, PageCount(63)).map(numbers);
+    assert_eq!(both, Some((1, 63)), "by a shard: the others' first");
+    assert_eq!(
+        again.allocate_on(1, PageCount(63)).map(numbers),
+        Some((65, 63)),
+        "then its own"
+    );
+}
+
+#[test]
+fn stats_say_what_happened() {
+    let heap = over(Simulated::new(4096), Config::new(1 << 24).shards(1));
+    let cache = heap.cache().expect("a cache");
+    cache.allocate(PageCount(2)).expect("room");
+    take(&heap, 100);
+    cache.flush();
+    heap.scavenge(PageCount(usize::MAX));
+    take(&heap, 1 << 20);
+    let stats = heap.stats();
+    let parts = (stats.in_use.0, stats.cached.0, stats.free.0, stats.grown.0);
+    assert_eq!(parts, (102, 0, 410, 512));
+    assert_eq!(
+        (stats.refills, stats.flushes, stats.growths, stats.refusals),
+        (1, 1, 1, 0)
+    );
+    assert_eq!(
+        (stats.calls.reserve, stats.calls.commit, stats.calls.release),
+        (2, 0, 0)
+    );
+    assert_eq!(
+        stats.calls.prepare as usize,
+        heap.source().calls(pageheap::source::Verb::Prepare)
+    );
+    let text = stats.to_string();
+    for part in [
+        "512 of 8192 bytes, 4.0 MiB",
+        "102",
+        "410",
+        "refills           1",
+        "reserve 2",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}

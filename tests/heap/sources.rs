@@ -1,0 +1,232 @@
+//! What a source does to a heap: failures at every call, tables that grow, everything returned at the end.
+
+use pageheap::source::{Failure, Verb};
+use pageheap::{Geometry, NewHeapError};
+
+use super::*;
+
+/// A bit of everything that asks the source for something. Works with whatever it gets.
+fn exercise<const COMMITS: bool>(heap: &PageHeap<&Simulated<COMMITS>>) -> Vec<PageRun> {
+    let mut live = Vec::new();
+    live.extend(heap.allocate(PageCount(1)));
+    live.extend(heap.allocate(PageCount(700)));
+    live.extend(
+        heap.allocate_aligned(PageCount(3), 1 << 20)
+            .map(|allocation| allocation.run),
+    );
+    live.extend(heap.allocate_on(1, PageCount(5)));
+    if let Some(cache) = heap.cache() {
+        live.extend(cache.allocate(PageCount(2)));
+        live.extend(cache.allocate(PageCount(40)));
+    }
+    live.extend(heap.allocate(PageCount(70_000)));
+    live.extend(heap.allocate_at(run(100_000, 9)).map(|allocation| allocation.run));
+    if let Some(run) = live.pop() {
+        // SAFETY: pages of a simulated source are numbers.
+        unsafe { heap.free(run) };
+    }
+    heap.scavenge(PageCount(1000));
+    live.extend(heap.allocate(PageCount(600)));
+    live
+}
+
+/// The k-th call of the verb fails, for every k there is; the heap stays sound, and does all it can once the source is well.
+fn survives<const COMMITS: bool>(new: fn(usize) -> Simulated<COMMITS>, verb: Verb, times: usize) {
+    for after in 0.. {
+        let source = new(4096).failing(verb, Failure::Calls { after, times });
+        let config = Config::new(1 << 33).shards(2);
+        let heap: Result<PageHeap<&Simulated<COMMITS>>, _> = PageHeap::new(&source, config);
+        if let Ok(heap) = heap {
+            let mut live = exercise(&heap);
+            heap.check().unwrap_or_else(|fault| panic!("{verb:?} {after}: {fault}"));
+            if verb != Verb::Unreserve {
+                source.heal();
+            }
+            live.extend(exercise(&heap));
+            for &run in &live {
+                let bytes = heap.pointer(run);
+                source.assert_ready(bytes.cast(), bytes.len());
+            }
+            assert!(live.len() >= 7, "{verb:?} {after}: {live:?}");
+            // SAFETY: pages of a simulated source are numbers.
+            unsafe { heap.free_batch(&mut live) };
+            heap.flush_shards();
+            let stats = heap.stats();
+            assert_eq!(stats.free, stats.grown, "{verb:?} {after}\n{stats}");
+            heap.check().unwrap_or_else(|fault| panic!("{verb:?} {after}: {fault}"));
+        }
+        source.assert_all_returned();
+        if source.failures(verb) == 0 {
+            assert!(after > 0, "{verb:?} is never called");
+            return;
+        }
+    }
+}
+
+#[test]
+fn any_reserve_may_fail() {
+    survives(Simulated::new, Verb::Reserve, 1);
+    survives(Simulated::new, Verb::Reserve, 4);
+    survives(Simulated::new, Verb::Reserve, usize::MAX);
+}
+
+#[test]
+fn any_prepare_may_fail() {
+    survives(Simulated::new, Verb::Prepare, 1);
+    survives(Simulated::new, Verb::Prepare, 3);
+    survives(Simulated::new, Verb::Prepare, usize::MAX);
+}
+
+#[test]
+fn any_release_may_fail() {
+    survives(Simulated::new, Verb::Release, 1);
+    survives(Simulated::new, Verb::Release, usize::MAX);
+}
+
+#[test]
+fn any_unreserve_may_fail() {
+    survives(Simulated::new, Verb::Unreserve, 1);
+}
+
+#[test]
+fn a_refused_growth_is_tried_again_with_the_least() {
+    let heap = heap(1 << 16);
+    take(&heap, 16384);
+    heap.source().fail(Verb::Prepare, Failure::Above(1000 * PAGE));
+    assert_eq!(take(&heap, 10), Some((16384, 10)));
+    check(&heap, 16394, 0);
+    assert_eq!(take(&heap, 1001), None);
+    heap.source().heal();
+    assert_eq!(take(&heap, 1001), Some((16394, 1001)));
+}
+
+#[test]
+fn a_heap_without_room_is_an_error_with_words() {
+    let new = |source: &Simulated| {
+        PageHeap::<&Simulated>::new(source, Config::new(1 << 24))
+            .err()
+            .map(|error| error.to_string())
+    };
+    let pages = Simulated::new(4096).failing(Verb::Reserve, Failure::Every(1));
+    let tables = Simulated::new(4096).failing(Verb::Prepare, Failure::Every(1));
+    let said = [
+        "the source would not reserve address space for the smallest heap",
+        "the source has no memory for the tables of the smallest heap",
+    ];
+    assert_eq!(new(&pages).as_deref(), Some(said[0]));
+    assert_eq!(new(&tables).as_deref(), Some(said[1]));
+    pages.assert_all_returned();
+    tables.assert_all_returned();
+    let large = Simulated::committing(2 * PAGE);
+    let error = PageHeap::<&Simulated<true>>::new(&large, Config::new(1 << 24)).err();
+    assert_eq!(error, Some(NewHeapError::Granule));
+    assert_eq!(
+        NewHeapError::Granule.to_string(),
+        "the source commits memory in pieces larger than the heap's page"
+    );
+    large.assert_all_returned();
+}
+
+#[test]
+fn dropping_returns_everything() {
+    let source = Simulated::new(4096);
+    let heap: PageHeap<&Simulated> = PageHeap::new(&source, Config::new(1 << 34).shards(3)).expect("a heap");
+    let live = exercise(&heap);
+    assert!(!live.is_empty());
+    drop(heap);
+    source.assert_all_returned();
+}
+
+#[test]
+fn heaps_share_a_source() {
+    let source = Simulated::new(4096);
+    let heap = || -> PageHeap<&Simulated> { PageHeap::new(&source, Config::new(1 << 30)).expect("a heap") };
+    let (first, second) = (heap(), heap());
+    let (a, b) = (first.allocate(PageCount(10)), second.allocate(PageCount(10)));
+    let [a, b] = [(&first, a), (&second, b)].map(|(heap, run)| heap.pointer(run.expect("room")));
+    assert_ne!(a, b);
+    assert_eq!(second.page_of(a.as_ptr().cast()), None);
+    drop(first);
+    assert!(second.allocate(PageCount(1000)).is_some());
+    drop(second);
+    source.assert_all_returned();
+}
+
+#[test]
+fn a_terabyte_begins_small() {
+    for shards in [0, 64] {
+        let heap = over(Simulated::new(4096), Config::new(1 << 40).shards(shards).caches(1000));
+        take(&heap, 1);
+        let bytes = heap.stats().metadata_bytes;
+        assert!(bytes < 512 << 10, "{bytes} bytes");
+        assert!(bytes <= 16 << 12, "{bytes} bytes");
+    }
+    let heap = over(Simulated::new(65536), Config::new(1 << 40));
+    take(&heap, 1);
+    let bytes = heap.stats().metadata_bytes;
+    assert!(bytes < 512 << 10, "{bytes} bytes with granules of 64 KiB");
+}
+
+#[test]
+fn metadata_is_little() {
+    for pages in [1_usize << 17, 1 << 20, 1 << 23, 5_000_000] {
+        let heap = heap(pages);
+        let mut sizes = vec![heap.stats().metadata_bytes];
+        for part in 1..=8 {
+            let grown = pages / 8 * part;
+            heap.allocate_at(run(grown - 1, 1)).expect("room");
+            sizes.push(heap.stats().metadata_bytes);
+        }
+        assert!(sizes.is_sorted(), "{sizes:?}");
+        let bytes = sizes[8];
+        // 64 caches, and what granules round up.
+        let most = pages * 29 / 100 + (64 << 6) + (9 << 12);
+        assert!(bytes <= most, "{bytes} bytes for {pages} pages");
+    }
+}
+
+#[test]
+fn tables_grow_with_one_level_as_with_five() {
+    fn grows<const LEVELS: usize>() {
+        let heap: PageHeap<Simulated, Geometry<LEVELS>> =
+            PageHeap::new(Simulated::new(4096), Config::new(1 << 36)).expect("a heap");
+        let mut end = 1;
+        while end <= heap.capacity().0 {
+            let page = heap.allocate_at(run(end - 1, 1));
+            assert_eq!(taken(page), Some((end - 1, 1)), "{LEVELS} levels");
+            end *= 2;
+        }
+        heap.check().expect("a sound heap");
+    }
+    grows::<1>();
+    grows::<2>();
+    grows::<3>();
+    grows::<4>();
+    grows::<5>();
+}
+
+#[test]
+fn a_region_of_memory_is_a_heap() {
+    use pageheap::source::Region;
+    use std::mem::MaybeUninit;
+    let bytes: &'static mut [MaybeUninit<u8>] = Box::leak(vec![MaybeUninit::new(0_u8); 4 << 20].into_boxed_slice());
+    let region = Region::from_static(bytes);
+    let heap: PageHeap<Region, Geometry<2, 12>> = PageHeap::new(region, Config::new(usize::MAX / 2)).expect("a heap");
+    assert!(heap.capacity().0 > 1000, "{:?}", heap.capacity());
+    let all = heap.allocate(heap.capacity()).expect("all of it");
+    let memory = heap.pointer(all);
+    // SAFETY: the run is ours, and memory.
+    unsafe { memory.as_ptr().cast::<u8>().write_bytes(0xA5, memory.len()) };
+    heap.check().expect("tables out of the pages' way");
+}
+
+#[test]
+fn numbers_are_a_heap() {
+    use pageheap::source::{Numbers, Split, System};
+    let source = Split::new(Numbers::new(0x8000_0000, 1 << 40), System);
+    let heap: PageHeap<_, Geometry<5, 16>> = PageHeap::new(source, Config::new(1 << 40)).expect("a heap");
+    let run = heap.allocate(PageCount(100)).expect("room");
+    assert_eq!(heap.address(run.start()).addr().get() % (1 << 16), 0);
+    assert!(heap.allocate(heap.capacity()).is_none());
+    heap.check().expect("a sound heap");
+}

@@ -1,0 +1,103 @@
+//! Real threads on one heap, each page stamped by its owner.
+//!
+//! A second for each test by default; `PAGEHEAP_STRESS_SECONDS` says how many.
+
+mod enough;
+mod mixed;
+mod worker;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pageheap::internals::{Shape, bitmap};
+use pageheap::source::Source;
+use pageheap::{PageCount, PageHeap, PageRun};
+
+/// How long a test goes on.
+fn deadline() -> Instant {
+    let seconds = std::env::var("PAGEHEAP_STRESS_SECONDS").ok();
+    let seconds = seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(1.0);
+    Instant::now() + Duration::from_secs_f64(seconds)
+}
+
+/// Who owns each page: 0 for nobody.
+#[derive(Debug)]
+struct Owners(Vec<AtomicU32>);
+
+impl Owners {
+    fn new(pages: usize) -> Self {
+        Self((0..pages).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// The pages are `owner`'s, and were nobody's.
+    #[track_caller]
+    fn take(&self, run: PageRun, owner: u32) {
+        self.change(run, 0, owner);
+    }
+
+    /// The pages are nobody's, and were `owner`'s.
+    #[track_caller]
+    fn give(&self, run: PageRun, owner: u32) {
+        self.change(run, owner, 0);
+    }
+
+    #[track_caller]
+    fn change(&self, run: PageRun, from: u32, to: u32) {
+        for page in run.start().0..run.end().0 {
+            let was = self.0[page].swap(to, Ordering::AcqRel);
+            assert_eq!(
+                was, from,
+                "page {page} of {run} goes from {from} to {to}, and was {was}'s"
+            );
+        }
+    }
+}
+
+/// A small generator of numbers (xorshift).
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u32) -> Self {
+        Self(u64::from(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `most`.
+    fn below(&mut self, most: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % most
+    }
+}
+
+/// Nobody is at work, everything was freed: all pages are free, every summary is exact after claims are settled, and the whole heap can
+/// be had in one run.
+#[track_caller]
+fn all_is_free<S: Source, G: Shape>(heap: &PageHeap<S, G>, owners: &Owners) {
+    heap.flush_shards();
+    let sound = |when: &str| {
+        if let Err(fault) = heap.check() {
+            panic!("{when}: {fault}");
+        }
+    };
+    sound("at the end");
+    let set = heap.free_set();
+    set.settle();
+    sound("settled");
+    for chunk in 0..set.grown().div_ceil(G::CHUNK_PAGES) {
+        let words: Vec<_> = (chunk * G::CHUNK_WORDS..(chunk + 1) * G::CHUNK_WORDS)
+            .map(|word| set.words(word).0)
+            .collect();
+        assert_eq!(set.summary(G::LEAF, chunk), bitmap::summarize(&words), "chunk {chunk}");
+    }
+    let stats = heap.stats();
+    assert_eq!((stats.free, stats.cached), (stats.grown, PageCount::ZERO), "\n{stats}");
+    assert!(owners.0.iter().all(|owner| owner.load(Ordering::Relaxed) == 0));
+    if stats.grown.0 > 0 {
+        let all = heap.allocate(stats.grown).expect("all of it in one run");
+        assert_eq!(all.start().0, 0);
+        // SAFETY: the run was just taken, and nothing uses it.
+        unsafe { heap.free(all) };
+    }
+}

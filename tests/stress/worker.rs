@@ -1,0 +1,186 @@
+//! One thread's work: a bit of everything.
+
+use std::time::Instant;
+
+use pageheap::internals::Shape;
+use pageheap::source::Source;
+use pageheap::{Allocation, Cache, PageCount, PageHeap, PageIndex, PageRun};
+
+use super::{Owners, Random};
+
+/// Looks at pages taken and pages about to be freed: for heaps of real memory.
+pub trait Stamp: Sync {
+    /// The pages are the owner's from now on.
+    fn taken(&self, allocation: Allocation, owner: u32);
+    /// They were the owner's, who had them to itself.
+    fn freed(&self, run: PageRun, owner: u32);
+}
+
+/// Pages that are numbers.
+#[derive(Debug)]
+pub struct NoStamp;
+
+impl Stamp for NoStamp {
+    fn taken(&self, _: Allocation, _: u32) {}
+    fn freed(&self, _: PageRun, _: u32) {}
+}
+
+/// What threads share.
+#[derive(Debug)]
+pub struct Shared<'h, S: Source, G: Shape, T> {
+    pub heap: &'h PageHeap<S, G>,
+    pub owners: &'h Owners,
+    pub stamp: &'h T,
+    pub deadline: Instant,
+    /// Pages a thread holds at most.
+    pub most: usize,
+}
+
+/// A thread's state.
+struct Worker<'h, S: Source, G: Shape, T> {
+    shared: &'h Shared<'h, S, G, T>,
+    cache: Option<Cache<'h, S, G>>,
+    me: u32,
+    random: Random,
+    live: Vec<PageRun>,
+    held: usize,
+}
+
+/// Works until the deadline, and then frees what it has. How many steps it did.
+pub fn work<S: Source, G: Shape, T: Stamp>(shared: &Shared<'_, S, G, T>, me: u32) -> usize {
+    let mut worker = Worker {
+        shared,
+        cache: None,
+        me,
+        random: Random::new(me),
+        live: Vec::new(),
+        held: 0,
+    };
+    let mut steps = 0;
+    while steps % 64 != 0 || Instant::now() < shared.deadline {
+        worker.step();
+        steps += 1;
+    }
+    while !worker.live.is_empty() {
+        worker.free();
+    }
+    steps
+}
+
+impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
+    fn step(&mut self) {
+        if self.held > self.shared.most {
+            return self.free();
+        }
+        match self.random.below(32) {
+            0..=13 => self.allocate(),
+            14..=25 => self.free(),
+            26 => self.extend(),
+            27 => self.shrink(),
+            28 => self.cache = self.shared.heap.cache(),
+            29 => drop(self.shared.heap.stats()),
+            30 if self.random.below(4) == 0 => {
+                self.shared.heap.scavenge(PageCount(self.random.below(128)));
+            }
+            _ => self.shared.heap.flush_shards(),
+        }
+    }
+
+    fn pages(&mut self) -> usize {
+        match self.random.below(16) {
+            0..=8 => 1 + self.random.below(4),
+            9..=12 => 1 + self.random.below(70),
+            13 => 64,
+            14 => 1 + self.random.below(3 * G::CHUNK_PAGES),
+            _ => G::CHUNK_PAGES,
+        }
+    }
+
+    fn allocate(&mut self) {
+        let heap = self.shared.heap;
+        let pages = PageCount(self.pages());
+        let unmarked = |run| Allocation {
+            run,
+            scavenged: PageCount::ZERO,
+        };
+        let allocation = match self.random.below(12) {
+            0..=3 => heap.allocate_tracked(pages),
+            4..=7 => match &self.cache {
+                Some(cache) => cache.allocate_tracked(pages),
+                None => heap.allocate_tracked(pages),
+            },
+            8..=9 => heap.allocate_on(self.random.below(8), pages).map(unmarked),
+            10 => heap.allocate_aligned(pages, G::PAGE_BYTES << self.random.below(8)),
+            _ => {
+                let start = PageIndex(self.random.below(heap.capacity().0));
+                PageRun::new(start, pages).and_then(|run| heap.allocate_at(run))
+            }
+        };
+        if let Some(allocation) = allocation {
+            self.take(allocation);
+            self.live.push(allocation.run);
+        }
+    }
+
+    fn take(&mut self, allocation: Allocation) {
+        self.shared.owners.take(allocation.run, self.me);
+        self.shared.stamp.taken(allocation, self.me);
+        self.held += allocation.run.pages().0;
+    }
+
+    fn give(&mut self, run: PageRun) {
+        self.shared.stamp.freed(run, self.me);
+        self.shared.owners.give(run, self.me);
+        self.held -= run.pages().0;
+    }
+
+    fn pick(&mut self) -> Option<PageRun> {
+        if self.live.is_empty() {
+            return None;
+        }
+        let index = self.random.below(self.live.len());
+        Some(self.live.swap_remove(index))
+    }
+
+    fn free(&mut self) {
+        let heap = self.shared.heap;
+        let Some(run) = self.pick() else { return };
+        let kind = self.random.below(12);
+        if kind == 0 {
+            let mut batch = vec![run];
+            batch.extend((0..self.random.below(12)).filter_map(|_| self.pick()));
+            batch.iter().for_each(|&run| self.give(run));
+            // SAFETY: runs of ours that nothing uses.
+            return unsafe { heap.free_batch(&mut batch) };
+        }
+        self.give(run);
+        // SAFETY: a run of ours that nothing uses, wherever it is freed.
+        unsafe {
+            match (kind, &self.cache) {
+                (1..=4, _) | (5..=8, None) => heap.free(run),
+                (5..=8, Some(cache)) => cache.free(run),
+                _ => heap.free_on(self.random.below(8), run),
+            }
+        }
+    }
+
+    fn extend(&mut self) {
+        let Some(run) = self.pick() else { return };
+        let to = PageCount(run.pages().0 + self.pages());
+        let longer = self.shared.heap.extend(run, to);
+        if let Some((_, more)) = longer {
+            self.take(more);
+        }
+        self.live.push(longer.map_or(run, |(longer, _)| longer));
+    }
+
+    fn shrink(&mut self) {
+        let Some(run) = self.pick() else { return };
+        let to = PageCount(1 + self.random.below(run.pages().0));
+        if let Some((_, tail)) = run.split_at(to) {
+            self.give(tail);
+        }
+        // SAFETY: a run of ours, and nothing uses its end.
+        self.live.push(unsafe { self.shared.heap.shrink(run, to) });
+    }
+}
