@@ -111,7 +111,7 @@ impl Allocation {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A heap over `source`.
     ///
-    /// Reserves [`Config::reserve`] bytes, or half, or a quarter, down to a megabyte, whatever the source will give, and the room for
+    /// Reserves [`Config::reserve`] bytes, or less, down to a megabyte, whatever the source will give, and the room for
     /// the tables; commits a few granules. O(1).
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if wish <= least {
                 return Err(failure);
             }
-            wish = (wish / 2).max(least);
+            wish = lower(wish).max(least);
         }
     }
 
@@ -504,6 +504,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.set.check()?;
         self.check_caches()
     }
+}
+
+/// The next step down the ladder of reservations: half, or seven eighths where every eighth may count.
+pub(crate) fn lower(wish: usize) -> usize {
+    const COUNTS: usize = 1 << 30;
+    wish - if wish > COUNTS { wish / 2 } else { wish / 8 }
 }
 
 impl<S: Source, G: Shape> Drop for PageHeap<S, G> {

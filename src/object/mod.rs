@@ -44,7 +44,7 @@ use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
 use crate::fatal;
-use crate::heap::{Allocation, Config, PageHeap};
+use crate::heap::{self, Allocation, Config, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{Guard, Lock, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
@@ -57,9 +57,6 @@ use thread::Register;
 
 /// Address space below which no heap is tried: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
-
-/// Above this, a reservation that is refused is tried by half; below, by seven eighths.
-const HALVED_BYTES: usize = 64 << 20;
 
 /// The object layer over a heap of pages. It lies in its own tables and is never unmade.
 #[derive(Debug)]
@@ -114,8 +111,7 @@ impl<S: Source + 'static> Objects<S> {
             if wish <= LEAST_BYTES {
                 return Err(source);
             }
-            let less = if wish > HALVED_BYTES { wish / 2 } else { wish - wish / 8 };
-            wish = less.max(LEAST_BYTES);
+            wish = heap::lower(wish).max(LEAST_BYTES);
         }
     }
 

@@ -65,7 +65,7 @@ fn what_other_threads_keep_is_asked_back() {
     static HEAP: GlobalHeap = GlobalHeap::new().limit(8 << 20);
     let (to, from) = std::sync::mpsc::sync_channel::<()>(0);
     thread::scope(|scope| {
-        scope.spawn(move || {
+        let other = scope.spawn(move || {
             exhaust(&HEAP, 4096).into_iter().for_each(|block| block.free(&HEAP));
             // Magazines full, and the thread idle, then at work again, on slow paths too.
             from.recv().unwrap();
@@ -78,6 +78,7 @@ fn what_other_threads_keep_is_asked_back() {
         drop(exhaust(&HEAP, 64 << 10).into_iter().map(|block| block.free(&HEAP)).collect::<Vec<_>>());
         to.send(()).unwrap();
         to.send(()).unwrap();
+        other.join().unwrap();
     });
     HEAP.flush_thread();
     HEAP.check().unwrap();

@@ -119,6 +119,16 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
+/// Runs `work` on `count` threads, with the number of each, until they have ended: their destructors too, which a scope does not
+/// wait for.
+fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
 /// Fewer rounds where nothing is optimised.
 const fn rounds(release: usize) -> usize {
     if cfg!(debug_assertions) { release / 10 } else { release }

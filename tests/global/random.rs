@@ -66,11 +66,7 @@ fn no_two_blocks_overlap() {
 fn twelve_threads_at_once() {
     static HEAP: GlobalHeap = GlobalHeap::new();
     for round in 0..4 {
-        std::thread::scope(|scope| {
-            for thread in 0..12 {
-                scope.spawn(move || churn(&HEAP, rounds(40_000), 300, 15, 100 * round + thread + 1));
-            }
-        });
+        on_threads(12, |thread| churn(&HEAP, rounds(40_000), 300, 15, 100 * round + thread as u64 + 1));
     }
     HEAP.flush_thread();
     HEAP.check().unwrap();

@@ -110,8 +110,10 @@ fn large_reservations_may_be_refused() {
 #[test]
 fn every_request_may_be_refused_at_times() {
     for every in 2..9 {
-        let source: &'static Moody = Box::leak(Box::new(Moody::new(every, usize::MAX)));
+        let source: &'static Moody = Box::leak(Box::new(Moody::new(0, usize::MAX)));
         let heap: &'static GlobalHeap<&'static Moody> = Box::leak(Box::new(heap_over(source)));
+        Block::new(heap, layout(8, 8), 0).unwrap().free(heap);
+        source.every.store(every, Ordering::Relaxed);
         let (mut random, mut blocks, mut refused) = (Random(every as u64), Vec::new(), 0);
         for number in 0..rounds(20_000) {
             match Block::new(heap, layout(random.size(20), 8), number as u8) {

@@ -1,6 +1,6 @@
 //! Blocks that cross threads; threads that come and go; two heaps in one process.
 
-use std::sync::mpsc;
+use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
 
 use super::*;
@@ -9,29 +9,28 @@ use super::*;
 fn blocks_are_freed_by_whoever_has_them() {
     static HEAP: GlobalHeap = GlobalHeap::new();
     let (count, rings) = (rounds(100_000), 3);
-    thread::scope(|scope| {
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..rings).map(|_| mpsc::sync_channel::<Block>(1000)).unzip();
-        for (index, receiver) in receivers.into_iter().enumerate() {
-            let next = senders[(index + 1) % rings].clone();
-            scope.spawn(move || {
-                let mut random = Random(index as u64 + 1);
-                for number in 0..count {
-                    let block = Block::new(&HEAP, layout(random.size(13), 8), number as u8).unwrap();
-                    // A full ring must not wait for itself.
-                    if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) =
-                        next.try_send(block)
-                    {
-                        block.free(&HEAP);
-                    }
-                    while let Ok(block) = receiver.try_recv() {
-                        block.free(&HEAP);
-                    }
-                }
-                drop(next);
-                receiver.into_iter().for_each(|block| block.free(&HEAP));
-            });
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..rings).map(|_| mpsc::sync_channel::<Block>(1000)).unzip();
+    let ends: Vec<_> = receivers
+        .into_iter()
+        .enumerate()
+        .map(|(index, receiver)| Mutex::new(Some((receiver, senders[(index + 1) % rings].clone()))))
+        .collect();
+    drop(senders);
+    on_threads(rings, |index| {
+        let (receiver, next) = ends[index].lock().unwrap().take().unwrap();
+        let mut random = Random(index as u64 + 1);
+        for number in 0..count {
+            let block = Block::new(&HEAP, layout(random.size(13), 8), number as u8).unwrap();
+            // A full ring must not wait for itself.
+            if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) = next.try_send(block) {
+                block.free(&HEAP);
+            }
+            while let Ok(block) = receiver.try_recv() {
+                block.free(&HEAP);
+            }
         }
-        drop(senders);
+        drop(next);
+        receiver.into_iter().for_each(|block| block.free(&HEAP));
     });
     HEAP.check().unwrap();
     let stats = HEAP.stats();
@@ -44,7 +43,7 @@ fn one_thread_allocates_and_another_frees() {
     static HEAP: GlobalHeap = GlobalHeap::new();
     let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(4);
     thread::scope(|scope| {
-        scope.spawn(move || {
+        let freeing = scope.spawn(move || {
             receiver
                 .into_iter()
                 .flatten()
@@ -55,6 +54,7 @@ fn one_thread_allocates_and_another_frees() {
             sender.send(batch.collect()).unwrap();
         }
         drop(sender);
+        freeing.join().unwrap();
     });
     let stats = HEAP.stats();
     assert!(stats.pages.grown.0 * stats.pages.page_bytes < 8 << 20, "{stats}");
@@ -79,7 +79,7 @@ fn threads_leave_nothing_behind() {
 fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
     static FIRST: GlobalHeap = GlobalHeap::new();
     static SECOND: GlobalHeap = GlobalHeap::new();
-    let work = || {
+    on_threads(3, |_| {
         let mut random = Random(5);
         let mut blocks = Vec::new();
         for number in 0..rounds(20_000) {
@@ -91,11 +91,6 @@ fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
             }
         }
         blocks.into_iter().for_each(|(heap, block)| block.free(heap));
-    };
-    thread::scope(|scope| {
-        (0..3).for_each(|_| {
-            scope.spawn(work);
-        });
     });
     assert!(FIRST.stats().thread_structures + SECOND.stats().thread_structures <= 3);
     for heap in [&FIRST, &SECOND] {
@@ -110,18 +105,13 @@ fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
 fn the_first_use_may_be_raced() {
     for _ in 0..20 {
         let heap: &'static GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(1 << 30)));
-        let barrier = std::sync::Barrier::new(24);
-        thread::scope(|scope| {
-            for seed in 0..24 {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    barrier.wait();
-                    let blocks: Vec<_> = (1..100)
-                        .map(|size| Block::new(heap, layout(size * 40, 8), seed).unwrap())
-                        .collect();
-                    blocks.into_iter().for_each(|block| block.free(heap));
-                });
-            }
+        let barrier = Barrier::new(24);
+        on_threads(24, |number| {
+            barrier.wait();
+            let blocks: Vec<_> = (1..100)
+                .map(|size| Block::new(heap, layout(size * 40, 8), number as u8).unwrap())
+                .collect();
+            blocks.into_iter().for_each(|block| block.free(heap));
         });
         heap.check().unwrap();
     }
