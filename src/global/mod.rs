@@ -30,9 +30,9 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::heap::Config;
 use crate::object::{GlobalStats, ObjectFault, Objects, SizeClass, Thread};
-use crate::source::{Region, Source};
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
+use crate::source::{Region, Source};
 use crate::sync::Lock;
 use crate::units::PageCount;
 
@@ -204,8 +204,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         match Objects::open(self.source.take()?, self.config) {
             Ok(objects) => {
                 // Release: pairs with `opened`.
-                self.objects
-                    .store(ptr::from_ref(objects).cast_mut(), Ordering::Release);
+                self.objects.store(ptr::from_ref(objects).cast_mut(), Ordering::Release);
                 Some(objects)
             }
             Err(source) => {
@@ -251,7 +250,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn dealloc_slow(&self, memory: NonNull<u8>, layout: Layout) {
         let Some(objects) = self.opened() else {
-            crate::fatal::abort("a block was freed before any was allocated; its address, its size", memory.addr().get(), layout.size());
+            crate::fatal::abort(
+                "a block was freed before any was allocated; its address, its size",
+                memory.addr().get(),
+                layout.size(),
+            );
         };
         // SAFETY: the caller's promise.
         self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
@@ -264,7 +267,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         // SAFETY: the caller's promise.
-        self.with_thread(objects, |thread| unsafe { objects.resize(thread, memory, layout, size) })
+        self.with_thread(objects, |thread| unsafe {
+            objects.resize(thread, memory, layout, size)
+        })
     }
 }
 

@@ -301,11 +301,7 @@ impl Spans {
     /// How many slots of the span are listed, following the links. For checks, under the lock of the class or with nobody about.
     pub fn listed(&self, class: SizeClass, span: PageIndex) -> u32 {
         let (mut slots, mut count) = (self.entry(span).slots(), 0);
-        while count <= slots.fresh
-            && slots
-                .unlist(span, |slot| self.link(class, span, slot))
-                .is_some()
-        {
+        while count <= slots.fresh && slots.unlist(span, |slot| self.link(class, span, slot)).is_some() {
             count += 1;
         }
         count

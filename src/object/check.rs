@@ -119,7 +119,10 @@ impl fmt::Display for ObjectFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Pages(fault) => write!(f, "{fault}"),
-            Self::Page { page } => write!(f, "page {page} says it is in a span, but the span's first page does not"),
+            Self::Page { page } => write!(
+                f,
+                "page {page} says it is in a span, but the span's first page does not"
+            ),
             Self::Span {
                 page,
                 bytes,

@@ -99,7 +99,13 @@ impl<S: Source + 'static> Objects<S> {
         wish = wish.min((u32::MAX as usize - 1).saturating_mul(PAGE_BYTES));
         loop {
             if let Some((tables, reservation)) = Tables::reserve(&source, wish >> PAGE_SHIFT) {
-                match PageHeap::try_new(source, Config { reserve: wish, ..config }) {
+                match PageHeap::try_new(
+                    source,
+                    Config {
+                        reserve: wish,
+                        ..config
+                    },
+                ) {
                     Ok(heap) => return Ok(Self::settle(heap, tables)),
                     Err((back, _)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
@@ -238,7 +244,9 @@ impl<S: Source + 'static> Objects<S> {
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
-            None => self.allocate_run(thread, layout).map(|run| self.heap.address(run.run.start())),
+            None => self
+                .allocate_run(thread, layout)
+                .map(|run| self.heap.address(run.run.start())),
         }
     }
 
@@ -381,7 +389,13 @@ impl<S: Source + 'static> Objects<S> {
     /// # Safety
     ///
     /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is returned.
-    pub unsafe fn resize(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+    pub unsafe fn resize(
+        &self,
+        thread: &Thread,
+        memory: NonNull<u8>,
+        layout: Layout,
+        size: usize,
+    ) -> Option<NonNull<u8>> {
         // Rounded up to the alignment it must not overflow.
         let new = Layout::from_size_align(size, layout.align()).ok()?;
         match (

@@ -246,7 +246,11 @@ mod tests {
             for offset in 0..bytes {
                 let slot = offset / class.bytes();
                 let begins = offset % class.bytes() == 0 && slot < class.slots() as usize;
-                assert_eq!(class.slot_at(offset), begins.then_some(slot as u32), "{class:?} + {offset}");
+                assert_eq!(
+                    class.slot_at(offset),
+                    begins.then_some(slot as u32),
+                    "{class:?} + {offset}"
+                );
             }
         }
     }

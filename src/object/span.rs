@@ -67,15 +67,14 @@ impl Link {
     /// The page.
     #[inline]
     pub fn get(&self) -> Option<PageIndex> {
-        (self.0.load(Ordering::Relaxed) as usize)
-            .checked_sub(1)
-            .map(PageIndex)
+        (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
     }
 
     /// Makes it `page`.
     #[inline]
     pub fn set(&self, page: Option<PageIndex>) {
-        self.0.store(page.map_or(0, |page| page.0 as u32 + 1), Ordering::Relaxed);
+        self.0
+            .store(page.map_or(0, |page| page.0 as u32 + 1), Ordering::Relaxed);
     }
 }
 

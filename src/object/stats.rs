@@ -88,6 +88,10 @@ impl fmt::Display for GlobalStats {
             "magazines {:>9} bytes, {} batches",
             self.magazine_bytes, self.batches
         )?;
-        write!(f, "threads   {:>9}   of {} structures", self.threads, self.thread_structures)
+        write!(
+            f,
+            "threads   {:>9}   of {} structures",
+            self.threads, self.thread_structures
+        )
     }
 }

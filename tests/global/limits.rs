@@ -70,12 +70,19 @@ fn what_other_threads_keep_is_asked_back() {
             // Magazines full, and the thread idle, then at work again, on slow paths too.
             from.recv().unwrap();
             from.recv().unwrap();
-            let blocks: Vec<_> = (0..300).filter_map(|seed| Block::new(&HEAP, layout(16, 8), seed as u8)).collect();
+            let blocks: Vec<_> = (0..300)
+                .filter_map(|seed| Block::new(&HEAP, layout(16, 8), seed as u8))
+                .collect();
             blocks.into_iter().for_each(|block| block.free(&HEAP));
             from.recv().unwrap();
         });
         to.send(()).unwrap();
-        drop(exhaust(&HEAP, 64 << 10).into_iter().map(|block| block.free(&HEAP)).collect::<Vec<_>>());
+        drop(
+            exhaust(&HEAP, 64 << 10)
+                .into_iter()
+                .map(|block| block.free(&HEAP))
+                .collect::<Vec<_>>(),
+        );
         to.send(()).unwrap();
         to.send(()).unwrap();
         other.join().unwrap();

@@ -82,7 +82,13 @@ impl Block {
         for index in Self::looked_at(self.layout.size()).filter(|&index| index < size) {
             // SAFETY: inside the block.
             let byte = unsafe { self.memory.add(index).read() };
-            assert_eq!(byte, self.byte(index), "byte {index} of {:?} at {:p}", self.layout, self.memory);
+            assert_eq!(
+                byte,
+                self.byte(index),
+                "byte {index} of {:?} at {:p}",
+                self.layout,
+                self.memory
+            );
         }
     }
 
@@ -109,7 +115,11 @@ impl Block {
             let byte = unsafe { memory.add(index).read() };
             assert_eq!(byte, self.byte(index), "byte {index}, {:?} to {size}", self.layout);
         }
-        *self = Self { memory, layout, ..*self };
+        *self = Self {
+            memory,
+            layout,
+            ..*self
+        };
         self.fill(0);
         true
     }

@@ -9,7 +9,12 @@ const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 /// Runs the test `name` of this file in a child.
 fn run(name: &str) -> Output {
     Command::new(std::env::current_exe().unwrap())
-        .args([&format!("processes::{name}"), "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            &format!("processes::{name}"),
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(CHILD, "1")
         .output()
         .unwrap()

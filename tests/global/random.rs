@@ -12,7 +12,11 @@ impl Shadow {
     fn add(&mut self, block: &Block) {
         let (start, end) = (block.memory.addr(), block.memory.addr() + block.layout.size());
         let before = self.0.range(..end).next_back();
-        assert!(before.is_none_or(|(_, &before)| before <= start), "{:?} at {start:#x} overlaps", block.layout);
+        assert!(
+            before.is_none_or(|(_, &before)| before <= start),
+            "{:?} at {start:#x} overlaps",
+            block.layout
+        );
         self.0.insert(start, end);
     }
 
@@ -56,7 +60,10 @@ fn no_two_blocks_overlap() {
     HEAP.check().unwrap();
     let stats = HEAP.stats();
     assert_eq!(stats.magazine_bytes, 0, "{stats}");
-    assert!(stats.slot_bytes < 4096, "more than a thread's structure is left:\n{stats}");
+    assert!(
+        stats.slot_bytes < 4096,
+        "more than a thread's structure is left:\n{stats}"
+    );
     // What is left are the classes' spare spans.
     assert_eq!(stats.pages.in_use, stats.span_pages, "{stats}");
     assert!(stats.spans <= 81, "{stats}");
@@ -66,7 +73,9 @@ fn no_two_blocks_overlap() {
 fn twelve_threads_at_once() {
     static HEAP: GlobalHeap = GlobalHeap::new();
     for round in 0..4 {
-        on_threads(12, |thread| churn(&HEAP, rounds(40_000), 300, 15, 100 * round + thread as u64 + 1));
+        on_threads(12, |thread| {
+            churn(&HEAP, rounds(40_000), 300, 15, 100 * round + thread as u64 + 1)
+        });
     }
     HEAP.flush_thread();
     HEAP.check().unwrap();

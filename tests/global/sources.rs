@@ -139,8 +139,7 @@ fn bytes_that_are_there_serve_as_well() {
     const BYTES: usize = 2 << 20;
     static mut MEMORY: [MaybeUninit<u8>; BYTES] = [MaybeUninit::uninit(); BYTES];
     // SAFETY: the only use of MEMORY.
-    static HEAP: GlobalHeap<Region> =
-        GlobalHeap::in_region(Region::from_static(unsafe { &mut *(&raw mut MEMORY) }));
+    static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(Region::from_static(unsafe { &mut *(&raw mut MEMORY) }));
     for size in [16, 1000, 9000, 100_000] {
         let mut blocks = Vec::new();
         while let Some(block) = Block::new(&HEAP, layout(size, 8), size as u8) {
@@ -161,7 +160,11 @@ fn a_small_region_is_a_small_heap() {
         while let Some(block) = Block::new(heap, layout(1000, 8), 1) {
             blocks.push(block);
         }
-        assert!(bytes <= 64 << 10 || blocks.len() * 1000 > bytes / 2, "{bytes}: {} blocks", blocks.len());
+        assert!(
+            bytes <= 64 << 10 || blocks.len() * 1000 > bytes / 2,
+            "{bytes}: {} blocks",
+            blocks.len()
+        );
         blocks.into_iter().for_each(|block| block.free(heap));
         heap.check().unwrap();
     }

@@ -22,7 +22,8 @@ fn blocks_are_freed_by_whoever_has_them() {
         for number in 0..count {
             let block = Block::new(&HEAP, layout(random.size(13), 8), number as u8).unwrap();
             // A full ring must not wait for itself.
-            if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) = next.try_send(block) {
+            if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) = next.try_send(block)
+            {
                 block.free(&HEAP);
             }
             while let Ok(block) = receiver.try_recv() {
@@ -44,10 +45,7 @@ fn one_thread_allocates_and_another_frees() {
     let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(4);
     thread::scope(|scope| {
         let freeing = scope.spawn(move || {
-            receiver
-                .into_iter()
-                .flatten()
-                .for_each(|block| block.free(&HEAP));
+            receiver.into_iter().flatten().for_each(|block| block.free(&HEAP));
         });
         for round in 0..rounds(500) {
             let batch = (0..1000).map(|number| Block::new(&HEAP, layout(64, 8), (round + number) as u8).unwrap());
@@ -84,7 +82,10 @@ fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
         let mut blocks = Vec::new();
         for number in 0..rounds(20_000) {
             let heap = if random.below(2) == 0 { &FIRST } else { &SECOND };
-            blocks.push((heap, Block::new(heap, layout(random.size(14), 16), number as u8).unwrap()));
+            blocks.push((
+                heap,
+                Block::new(heap, layout(random.size(14), 16), number as u8).unwrap(),
+            ));
             if blocks.len() > 100 {
                 let (heap, block) = blocks.swap_remove(random.below(100));
                 block.free(heap);

@@ -102,7 +102,10 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
             pair.1
         };
         const LAYOUT: Layout = Layout::new::<[u8; 100]>();
-        let block = raw(|block| realloc(std::ptr::with_exposed_provenance_mut(block), LAYOUT, 100_000).expose_provenance(), block);
+        let block = raw(
+            |block| realloc(std::ptr::with_exposed_provenance_mut(block), LAYOUT, 100_000).expose_provenance(),
+            block,
+        );
         assert_ne!(block, 0);
         raw(
             |block| {
@@ -140,7 +143,10 @@ fn a_stack_of_sixteen_kibibytes_suffices() {
         // Unoptimised code is not what the promise is about.
         let bytes = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
         assert_eq!(libc::pthread_attr_setstacksize(&mut attributes, bytes), 0);
-        assert_eq!(libc::pthread_create(&mut id, &attributes, start, std::ptr::null_mut()), 0);
+        assert_eq!(
+            libc::pthread_create(&mut id, &attributes, start, std::ptr::null_mut()),
+            0
+        );
         assert_eq!(libc::pthread_join(id, std::ptr::null_mut()), 0);
         libc::pthread_attr_destroy(&mut attributes);
     }

@@ -67,7 +67,8 @@ fn blocks_freed_by_others_are_used_again() {
     let freeing = thread::spawn(move || from.into_iter().map(|batch| batch.len()).sum::<usize>());
     let before = resident();
     for round in 0..2_000 {
-        to.send((0..1_000).map(|number| Box::new([round * number; 8])).collect()).unwrap();
+        to.send((0..1_000).map(|number| Box::new([round * number; 8])).collect())
+            .unwrap();
     }
     drop(to);
     assert_eq!(freeing.join().unwrap(), 2_000_000);
