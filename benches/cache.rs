@@ -1,7 +1,7 @@
 //! The heap through caches: by the number of threads, each with a cache of its own.
 //!
-//! `cargo bench --bench cache`. Time is wall time of the slowest thread over the operations of one thread: flat means that threads do
-//! not slow each other down, as long as there is a processor for each.
+//! `cargo bench --bench cache`. Time is wall time of the slowest thread over the operations of one thread: flat means
+//! that threads do not slow each other down, as long as there is a processor for each.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

@@ -5,8 +5,9 @@
 //!     read files               one map a file         one map each        one map
 //! ```
 //!
-//! Every text and every map crosses threads: allocated by one, freed by another, as in real programs. Without arguments it reads
-//! what is at hand: the source files under the current directory, and those of the crates cargo has downloaded.
+//! Every text and every map crosses threads: allocated by one, freed by another, as in real programs. Without arguments
+//! it reads what is at hand: the source files under the current directory, and those of the crates cargo has
+//! downloaded.
 //!
 //! ```text
 //! cargo run --release --example census -- [--threads N] [--top N] [PATH...]

@@ -21,7 +21,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::geometry::{MAX_CHUNK_WORDS, Shape, WORD_PAGES, WORD_SHIFT};
+use crate::geometry::{Block, MAX_CHUNK_WORDS, Shape, WORD_PAGES, WORD_SHIFT};
 use crate::summary::Summary;
 use crate::sync::{AtomicU64, Ordering, Table};
 
@@ -94,18 +94,37 @@ pub fn find(words: &[u64], count: usize, from: usize) -> Option<usize> {
     None
 }
 
-/// Free pages in a row up to the end of the region, none of them before page `from`.
+/// Free pages in a row right before page `page` of the region.
 #[inline]
 #[must_use]
-pub fn free_at_end(words: &[u64], from: usize) -> usize {
-    let mut run = 0;
-    for &word in words.iter().rev() {
-        run += word.leading_ones() as usize;
-        if word != u64::MAX {
+pub fn free_before(words: &[u64], page: usize) -> usize {
+    let mut first = page;
+    while first > 0 {
+        let last = first - 1;
+        // The word's bits up to the last page before, moved to the top.
+        let ones = (words[last >> WORD_SHIFT] << (WORD_PAGES - 1 - last % WORD_PAGES)).leading_ones() as usize;
+        first -= ones;
+        if ones <= last % WORD_PAGES {
             break;
         }
     }
-    run.min(words.len() * WORD_PAGES - from)
+    page - first
+}
+
+/// Free pages in a row from page `page` of the region on.
+#[inline]
+#[must_use]
+pub fn free_behind(words: &[u64], page: usize) -> usize {
+    let (mut end, pages) = (page, words.len() * WORD_PAGES);
+    while end < pages {
+        let bit = end % WORD_PAGES;
+        let ones = (words[end >> WORD_SHIFT] >> bit).trailing_ones() as usize;
+        end += ones;
+        if ones < WORD_PAGES - bit {
+            break;
+        }
+    }
+    end - page
 }
 
 /// The summary of the region `words`, at most [`MAX_CHUNK_WORDS`] of them.
@@ -245,15 +264,15 @@ impl Bitmap {
         self.words.get(word).load(Ordering::Acquire)
     }
 
-    /// The words of a chunk, one after another: no instant need have had them all.
+    /// The words of a chunk, one after another: no instant need have had them all. Behind a chunk's words, zeros.
     #[inline(always)]
-    pub fn chunk<G: Shape>(&self, chunk: usize) -> ChunkWords {
+    pub fn chunk<G: Shape>(&self, chunk: usize) -> Block {
         let mut words = [0; MAX_CHUNK_WORDS];
         let first = chunk * G::CHUNK_WORDS;
         for (offset, word) in words[..G::CHUNK_WORDS].iter_mut().enumerate() {
             *word = self.load(first + offset);
         }
-        ChunkWords { words }
+        words
     }
 
     /// Clears exactly the bits of `mask` if all of them are set.
@@ -332,20 +351,5 @@ impl Bitmap {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// A chunk's words, read once.
-#[derive(Clone, Copy, Debug)]
-pub struct ChunkWords {
-    words: [u64; MAX_CHUNK_WORDS],
-}
-
-impl ChunkWords {
-    /// The words that a chunk of this shape has.
-    #[inline(always)]
-    #[must_use]
-    pub fn words<G: Shape>(&self) -> &[u64] {
-        &self.words[..G::CHUNK_WORDS]
     }
 }

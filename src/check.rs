@@ -82,7 +82,7 @@ impl<G: Shape> FreeSet<G> {
 
     fn check_chunk(&self, chunk: usize) -> Result<(), Fault> {
         let free = self.free.chunk::<G>(chunk);
-        for (offset, &word) in free.words::<G>().iter().enumerate() {
+        for (offset, &word) in free[..G::CHUNK_WORDS].iter().enumerate() {
             let index = chunk * G::CHUNK_WORDS + offset;
             let in_use = self.scavenged.load(index) & !word;
             if in_use != 0 {
@@ -102,7 +102,7 @@ impl<G: Shape> FreeSet<G> {
                 ));
             }
         }
-        let (says, truth) = (self.tree.leaf(chunk), bitmap::summarize(free.words::<G>()));
+        let (says, truth) = (self.tree.leaf(chunk), bitmap::summarize(&free[..G::CHUNK_WORDS]));
         if says.covers(truth) {
             return Ok(());
         }
@@ -166,16 +166,11 @@ impl<G: Shape> FreeSet<G> {
     }
 
     fn fault(&self, chunk: usize, kind: Kind) -> Fault {
-        let read = |map: &bitmap::Bitmap| {
-            let mut words = [0; MAX_CHUNK_WORDS];
-            words[..G::CHUNK_WORDS].copy_from_slice(map.chunk::<G>(chunk).words::<G>());
-            words
-        };
         Fault {
             kind,
             chunk,
-            words: read(&self.free),
-            scavenged: read(&self.scavenged),
+            words: self.free.chunk::<G>(chunk),
+            scavenged: self.scavenged.chunk::<G>(chunk),
             chunk_words: G::CHUNK_WORDS,
         }
     }

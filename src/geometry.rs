@@ -31,6 +31,9 @@ pub const MAX_LEVELS: usize = 5;
 /// The most words a chunk may have: one cache line of 64 bytes.
 pub const MAX_CHUNK_WORDS: usize = 8;
 
+/// A cache line of words: those of a chunk, or the summaries of a node's children. Shorter ones end in zeros.
+pub type Block = [u64; MAX_CHUNK_WORDS];
+
 /// log2 of the most pages one summary can describe.
 pub const MAX_SUMMARY_SHIFT: u32 = 21;
 

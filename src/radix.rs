@@ -49,7 +49,8 @@
 
 use core::marker::PhantomData;
 
-use crate::geometry::{MAX_LEVELS, Shape};
+use crate::bitmap;
+use crate::geometry::{Block, MAX_CHUNK_WORDS, MAX_LEVELS, Shape};
 use crate::summary::Summary;
 use crate::sync::{AtomicU64, Ordering, Table, fence_after_rmw};
 
@@ -94,6 +95,17 @@ impl Run {
         self.pages <= summary.max()
             && (!self.at_start || self.pages <= summary.start())
             && (!self.at_end || self.pages <= summary.end())
+    }
+
+    /// The longest run of pages that this may be part of outside the region too.
+    #[inline(always)]
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        if self.at_start || self.at_end {
+            usize::MAX
+        } else {
+            self.pages
+        }
     }
 
     /// The least that promises all `summary` does, and this run.
@@ -150,6 +162,16 @@ impl Cursor {
         }
     }
 
+    /// At the end of the heap, below an entry that promised a run: it did not have it.
+    #[inline]
+    fn note_end<G: Shape>(&mut self) {
+        if self.descents != 0 {
+            let level = self.descents.ilog2() as usize;
+            let parent = self.index >> ((self.level - level) as u32 * G::FANOUT_SHIFT);
+            self.broken = Some((level, parent));
+        }
+    }
+
     /// An inner entry that promised a run and did not have it, if the search met one.
     #[inline(always)]
     #[must_use]
@@ -195,8 +217,28 @@ impl<G: Shape> Tree<G> {
     /// What the children of an inner node add up to now.
     #[inline]
     pub fn merge(&self, level: usize, index: usize) -> Summary {
-        let first = index << G::FANOUT_SHIFT;
-        let children = (first..first + (1 << G::FANOUT_SHIFT)).map(|child| self.load(level + 1, child));
+        Self::sum(level, &self.children(level, index))
+    }
+
+    /// The children of an inner node, one after another.
+    #[inline(always)]
+    fn children(&self, level: usize, index: usize) -> Block {
+        let (mut children, first) = ([0; MAX_CHUNK_WORDS], index << G::FANOUT_SHIFT);
+        for (offset, child) in children[..1 << G::FANOUT_SHIFT].iter_mut().enumerate() {
+            *child = self.load(level + 1, first + offset).to_bits();
+        }
+        children
+    }
+
+    /// What lies below a node, as `children` or the words of a chunk, as a summary.
+    #[inline(always)]
+    fn sum(level: usize, below: &Block) -> Summary {
+        if level == G::LEAF {
+            return bitmap::summarize(&below[..G::CHUNK_WORDS]);
+        }
+        let children = below[..1 << G::FANOUT_SHIFT]
+            .iter()
+            .map(|&child| Summary::from_bits(child));
         Summary::merge(children, G::span_shift(level + 1))
     }
 
@@ -260,37 +302,44 @@ impl<G: Shape> Tree<G> {
         all
     }
 
-    /// Makes the leaf of `chunk` promise at least what `bits` finds in the chunk. Whether it had to be changed.
+    /// Makes the leaf of `chunk` promise at least what `bits` reads in the chunk. Whether it had to be changed.
     ///
     /// For who gave many pages, and is in the turnstile: the last write was a read-modify-write.
     #[inline]
-    pub fn cover(&self, chunk: usize, bits: impl Fn() -> Summary) -> bool {
-        self.refresh(G::LEAF, chunk, bits, Summary::covers)
+    pub fn cover(&self, chunk: usize, bits: impl Fn() -> Block) -> bool {
+        self.refresh(G::LEAF, chunk, None, bits, Summary::covers)
     }
 
-    /// Makes the leaf of `chunk` say exactly what `bits` finds in the chunk. Whether it had to be changed.
+    /// Makes the leaf of `chunk` say exactly what `bits` reads in the chunk. Whether it had to be changed.
     ///
     /// For who found it promising too much: the last write was the entry into the turnstile.
     #[inline]
-    pub fn settle(&self, chunk: usize, bits: impl Fn() -> Summary) -> bool {
-        self.refresh(G::LEAF, chunk, bits, |old, new| old == new)
+    pub fn settle(&self, chunk: usize, bits: impl Fn() -> Block) -> bool {
+        self.refresh(G::LEAF, chunk, None, bits, Self::exactly)
     }
 
-    /// As [`settle`](Self::settle), by one who has read the leaf, `says`, and after it the bits, `truth`: the first round is done.
+    /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which add up to
+    /// `truth`: the first round is done.
     #[inline]
-    pub fn settle_from(&self, chunk: usize, says: Summary, truth: Summary, bits: impl Fn() -> Summary) -> bool {
-        let node = self.levels[G::LEAF].get(chunk);
-        // AcqRel, as in `refresh`.
-        let (old, new) = (says.to_bits(), truth.to_bits());
-        let changed = node
-            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
-        self.settle(chunk, bits) | changed
+    pub fn settle_from(
+        &self,
+        chunk: usize,
+        says: Summary,
+        seen: Block,
+        truth: Summary,
+        bits: impl Fn() -> Block,
+    ) -> bool {
+        let changed = self.replace(G::LEAF, chunk, says, truth);
+        self.refresh(G::LEAF, chunk, Some((seen, truth)), bits, Self::exactly) | changed
     }
 
     /// Makes an inner node say exactly what its children do. Whether it had to be changed. As [`settle`](Self::settle).
     pub fn settle_node(&self, level: usize, index: usize) -> bool {
-        self.refresh(level, index, || self.merge(level, index), |old, new| old == new)
+        self.refresh(level, index, None, || self.children(level, index), Self::exactly)
+    }
+
+    fn exactly(says: Summary, truth: Summary) -> bool {
+        says == truth
     }
 
     /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes anything.
@@ -308,40 +357,54 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Protocol R; see the [module](self).
+    /// Protocol R; see the [module](self). `known` is what was below the node before, and its sum: the sum is not made again if
+    /// nothing has changed, which is how nearly every second look ends.
     #[inline]
     fn refresh(
         &self,
         level: usize,
         index: usize,
-        merge: impl Fn() -> Summary,
+        known: Option<(Block, Summary)>,
+        below: impl Fn() -> Block,
         right: impl Fn(Summary, Summary) -> bool,
     ) -> bool {
         let node = self.levels[level].get(index);
-        let mut changed = false;
+        let (mut known, mut changed) = (known, false);
         loop {
             // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both. Partner: the
             // same fence in every other `refresh` and `raise`. The write before it is a read-modify-write, each time round.
             fence_after_rmw();
             // Acquire, as in `load`.
-            let old = Summary::from_bits(node.load(Ordering::Acquire));
-            let new = merge();
-            if right(old, new) {
+            let says = Summary::from_bits(node.load(Ordering::Acquire));
+            let now = below();
+            let truth = match known {
+                Some((seen, truth)) if seen == now => truth,
+                _ => Self::sum(level, &now),
+            };
+            known = Some((now, truth));
+            if right(says, truth) {
                 return changed;
             }
-            // Release: hands on the children as we saw them to `load`. Acquire: on failure we merge what the winner saw.
-            let (old, new) = (old.to_bits(), new.to_bits());
-            changed |= node
-                .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok();
+            changed |= self.replace(level, index, says, truth);
         }
+    }
+
+    /// Puts `new` where `old` is. Whether it was.
+    #[inline(always)]
+    fn replace(&self, level: usize, index: usize, old: Summary, new: Summary) -> bool {
+        let (node, old, new) = (self.levels[level].get(index), old.to_bits(), new.to_bits());
+        // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the winner saw.
+        node.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
     /// Goes on until something promises `count` free pages in a row; the heap has `pages` pages.
     #[inline]
     pub fn next(&self, at: &mut Cursor, count: usize, pages: usize) -> Step {
         loop {
-            if at.index >= G::entries(at.level, pages) {
+            let shift = G::span_shift(at.level);
+            if at.index << shift >= pages {
+                at.note_end::<G>();
                 return Step::End;
             }
             let here = self.load(at.level, at.index);
@@ -349,7 +412,6 @@ impl<G: Shape> Tree<G> {
                 at.advance::<G>(0);
                 continue;
             }
-            let shift = G::span_shift(at.level);
             if at.level == G::LEAF && (here.max() >= count || at.carry + here.start() >= count) {
                 return Step::Chunk {
                     chunk: at.index,

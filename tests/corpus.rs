@@ -57,7 +57,7 @@ fn drivers_take_anything() {
         seed ^= seed << 17;
         (seed >> 32) as u8
     };
-    for len in (0..200).chain([500, 1000]) {
+    for len in (0..32).chain([50, 100, 200, 500]) {
         let input: Vec<u8> = (0..len).map(|_| noise()).collect();
         drive::DRIVERS.iter().for_each(|(_, driver)| driver(&input));
     }

@@ -1,4 +1,5 @@
-//! What the benches share: heaps of bare numbers, a small generator of random numbers, and a loop that times one phase of many.
+//! What the benches share: heaps of bare numbers, a small generator of random numbers, and a loop that times one phase
+//! of many.
 
 #![allow(dead_code, reason = "each bench uses a part")]
 

@@ -4,13 +4,24 @@
 //! input is a valid one and a cut input is a shorter story. `tests/corpus.rs` runs the same functions over the kept
 //! inputs with `cargo test`, without a fuzzer.
 
-use pageheap::internals::{Summary, WORD_PAGES, bitmap};
+#[path = "../../tests/model/mod.rs"]
+mod model;
+
+use model::{Options, Runner, decode};
+use pageheap::internals::{Shape, Summary, WORD_PAGES, bitmap};
+use pageheap::source::{Contents, Simulated};
+use pageheap::{Config, Geometry, PageCount, PageHeap};
 
 /// What a target calls with its input; it panics where subject and twin differ.
 pub type Driver = fn(&[u8]);
 
 /// Every driver, by the name of its target and its folder of the corpus.
-pub const DRIVERS: &[(&str, Driver)] = &[("summary", summary), ("bitmap", bitmap)];
+pub const DRIVERS: &[(&str, Driver)] = &[
+    ("summary", summary),
+    ("bitmap", bitmap),
+    ("radix", radix),
+    ("heap", heap),
+];
 
 /// Bytes, read one after another; zeros behind their end.
 struct Bytes<'a>(&'a [u8]);
@@ -151,8 +162,10 @@ fn compare(words: &[u64], pages: &[bool], from: usize, count: usize) {
         counted,
         "{count} pages from {from} in {words:x?}"
     );
-    let end = pages[from..].iter().rev().take_while(|&&free| free).count();
-    assert_eq!(bitmap::free_at_end(words, from), end, "from {from} in {words:x?}");
+    let before = pages[..from].iter().rev().take_while(|&&free| free).count();
+    assert_eq!(bitmap::free_before(words, from), before, "page {from} of {words:x?}");
+    let behind = pages[from..].iter().take_while(|&&free| free).count();
+    assert_eq!(bitmap::free_behind(words, from), behind, "page {from} of {words:x?}");
     let wanted = 1 + (count - 1) % WORD_PAGES;
     for (&word, bits) in words.iter().zip(pages.chunks(WORD_PAGES)) {
         let first = (0..=WORD_PAGES - wanted).find(|&first| free(&bits[first..first + wanted]));
@@ -166,4 +179,63 @@ fn compare(words: &[u64], pages: &[bool], from: usize, count: usize) {
         page += pages;
     }
     assert_eq!(page, from + count);
+}
+
+/// How a heap is set up, out of the first bytes of an input.
+fn side_by_side<G: Shape>(bytes: &mut Bytes<'_>, most_pages: usize, most_slots: usize) {
+    let granule = [4096, 4096, 16384, 65536][bytes.byte() % 4];
+    let pages = 1 + bytes.below(most_pages);
+    let limit = bytes.below(2 * pages);
+    let unit = granule.max(G::PAGE_BYTES);
+    let base = (1 << 44) + bytes.byte() % 70 * unit;
+    let flags = bytes.byte();
+    let options = Options {
+        zero: flags & 1 == 1,
+        shards: (flags >> 1) % (most_slots + 1),
+        caches: (flags >> 4) % (most_slots + 1),
+    };
+    let contents = if options.zero {
+        Contents::Zero
+    } else {
+        Contents::Unknown
+    };
+    let source = Simulated::new(granule).with_base(base).with_contents(contents);
+    let mut config = Config::new(pages << G::PAGE_SHIFT)
+        .shards(options.shards)
+        .caches(options.caches);
+    if limit < pages {
+        config = config.limit(PageCount(1 + limit));
+    }
+    let heap: PageHeap<&Simulated, G> = PageHeap::new(&source, config).expect("a heap of one page at least");
+    let mut runner = Runner::new(&heap, options);
+    runner.run(&decode(&bytes.0[..bytes.0.len().min(4 * MOST_STEPS)]));
+    runner.finish();
+    drop(runner);
+    drop(heap);
+    source.assert_all_returned();
+}
+
+/// Steps of one input: each compares every page.
+const MOST_STEPS: usize = 64;
+
+/// The free set alone, in small shapes, where a few pages reach every level: claims, releases, searches, hints.
+pub fn radix(input: &[u8]) {
+    let mut bytes = Bytes(input);
+    match bytes.byte() % 4 {
+        0 => side_by_side::<Geometry<1, 12, 2, 1>>(&mut bytes, 500, 0),
+        1 => side_by_side::<Geometry<3, 12, 2, 1>>(&mut bytes, 700, 0),
+        2 => side_by_side::<Geometry<5, 12, 2, 1>>(&mut bytes, 2500, 0),
+        _ => side_by_side::<Geometry<4, 12, 4, 2>>(&mut bytes, 2500, 0),
+    }
+}
+
+/// Heaps with caches and shards, in the shapes that programs use.
+pub fn heap(input: &[u8]) {
+    let mut bytes = Bytes(input);
+    match bytes.byte() % 4 {
+        0 => side_by_side::<Geometry<5, 12>>(&mut bytes, 5000, 3),
+        1 => side_by_side::<Geometry<1>>(&mut bytes, 3000, 3),
+        2 => side_by_side::<Geometry<2, 16, 8, 1>>(&mut bytes, 1000, 3),
+        _ => side_by_side::<Geometry>(&mut bytes, 5000, 3),
+    }
 }

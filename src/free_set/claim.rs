@@ -83,8 +83,8 @@ impl<G: Shape> FreeSet<G> {
             let Err(taken) = self.hold(start, request.pages) else {
                 return Some(start);
             };
-            // Every run that begins between `start` and the taken page has that page in it. The leaf said it was free.
-            self.correct(taken >> G::CHUNK_SHIFT);
+            // Every run that begins between `start` and the taken page has that page in it. Some summary said it was free.
+            self.correct_all(taken >> G::CHUNK_SHIFT);
             from = taken + 1;
         }
     }
@@ -118,7 +118,7 @@ impl<G: Shape> FreeSet<G> {
         if pages >= G::CHUNK_PAGES {
             // As many searches as chunks would stumble over these leaves, one by one.
             for chunk in first..=last {
-                self.tree.settle(chunk, || self.summarize(chunk));
+                self.tree.settle(chunk, || self.free.chunk::<G>(chunk));
             }
             self.tree.propagate(G::LEAF, first, last);
         }
@@ -205,34 +205,36 @@ impl<G: Shape> FreeSet<G> {
     /// Claims, or proves that there was nothing to claim. `attempt` searches all the heap, believing summaries; `by_bits` does not
     /// believe them.
     ///
-    /// The proof: the flag is up before the first calm, with a fence between. A release whose bits the search missed comes after
-    /// the flag in every order of fences, so it passes the turnstile; if it has not passed by the second calm it has not returned,
-    /// and takes place after us. A summary that promised too little had somebody inside. A run held for a moment by a claim that
-    /// gave it back had somebody inside. With nobody inside and nobody passing, the search saw all there was.
+    /// The proof: the flag is up before the first look at the turnstile, with a fence between. A release whose bits the search missed
+    /// comes after the flag in every order of fences, so it passes the turnstile; if it has not passed by the second look it has not
+    /// returned, and takes place after us. A summary that promised too little had somebody inside. A run held for a moment by a claim
+    /// that gave it back had somebody inside. With nobody inside and nobody passing, the search saw all there was.
     ///
-    /// Without calm for many rounds - somebody was preempted inside - we do not wait for ever: the last word is the bits'. It can be
-    /// wrong in one way only: by pages that a preempted claimer of a long run holds and will give back.
+    /// If somebody passed, somebody got something done, and we start over. If nobody passes but somebody stays inside - he was
+    /// preempted there - we do not wait for ever: the last word is the bits', with nobody passing while they are read. It can be wrong in
+    /// one way only: by pages of a long run that the one inside holds and will give back.
     #[cold]
     fn claim_or_prove<T>(&self, attempt: impl Fn() -> Option<T>, by_bits: impl Fn() -> Option<T>) -> Option<T> {
         // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.
         self.seldom.provers.fetch_add(1, Ordering::AcqRel);
         fence_after_rmw();
-        let mut round = 0;
+        let mut stuck = 0;
         let result = loop {
-            let calm = self.turnstile.calm();
-            if let Some(found) = attempt() {
+            let (before, inside) = self.turnstile.look();
+            let last = stuck >= PROOF_ROUNDS;
+            if let Some(found) = if last { by_bits() } else { attempt() } {
                 break Some(found);
             }
-            if calm.is_some() && self.turnstile.calm() == calm {
+            let (after, still_inside) = self.turnstile.look();
+            if before != after {
+                stuck = 0;
+                continue;
+            }
+            if last || !(inside || still_inside) {
                 break None;
             }
-            round += 1;
-            if round > PROOF_ROUNDS {
-                break by_bits();
-            }
-            if calm.is_none() {
-                relax(round);
-            }
+            stuck += 1;
+            relax(stuck);
         };
         self.seldom.provers.fetch_sub(1, Ordering::Release);
         result

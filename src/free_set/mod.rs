@@ -204,10 +204,8 @@ impl<G: Shape> FreeSet<G> {
 
     /// Corrects everything that promises too much, so that the whole tree says exactly what the bits say. O(heap).
     pub fn settle(&self) {
-        (0..self.grown().div_ceil(G::CHUNK_PAGES)).for_each(|chunk| self.correct(chunk));
-        for level in (0..G::LEAF).rev() {
-            (0..G::entries(level, self.grown())).for_each(|index| self.correct_node(level, index));
-        }
+        let pages = self.grown();
+        (0..G::entries(G::LEAF, pages)).for_each(|chunk| self.correct_all(chunk));
     }
 }
 

@@ -33,7 +33,7 @@ impl<G: Shape> FreeSet<G> {
     /// Puts back the pages of one word, `scavenged` of them as such: the flush of a cache.
     ///
     /// # Errors
-    /// As for [`release`](Self::release).
+    /// A page that is free already; the others are put back.
     #[inline]
     pub fn release_word(&self, word: Word) -> Result<(), usize> {
         if word.free == 0 {
@@ -43,7 +43,13 @@ impl<G: Shape> FreeSet<G> {
             // Before the pages are free: whoever takes them must see it (I1).
             self.scavenged.mark(word.index, word.scavenged);
         }
-        self.release_bits(word.index, word.free)
+        self.release_bits(word.index, word.free).or_else(|page| {
+            let twice = self.free.load(word.index) & word.free;
+            if twice != word.free {
+                self.release_bits(word.index, word.free & !twice)?;
+            }
+            Err(page)
+        })
     }
 
     #[inline]
@@ -56,18 +62,50 @@ impl<G: Shape> FreeSet<G> {
     /// What there is to do once the bits of `mask` have been set in a word, which that left as `after`.
     #[inline(always)]
     fn given(&self, word: usize, mask: u64, after: u64) {
-        // SeqCst fence: between the bits and the look at leaf, flag and hints. Partners: the fences in `refresh`, in `calm` and in
-        // `raise_hint`, between a change of those and a look at the bits.
+        // SeqCst fence: between the bits and the look at neighbours, leaf, flag and hints. Partners: the fences in `refresh`, in
+        // `claim_or_prove` and in `raise_hint`, between a change of those and a look at the bits; and this one, of a neighbour's.
         fence_after_rmw();
-        let chunk = word / G::CHUNK_WORDS;
+        let page = lowest_page(word, mask);
+        if has_gaps(mask) {
+            return self.given_torn(word, page, after);
+        }
         let run = self.run_around(word, mask, after);
-        let longest = if run.at_start || run.at_end {
-            usize::MAX
-        } else {
-            run.pages
-        };
+        self.tell(page, run);
+        self.hints.lower(page, run.longest());
+    }
+
+    /// As `given`, where there were gaps between the bits: several runs may have come to be, of which the longest, the one that reaches
+    /// the word's start, and the one that reaches its end matter.
+    #[inline(never)]
+    fn given_torn(&self, word: usize, page: usize, after: u64) {
+        let (first, inner) = (word * WORD_PAGES, bitmap::summarize(&[after]));
+        let mut longest = inner.max();
+        self.tell(
+            page,
+            Run {
+                pages: longest,
+                at_start: false,
+                at_end: false,
+            },
+        );
+        for (start, pages) in [(first, inner.start()), (first + WORD_PAGES - inner.end(), inner.end())] {
+            if pages > 0 {
+                let run = self.follow(start, pages);
+                longest = longest.max(run.longest());
+                self.tell(page, run);
+            }
+        }
+        self.hints.lower(page, longest);
+    }
+
+    /// Makes the tree promise a run that has come to be in the chunk of `page`, and whoever proves that there is none start over.
+    ///
+    /// Ends with a SeqCst fence between leaf and parents and the look at the hints that is to follow; partner: the one in `raise_hint`.
+    #[inline(always)]
+    fn tell(&self, page: usize, run: Run) {
+        let chunk = page >> G::CHUNK_SHIFT;
         if run.is_told_by(self.tree.leaf(chunk)) {
-            // Relaxed: ordered by the fence.
+            // Relaxed: ordered by the fence behind the giving of the bits.
             if self.seldom.provers.load(Ordering::Relaxed) != 0 {
                 drop(self.turnstile.enter(chunk));
             }
@@ -75,53 +113,41 @@ impl<G: Shape> FreeSet<G> {
             let _pass = self.turnstile.enter(chunk);
             self.tree.raise(chunk, run);
         }
-        // SeqCst fence: between leaf and parents and the look at the hints; partner: the one in `raise_hint`. The pass, if there was
-        // one, was left by a read-modify-write.
+        // The last write was the bits', or the pass's, which was left by a read-modify-write.
         fence_after_rmw();
-        self.hints.lower(lowest_page(word, mask), longest);
     }
 
-    /// The run that the bits of `mask` are part of in the word `after`, followed into the chunk's other words where it reaches them.
-    ///
-    /// Of two releases that meet at a word's border, the fences let one at least see the other's bits.
+    /// The run that the bits of `mask`, which has no gaps, are part of in the word `after`, followed into the chunk's other words
+    /// where it reaches them.
     #[inline(always)]
     fn run_around(&self, word: usize, mask: u64, after: u64) -> Run {
         let (low, high) = (mask.trailing_zeros(), u64::BITS - mask.leading_zeros());
-        // Ones right below and right above; the bits between may have gaps, which only makes this an upper bound.
+        // Ones right below and right above.
         let below = (after << (u64::BITS - 1 - low) << 1).leading_ones();
         let above = (after >> (high - 1) >> 1).trailing_ones();
-        let mut run = Run {
+        if low == below || high + above == u64::BITS {
+            return self.follow(word * WORD_PAGES + low as usize, (high - low) as usize);
+        }
+        Run {
             pages: (high + above + below - low) as usize,
             at_start: false,
             at_end: false,
-        };
-        if low == below || high + above == u64::BITS {
-            self.follow(word, low == below, high + above == u64::BITS, &mut run);
         }
-        run
     }
 
+    /// The run that these free pages of one chunk are part of in the chunk.
+    ///
+    /// Of two releases that meet, the fences let one at least see the other's bits.
     #[inline(never)]
-    fn follow(&self, word: usize, down: bool, up: bool, run: &mut Run) {
-        let offset = word % G::CHUNK_WORDS;
-        let first = word - offset;
-        run.at_start = down;
-        for index in (first..word).rev().take_while(|_| down) {
-            let ones = self.free.load(index).leading_ones() as usize;
-            run.pages += ones;
-            if ones < WORD_PAGES {
-                run.at_start = false;
-                break;
-            }
-        }
-        run.at_end = up;
-        for index in (word + 1..first + G::CHUNK_WORDS).take_while(|_| up) {
-            let ones = self.free.load(index).trailing_ones() as usize;
-            run.pages += ones;
-            if ones < WORD_PAGES {
-                run.at_end = false;
-                break;
-            }
+    fn follow(&self, start: usize, pages: usize) -> Run {
+        let bits = self.free.chunk::<G>(start >> G::CHUNK_SHIFT);
+        let (words, first) = (&bits[..G::CHUNK_WORDS], start & (G::CHUNK_PAGES - 1));
+        let below = bitmap::free_before(words, first);
+        let above = bitmap::free_behind(words, first + pages);
+        Run {
+            pages: below + pages + above,
+            at_start: below == first,
+            at_end: first + pages + above == G::CHUNK_PAGES,
         }
     }
 
@@ -130,7 +156,7 @@ impl<G: Shape> FreeSet<G> {
     pub(super) fn publish(&self, first: usize, last: usize) {
         let mut changed = false;
         for chunk in first..=last {
-            changed |= self.tree.cover(chunk, || self.summarize(chunk));
+            changed |= self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
         }
         if changed {
             self.tree.propagate(G::LEAF, first, last);
@@ -140,6 +166,20 @@ impl<G: Shape> FreeSet<G> {
     fn release_long(&self, start: usize, pages: usize) -> Result<(), usize> {
         self.refuse_free(start, pages)?;
         let (first, last) = (start >> G::CHUNK_SHIFT, (start + pages - 1) >> G::CHUNK_SHIFT);
+        if first != last {
+            return self.release_chunks(start, pages, first, last);
+        }
+        let given = self.give_pieces(Pieces::new(start, pages));
+        // As in `given`. If not all could be given, too much is promised: no harm.
+        fence_after_rmw();
+        let run = self.follow(start, pages);
+        self.tell(start, run);
+        self.hints.lower(start, run.longest());
+        given
+    }
+
+    /// A run over several chunks, whose leaves are made anew.
+    fn release_chunks(&self, start: usize, pages: usize, first: usize, last: usize) -> Result<(), usize> {
         let pass = self.turnstile.enter(first);
         let given = self.give_pieces(Pieces::new(start, pages));
         self.publish(first, last);
@@ -192,7 +232,7 @@ impl<G: Shape> FreeSet<G> {
     /// Ends a batch's work on a chunk: its leaf now, its parents when the batch leaves the block of siblings. Returns the first
     /// chunk of that block whose leaf has changed and not been carried up.
     fn close(&self, chunk: usize, dirty: Option<usize>, next: Option<usize>) -> Option<usize> {
-        let changed = self.tree.cover(chunk, || self.summarize(chunk));
+        let changed = self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
         let dirty = dirty.or(changed.then_some(chunk));
         if next.is_some_and(|next| next >> G::FANOUT_SHIFT == chunk >> G::FANOUT_SHIFT) {
             return dirty;
@@ -211,4 +251,11 @@ impl<G: Shape> FreeSet<G> {
             Err(lowest_page(piece.word, self.free.load(piece.word) & piece.mask))
         })
     }
+}
+
+/// Whether there is a zero between two ones of `mask`, which is not zero.
+#[inline(always)]
+const fn has_gaps(mask: u64) -> bool {
+    let low = mask >> mask.trailing_zeros();
+    low & low.wrapping_add(1) != 0
 }

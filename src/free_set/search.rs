@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use crate::bitmap;
-use crate::geometry::Shape;
+use crate::geometry::{Block, Shape};
 use crate::hints::Band;
 use crate::radix::{Cursor, Step};
 use crate::summary::Summary;
@@ -85,10 +85,10 @@ impl<G: Shape> FreeSet<G> {
     pub(super) fn look<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize, carry: usize) -> Look {
         // Before the bits: the first round of protocol R, if it comes to that.
         let leaf = if REPAIR { self.tree.leaf(chunk) } else { Summary::NONE };
-        let words = self.free.chunk::<G>(chunk);
-        let words = words.words::<G>();
+        let bits = self.free.chunk::<G>(chunk);
+        let words = &bits[..G::CHUNK_WORDS];
         let first = chunk << G::CHUNK_SHIFT;
-        if carry > 0 && carry + free_at_start(words) >= count {
+        if carry > 0 && carry + bitmap::free_behind(words, 0) >= count {
             return Look::Found(first - carry);
         }
         if let Some(page) = bitmap::find(words, count, from) {
@@ -97,28 +97,34 @@ impl<G: Shape> FreeSet<G> {
         if leaf.max() >= count || carry + leaf.start() >= count {
             let truth = bitmap::summarize(words);
             if truth != leaf {
-                self.correct_leaf(chunk, leaf, truth);
+                self.correct_leaf(chunk, leaf, bits, truth);
             }
         }
-        let end = bitmap::free_at_end(words, from);
+        let end = bitmap::free_before(words, G::CHUNK_PAGES).min(G::CHUNK_PAGES - from);
         Look::Carry(if end == G::CHUNK_PAGES { carry + end } else { end })
     }
 
-    /// Makes a leaf that said `says`, and then was found promising more than the `truth`, say what there is.
+    /// Makes a leaf that said `says`, and then was found promising more than the `truth` of `bits`, say what there is.
     #[cold]
-    fn correct_leaf(&self, chunk: usize, says: Summary, truth: Summary) {
+    fn correct_leaf(&self, chunk: usize, says: Summary, bits: Block, truth: Summary) {
         let _pass = self.turnstile.enter(chunk);
-        if self.tree.settle_from(chunk, says, truth, || self.summarize(chunk)) {
+        if self
+            .tree
+            .settle_from(chunk, says, bits, truth, || self.free.chunk::<G>(chunk))
+        {
             self.tree.propagate(G::LEAF, chunk, chunk);
         }
     }
 
-    /// Makes the leaf of a chunk, found to promise too much, say what there is.
+    /// Makes the leaf of a chunk and all that is above it say what there is, after a run that seemed to reach into the chunk was not
+    /// there: which of them promised it is not known.
     #[cold]
-    pub(super) fn correct(&self, chunk: usize) {
+    pub(super) fn correct_all(&self, chunk: usize) {
         let _pass = self.turnstile.enter(chunk);
-        if self.tree.settle(chunk, || self.summarize(chunk)) {
-            self.tree.propagate(G::LEAF, chunk, chunk);
+        self.tree.settle(chunk, || self.free.chunk::<G>(chunk));
+        for level in (0..G::LEAF).rev() {
+            self.tree
+                .settle_node(level, chunk >> (G::span_shift(level) - G::CHUNK_SHIFT));
         }
     }
 
@@ -129,12 +135,6 @@ impl<G: Shape> FreeSet<G> {
         if self.tree.settle_node(level, index) {
             self.tree.propagate(level, index, index);
         }
-    }
-
-    /// What the bits of a chunk add up to now.
-    #[inline]
-    pub(crate) fn summarize(&self, chunk: usize) -> Summary {
-        bitmap::summarize(self.free.chunk::<G>(chunk).words::<G>())
     }
 
     /// Raises the hint of `band` from `seen` to `page`, if no run of the band's length lies below `page`.
@@ -155,16 +155,4 @@ impl<G: Shape> FreeSet<G> {
             self.hints.lower_band(band, seen);
         }
     }
-}
-
-#[inline(always)]
-fn free_at_start(words: &[u64]) -> usize {
-    let mut run = 0;
-    for &word in words {
-        run += word.trailing_ones() as usize;
-        if word != u64::MAX {
-            break;
-        }
-    }
-    run
 }

@@ -8,19 +8,21 @@
 //!             ended, or another heap's: the shared structure, under its lock
 //! ```
 //!
-//! **When it works.** Always: before `main`, in constructors; in destructors of thread-locals and of pthread keys, in all of
-//! their rounds; after `main`, while other threads still run; in several copies in one process. Nothing has to be set up, nothing
-//! is torn down. The heap opens at the first call; threads that race for it wait for the one that opens it. If the source has no
-//! memory then, the call returns null and a later one tries again.
+//! **When it works.** Always: before `main`, in constructors; in destructors of thread-locals and of pthread keys, in
+//! all of their rounds; after `main`, while other threads still run; in several copies in one process. Nothing has to
+//! be set up, nothing is torn down. The heap opens at the first call; threads that race for it wait for the one that
+//! opens it. If the source has no memory then, the call returns null and a later one tries again.
 //!
-//! **What it promises** beside [`GlobalAlloc`]'s contract: it never unwinds and never allocates from itself; `errno` stays as it
-//! was; impossible layouts get null; a failed `realloc` leaves the block as it was. Misuse that is found out (a block freed twice, with
-//! another layout, or never allocated) ends the process with a message that names the address; see [`Objects`] for when it is found.
+//! **What it promises** beside [`GlobalAlloc`]'s contract: it never unwinds and never allocates from itself; `errno`
+//! stays as it was; impossible layouts get null; a failed `realloc` leaves the block as it was. Misuse that is found
+//! out (a block freed twice, with another layout, or never allocated) ends the process with a message that names the
+//! address; see [`Objects`] for when it is found.
 //!
-//! **fork.** The child may allocate if no other thread of the parent was inside the allocator at that moment: a lock it held
-//! stays held. What caches and magazines of the parent's other threads held is lost to the child.
+//! **fork.** The child may allocate if no other thread of the parent was inside the allocator at that moment: a lock it
+//! held stays held. What caches and magazines of the parent's other threads held is lost to the child.
 //!
-//! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a `static`.
+//! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
+//! `static`.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
@@ -111,11 +113,12 @@ impl Default for GlobalHeap<System> {
 }
 
 impl GlobalHeap<Region> {
-    /// A heap over bytes that are there already: for programs without an operating system. Threads share one structure, under
-    /// a lock that spins.
+    /// A heap over bytes that are there already: for programs without an operating system. Threads share one structure,
+    /// under a lock that spins.
     #[must_use]
     pub const fn in_region(region: Region) -> Self {
-        // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (the promise of its maker).
+        // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (the promise of its
+        // maker).
         unsafe { Self::with_source(region, Config::new(usize::MAX).caches(1)) }
     }
 }
@@ -125,8 +128,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// # Safety
     ///
-    /// The source's pages are memory: Ready pages can be read and written until they are released. What it reserves stays reserved
-    /// though it is dropped.
+    /// The source's pages are memory: Ready pages can be read and written until they are released. What it reserves
+    /// stays reserved though it is dropped.
     #[must_use]
     pub const unsafe fn with_source(source: S, config: Config) -> Self {
         Self {
@@ -144,14 +147,16 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Not more than `bytes` bytes of pages at a time: whoever wants more gets null. The heap's own tables are not counted.
+    /// Not more than `bytes` bytes of pages at a time: whoever wants more gets null. The heap's own tables are not
+    /// counted.
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
         self
     }
 
-    // ---- what it knows ------------------------------------------------------------------------------------------------------
+    // ---- what it knows
+    // ------------------------------------------------------------------------------------------------------
 
     /// Counts. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
     pub fn stats(&self) -> GlobalStats {
@@ -179,7 +184,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
             .map_or(PageCount::ZERO, |objects| objects.heap().scavenge(pages))
     }
 
-    // ---- opening ------------------------------------------------------------------------------------------------------------
+    // ---- opening
+    // ------------------------------------------------------------------------------------------------------------
 
     /// The heap, if it is open.
     #[inline(always)]
@@ -214,7 +220,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    // ---- whose turn ---------------------------------------------------------------------------------------------------------
+    // ---- whose turn
+    // ---------------------------------------------------------------------------------------------------------
 
     /// Fast: this thread's structure, if it has one of this heap.
     #[inline(always)]
@@ -279,10 +286,12 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 }
 
 // SAFETY:
-// * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`), and nobody
-//   else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one compare-exchange;
+// * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
+// and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
+// compare-exchange;
 // * nothing here unwinds: what cannot go on aborts;
-// * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own spans.
+// * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
+// spans.
 unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,4 +1,7 @@
-//! Without an operating system threads have no place of their own: all share one structure. Equal in shape to `pthread`.
+//! Without an operating system threads have no place of their own: all share one structure. Equal in shape to
+//! `pthread`.
+
+#![forbid(unsafe_code)]
 
 use crate::object::{Objects, Thread};
 use crate::source::Source;

@@ -1,4 +1,5 @@
-//! Which structure is this thread's: one pointer in thread-local storage, and a pthread key that tells when the thread ends.
+//! Which structure is this thread's: one pointer in thread-local storage, and a pthread key that tells when the thread
+//! ends.
 //!
 //! ```text
 //!             first use: a structure, the key set                 key's destructor: all goes back
@@ -6,21 +7,21 @@
 //!     └────────── no key to be had ───────────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! In every state the pointer points to an [`Owner`]: to one of two that are no heap's, or to the first field of a thread's
-//! structure. So the fast path is a load and a comparison, without a test for null.
+//! In every state the pointer points to an [`Owner`]: to one of two that are no heap's, or to the first field of a
+//! thread's structure. So the fast path is a load and a comparison, without a test for null.
 //!
-//! **Gone is gone.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A thread that is
-//! gone uses the shared structure, however often it comes: nothing can be left behind then, whereas a structure made anew in the
-//! last round would never be given back, for no destructor follows. Destructors of Rust's thread-locals run before those of keys
-//! and still find the thread live.
+//! **Gone is gone.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A
+//! thread that is gone uses the shared structure, however often it comes: nothing can be left behind then, whereas a
+//! structure made anew in the last round would never be given back, for no destructor follows. Destructors of Rust's
+//! thread-locals run before those of keys and still find the thread live.
 //!
-//! A thread whose first use falls into the last round, after our key's turn, leaves its structure behind: a few KiB, and a word
-//! of pages. We cannot tell that round from others.
+//! A thread whose first use falls into the last round, after our key's turn, leaves its structure behind: a few KiB,
+//! and a word of pages. We cannot tell that round from others.
 //!
 //! A thread has a structure of one heap only, the first it uses. With a second heap it shares.
 //!
-//! Nothing here allocates from Rust: the thread-local has no destructor and a constant initial value. `pthread_setspecific` may call the
-//! C library's `calloc`; should that be us, the pointer is set before.
+//! Nothing here allocates from Rust: the thread-local has no destructor and a constant initial value.
+//! `pthread_setspecific` may call the C library's `calloc`; should that be us, the pointer is set before.
 
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -47,14 +48,16 @@ pub(super) fn current<T>(objects: *const T) -> Option<&'static Thread> {
     let owner = CURRENT.get();
     // SAFETY: FRESH, GONE, or a structure, which is never unmade.
     if unsafe { owner.as_ref() }.is(objects) {
-        // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here, this thread's.
+        // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
+        // this thread's.
         Some(unsafe { owner.cast().as_ref() })
     } else {
         None
     }
 }
 
-/// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for again.
+/// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for
+/// again.
 #[cold]
 pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Option<&'static Thread> {
     if !ptr::eq(CURRENT.get().as_ptr(), &FRESH) {

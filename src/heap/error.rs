@@ -14,7 +14,7 @@ pub enum NewHeapError {
     NoPages,
     /// The source had no room for the tables.
     NoMetadata,
-    /// The source wants pages committed, in pieces larger than a page of this heap.
+    /// The source's granule is less than a cache line, or pages must be committed in pieces larger than a page of this heap.
     Granule,
 }
 
@@ -23,7 +23,9 @@ impl fmt::Display for NewHeapError {
         f.write_str(match self {
             Self::NoPages => "the source would not reserve address space for the smallest heap",
             Self::NoMetadata => "the source has no memory for the tables of the smallest heap",
-            Self::Granule => "the source commits memory in pieces larger than the heap's page",
+            Self::Granule => {
+                "the source's granule is less than a cache line, or more than a page where pages are committed"
+            }
         })
     }
 }

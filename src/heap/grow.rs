@@ -46,17 +46,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[cold]
     pub(super) fn grow_to(&self, end: usize) -> Option<()> {
         let _guard = self.lock.lock();
-        if end > self.limit().0 {
-            return None;
-        }
+        // Once: it may be changed meanwhile.
+        let limit = self.limit().0;
         if self.set.grown() >= end {
             return Some(());
         }
-        let whole = end
-            .checked_next_multiple_of(G::CHUNK_PAGES)
-            .unwrap_or(end)
-            .min(self.limit().0);
-        self.grow_locked(whole).or_else(|| self.grow_locked(end))
+        if end > limit {
+            return None;
+        }
+        let whole = end.checked_next_multiple_of(G::CHUNK_PAGES).unwrap_or(end);
+        self.grow_locked(whole.min(limit)).or_else(|| self.grow_locked(end))
     }
 
     /// Under the lock. `end` is above `grown` and at most the limit.
@@ -66,7 +65,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters.prepare.add(*calls.as_ref().unwrap_or(&1) as u64);
         calls.ok()?;
         let contents = self.prepare_pages(end)?;
-        self.set.extend(end - grown, contents == Contents::Zero);
+        self.set.extend(end - grown, self.to_mark(contents));
         self.counters.growths.add(1);
         Some(())
     }

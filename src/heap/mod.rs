@@ -4,7 +4,7 @@
 //!   PageHeap
 //!   ├── FreeSet        which pages are free: bitmap, tree, hints            no lock
 //!   ├── slots          the caches: one word each                           no lock but for lending a slot
-//!   ├── lock           growth, the lending of slots                         futex, or spinning
+//!   ├── locks          growth; the lending of slots                        futex, or spinning
 //!   └── source         ┌──── grown ────┬──── reserved ─────────────────┐
 //!                      │ pages         │ PROT_NONE, costs nothing      │    + one range for metadata
 //!                      └───────────────┴───────────────────────────────┘
@@ -38,8 +38,8 @@ use crate::check::Fault;
 use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
 use crate::metadata::{Metadata, Plan, offset};
-use crate::source::{Purpose, Reservation, Source};
-use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table};
+use crate::source::{Contents, MIN_GRANULE, Purpose, Reservation, Source};
+use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
 
@@ -66,7 +66,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     /// Slots `0..shards` are shards', the others are lent to handles.
     shards: usize,
     base: NonNull<u8>,
-    /// Pages in the reservation. I7: grown ≤ limit ≤ capacity.
+    /// Pages in the reservation. I7: grown ≤ capacity, limit ≤ capacity.
     capacity: usize,
     /// See [`Request::phase`], for an alignment as large as the address space.
     phase: usize,
@@ -74,11 +74,17 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     lock: Lock,
     /// Pages the source has prepared. Only under the lock. I8: grown ≤ prepared.
     prepared: AtomicUsize,
-    /// First free slot, plus one; slots lent so far. Only under the lock.
+    /// For the lending of slots.
+    lending: Lock,
+    /// First free slot, plus one; slots lent so far. Only under `lending`.
     vacant: AtomicU32,
     lent: AtomicU32,
     /// Raised to ask every handle to flush when it next leaves its fast path.
     flush_calls: AtomicU32,
+    /// Who is releasing a run, which is nobody's meanwhile.
+    scavengers: Turnstile,
+    /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
+    doubtful: AtomicU32,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,
@@ -111,7 +117,7 @@ impl Allocation {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A heap over `source`.
     ///
-    /// Reserves [`Config::reserve`] bytes, or less, down to a megabyte, whatever the source will give, and the room for
+    /// Reserves the bytes [`Config::new`] names, or less, down to a megabyte, whatever the source will give, and the room for
     /// the tables; commits a few granules. O(1).
     ///
     /// # Errors
@@ -122,8 +128,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// As [`new`](Self::new), but a source in vain comes back.
     pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
-        if S::COMMITS && source.granule() > G::PAGE_BYTES {
+        let granule = source.granule();
+        if granule < MIN_GRANULE || (S::COMMITS && granule > G::PAGE_BYTES) {
             return Err((source, NewHeapError::Granule));
+        }
+        if config.shards.saturating_add(config.caches) >= u32::MAX as usize {
+            return Err((source, NewHeapError::NoMetadata));
         }
         let (pages, metadata, capacity) = match Self::reserve(&source, &config) {
             Ok(reserved) => reserved,
@@ -150,10 +160,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             phase: address >> G::PAGE_SHIFT,
             limit: AtomicUsize::new(config.limit.map_or(capacity, |limit| limit.0.min(capacity))),
             lock: Lock::new(),
+            lending: Lock::new(),
             prepared: AtomicUsize::new(0),
             vacant: AtomicU32::new(0),
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
+            scavengers: Turnstile::new(),
+            doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
             metadata,
@@ -168,7 +181,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn reserve(source: &S, config: &Config) -> Result<(Reservation, Metadata, usize), NewHeapError> {
         let granule = source.granule();
         let page = G::PAGE_BYTES;
-        let align = config.align.max(page).max(granule).next_power_of_two();
+        let align = config.align.max(page).max(granule);
+        let align = align.checked_next_power_of_two().ok_or(NewHeapError::NoPages)?;
         let least = config
             .reserve
             .min(Config::LEAST_BYTES)
@@ -220,7 +234,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Takes the lowest run of `pages` free pages, growing the heap if it has to. `None` if there is no room, or for zero pages.
     ///
     /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system call or two where
-    /// the heap grows. `None` is proved: see [`FreeSet`].
+    /// the heap grows. `None` is proved: see `src/free_set`.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         self.allocate_with(&Request::of(pages.0))
@@ -264,10 +278,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.ready(start, pages)
     }
 
-    /// Makes `run` longer in place: `None` if the pages behind it are not free. What was added, on success.
-    ///
-    /// The caller owns `run`, and owns both afterwards.
-    pub fn extend(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
+    /// Makes `run`, which is the caller's, longer in place: the longer run, and what was added. `None` if the pages behind it cannot be had,
+    /// or `to` is not more than it has.
+    pub fn grow_in_place(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
         let longer = PageRun::new(run.start(), to)?;
         let more = PageRun::new(run.end(), PageCount(to.0.checked_sub(run.pages().0)?))?;
         let added = self.allocate_at(more)?;
@@ -290,17 +303,29 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// No room and no growth: once more, after every cache that can be reached has given back what it holds.
+    /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after whoever was
+    /// scavenging has given back what he held. `None` is counted as a refusal.
+    ///
+    /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the answer would
+    /// otherwise be no.
     #[cold]
     fn allocate_last(&self, request: &Request) -> Option<Allocation> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let Some(start) = self.set.hold_lowest(request) else {
-            self.counters.refusals.add(1);
-            return None;
-        };
-        self.ready(start, request.pages)
+        let mut round = 0;
+        loop {
+            let calm = self.scavengers.calm();
+            if let Some(start) = self.set.hold_lowest(request) {
+                return self.ready(start, request.pages);
+            }
+            if calm.is_some() && self.scavengers.calm() == calm {
+                self.counters.refusals.add(1);
+                return None;
+            }
+            relax(round);
+            round = round.saturating_add(1);
+        }
     }
 
     /// Pages just held, as an allocation: commits them where the source wants it. On refusal they go back as they were.
@@ -310,11 +335,30 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.release_or_abort(start, pages);
             return None;
         }
-        let scavenged = PageCount(self.set.take_scavenged(start, pages));
+        let scavenged = self.known_zero(self.set.take_scavenged(start, pages));
         Some(Allocation {
             run: PageRun::known(start, pages),
             scavenged,
         })
+    }
+
+    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged. Where the source commits they
+    /// always are: it is the mark that brings them to `commit`.
+    pub(super) fn to_mark(&self, contents: Contents) -> bool {
+        let zero = contents == Contents::Zero;
+        if S::COMMITS && !zero {
+            // Relaxed: before the pages are given to the set, and read after they were taken out of it.
+            self.doubtful.store(1, Ordering::Relaxed);
+        }
+        S::COMMITS || zero
+    }
+
+    /// Of `scavenged` pages just taken, how many are known to read as zero: all, or none once that was in doubt.
+    #[inline(always)]
+    pub(super) fn known_zero(&self, scavenged: usize) -> PageCount {
+        // Relaxed: see `to_mark`.
+        let doubtful = S::COMMITS && self.doubtful.load(Ordering::Relaxed) != 0;
+        PageCount(if doubtful { 0 } else { scavenged })
     }
 
     /// Has the source commit pages the caller holds, some of which are scavenged. Whether it did.
@@ -455,11 +499,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (page < self.set.grown()).then_some(PageIndex(page))
     }
 
-    /// The run of pages that `bytes` bytes from `address` are, if it begins on a page and lies in the heap.
+    /// The run of pages that `bytes` bytes from `address` take, if it begins on a page and lies in the grown part of the heap.
     #[inline(always)]
     pub fn run_of(&self, address: *const u8, bytes: usize) -> Option<PageRun> {
-        let start = self.page_of(address)?;
-        PageRun::new(start, PageCount::holding(bytes, G::PAGE_SHIFT))
+        let offset = address.addr().wrapping_sub(self.base.addr().get());
+        let (start, grown) = (offset >> G::PAGE_SHIFT, self.set.grown());
+        let pages = PageCount::holding(bytes, G::PAGE_SHIFT);
+        if offset & (G::PAGE_BYTES - 1) != 0 || start >= grown || pages.0 > grown - start {
+            return None;
+        }
+        PageRun::new(PageIndex(start), pages)
     }
 
     /// The most pages the heap may grow to.

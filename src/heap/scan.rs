@@ -10,7 +10,7 @@
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::scavenge::{self, Limits};
-use crate::source::{Contents, Source};
+use crate::source::Source;
 use crate::units::PageCount;
 
 use super::PageHeap;
@@ -62,11 +62,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A run of the chunk worth releasing; see [`scavenge::candidate`].
     fn candidate(&self, chunk: usize, from: usize, limits: Limits) -> Option<(usize, usize)> {
         let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
-        scavenge::candidate(free.words::<G>(), scavenged.words::<G>(), from, limits)
+        scavenge::candidate(&free[..G::CHUNK_WORDS], &scavenged[..G::CHUNK_WORDS], from, limits)
     }
 
     /// Claims, releases, marks and gives back one run. How many pages were released, and whether they are marked.
     fn release_run(&self, start: usize, pages: usize) -> (usize, bool) {
+        // Until the pages are back: whoever is about to say that there is no room waits for them.
+        let _pass = self.scavengers.enter(start >> G::CHUNK_SHIFT);
         if self.set.hold(start, pages).is_err() {
             return (0, false);
         }
@@ -75,10 +77,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation, and on granule
         // borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
-        let zero = contents == Ok(Contents::Zero);
-        if let Err(page) = self.set.release_held(start, pages, zero) {
+        let mark = contents.is_ok_and(|contents| self.to_mark(contents));
+        if !mark && !S::COMMITS {
+            // Another scavenger's marks, perhaps: what the pages read as is not known any more.
+            self.set.take_scavenged(start, pages);
+        }
+        if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();
         }
-        (if contents.is_ok() { pages } else { 0 }, zero)
+        (if contents.is_ok() { pages } else { 0 }, mark)
     }
 }

@@ -6,15 +6,16 @@
 //!              spare ─────────────────────┘            at most one span with no slot out
 //! ```
 //!
-//! Magazines come here for slots by the batch, and bring them back by the batch. Slots are taken from the first span with room,
-//! listed ones before fresh ones; a span that has none left leaves the list, and comes back to its head with the first slot that
-//! comes back. A span all of whose slots are back is kept if it is the only one, as the spare; the next one is handed to the caller,
-//! who gives its pages to the heap of pages.
+//! Magazines come here for slots by the batch, and bring them back by the batch. Slots are taken from the first span
+//! with room, listed ones before fresh ones; a span that has none left leaves the list, and comes back to its head with
+//! the first slot that comes back. A span all of whose slots are back is kept if it is the only one, as the spare; the
+//! next one is handed to the caller, who gives its pages to the heap of pages.
 //!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
-//! Misuse ends the process with a message that names the address, where a batch comes back: an address outside every span, one in
-//! a span of another class (freed with another layout than it was allocated with), one inside a slot, a slot that is not out.
+//! Misuse ends the process with a message that names the address, where a batch comes back: an address outside every
+//! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
+//! slot that is not out.
 
 use core::ptr::NonNull;
 
@@ -111,7 +112,7 @@ impl Spans {
         }
         let Some((tagged, back)) = self.entry(PageIndex(page)).tag() else {
             fatal::abort(
-                "a block was freed that is not allocated, or with the wrong layout; its address, the class it was freed in",
+                "a block was freed that is not allocated, or with the wrong layout; its address, the class",
                 address.addr(),
                 class.bytes(),
             );
@@ -152,7 +153,8 @@ impl Spans {
     #[inline]
     fn link(&self, class: SizeClass, span: PageIndex, slot: u32) -> u32 {
         let slot = self.slot(class, span, slot);
-        // SAFETY: a listed slot is the class's, whose lock is held, and `put_link` wrote to it. It lies in a span, which is memory.
+        // SAFETY: a listed slot is the class's, whose lock is held, and `put_link` wrote to it. It lies in a span,
+        // which is memory.
         unsafe { slot.cast::<u32>().read() }
     }
 }
@@ -196,8 +198,7 @@ impl Central {
     /// Adds a span, freshly entered.
     pub fn add(&self, spans: &Spans, span: PageIndex) {
         let _guard = self.lock.lock();
-        self.spans
-            .store(self.spans.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.count_spans(1);
         self.link_first(spans, span);
     }
 
@@ -221,8 +222,7 @@ impl Central {
             }
             if slots.used == 0 && !self.keep_spare(span) {
                 self.unlink(spans, span);
-                self.spans
-                    .store(self.spans.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+                self.count_spans(u32::MAX);
                 entry.behind.set(leaving);
                 leaving = Some(span);
             }
@@ -239,9 +239,15 @@ impl Central {
         let span = self.spare.get()?;
         self.spare.set(None);
         self.unlink(spans, span);
-        self.spans
-            .store(self.spans.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        self.count_spans(u32::MAX);
         Some(span)
+    }
+
+    /// Counts spans more, or, wrapping, fewer. Under the lock.
+    fn count_spans(&self, more: u32) {
+        // Relaxed: written under the lock; for others a statistic.
+        let spans = self.spans.load(Ordering::Relaxed).wrapping_add(more);
+        self.spans.store(spans, Ordering::Relaxed);
     }
 
     /// Makes a span with no slot out the spare, if there is none.
@@ -285,7 +291,8 @@ impl Central {
         }
     }
 
-    /// Walks the spans with room, under the lock; the second of `visit`'s arguments says whether it is the spare. For checks.
+    /// Walks the spans with room, under the lock; the second of `visit`'s arguments says whether it is the spare. For
+    /// checks.
     pub fn for_each_with_room(&self, spans: &Spans, mut visit: impl FnMut(PageIndex, bool)) {
         let _guard = self.lock.lock();
         let spare = self.spare.get();
@@ -298,7 +305,8 @@ impl Central {
 }
 
 impl Spans {
-    /// How many slots of the span are listed, following the links. For checks, under the lock of the class or with nobody about.
+    /// How many slots of the span are listed, following the links. For checks, under the lock of the class or with
+    /// nobody about.
     pub fn listed(&self, class: SizeClass, span: PageIndex) -> u32 {
         let (mut slots, mut count) = (self.entry(span).slots(), 0);
         while count <= slots.fresh && slots.unlist(span, |slot| self.link(class, span, slot)).is_some() {
@@ -308,7 +316,8 @@ impl Spans {
     }
 }
 
-/// Takes slots out of one span until the list has `wanted`, or the span has no more: listed ones first, then fresh ones.
+/// Takes slots out of one span until the list has `wanted`, or the span has no more: listed ones first, then fresh
+/// ones.
 #[inline]
 fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, list: &mut List) {
     while list.len() < wanted
@@ -326,5 +335,6 @@ fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wan
 
 /// Adds to a counter that only the holder of the lock writes.
 fn add(counter: &AtomicU64, amount: u64) {
+    // Relaxed: under the lock; for others a statistic.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }

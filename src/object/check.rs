@@ -21,7 +21,8 @@ pub enum ObjectFault {
         /// The page.
         page: usize,
     },
-    /// A span's slots do not add up: out + listed + fresh = all (I10), and it has room exactly if it is on its class's list.
+    /// A span's slots do not add up: out + listed + fresh = all (I10), and it has room exactly if it is on its class's
+    /// list.
     Span {
         /// The span's first page.
         page: usize,

@@ -5,13 +5,13 @@
 //!              count 3, room 8
 //! ```
 //!
-//! Allocating pops, freeing pushes, whoever the slot came from: no lock, no atomic operation, three words touched. Where it is
-//! empty it is filled from its class with half the slots it has room for; where it is full the half freed longest ago goes back.
-//! So a thread that only allocates, one that only frees, and one that does both by turns all go to the class at most once in
-//! half a magazine.
+//! Allocating pops, freeing pushes, whoever the slot came from: no lock, no atomic operation, three words touched.
+//! Where it is empty it is filled from its class with half the slots it has room for; where it is full the half freed
+//! longest ago goes back. So a thread that only allocates, one that only frees, and one that does both by turns all go
+//! to the class at most once in half a magazine.
 //!
-//! **Room** begins small and doubles with every such visit, up to 256 slots or 64 KiB (four slots of the largest class): a
-//! thread that lives for a moment takes little, one that works hard seldom waits.
+//! **Room** begins small and doubles with every such visit, up to 256 slots or 64 KiB (four slots of the largest
+//! class): a thread that lives for a moment takes little, one that works hard seldom waits.
 //!
 //! A magazine belongs to one thread. Only the count may be read by others, for statistics.
 
@@ -69,8 +69,8 @@ impl List {
     pub fn pop(&mut self) -> Option<*mut u8> {
         self.count = self.count.checked_sub(1)?;
         let slot = self.head;
-        // SAFETY: `count` slots are on the string, each the list's own and written by `push` (of this list or of the magazine
-        // it came from).
+        // SAFETY: `count` slots are on the string, each the list's own and written by `push` (of this list or of the
+        // magazine it came from).
         self.head = unsafe { slot.cast::<*mut u8>().read() };
         Some(slot)
     }
@@ -132,6 +132,7 @@ impl Magazine {
 
     #[inline(always)]
     fn set_count(&self, count: u32) {
+        // Relaxed: as in `count`.
         self.count.store(count, Ordering::Relaxed);
     }
 

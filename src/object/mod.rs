@@ -11,20 +11,22 @@
 //!    heap   └─────┴── runs of pages ─────────────┴───── lock-free
 //! ```
 //!
-//! An object is freed with the layout it was allocated with, and that says all: its class, or its number of pages. So freeing looks
-//! nothing up: the slot goes into the freeing thread's own magazine, whoever allocated it. Owners, remote frees, orphaned spans do
-//! not exist; what a thread frees of another's it reuses itself, or passes to the class in a batch.
+//! An object is freed with the layout it was allocated with, and that says all: its class, or its number of pages. So
+//! freeing looks nothing up: the slot goes into the freeing thread's own magazine, whoever allocated it. Owners, remote
+//! frees, orphaned spans do not exist; what a thread frees of another's it reuses itself, or passes to the class in a
+//! batch.
 //!
-//! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a magazine
-//! without room: room for 4, then 8, … 256. At the 257th the magazine is full: it keeps the 128 freed last and takes the others to
-//! class 7, under whose lock each finds its span with one load. 128 slots of 64 bytes are a span of one page; if these were all
-//! of it, the page goes back to the heap.
+//! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a
+//! magazine without room: room for 4, then 8, … 256. At the 257th the magazine is full: it keeps the 128 freed last and
+//! takes the others to class 7, under whose lock each finds its span with one load. 128 slots of 64 bytes are a span of
+//! one page; if these were all of it, the page goes back to the heap.
 //!
-//! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are emptied, all other
-//! threads are called on to do the same when they next leave their fast path, and the heap is asked once more.
+//! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
+//! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
+//! once more.
 //!
-//! **Locks**, each held for a batch at most and in no order, for none is taken under another: one for each class, the shared
-//! thread's (outside all others), the register's, the tables', the heap's.
+//! **Locks**, each held for a batch at most and in no order, for none is taken under another: one for each class, the
+//! shared thread's (outside all others), the register's, the tables', the heap's.
 
 mod size_class;
 mod span;
@@ -86,10 +88,11 @@ impl core::ops::Deref for Shared<'_> {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing stays
-    /// reserved, and the source comes back.
+    /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
+    /// stays reserved, and the source comes back.
     ///
-    /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address space is in vain.
+    /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
+    /// space is in vain.
     pub fn open(source: S, config: Config) -> Result<&'static Self, S> {
         let mut source = source;
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
@@ -142,7 +145,8 @@ impl<S: Source + 'static> Objects<S> {
         objects
     }
 
-    // ---- threads ------------------------------------------------------------------------------------------------------------
+    // ---- threads
+    // ------------------------------------------------------------------------------------------------------------
 
     /// A structure for a thread of its own. `None` if there is no memory for one.
     #[cold]
@@ -160,8 +164,8 @@ impl<S: Source + 'static> Objects<S> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
         let slot = self.take_slots(None, class, 1).pop()?;
         let thread = NonNull::new(slot)?.cast::<Thread>();
-        // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers, null pointers,
-        // no function, empty magazines.
+        // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
+        // null pointers, no function, empty magazines.
         let own = unsafe {
             thread.write_bytes(0, 1);
             thread.as_ref()
@@ -238,7 +242,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    // ---- allocating ---------------------------------------------------------------------------------------------------------
+    // ---- allocating
+    // ---------------------------------------------------------------------------------------------------------
 
     /// Memory for `layout`. `None` if there is no room, or no such layout.
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
@@ -332,7 +337,8 @@ impl<S: Source + 'static> Objects<S> {
         Some(run)
     }
 
-    // ---- freeing ------------------------------------------------------------------------------------------------------------
+    // ---- freeing
+    // ------------------------------------------------------------------------------------------------------------
 
     /// Takes memory back.
     ///
@@ -381,14 +387,16 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    // ---- resizing -----------------------------------------------------------------------------------------------------------
+    // ---- resizing
+    // -----------------------------------------------------------------------------------------------------------
 
-    /// Makes memory of `layout` `size` bytes long, where it is or elsewhere; the bytes up to the shorter length stay. `None` if
-    /// there is no room: then nothing has changed.
+    /// Makes memory of `layout` `size` bytes long, where it is or elsewhere; the bytes up to the shorter length stay.
+    /// `None` if there is no room: then nothing has changed.
     ///
     /// # Safety
     ///
-    /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is returned.
+    /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
+    /// returned.
     pub unsafe fn resize(
         &self,
         thread: &Thread,
@@ -419,7 +427,7 @@ impl<S: Source + 'static> Objects<S> {
     fn resize_run(&self, thread: &Thread, memory: NonNull<u8>, old: usize, new: usize) -> bool {
         let (run, to) = (self.run_of(memory, old), PageCount::holding(new.max(1), PAGE_SHIFT));
         if to > run.pages() {
-            return to <= self.heap.limit() && self.heap.extend(run, to).is_some();
+            return to <= self.heap.limit() && self.heap.grow_in_place(run, to).is_some();
         }
         if let Some((_, tail)) = run.split_at(to) {
             self.free_run(thread, tail);
@@ -427,7 +435,8 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
-    // ---- pages --------------------------------------------------------------------------------------------------------------
+    // ---- pages
+    // --------------------------------------------------------------------------------------------------------------
 
     /// A run of pages: through a cache if there is one.
     #[inline]
@@ -444,7 +453,8 @@ impl<S: Source + 'static> Objects<S> {
 
     #[inline]
     fn give_pages(&self, cache: Option<usize>, run: PageRun) {
-        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or unmade.
+        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
+        // unmade.
         unsafe {
             match cache {
                 Some(cache) => self.heap.cache_at(cache).free(run),

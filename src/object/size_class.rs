@@ -6,22 +6,24 @@
 //!   step      8               │  16           │  32           │   │  2 K             │
 //! ```
 //!
-//! Eight steps to every doubling, so a slot is less than an eighth larger than what was asked for from 64 bytes on. Below,
-//! steps of 8 bytes: what a word-aligned program asks for anyway.
+//! Eight steps to every doubling, so a slot is less than an eighth larger than what was asked for from 64 bytes on.
+//! Below, steps of 8 bytes: what a word-aligned program asks for anyway.
 //!
-//! **One function for all.** [`SizeClass::of`] maps (size, align) to a class, for allocation, for freeing and for resizing
-//! alike; whoever frees with the layout he allocated with gets the same class again, and nobody has to look anything up.
+//! **One function for all.** [`SizeClass::of`] maps (size, align) to a class, for allocation, for freeing and for
+//! resizing alike; whoever frees with the layout he allocated with gets the same class again, and nobody has to look
+//! anything up.
 //!
-//! **Alignment.** The size is rounded up to a multiple `s` of the alignment `a` first; then the slot's size is a multiple of
-//! `a` too. Proof: let `g` be the step at `s`, a power of two as `a` is. The slot's size is `s` rounded up to a multiple of
-//! `g`. If `a ≤ g`, every multiple of `g` is one of `a`. If `a > g`, then `s`, a multiple of `a`, is one of `g` already, and the
-//! slot's size is `s`. Spans begin on a page, so slot i, `i · size` from there, is aligned for every `a` up to a page.
+//! **Alignment.** The size is rounded up to a multiple `s` of the alignment `a` first; then the slot's size is a
+//! multiple of `a` too. Proof: let `g` be the step at `s`, a power of two as `a` is. The slot's size is `s` rounded up
+//! to a multiple of `g`. If `a ≤ g`, every multiple of `g` is one of `a`. If `a > g`, then `s`, a multiple of `a`, is
+//! one of `g` already, and the slot's size is `s`. Spans begin on a page, so slot i, `i · size` from there, is aligned
+//! for every `a` up to a page.
 //!
-//! **Spans** are as short as leaves at most an eighth over at the end and gives several slots: 1 page up to 1 KiB (8 slots or
-//! more), 16 at the most.
+//! **Spans** are as short as leaves at most an eighth over at the end and gives several slots: 1 page up to 1 KiB (8
+//! slots or more), 16 at the most.
 //!
-//! Worked: 100 bytes aligned to 64. Rounded up to 128; s − 1 = 127 has its highest bit at 6, so the class is
-//! 8 · 6 + (127 >> 3) − 48 = 15: slots of 128 bytes, 64 in a span of one page.
+//! Worked: 100 bytes aligned to 64. Rounded up to 128; s − 1 = 127 has its highest bit at 6, so the class is 8 · 6 +
+//! (127 >> 3) − 48 = 15: slots of 128 bytes, 64 in a span of one page.
 
 #![forbid(unsafe_code)]
 
@@ -195,8 +197,8 @@ impl SizeClass {
 
     /// The slot that begins `offset` bytes into its span; `None` if none does.
     ///
-    /// A multiplication for a division: with r = ⌈2³² / b⌉ the error r · b − 2³² is less than b ≤ 2¹⁵, an offset is less than
-    /// 2¹⁷, so the error of the product stays below 2³² and its upper half is the quotient, exactly.
+    /// A multiplication for a division: with r = ⌈2³² / b⌉ the error r · b − 2³² is less than b ≤ 2¹⁵, an offset is
+    /// less than 2¹⁷, so the error of the product stays below 2³² and its upper half is the quotient, exactly.
     #[inline]
     pub fn slot_at(self, offset: usize) -> Option<u32> {
         let entry = self.entry();

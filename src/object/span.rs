@@ -8,18 +8,19 @@
 //!   pages    …│ slot 0 │ slot 1 │ slot 2 │ … │ slot 55 │ over │
 //! ```
 //!
-//! The entry of a span's first page describes the span; the entries of the others say how far back that is. So any address leads
-//! to its span with one subtraction, one shift and one load, two if the span has several pages. A page outside any span has tag 0.
+//! The entry of a span's first page describes the span; the entries of the others say how far back that is. So any
+//! address leads to its span with one subtraction, one shift and one load, two if the span has several pages. A page
+//! outside any span has tag 0.
 //!
-//! A span's slots are in one of three places: **out** (in a magazine, or with the program), on the span's free **list** (linked
-//! through the slots themselves by number, never by address, so that a program that writes to a slot it has freed can lead us
-//! to a wrong slot of that span at worst, and is found out if the number is none), or **fresh**: never taken out yet, and not
-//! touched.
+//! A span's slots are in one of three places: **out** (in a magazine, or with the program), on the span's free **list**
+//! (linked through the slots themselves by number, never by address, so that a program that writes to a slot it has
+//! freed can lead us to a wrong slot of that span at worst, and is found out if the number is none), or **fresh**:
+//! never taken out yet, and not touched.
 //!
 //! I10: out + listed + fresh = all. I11: fresh slots are the last ones.
 //!
-//! The tag may be read by anybody who holds a slot of the span; all else only under the lock of the class. The fields are atomics
-//! with relaxed accesses, which cost what plain ones do; the lock orders them.
+//! The tag may be read by anybody who holds a slot of the span; all else only under the lock of the class. The fields
+//! are atomics with relaxed accesses, which cost what plain ones do; the lock orders them.
 
 #![forbid(unsafe_code)]
 
@@ -62,19 +63,19 @@ impl Link {
         Self(AtomicU32::new(0))
     }
 
-    // Relaxed: under the lock of the class.
-
     /// The page.
     #[inline]
     pub fn get(&self) -> Option<PageIndex> {
+        // Relaxed: under the lock of the class.
         (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
     }
 
     /// Makes it `page`.
     #[inline]
     pub fn set(&self, page: Option<PageIndex>) {
-        self.0
-            .store(page.map_or(0, |page| page.0 as u32 + 1), Ordering::Relaxed);
+        let number = page.map_or(0, |page| page.0 as u32 + 1);
+        // Relaxed: under the lock of the class.
+        self.0.store(number, Ordering::Relaxed);
     }
 }
 
@@ -105,8 +106,8 @@ impl Span {
     /// The class of the span the page is in, and how many pages back that span begins. `None` outside any.
     #[inline]
     pub fn tag(&self) -> Option<(SizeClass, usize)> {
-        // Relaxed: written before the span's first slot came out, and cleared after its last came back. Whoever holds a slot, or
-        // the lock of the class, has been told of the one and has yet to hear of the other.
+        // Relaxed: written before the span's first slot came out, and cleared after its last came back. Whoever holds a
+        // slot, or the lock of the class, has been told of the one and has yet to hear of the other.
         let tag = self.tag.load(Ordering::Relaxed);
         let class = SizeClass::from_index(((tag >> BACK_BITS) as usize).wrapping_sub(1))?;
         Some((class, (tag & ((1 << BACK_BITS) - 1)) as usize))
@@ -122,17 +123,20 @@ impl Span {
         self.before.set(None);
         self.behind.set(None);
         let tag = (class.index() as u32 + 1) << BACK_BITS | back as u32;
+        // Relaxed: nobody has a slot of the span yet; see `tag`.
         self.tag.store(tag, Ordering::Relaxed);
     }
 
     /// Takes the page out of its span.
     pub fn leave(&self) {
+        // Relaxed: nobody has a slot of the span any more; see `tag`.
         self.tag.store(0, Ordering::Relaxed);
     }
 
     /// The span's slots, of its first page's entry.
     #[inline]
     pub fn slots(&self) -> Slots {
+        // Relaxed: under the lock of the class.
         Slots {
             used: self.used.load(Ordering::Relaxed),
             listed: self.listed.load(Ordering::Relaxed),
@@ -143,6 +147,7 @@ impl Span {
     /// Writes them back.
     #[inline]
     pub fn set_slots(&self, slots: Slots) {
+        // Relaxed: under the lock of the class, or of a span that nobody knows yet.
         self.used.store(slots.used, Ordering::Relaxed);
         self.listed.store(slots.listed, Ordering::Relaxed);
         self.fresh.store(slots.fresh, Ordering::Relaxed);

@@ -14,7 +14,8 @@ use super::size_class::SizeClass;
 /// A global heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GlobalStats {
-    /// The pages. [`Stats::in_use`] counts those of spans and those of large blocks; calls and metadata are those of both layers.
+    /// The pages. [`Stats::in_use`] counts those of spans and those of large blocks; calls and metadata are those of
+    /// both layers.
     pub pages: Stats,
     /// Pages cut into slots.
     pub span_pages: PageCount,

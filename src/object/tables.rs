@@ -6,8 +6,8 @@
 //!   └───────────────────────────────────────────────┘└─────────────────────────────
 //! ```
 //!
-//! The heap itself lies there, not in the [`GlobalHeap`](crate::GlobalHeap) that leads to it: whatever becomes of that value,
-//! threads that end may still find the heap. Nothing here is ever given back.
+//! The heap itself lies there, not in the [`GlobalHeap`](crate::GlobalHeap) that leads to it: whatever becomes of that
+//! value, threads that end may still find the heap. Nothing here is ever given back.
 //!
 //! 32 bytes for every page of 8 KiB: 0.4 %, where there are spans.
 
@@ -65,7 +65,8 @@ unsafe impl Send for Tables {}
 unsafe impl Sync for Tables {}
 
 impl Tables {
-    /// Reserves the tables of a heap of up to `pages` pages and prepares the first part. On failure nothing stays reserved.
+    /// Reserves the tables of a heap of up to `pages` pages and prepares the first part. On failure nothing stays
+    /// reserved.
     pub fn reserve<S: Source>(source: &S, pages: usize) -> Option<(Self, Reservation)> {
         let granule = source.granule();
         let thread = size_of::<Objects<S>>().next_multiple_of(LINE);
@@ -113,8 +114,8 @@ impl Tables {
     ///
     /// The reservation is never given back, and this is called once.
     pub unsafe fn tables<S: Source>(&self, heap: &PageHeap<S>) -> (Table<Central>, Spans) {
-        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. The classes are prepared; an entry of a span
-        // is reached below `covered` only, which `cover` raises behind what it prepares.
+        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. The classes are prepared; an
+        // entry of a span is reached below `covered` only, which `cover` raises behind what it prepares.
         unsafe {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
             let spans = Table::new(self.base.add(self.spans), self.pages);
@@ -139,8 +140,10 @@ impl Tables {
         let done = (covered * size_of::<Span>()).next_multiple_of(self.granule);
         let end = (pages * size_of::<Span>()).next_multiple_of(self.granule);
         if end > done {
+            // Relaxed: a statistic.
             self.prepare.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the granules of the table behind those prepared, inside the reservation, which was rounded up to a granule.
+            // SAFETY: the granules of the table behind those prepared, inside the reservation, which was rounded up to
+            // a granule.
             unsafe { source.prepare(Purpose::Metadata, self.base.add(self.spans + done), end - done)? };
         }
         // Release: pairs with `Spans::covered`; the entries are prepared.
@@ -152,6 +155,7 @@ impl Tables {
     /// How often the source was asked to prepare, and how many bytes are prepared.
     pub fn state(&self, spans: &Spans) -> (u64, usize) {
         let bytes = self.spans + spans.covered() * size_of::<Span>();
+        // Relaxed: a statistic.
         (self.prepare.load(Ordering::Relaxed), bytes)
     }
 }

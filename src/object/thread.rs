@@ -7,8 +7,8 @@
 //!              vacant ──────────────▶ thread                  those nobody uses: the next thread gets the last left
 //! ```
 //!
-//! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads one after
-//! the other use one structure.
+//! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads
+//! one after the other use one structure.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -26,6 +26,14 @@ pub struct Owner {
     objects: AtomicUsize,
 }
 
+/// What to do when a thread ends that uses the structure.
+///
+/// # Safety of a call
+///
+/// The structure is one of a heap whose function this is; the caller is the one that uses it, and does not use it
+/// again.
+pub(super) type Leave = unsafe fn(NonNull<Thread>);
+
 /// One thread's own. All-zero bytes: nobody's, and empty.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -34,7 +42,7 @@ pub struct Thread {
     owner: Owner,
     /// The owner again, to be followed; and what to do when the thread ends.
     pub(super) home: Cell<*const ()>,
-    pub(super) leave: Cell<Option<unsafe fn(NonNull<Thread>)>>,
+    leave: Cell<Option<Leave>>,
     /// The slot of the thread's cache of pages, plus one. 0: it has none, and goes to the heap.
     cache: Cell<u32>,
     /// The last call for a flush that was heeded.
@@ -83,8 +91,9 @@ impl Thread {
     }
 
     /// Makes the structure `objects`', which is told by `leave` when the thread ends.
-    pub(super) fn set_owner<T>(&self, objects: &T, leave: unsafe fn(NonNull<Thread>)) {
+    pub(super) fn set_owner<T>(&self, objects: &T, leave: Leave) {
         let home = ptr::from_ref(objects);
+        // Relaxed: nobody has the structure yet.
         self.owner.objects.store(home.addr(), Ordering::Relaxed);
         self.home.set(home.cast());
         self.leave.set(Some(leave));

@@ -47,6 +47,9 @@ pub(crate) use unix::KeepErrno;
 #[cfg(all(unix, feature = "std"))]
 pub use unix::System;
 
+/// The smallest granule a heap works with: a cache line, which its tables are aligned to.
+pub const MIN_GRANULE: usize = 64;
+
 /// What a reservation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -128,8 +131,8 @@ pub unsafe trait Source {
     /// The range lies in a reservation of this source made for `purpose`, on granule borders, and is Reserved.
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
-    /// Prepared → Ready, of [`Purpose::Pages`]; what is Ready already stays as it is, contents included. Called only where
-    /// [`COMMITS`](Self::COMMITS).
+    /// Prepared → Ready, of [`Purpose::Pages`]; what is Ready already stays as it is, contents included. Called only
+    /// where [`COMMITS`](Self::COMMITS).
     ///
     /// # Errors
     /// [`Refused`] if the memory cannot be had now; what was Prepared stays so.

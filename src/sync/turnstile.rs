@@ -72,23 +72,27 @@ impl Turnstile {
 
     /// The present calm, or `None` if anybody is inside.
     ///
-    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw
-    /// anything that somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings
-    /// the writer's entry with it, so the second calm counts that entry; the first counted it too, being equal, and did
-    /// not find him inside, so he had left; and his leaving was a release, so the reader sees all he did. No fence is
-    /// needed here for that.
+    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw anything that
+    /// somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings the writer's entry with it,
+    /// so the second calm counts that entry; the first counted it too, being equal, and did not find him inside, so he had left; and
+    /// his leaving was a release, so the reader sees all he did. No fence is needed here for that.
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
-        let mut entered = 0_u64;
+        let (entered, inside) = self.look();
+        (!inside).then_some(entered)
+    }
+
+    /// How many have ever entered, and whether anybody is inside now.
+    #[inline]
+    pub fn look(&self) -> (Calm, bool) {
+        let (mut entered, mut inside) = (0_u64, 0);
         for stripe in &self.stripes {
             // Acquire: pairs with the release of `Pass::drop`; what was done inside is seen.
             let now = stripe.load(Ordering::Acquire);
-            if now & INSIDE != 0 {
-                return None;
-            }
+            inside |= now & INSIDE;
             entered = entered.wrapping_add(now >> 32);
         }
-        Some(Calm { entered })
+        (Calm { entered }, inside != 0)
     }
 }
 

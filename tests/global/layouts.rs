@@ -74,7 +74,7 @@ fn impossible_layouts_get_null_and_change_nothing() {
         // SAFETY: of size zero is none.
         unsafe {
             let memory = HEAP.alloc(layout(1, align));
-            assert!(memory.is_null() || memory.addr() % align == 0);
+            assert!(memory.is_null() || memory.addr().is_multiple_of(align));
             if !memory.is_null() {
                 HEAP.dealloc(memory, layout(1, align));
             }
@@ -100,7 +100,7 @@ fn zeroed_is_zero_after_any_history() {
             memory.write_bytes(0xA5, layout.size());
             HEAP.dealloc(memory, layout);
         }
-        if round % 1000 == 0 {
+        if round.is_multiple_of(1000) {
             HEAP.flush_thread();
             HEAP.scavenge(pageheap::PageCount(1000));
         }

@@ -1,5 +1,5 @@
-//! `GlobalHeap` as a value, driven through `GlobalAlloc`: every layout, every way to run out, many threads. It is not this
-//! process's allocator, so the tests' own bookkeeping lies elsewhere.
+//! `GlobalHeap` as a value, driven through `GlobalAlloc`: every layout, every way to run out, many threads. It is not
+//! this process's allocator, so the tests' own bookkeeping lies elsewhere.
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -129,8 +129,8 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Runs `work` on `count` threads, with the number of each, until they have ended: their destructors too, which a scope does not
-/// wait for.
+/// Runs `work` on `count` threads, with the number of each, until they have ended: their destructors too, which a scope
+/// does not wait for.
 fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         let work = &work;

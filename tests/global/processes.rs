@@ -78,13 +78,13 @@ macro_rules! aborts {
 
 aborts! {
     a_foreign_block_is_refused: "not of this heap", |heap| {
-        drop(Block::new(heap, layout(64, 8), 0));
+        Block::new(heap, layout(64, 8), 0).unwrap().free(heap);
         let stranger = Box::leak(Box::new([0_u8; 64]));
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(stranger.as_mut_ptr(), layout(64, 8)) };
     };
     a_foreign_large_block_is_refused: "not of this heap", |heap| {
-        drop(Block::new(heap, layout(64, 8), 0));
+        Block::new(heap, layout(64, 8), 0).unwrap().free(heap);
         let stranger = vec![0_u8; 1 << 20].leak();
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(stranger.as_mut_ptr(), layout(1 << 20, 8)) };
@@ -121,6 +121,6 @@ aborts! {
             // SAFETY: none: this is what must be found out.
             unsafe { first.add(slot * 1024).cast::<u32>().write(u32::MAX) };
         }
-        (0..8).for_each(|_| drop(Block::new(heap, layout(1024, 8), 0)));
+        let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(1024, 8), 0)).collect();
     };
 }

@@ -139,7 +139,9 @@ fn bytes_that_are_there_serve_as_well() {
     const BYTES: usize = 2 << 20;
     static mut MEMORY: [MaybeUninit<u8>; BYTES] = [MaybeUninit::uninit(); BYTES];
     // SAFETY: the only use of MEMORY.
-    static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(Region::from_static(unsafe { &mut *(&raw mut MEMORY) }));
+    static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(Region::from_static(unsafe {
+        std::slice::from_raw_parts_mut((&raw mut MEMORY).cast(), BYTES)
+    }));
     for size in [16, 1000, 9000, 100_000] {
         let mut blocks = Vec::new();
         while let Some(block) = Block::new(&HEAP, layout(size, 8), size as u8) {

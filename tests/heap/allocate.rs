@@ -179,15 +179,21 @@ fn allocate_at_takes_exactly_these() {
 fn extend_grows_a_run_in_place() {
     let heap = heap(2048);
     let first = heap.allocate(PageCount(10)).expect("room");
-    let (longer, more) = heap.extend(first, PageCount(600)).expect("room behind it");
+    let (longer, more) = heap.grow_in_place(first, PageCount(600)).expect("room behind it");
     assert_eq!((numbers(longer), numbers(more.run)), ((0, 600), (10, 590)));
     let wall = heap.allocate(PageCount(1)).expect("room");
-    assert_eq!(heap.extend(longer, PageCount(601)), None);
-    assert_eq!(heap.extend(longer, PageCount(600)), None, "nothing to add");
-    assert_eq!(heap.extend(longer, PageCount(1)), None);
-    assert_eq!(heap.extend(wall, PageCount(usize::MAX)), None);
-    assert_eq!(heap.extend(wall, PageCount(2049 - 600)), None, "past the capacity");
-    let (longer, _) = heap.extend(wall, PageCount(2048 - 600)).expect("up to the capacity");
+    assert_eq!(heap.grow_in_place(longer, PageCount(601)), None);
+    assert_eq!(heap.grow_in_place(longer, PageCount(600)), None, "nothing to add");
+    assert_eq!(heap.grow_in_place(longer, PageCount(1)), None);
+    assert_eq!(heap.grow_in_place(wall, PageCount(usize::MAX)), None);
+    assert_eq!(
+        heap.grow_in_place(wall, PageCount(2049 - 600)),
+        None,
+        "past the capacity"
+    );
+    let (longer, _) = heap
+        .grow_in_place(wall, PageCount(2048 - 600))
+        .expect("up to the capacity");
     assert_eq!(numbers(longer), (600, 1448));
     check(&heap, 2048, 0);
 }

@@ -124,11 +124,12 @@ fn errors_name_the_address() {
     );
 }
 
-// ---- misuse ends the process ------------------------------------------------------------------------------------------------
+// ---- misuse ends the process ----------------------------------------------------------------------------------------
 
 const CHILD: &str = "PAGEHEAP_HEAP_CHILD";
 
-/// Runs `test` of this module in a child process, which must abort with a message that has `text` in it. In the child: true.
+/// Runs `test` of this module in a child process, which must abort with a message that has `text` in it. In the child:
+/// true.
 fn aborts(test: &str, text: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;

@@ -1,6 +1,6 @@
 //! What a source does to a heap: failures at every call, tables that grow, everything returned at the end.
 
-use pageheap::source::{Failure, Verb};
+use pageheap::source::{Contents, Failure, Verb};
 use pageheap::{Geometry, NewHeapError};
 
 use super::*;
@@ -30,7 +30,8 @@ fn exercise<const COMMITS: bool>(heap: &PageHeap<&Simulated<COMMITS>>) -> Vec<Pa
     live
 }
 
-/// The k-th call of the verb fails, for every k there is; the heap stays sound, and does all it can once the source is well.
+/// The k-th call of the verb fails, for every k there is; the heap stays sound, and does all it can once the source is
+/// well.
 fn survives<const COMMITS: bool>(new: fn(usize) -> Simulated<COMMITS>, verb: Verb, times: usize) {
     for after in 0.. {
         let source = new(4096).failing(verb, Failure::Calls { after, times });
@@ -84,6 +85,57 @@ fn any_release_may_fail() {
 }
 
 #[test]
+fn any_commit_may_fail() {
+    let unknown = |granule| Simulated::committing(granule).with_contents(Contents::Unknown);
+    for times in [1, 2, usize::MAX] {
+        survives(Simulated::committing, Verb::Commit, times);
+        survives(unknown, Verb::Commit, times);
+    }
+}
+
+#[test]
+fn any_call_of_a_source_that_commits_may_fail() {
+    for verb in [Verb::Reserve, Verb::Prepare, Verb::Release, Verb::Unreserve] {
+        survives(Simulated::committing, verb, 1);
+    }
+}
+
+#[test]
+fn what_could_not_be_committed_is_committed_the_next_time() {
+    let heap = over(Simulated::committing(4096), Config::new(1 << 24));
+    take(&heap, 4);
+    give(&heap, 1, 2);
+    heap.source().fail(Verb::Commit, Failure::Every(1));
+    let scavenged = heap.stats().scavenged;
+    assert_eq!(take(&heap, 10), None);
+    assert_eq!(heap.stats().scavenged, scavenged, "as they were");
+    assert_eq!(take(&heap, 2), Some((1, 2)), "these are Ready");
+    heap.source().heal();
+    let again = heap.allocate_tracked(PageCount(10)).expect("room");
+    assert_eq!((numbers(again.run), again.is_zeroed()), ((4, 10), true));
+    let bytes = heap.pointer(again.run);
+    heap.source().assert_ready(bytes.cast(), bytes.len());
+    check(&heap, 512, 498);
+}
+
+#[test]
+fn a_source_that_commits_need_not_know_what_pages_read_as() {
+    let heap = over(
+        Simulated::committing(4096).with_contents(Contents::Unknown),
+        Config::new(1 << 24),
+    );
+    for _ in 0..2 {
+        let all = heap.allocate_tracked(PageCount(512)).expect("room");
+        assert_eq!(all.scavenged, PageCount::ZERO);
+        let bytes = heap.pointer(all.run);
+        heap.source().assert_ready(bytes.cast(), bytes.len());
+        give(&heap, 0, 512);
+        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(512));
+        assert_eq!(heap.stats().scavenged, PageCount(512), "backed by nothing, if not zero");
+    }
+}
+
+#[test]
 fn any_unreserve_may_fail() {
     survives(Simulated::new, Verb::Unreserve, 1);
 }
@@ -122,7 +174,7 @@ fn a_heap_without_room_is_an_error_with_words() {
     assert_eq!(error, Some(NewHeapError::Granule));
     assert_eq!(
         NewHeapError::Granule.to_string(),
-        "the source commits memory in pieces larger than the heap's page"
+        "the source's granule is less than a cache line, or more than a page where pages are committed"
     );
     large.assert_all_returned();
 }

@@ -1,7 +1,7 @@
 //! A heap driven side by side with a naive one: for property tests and fuzz targets, which add `mod model` by path.
 //!
-//! [`Runner::run`] does each step to both, compares what comes of it, every page, every count, and has the heap check itself. A
-//! difference panics with a drawing of both.
+//! [`Runner::run`] does each step to both, compares what comes of it, every page, every count, and has the heap check
+//! itself. A difference panics with a drawing of both.
 
 #![allow(dead_code, reason = "no program uses all of it")]
 
@@ -79,6 +79,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
             base: heap.address(PageIndex(0)).addr().get(),
             granule: (heap.source().granule() >> G::PAGE_SHIFT).max(1),
             zero: options.zero,
+            commits: S::COMMITS,
             shards: options.shards,
         };
         Self {
@@ -193,7 +194,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
                 } else {
                     self.model.allocate_cached(shard % shards, pages)
                 };
-                let scavenged = PageCount(naive.map_or(0, |(_, scavenged)| scavenged));
+                let scavenged = PageCount(naive.map_or(0, |(_, scavenged)| self.claimed(scavenged)));
                 self.took(real.map(|run| Allocation { run, scavenged }), naive, pages);
             }
             Op::ShardFree { shard, run } if !self.live.is_empty() => {
@@ -229,9 +230,14 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
     }
 
+    /// Of so many marked pages, those that the heap may call zero.
+    fn claimed(&self, scavenged: usize) -> usize {
+        if self.model.setup.zero { scavenged } else { 0 }
+    }
+
     /// What both took.
     fn took(&mut self, real: Option<Allocation>, naive: Option<Taken>, pages: usize) {
-        let expected = naive.map(|(start, scavenged)| (start, pages, scavenged));
+        let expected = naive.map(|(start, scavenged)| (start, pages, self.claimed(scavenged)));
         let page = expected.or(parts(real)).map_or(0, |(start, ..)| start);
         self.expect(
             parts(real),
@@ -288,13 +294,13 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         let (start, pages) = self.live[index];
         let longer = self
             .heap
-            .extend(run_of(start, pages).expect("a run"), PageCount(pages + by));
+            .grow_in_place(run_of(start, pages).expect("a run"), PageCount(pages + by));
         let naive = if by == 0 {
             None
         } else {
             self.model.allocate_at(start + pages, by)
         };
-        let expected = naive.map(|(at, scavenged)| (start, pages + by, at, by, scavenged));
+        let expected = naive.map(|(at, scavenged)| (start, pages + by, at, by, self.claimed(scavenged)));
         let real = longer.map(|(all, more)| {
             let (at, by, scavenged) = parts(Some(more)).expect("an allocation");
             (all.start().0, all.pages().0, at, by, scavenged)
@@ -357,7 +363,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         let new: Vec<_> = (0..grown)
             .filter(|&page| self.bits(page).1 && !self.model.scavenged[page])
             .collect();
-        if !self.model.setup.zero {
+        if !self.model.setup.zero && !self.model.setup.commits {
             return self.expect(new, Vec::new(), "pages not known to be zero", 0);
         }
         if self.model.setup.granule > G::CHUNK_PAGES {
@@ -390,7 +396,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
     }
 
-    // ---- comparisons --------------------------------------------------------------------------------------------------------
+    // ---- comparisons ------------------------------------------------------------------------------------------------
 
     /// Free, scavenged.
     fn bits(&self, page: usize) -> (bool, bool) {

@@ -1,7 +1,7 @@
 //! What a heap is, said as plainly as can be: one flag to a page, linear searches, counting.
 //!
-//! Shares nothing with the crate but the numbers of its geometry, and the policies that its documentation states: how far a heap grows,
-//! when a cache is refilled and flushed.
+//! Shares nothing with the crate but the numbers of its geometry, and the policies that its documentation states: how
+//! far a heap grows, when a cache is refilled and flushed.
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub struct Setup {
     pub granule: usize,
     /// Whether new pages and released pages read as zero.
     pub zero: bool,
+    /// Whether the source commits: then such pages are marked, whatever they read as.
+    pub commits: bool,
     /// Shards, which are the first slots.
     pub shards: usize,
 }
@@ -156,7 +158,7 @@ impl Model {
         (start, take_flags(&mut self.scavenged[range]))
     }
 
-    // ---- growth -------------------------------------------------------------------------------------------------------------
+    // ---- growth -----------------------------------------------------------------------------------------------------
 
     /// Grows so far that the wish can be met, and ahead. Not past the limit.
     fn grow_for(&mut self, wish: Wish) -> Option<()> {
@@ -193,15 +195,15 @@ impl Model {
     fn grow(&mut self, end: usize) {
         let grown = self.grown();
         // The rest of a granule prepared earlier is not known to be zero.
-        let zero = self.setup.zero && self.prepared == grown;
+        let marked = self.setup.commits || self.setup.zero && self.prepared == grown;
         if end > self.prepared {
             self.prepared = end.next_multiple_of(self.setup.granule).min(self.setup.capacity);
         }
         self.pages.resize(end, State::Free);
-        self.scavenged.resize(end, zero);
+        self.scavenged.resize(end, marked);
     }
 
-    // ---- the heap's own verbs -----------------------------------------------------------------------------------------------
+    // ---- the heap's own verbs ---------------------------------------------------------------------------------------
 
     /// First fit, growth, flushes, first fit. `own` is the shard that asks, which cannot be flushed under it.
     pub fn allocate(&mut self, wish: Wish, own: Option<usize>) -> Option<Taken> {
@@ -234,7 +236,7 @@ impl Model {
         Ok(())
     }
 
-    // ---- caches -------------------------------------------------------------------------------------------------------------
+    // ---- caches -----------------------------------------------------------------------------------------------------
 
     /// A slot is lent: as it was left, but that calls for a flush are all heeded.
     pub fn lend(&mut self, slot: usize) {
@@ -347,7 +349,7 @@ impl Model {
         }
     }
 
-    // ---- scavenging ---------------------------------------------------------------------------------------------------------
+    // ---- scavenging -------------------------------------------------------------------------------------------------
 
     /// Whether all pages of the granule that `page` lies in are free and backed by memory.
     pub fn is_idle(&self, page: usize) -> bool {

@@ -87,11 +87,7 @@ fn compare<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
 
 /// The same over a source that commits.
 fn compare_committing<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
-    let start = Start {
-        granule: 4096,
-        zero: true,
-        ..start
-    };
+    let start = Start { granule: 4096, ..start };
     let source = source::<G, true>(&start, Simulated::committing(start.granule));
     let heap: PageHeap<&Simulated<true>, G> = PageHeap::new(&source, config::<G>(&start)).expect("a heap");
     let mut runner = Runner::new(&heap, options(&start));

@@ -20,7 +20,7 @@ fn cases(default: u32) -> proptest::test_runner::Config {
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
             "tests/properties/regressions.txt",
         ))),
-        max_shrink_iters: 4096,
+        max_shrink_time: 10_000,
         cases: asked.unwrap_or(default),
         ..proptest::test_runner::Config::default()
     }

@@ -108,11 +108,13 @@ proptest! {
     }
 
     #[test]
-    fn free_at_end_counts(words in chunk(), from in 0..512_usize) {
-        let flags = flags(&words);
-        let from = from % flags.len();
-        let end = flags[from..].iter().rev().take_while(|&&free| free).count();
-        prop_assert_eq!(bitmap::free_at_end(&words, from), end, "from {}\n{}", from, draw::words(&words));
+    fn free_before_and_behind_count(words in chunk(), page in 0..=512_usize) {
+        let pages = flags(&words);
+        let page = page % (pages.len() + 1);
+        let before = pages[..page].iter().rev().take_while(|free| **free).count();
+        prop_assert_eq!(bitmap::free_before(&words, page), before, "page {}\n{}", page, draw::words(&words));
+        let behind = pages[page..].iter().take_while(|free| **free).count();
+        prop_assert_eq!(bitmap::free_behind(&words, page), behind, "page {}\n{}", page, draw::words(&words));
     }
 
     #[test]

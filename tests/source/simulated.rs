@@ -73,6 +73,13 @@ fn every_illegal_step_panics_with_a_drawing() {
 }
 
 #[test]
+fn what_is_ready_may_be_committed_again() {
+    let (source, pages) = prepared();
+    assert!(step(&source, Verb::Commit, at(pages, 5 * GRANULE), 2 * GRANULE));
+    assert!(source.states().contains("..rrrrPRRR..\n"), "{}", source.states());
+}
+
+#[test]
 fn the_drawing_shows_the_place() {
     let (source, pages) = prepared();
     let text = complaint(|| step(&source, Verb::Prepare, at(pages, 8), GRANULE));

@@ -1,7 +1,7 @@
 //! Where there is room for everybody, nobody is refused.
 //!
-//! Each of K threads takes a run of n pages, aligned to n, and puts it back; the heap has room for exactly K of them. There is never a
-//! moment at which one is not free for whoever asks, so `None` would be a lie.
+//! Each of K threads takes a run of n pages, aligned to n, and puts it back; the heap has room for exactly K of them.
+//! There is never a moment at which one is not free for whoever asks, so `None` would be a lie.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

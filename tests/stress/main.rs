@@ -71,8 +71,8 @@ impl Random {
     }
 }
 
-/// Nobody is at work, everything was freed: all pages are free, every summary is exact after claims are settled, and the whole heap can
-/// be had in one run.
+/// Nobody is at work, everything was freed: all pages are free, every summary is exact after claims are settled, and
+/// the whole heap can be had in one run.
 #[track_caller]
 fn all_is_free<S: Source, G: Shape>(heap: &PageHeap<S, G>, owners: &Owners) {
     heap.flush_shards();

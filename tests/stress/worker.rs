@@ -167,7 +167,7 @@ impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
     fn extend(&mut self) {
         let Some(run) = self.pick() else { return };
         let to = PageCount(run.pages().0 + self.pages());
-        let longer = self.shared.heap.extend(run, to);
+        let longer = self.shared.heap.grow_in_place(run, to);
         if let Some((_, more)) = longer {
             self.take(more);
         }

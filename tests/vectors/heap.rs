@@ -17,8 +17,8 @@ use pageheap::source::Simulated;
 const LOG_PAGES: [u32; 5] = [21, 18, 15, 12, 9];
 const CHUNK: usize = 512;
 
-/// A mapped part of the recorded heap. Ours is one range: holes are pages in use, and of a hole of more than 2^22 pages a multiple of
-/// 2^21 is left out, so that every summary keeps its place in its block.
+/// A mapped part of the recorded heap. Ours is one range: holes are pages in use, and of a hole of more than 2^22 pages
+/// a multiple of 2^21 is left out, so that every summary keeps its place in its block.
 #[derive(Clone, Copy, Debug)]
 struct Region {
     start: usize,
@@ -95,7 +95,7 @@ impl Replay {
         page + region.expect("a mapped page").left_out
     }
 
-    // ---- initial contents ---------------------------------------------------------------------------------------------------
+    // ---- initial contents -------------------------------------------------------------------------------------------
 
     /// Initial contents of a run, in ascending order.
     pub fn fill(&mut self, page: usize, pages: usize, used: bool, scavenged: bool) {
@@ -127,7 +127,7 @@ impl Replay {
         self.index.free(start, pages);
     }
 
-    // ---- steps --------------------------------------------------------------------------------------------------------------
+    // ---- steps ------------------------------------------------------------------------------------------------------
 
     /// Replays a step, and compares what comes of it.
     pub fn step(&mut self, step: &Value) {
@@ -247,7 +247,7 @@ impl Replay {
         self.compare(released, size(&step[3]), step, last);
     }
 
-    // ---- comparisons --------------------------------------------------------------------------------------------------------
+    // ---- comparisons ------------------------------------------------------------------------------------------------
 
     /// The words of a chunk of ours.
     fn chunk(&self, chunk: usize) -> impl Iterator<Item = (u64, u64)> {

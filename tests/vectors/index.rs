@@ -1,4 +1,5 @@
-//! Go's choice of the next chunk to scavenge: a policy this crate does not have, kept here so that its recordings replay.
+//! Go's choice of the next chunk to scavenge: a policy this crate does not have, kept here so that its recordings
+//! replay.
 
 /// Pages in a chunk.
 const CHUNK: usize = 512;

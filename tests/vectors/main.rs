@@ -76,7 +76,8 @@ fn table(record: &Value) -> Outcome {
     Replayed
 }
 
-/// Go's choice of chunks by itself. It is the replay's own ([`Index`]); that it is right lets the scavenging tables mean something.
+/// Go's choice of chunks by itself. It is the replay's own ([`Index`]); that it is right lets the scavenging tables
+/// mean something.
 fn scavenge_index(record: &Value) -> Outcome {
     let mut index = Index::new(size(&record["init"]["hi"]));
     for step in list(&record["ops"]) {

@@ -1,4 +1,5 @@
-//! The functions that the compiler calls for copies, fills and comparisons. Byte by byte: what is tested here is not speed.
+//! The functions that the compiler calls for copies, fills and comparisons. Byte by byte: what is tested here is not
+//! speed.
 //!
 //! `#![no_builtins]` at the root keeps the compiler from turning these loops into calls of themselves.
 
