@@ -178,11 +178,8 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in entries.flatten() {
         let (path, name) = (entry.path(), entry.file_name());
         match entry.file_type() {
-            Ok(kind) if kind.is_dir() => {
-                if !SKIPPED.iter().any(|&skipped| name == skipped) {
-                    collect(&path, files);
-                }
-            }
+            Ok(kind) if kind.is_dir() && SKIPPED.iter().any(|&skipped| name == skipped) => {}
+            Ok(kind) if kind.is_dir() => collect(&path, files),
             Ok(kind) if kind.is_file() => {
                 let extension = path.extension().and_then(|extension| extension.to_str());
                 if extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) {
@@ -354,7 +351,7 @@ fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -267,11 +267,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
         while self.set.grown() < end {
-            // Not for the sake of a run whose first pages are taken.
-            let begun = self.set.grown().saturating_sub(start);
-            if self.set.free_at_end(begun) < begun {
-                return None;
-            }
             self.grow_to(end)?;
         }
         self.set.hold(start, pages).ok()?;
@@ -526,6 +521,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Pages grown so far.
     pub(crate) fn grown(&self) -> PageCount {
         PageCount(self.set.grown())
+    }
+
+    /// Whether every page from `page` to the end of the grown part is free, at this moment.
+    pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
+        let behind = self.set.grown().saturating_sub(page.0);
+        self.set.free_at_end(behind) == behind
     }
 
     /// Pages in the reservation: no limit can go beyond.

@@ -427,7 +427,11 @@ impl<S: Source + 'static> Objects<S> {
     fn resize_run(&self, thread: &Thread, memory: NonNull<u8>, old: usize, new: usize) -> bool {
         let (run, to) = (self.run_of(memory, old), PageCount::holding(new.max(1), PAGE_SHIFT));
         if to > run.pages() {
-            return to <= self.heap.limit() && self.heap.grow_in_place(run, to).is_some();
+            // The heap does not grow for a run that something stands behind.
+            let reach = run.start().0.saturating_add(to.0);
+            let room =
+                reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
+            return room && self.heap.grow_in_place(run, to).is_some();
         }
         if let Some((_, tail)) = run.split_at(to) {
             self.free_run(thread, tail);
