@@ -16,6 +16,7 @@
 
 use core::cell::Cell;
 use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
 
 use crate::cache::{MAX_CACHED_PAGES, Slot};
 use crate::check::Fault;
@@ -127,6 +128,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             index,
             not_sync: PhantomData,
         })
+    }
+
+    /// The cache in slot `index`, for one who was lent the slot and alone uses it. It is not given back when dropped.
+    #[inline(always)]
+    pub(crate) fn cache_at(&self, index: usize) -> ManuallyDrop<Cache<'_, S, G>> {
+        ManuallyDrop::new(Cache {
+            heap: self,
+            slot: self.slots.get(index),
+            index,
+            not_sync: PhantomData,
+        })
+    }
+
+    /// How often all caches have been asked to flush.
+    pub(crate) fn flush_calls(&self) -> u32 {
+        // Relaxed: a request, not a handover.
+        self.flush_calls.load(Ordering::Relaxed)
     }
 
     /// Lends a slot.

@@ -118,20 +118,36 @@ impl Allocation {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A heap over `source`.
     ///
-    /// Reserves the bytes [`Config::new`] names, or half, or a quarter, down to a megabyte, whatever the source will
-    /// give, and the room for the tables; commits a few granules. O(1).
+    /// Reserves the bytes [`Config::new`] names, or less, down to a megabyte, whatever the source will give, and the
+    /// room for the tables; commits a few granules. O(1).
     ///
     /// # Errors
     /// If not even the smallest heap could be reserved. Nothing stays reserved.
     pub fn new(source: S, config: Config) -> Result<Self, NewHeapError> {
+        Self::try_new(source, config).map_err(|(_, error)| error)
+    }
+
+    /// As [`new`](Self::new), but a source in vain comes back.
+    pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
         let granule = source.granule();
         if granule < MIN_GRANULE || (S::COMMITS && granule > G::PAGE_BYTES) {
-            return Err(NewHeapError::Granule);
+            return Err((source, NewHeapError::Granule));
         }
         if config.shards.saturating_add(config.caches) >= u32::MAX as usize {
-            return Err(NewHeapError::NoMetadata);
+            return Err((source, NewHeapError::NoMetadata));
         }
-        let (pages, metadata, capacity) = Self::reserve(&source, &config)?;
+        let (pages, metadata, capacity) = match Self::reserve(&source, &config) {
+            Ok(reserved) => reserved,
+            Err(error) => return Err((source, error)),
+        };
+        let Ok(calls) = metadata.cover_slots(&source, config.shards) else {
+            // SAFETY: reserved just above, and nothing refers to them.
+            unsafe {
+                source.unreserve(Purpose::Pages, pages);
+                source.unreserve(Purpose::Metadata, metadata.reservation());
+            }
+            return Err((source, NewHeapError::NoMetadata));
+        };
         // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
         // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
         // `cover` and `cover_slots`.
@@ -159,10 +175,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             source,
         };
         heap.counters.reserve.add(2);
-        match heap.metadata.cover_slots(&heap.source, heap.shards) {
-            Ok(calls) => heap.counters.prepare.add(1 + calls as u64),
-            Err(_) => return Err(NewHeapError::NoMetadata),
-        }
+        heap.counters.prepare.add(1 + calls as u64);
         Ok(heap)
     }
 
@@ -195,7 +208,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if wish <= least {
                 return Err(failure);
             }
-            wish = (wish / 2).max(least);
+            wish = lower(wish).max(least);
         }
     }
 
@@ -514,6 +527,17 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.limit.store(limit.0.min(self.capacity), Ordering::Relaxed);
     }
 
+    /// Pages grown so far.
+    pub(crate) fn grown(&self) -> PageCount {
+        PageCount(self.set.grown())
+    }
+
+    /// Whether every page from `page` to the end of the grown part is free, at this moment.
+    pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
+        let behind = self.set.grown().saturating_sub(page.0);
+        self.set.free_at_end(behind) == behind
+    }
+
     /// Pages in the reservation: no limit can go beyond.
     pub fn capacity(&self) -> PageCount {
         PageCount(self.capacity)
@@ -540,6 +564,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.set.check()?;
         self.check_caches()
     }
+}
+
+/// The next step down the ladder of reservations: half, or seven eighths where every eighth may count.
+pub(crate) fn lower(wish: usize) -> usize {
+    const COUNTS: usize = 1 << 30;
+    wish - if wish > COUNTS { wish / 2 } else { wish / 8 }
 }
 
 impl<S: Source, G: Shape> Drop for PageHeap<S, G> {

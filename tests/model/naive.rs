@@ -247,6 +247,9 @@ impl Model {
     }
 
     pub fn allocate_cached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
+        if pages == 0 {
+            return None;
+        }
         if !(1..=16).contains(&pages) {
             self.heed(slot);
             return self.allocate_uncached(slot, pages);

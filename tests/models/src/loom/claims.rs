@@ -1,7 +1,7 @@
 //! Does a page ever have two owners? Does the next owner see what the last one wrote?
 //!
-//! The cells of the [`World`] answer: loom fails a run in which two threads are on a page without one's leaving being known to the
-//! other, be it that both were given it or that the handover lacks an acquire or a release.
+//! The cells of the [`World`] answer: loom fails a run in which two threads are on a page without one's leaving being
+//! known to the other, be it that both were given it or that the handover lacks an acquire or a release.
 
 use pageheap::internals::Word;
 

@@ -57,7 +57,8 @@ fn a_raise_by_a_word_and_a_release_into_that_word() {
 #[test]
 fn a_raise_and_a_release_that_relies_on_anothers_walk() {
     explore(3, || {
-        // Both releases are into chunk 0: the second finds its leaf right and returns, with the root still to be told by the first.
+        // Both releases are into chunk 0: the second finds its leaf right and returns, with the root still to be told
+        // by the first.
         let world = World::<Two>::new(2, &[(CHUNK + 5, 1)], &[(5, 1), (70, 1)]);
         let (second, third) = (world.clone(), world.clone());
         let second = spawn(move || second.release(5, 1));
@@ -115,7 +116,8 @@ fn two_raises_and_a_release() {
 #[test]
 fn a_raise_and_a_run_given_back() {
     explore(3, || {
-        // A long claim takes 63 and 64, meets 65 and goes back while 66 is claimed and the hint raised over what it held.
+        // A long claim takes 63 and 64, meets 65 and goes back while 66 is claimed and the hint raised over what it
+        // held.
         let world = World::<One>::new(1, &[(63, 2), (66, 1)], &[]);
         let other = world.clone();
         let thread = spawn(move || assert!(other.claim_at(63, 3).is_none()));

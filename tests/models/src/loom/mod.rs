@@ -19,8 +19,8 @@ use std::time::Instant;
 
 pub use loom::thread::spawn;
 
-/// Runs `body` in every interleaving with at most `preemptions` preemptions (`LOOM_MAX_PREEMPTIONS` overrules). Says how many there
-/// were.
+/// Runs `body` in every interleaving with at most `preemptions` preemptions (`LOOM_MAX_PREEMPTIONS` overrules). Says
+/// how many there were.
 pub fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));

@@ -1,7 +1,8 @@
 //! Protocols that look right and are not: small copies of what ships, each with something left out. They must fail.
 //!
-//! A model that never fails proves nothing. Each of these is run twice: as it ships, and passes; with one thing missing, and loom
-//! finds the interleaving that the comment tells. Whoever thinks that a fence or a second look can go finds it here first.
+//! A model that never fails proves nothing. Each of these is run twice: as it ships, and passes; with one thing
+//! missing, and loom finds the interleaving that the comment tells. Whoever thinks that a fence or a second look can go
+//! finds it here first.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ enum Refresh {
     AgainWithoutFence,
     /// One change that succeeds is enough.
     Once,
-    /// Two tries, whatever comes of them: the f-array, with a compare-exchange where it wants load-linked and store-conditional.
+    /// Two tries, whatever comes of them: the f-array, with a compare-exchange where it wants load-linked and
+    /// store-conditional.
     Twice,
 }
 
@@ -124,7 +126,8 @@ fn a_page_that_comes_and_goes(how: Refresh) {
     });
 }
 
-/// A page is given back while another thread takes it: one change of the same word after another, and two looks at the node.
+/// A page is given back while another thread takes it: one change of the same word after another, and two looks at the
+/// node.
 fn a_bit_that_comes_and_goes(how: Refresh) {
     explore(3, move || {
         let node = Node::new(how, [0, 0]);
@@ -153,8 +156,8 @@ fn protocol_r_holds() {
 ///   reads summary: says 1; merges: may still read the bit as 1; right, leaves
 /// ```
 ///
-/// Store buffering, the one thing that acquire and release do not order: the claimer's "bit, then summary" and the releaser's
-/// "summary, then bit" may both miss the other's write.
+/// Store buffering, the one thing that acquire and release do not order: the claimer's "bit, then summary" and the
+/// releaser's "summary, then bit" may both miss the other's write.
 #[test]
 #[should_panic(expected = "stale")]
 fn protocol_r_without_the_fence_fails() {
@@ -184,7 +187,8 @@ fn protocol_r_without_a_second_look_fails() {
 ///   summary (1, 1, 0) → (0, 0, 0) succeeds: it is what it was when it was read
 /// ```
 ///
-/// Load-linked would have noticed that it went away and came back (ABA). With a compare-exchange two tries are no more than one.
+/// Load-linked would have noticed that it went away and came back (ABA). With a compare-exchange two tries are no more
+/// than one.
 #[test]
 #[should_panic(expected = "stale")]
 fn the_f_array_with_compare_exchange_fails() {
@@ -199,7 +203,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// A run of one page, at the border, becomes free in `child`; the parent is to promise as much as the two have there.
+    /// A run of one page, at the border, becomes free in `child`; the parent is to promise as much as the two have
+    /// there.
     fn raise(&self, child: usize) {
         self.children[child].fetch_max(1, Ordering::AcqRel);
         if self.fenced {
@@ -411,7 +416,8 @@ fn a_proof_without_the_flag_fails() {
     a_page_that_wanders(Proof::NoFlag);
 }
 
-/// The prover's "flag, then words" against the releaser's "word, then flag": without a fence on either side both may miss.
+/// The prover's "flag, then words" against the releaser's "word, then flag": without a fence on either side both may
+/// miss.
 #[test]
 #[should_panic(expected = "a page free throughout")]
 fn a_proof_without_the_fence_fails() {

@@ -1,5 +1,5 @@
-//! A heap over pages of paper: a source of bare numbers that keeps a cell for each page, so that loom sees who is on it, the
-//! source's own verbs included.
+//! A heap over pages of paper: a source of bare numbers that keeps a cell for each page, so that loom sees who is on
+//! it, the source's own verbs included.
 
 use core::num::NonZero;
 use core::ptr::NonNull;
@@ -53,8 +53,8 @@ impl Paper {
     }
 }
 
-// SAFETY: one heap stands on it. The numbers for pages are nobody's memory and never followed; those for metadata are not
-// followed either, since under a checker tables are boxes.
+// SAFETY: one heap stands on it. The numbers for pages are nobody's memory and never followed; those for metadata are
+// not followed either, since under a checker tables are boxes.
 unsafe impl Source for Paper {
     fn granule(&self) -> usize {
         1 << PAGE_SHIFT

@@ -1,7 +1,7 @@
 //! Can a page be handed out while the source has it back? Is what is counted as scavenged so?
 //!
-//! The source writes on the pages it is given back, and owners on theirs; loom fails where they meet. Who is told that a page reads
-//! as zero looks whether it does.
+//! The source writes on the pages it is given back, and owners on theirs; loom fails where they meet. Who is told that
+//! a page reads as zero looks whether it does.
 
 use super::paper::{finish, give, heap_with, take};
 use super::world::{CHUNK, One, Two};

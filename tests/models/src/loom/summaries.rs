@@ -53,7 +53,8 @@ fn a_release_of_two_words_and_one_between_them_reach_the_leaf() {
     two_releases::<One>(2, 1, (63, 2), (65, 1));
 }
 
-/// One thread releases `theirs`; the other takes `run` and looks for one that is as long, which corrects what claims left behind.
+/// One thread releases `theirs`; the other takes `run` and looks for one that is as long, which corrects what claims
+/// left behind.
 fn release_and_correction<G: Shape>(
     preemptions: usize,
     chunks: usize,

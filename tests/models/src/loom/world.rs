@@ -33,8 +33,8 @@ unsafe impl<G: Shape> Sync for World<G> {}
 unsafe impl<G: Shape> Send for World<G> {}
 
 impl<G: Shape> World<G> {
-    /// `chunks` chunks in which exactly the pages of `free` (first, count; ascending) are free, every summary is exact and every hint
-    /// is 0; the pages of `held` can be claimed later, when somebody has released them.
+    /// `chunks` chunks in which exactly the pages of `free` (first, count; ascending) are free, every summary is exact
+    /// and every hint is 0; the pages of `held` can be claimed later, when somebody has released them.
     pub fn new(chunks: usize, free: &[(usize, usize)], held: &[(usize, usize)]) -> Arc<Self> {
         let pages = chunks * G::CHUNK_PAGES;
         let words = || Bitmap::new(table(pages / WORD_PAGES));

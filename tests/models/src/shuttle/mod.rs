@@ -1,8 +1,8 @@
 //! Models for shuttle: larger programs, thousands of random schedules.
 //!
-//! shuttle is sequentially consistent, so what these find is a wrong order of steps, not a missing fence; in return they have growth,
-//! caches that come and go, scavenging and long runs all at once. A failing schedule is printed and can be replayed
-//! (`shuttle::replay`).
+//! shuttle is sequentially consistent, so what these find is a wrong order of steps, not a missing fence; in return
+//! they have growth, caches that come and go, scavenging and long runs all at once. A failing schedule is printed and
+//! can be replayed (`shuttle::replay`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -230,7 +230,8 @@ fn nobody_is_refused_the_third_page_of_two_chunks() {
 #[test]
 fn a_page_carried_up_and_down_is_never_refused() {
     explore(12000, || {
-        // One page wanders: it is given back low before the high one is taken, and the other way round. One is free at any moment.
+        // One page wanders: it is given back low before the high one is taken, and the other way round. One is free at
+        // any moment.
         let world = World::with(2, &[(CHUNK + 70, 1)]);
         let other = world.clone();
         let thread = spawn(move || {
@@ -291,7 +292,9 @@ fn nobody_is_refused_a_page_for_its_being_scavenged() {
                 spawn(move || world.heap.scavenge(PageCount(3)).0)
             })
             .collect();
-        let pages: Vec<_> = (0..4).map(|_| world.take(1, 1).expect("four pages, and nobody keeps one")).collect();
+        let pages: Vec<_> = (0..4)
+            .map(|_| world.take(1, 1).expect("four pages, and nobody keeps one"))
+            .collect();
         pages.into_iter().for_each(|run| world.give(1, run));
         scavengers.into_iter().for_each(|thread| {
             thread.join().unwrap();
