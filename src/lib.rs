@@ -66,13 +66,23 @@ mod scavenge;
 mod metadata;
 mod heap;
 
+// Objects.
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod object;
+
 // Doors.
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod global;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
 
 pub use geometry::Geometry;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub use global::GlobalHeap;
 pub use heap::{Allocation, Cache, Calls, Config, FreeError, NewHeapError, PageHeap, Stats};
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub use object::{GlobalStats, ObjectFault};
 pub use units::{PageCount, PageIndex, PageRun};
 
 /// The README's examples, as tests.

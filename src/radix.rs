@@ -11,22 +11,24 @@
 //!
 //! Entry i of a level covers entries 8i .. 8i + 8 of the level below. There are no pointers: a parent is a shift away.
 //!
-//! **Search.** First fit by address, from any page on. [`Cursor`] stands on an entry and carries the free pages right before it.
-//! It moves right; at the end of a block it climbs to the parent's neighbour; where an entry's `max` is enough it goes down; where
-//! what it carries and the entry's `start` together are enough, a run has been found that straddles entries, and no bit need be
-//! looked at. A search that ends near where it began costs a few loads; one that finds nothing costs at most 7 · 4 loads and one
-//! for each 16 GiB grown: 90 loads for 1 TiB.
+//! **Search.** First fit by address, from any page on. [`Cursor`] stands on an entry and carries the free pages right
+//! before it. It moves right; at the end of a block it climbs to the parent's neighbour; where an entry's `max` is
+//! enough it goes down; where what it carries and the entry's `start` together are enough, a run has been found that
+//! straddles entries, and no bit need be looked at. A search that ends near where it began costs a few loads; one that
+//! finds nothing costs at most 7 · 4 loads and one for each 16 GiB grown: 90 loads for 1 TiB.
 //!
-//! **Summaries are advice**, and err on one side only. A node may promise too much: a claim leaves it as it is, and the search that
-//! trips over the promise lowers it. That cannot hurt, because a claim is made on the bits. What must not happen is that a node
-//! promises too *little* with nobody on the way to mend it: those pages would be lost. So when everybody has left, every node covers
-//! the merge of its children, and every leaf covers its bits. Two ways lead there:
+//! **Summaries are advice**, and err on one side only. A node may promise too much: a claim leaves it as it is, and the
+//! search that trips over the promise lowers it. That cannot hurt, because a claim is made on the bits. What must not
+//! happen is that a node promises too *little* with nobody on the way to mend it: those pages would be lost. So when
+//! everybody has left, every node covers the merge of its children, and every leaf covers its bits. Two ways lead
+//! there:
 //!
-//! *Raising*, after pages were given back: **join**. The giver knows the run that came to be. A node that does not promise it is made
-//! to, by a compare-exchange from whatever it says to that and the run together; nothing below need be read, and nothing is ever
-//! lowered, so there is nothing to look at twice. Then a fence, the run is widened by what the siblings say, and the parent is next; where a node
-//! knew already, whoever told it goes on. Of two runs that meet, whose givers have a fence each between "tell" and "look at the
-//! siblings", the later one sees both. One thread at a time, join is exact: a freed run changes nothing else.
+//! *Raising*, after pages were given back: **join**. The giver knows the run that came to be. A node that does not
+//! promise it is made to, by a compare-exchange from whatever it says to that and the run together; nothing below need
+//! be read, and nothing is ever lowered, so there is nothing to look at twice. Then a fence, the run is widened by what
+//! the siblings say, and the parent is next; where a node knew already, whoever told it goes on. Of two runs that meet,
+//! whose givers have a fence each between "tell" and "look at the siblings", the later one sees both. One thread at a
+//! time, join is exact: a freed run changes nothing else.
 //!
 //! *Lowering*, after a promise was found broken, and raising whole regions: **protocol R**:
 //!
@@ -35,15 +37,16 @@
 //!                                                                                    after a CAS that succeeded
 //! ```
 //!
-//! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the children as
-//! it had written. If a child was raised later, by Q, then Q's change and Q's look at the node have a fence between them, as have
-//! P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change, P's value has it. If not, Q saw P's
-//! value or a later one, and found it enough or joined. Upward by induction. A CAS may succeed on a value that went away and came back
-//! (ABA) and publish what is no longer so; its author looks again and mends it, and until then stands in the
-//! [turnstile](crate::sync::Turnstile), which tells everybody not to conclude anything.
+//! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the
+//! children as it had written. If a child was raised later, by Q, then Q's change and Q's look at the node have a fence
+//! between them, as have P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change,
+//! P's value has it. If not, Q saw P's value or a later one, and found it enough or joined. Upward by induction. A CAS
+//! may succeed on a value that went away and came back (ABA) and publish what is no longer so; its author looks again
+//! and mends it, and until then stands in the [turnstile](crate::sync::Turnstile), which tells everybody not to
+//! conclude anything.
 //!
-//! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that must fail.
-//! Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
+//! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that
+//! must fail. Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
 
 #![forbid(unsafe_code)]
 
@@ -57,8 +60,8 @@ use crate::sync::{AtomicU64, Ordering, Table, fence_after_rmw};
 /// The summaries of a heap.
 #[derive(Debug)]
 pub struct Tree<G: Shape> {
-    /// `levels[0]` is the root, `levels[G::LEAF]` has an entry for each chunk; those behind are empty. Every level but the root is
-    /// made of whole blocks of children.
+    /// `levels[0]` is the root, `levels[G::LEAF]` has an entry for each chunk; those behind are empty. Every level but
+    /// the root is made of whole blocks of children.
     levels: [Table<AtomicU64>; MAX_LEVELS],
     shape: PhantomData<G>,
 }
@@ -244,13 +247,13 @@ impl<G: Shape> Tree<G> {
 
     /// Makes the leaf of `chunk`, and what is above it, promise a run that has become free in the chunk.
     ///
-    /// For who gave pages back, whose last write was the read-modify-write that did, and who is in the turnstile. Costs one
-    /// compare-exchange for each level that did not promise as much: see *Raising* in the [module](self).
+    /// For who gave pages back, whose last write was the read-modify-write that did, and who is in the turnstile. Costs
+    /// one compare-exchange for each level that did not promise as much: see *Raising* in the [module](self).
     pub fn raise(&self, chunk: usize, run: Run) {
         let (mut level, mut index, mut run) = (G::LEAF, chunk, run);
         while self.join(level, index, run) && level > 0 {
-            // SeqCst fence: between our change of this node and the look at its siblings. Partner: the same fence of who raises one
-            // of those: the last of us sees what the others wrote.
+            // SeqCst fence: between our change of this node and the look at its siblings. Partner: the same fence of
+            // who raises one of those: the last of us sees what the others wrote.
             fence_after_rmw();
             run = self.widen(level, index, run);
             level -= 1;
@@ -269,7 +272,8 @@ impl<G: Shape> Tree<G> {
             if run.is_told_by(says) {
                 return false;
             }
-            // Release: hands on the children as they are to `load`. Acquire: what we go on to read is no older than the node.
+            // Release: hands on the children as they are to `load`. Acquire: what we go on to read is no older than the
+            // node.
             let new = run.joined_to(says).to_bits();
             match node.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
@@ -318,7 +322,8 @@ impl<G: Shape> Tree<G> {
         self.refresh(G::LEAF, chunk, None, bits, Self::exactly)
     }
 
-    /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which add up to
+    /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which
+    /// add up to
     /// `truth`: the first round is done.
     #[inline]
     pub fn settle_from(
@@ -342,7 +347,8 @@ impl<G: Shape> Tree<G> {
         says == truth
     }
 
-    /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes anything.
+    /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes
+    /// anything.
     ///
     /// The caller changed one of them at least. About 25 ns for each node looked at.
     pub fn propagate(&self, level: usize, first: usize, last: usize) {
@@ -357,8 +363,8 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Protocol R; see the [module](self). `known` is what was below the node before, and its sum: the sum is not made again if
-    /// nothing has changed, which is how nearly every second look ends.
+    /// Protocol R; see the [module](self). `known` is what was below the node before, and its sum: the sum is not made
+    /// again if nothing has changed, which is how nearly every second look ends.
     #[inline]
     fn refresh(
         &self,
@@ -371,8 +377,9 @@ impl<G: Shape> Tree<G> {
         let node = self.levels[level].get(index);
         let (mut known, mut changed) = (known, false);
         loop {
-            // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both. Partner: the
-            // same fence in every other `refresh` and `raise`. The write before it is a read-modify-write, each time round.
+            // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both.
+            // Partner: the same fence in every other `refresh` and `raise`. The write before it is a read-modify-write,
+            // each time round.
             fence_after_rmw();
             // Acquire, as in `load`.
             let says = Summary::from_bits(node.load(Ordering::Acquire));
@@ -393,7 +400,8 @@ impl<G: Shape> Tree<G> {
     #[inline(always)]
     fn replace(&self, level: usize, index: usize, old: Summary, new: Summary) -> bool {
         let (node, old, new) = (self.levels[level].get(index), old.to_bits(), new.to_bits());
-        // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the winner saw.
+        // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the
+        // winner saw.
         node.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }

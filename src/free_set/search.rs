@@ -1,4 +1,5 @@
-//! Where the lowest run is: first the hint's chunk by its bits, then the tree, then the bits of the chunk the tree names.
+//! Where the lowest run is: first the hint's chunk by its bits, then the tree, then the bits of the chunk the tree
+//! names.
 //!
 //! A search changes nothing but summaries that promise too much, and a hint it has outgrown.
 
@@ -21,7 +22,8 @@ pub(super) enum Look {
 }
 
 impl<G: Shape> FreeSet<G> {
-    /// The first page of the lowest run at or after `from` that meets the request, as the summaries and then the bits have it.
+    /// The first page of the lowest run at or after `from` that meets the request, as the summaries and then the bits
+    /// have it.
     pub(super) fn search(&self, request: &Request, from: usize) -> Option<usize> {
         let mut from = request.align_page(from)?;
         loop {
@@ -34,8 +36,8 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// The lowest run of `count` pages at or after `from`, in a heap of `pages` pages. With `REPAIR`, promises found broken are
-    /// corrected on the way.
+    /// The lowest run of `count` pages at or after `from`, in a heap of `pages` pages. With `REPAIR`, promises found
+    /// broken are corrected on the way.
     pub(super) fn first_run<const REPAIR: bool>(&self, count: usize, from: usize, pages: usize) -> Option<usize> {
         if from >= pages || count > pages - from {
             return None;
@@ -70,7 +72,8 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Looks into the chunk a search begins in, from its page `from` on: at the leaf, and if that promises enough at the bits.
+    /// Looks into the chunk a search begins in, from its page `from` on: at the leaf, and if that promises enough at
+    /// the bits.
     #[inline]
     fn look_from<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize) -> Look {
         let leaf = self.tree.leaf(chunk);
@@ -80,7 +83,8 @@ impl<G: Shape> FreeSet<G> {
         self.look::<REPAIR>(chunk, count, from, 0)
     }
 
-    /// Looks for a run of `count` pages in the bits of a chunk, from its page `from` on, with `carry` free pages before it.
+    /// Looks for a run of `count` pages in the bits of a chunk, from its page `from` on, with `carry` free pages before
+    /// it.
     #[inline]
     pub(super) fn look<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize, carry: usize) -> Look {
         // Before the bits: the first round of protocol R, if it comes to that.
@@ -116,8 +120,8 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Makes the leaf of a chunk and all that is above it say what there is, after a run that seemed to reach into the chunk was not
-    /// there: which of them promised it is not known.
+    /// Makes the leaf of a chunk and all that is above it say what there is, after a run that seemed to reach into the
+    /// chunk was not there: which of them promised it is not known.
     #[cold]
     pub(super) fn correct_all(&self, chunk: usize) {
         let _pass = self.turnstile.enter(chunk);
@@ -139,9 +143,9 @@ impl<G: Shape> FreeSet<G> {
 
     /// Raises the hint of `band` from `seen` to `page`, if no run of the band's length lies below `page`.
     ///
-    /// A releaser goes: bits, fence, (tree,) fence, look at the hint. We go: hint, fence, look at tree and bits. Whichever fence is
-    /// first, one of us sees the other; the calm says that nobody was between bits and tree meanwhile. If we see a run, or no calm,
-    /// the hint goes back.
+    /// A releaser goes: bits, fence, (tree,) fence, look at the hint. We go: hint, fence, look at tree and bits.
+    /// Whichever fence is first, one of us sees the other; the calm says that nobody was between bits and tree
+    /// meanwhile. If we see a run, or no calm, the hint goes back.
     pub(super) fn raise_hint(&self, band: Band, seen: usize, page: usize) {
         let Some(calm) = self.turnstile.calm() else { return };
         if !self.hints.try_raise(band, seen, page) {

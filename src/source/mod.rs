@@ -43,6 +43,8 @@ pub use region::Region;
 pub use simulated::{Failure, Simulated, State, Verb};
 pub use split::Split;
 #[cfg(all(unix, feature = "std"))]
+pub(crate) use unix::KeepErrno;
+#[cfg(all(unix, feature = "std"))]
 pub use unix::System;
 
 /// The smallest granule a heap works with: a cache line, which its tables are aligned to.

@@ -284,12 +284,12 @@ fn try_advice() -> Effect {
 }
 
 /// Puts `errno` back as it was when this was made: an allocator that succeeds must not be seen there.
-struct KeepErrno {
+pub(crate) struct KeepErrno {
     value: c_int,
 }
 
 impl KeepErrno {
-    fn new() -> KeepErrno {
+    pub(crate) fn new() -> KeepErrno {
         // SAFETY: the C library keeps a valid place for every thread's errno.
         let value = unsafe { *os::errno() };
         KeepErrno { value }

@@ -75,10 +75,11 @@ impl Turnstile {
 
     /// The present calm, or `None` if anybody is inside.
     ///
-    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw anything that
-    /// somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings the writer's entry with it,
-    /// so the second calm counts that entry; the first counted it too, being equal, and did not find him inside, so he had left; and
-    /// his leaving was a release, so the reader sees all he did. No fence is needed here for that.
+    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw
+    /// anything that somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings
+    /// the writer's entry with it, so the second calm counts that entry; the first counted it too, being equal, and did
+    /// not find him inside, so he had left; and his leaving was a release, so the reader sees all he did. No fence is
+    /// needed here for that.
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
         let (entered, inside) = self.look();

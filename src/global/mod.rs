@@ -1,0 +1,357 @@
+//! [`GlobalHeap`]: the allocator of a whole program, by one line.
+//!
+//! ```text
+//!   alloc ──▶ this thread's structure? ──▶ magazine of the class: pop ──▶ done              ~2 ns
+//!                      │ no                       │ empty, or no class
+//!                      ▼                          ▼
+//!             first use: make one         Objects: class, span, pages, source
+//!             ended, or another heap's: the shared structure, under its lock
+//! ```
+//!
+//! **When it works.** Always: before `main`, in constructors; in destructors of thread-locals and of pthread keys, in
+//! all of their rounds; after `main`, while other threads still run; in several copies in one process. Nothing has to
+//! be set up, nothing is torn down. The heap opens at the first call; threads that race for it wait for the one that
+//! opens it. If the source has no memory then, the call returns null and a later one tries again.
+//!
+//! **What it promises** beside [`GlobalAlloc`]'s contract: it never unwinds and never allocates from itself; `errno`
+//! stays as it was; impossible layouts get null; a failed `realloc` leaves the block as it was. Misuse that is found
+//! out (a block freed twice, with another layout, or never allocated) ends the process with a message that names the
+//! address; see [`Objects`] for when it is found.
+//!
+//! **fork.** The child may allocate if no other thread of the parent was inside the allocator at that moment: a lock it
+//! held stays held. What caches and magazines of the parent's other threads held is lost to the child.
+//!
+//! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
+//! `static`.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::cell::Cell;
+use core::fmt;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::heap::Config;
+use crate::object::{GlobalStats, ObjectFault, Objects, SizeClass, Thread};
+#[cfg(all(unix, feature = "std"))]
+use crate::source::System;
+use crate::source::{Region, Source};
+use crate::sync::Lock;
+use crate::units::PageCount;
+
+#[cfg(not(all(unix, feature = "std")))]
+mod nowhere;
+#[cfg(all(unix, feature = "std"))]
+mod pthread;
+
+#[cfg(not(all(unix, feature = "std")))]
+use nowhere as local;
+#[cfg(all(unix, feature = "std"))]
+use pthread as local;
+
+/// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
+#[cfg(all(unix, feature = "std"))]
+const RESERVE_BYTES: usize = match 1_usize.checked_shl(42) {
+    Some(bytes) => bytes,
+    None => 1 << 30,
+};
+
+/// Threads that can have a cache of pages at a time, 64 bytes of address space each. Others go to the heap for pages.
+#[cfg(all(unix, feature = "std"))]
+const CACHES: usize = 1 << 14;
+
+/// An allocator for `#[global_allocator]`.
+///
+/// ```
+/// use pageheap::GlobalHeap;
+///
+/// #[global_allocator]
+/// static HEAP: GlobalHeap = GlobalHeap::new();
+///
+/// let numbers: Vec<u32> = (0..1000).collect();
+/// assert!(HEAP.stats().bytes_in_use() >= 4 * numbers.len());
+/// ```
+///
+/// With a hard limit, beyond which allocations fail:
+///
+/// ```
+/// use pageheap::GlobalHeap;
+///
+/// static HEAP: GlobalHeap = GlobalHeap::new().limit(256 << 20);
+/// ```
+pub struct GlobalHeap<
+    #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
+    #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
+> {
+    /// Null until the heap is open; written once, under `opening`.
+    objects: AtomicPtr<Objects<S>>,
+    opening: Lock,
+    /// Here until the heap is open. Only under `opening`.
+    source: Cell<Option<S>>,
+    config: Config,
+}
+
+// SAFETY: the cell is used under the lock only, and `objects` leads to what is `Sync` if the source is.
+unsafe impl<S: Source + Send + Sync + 'static> Sync for GlobalHeap<S> {}
+// SAFETY: as above.
+unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
+
+#[cfg(all(unix, feature = "std"))]
+impl GlobalHeap<System> {
+    /// A heap over the operating system's memory.
+    #[must_use]
+    pub const fn new() -> Self {
+        // SAFETY: the system's pages are memory.
+        unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) }
+    }
+}
+
+#[cfg(all(unix, feature = "std"))]
+impl Default for GlobalHeap<System> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GlobalHeap<Region> {
+    /// A heap over bytes that are there already: for programs without an operating system. Threads share one structure,
+    /// under a lock that spins.
+    #[must_use]
+    pub const fn in_region(region: Region) -> Self {
+        // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (the promise of its
+        // maker).
+        unsafe { Self::with_source(region, Config::new(usize::MAX).caches(1)) }
+    }
+}
+
+impl<S: Source + 'static> GlobalHeap<S> {
+    /// A heap over another source of memory.
+    ///
+    /// # Safety
+    ///
+    /// The source's pages are memory: Ready pages can be read and written until they are released. What it reserves
+    /// stays reserved though it is dropped.
+    #[must_use]
+    pub const unsafe fn with_source(source: S, config: Config) -> Self {
+        Self {
+            objects: AtomicPtr::new(ptr::null_mut()),
+            opening: Lock::new(),
+            source: Cell::new(Some(source)),
+            config,
+        }
+    }
+
+    /// The address space to reserve, in bytes; less is taken if there is not as much.
+    #[must_use]
+    pub const fn reserve(mut self, bytes: usize) -> Self {
+        self.config.reserve = bytes;
+        self
+    }
+
+    /// Not more than `bytes` bytes of pages at a time: whoever wants more gets null. The heap's own tables are not
+    /// counted.
+    #[must_use]
+    pub const fn limit(mut self, bytes: usize) -> Self {
+        self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
+    // ---- what it knows
+    // ------------------------------------------------------------------------------------------------------
+
+    /// Counts. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
+    pub fn stats(&self) -> GlobalStats {
+        self.opened().map(Objects::stats).unwrap_or_default()
+    }
+
+    /// Re-derives all the heap says of itself from its bits and spans. For a heap nobody uses meanwhile; O(heap).
+    ///
+    /// # Errors
+    /// The first broken invariant.
+    pub fn check(&self) -> Result<(), ObjectFault> {
+        self.opened().map_or(Ok(()), Objects::check)
+    }
+
+    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap.
+    pub fn flush_thread(&self) {
+        if let Some(objects) = self.opened() {
+            self.with_thread(objects, |thread| objects.flush(thread));
+        }
+    }
+
+    /// Gives memory behind free pages back to the source; see [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+    pub fn scavenge(&self, pages: PageCount) -> PageCount {
+        self.opened()
+            .map_or(PageCount::ZERO, |objects| objects.heap().scavenge(pages))
+    }
+
+    // ---- opening
+    // ------------------------------------------------------------------------------------------------------------
+
+    /// The heap, if it is open.
+    #[inline(always)]
+    fn opened(&self) -> Option<&'static Objects<S>> {
+        // Acquire: pairs with the release in `open`; the heap is made.
+        let objects = self.objects.load(Ordering::Acquire);
+        // SAFETY: null, or what `Objects::open` made, which is never unmade.
+        unsafe { objects.as_ref() }
+    }
+
+    #[inline]
+    fn objects(&self) -> Option<&'static Objects<S>> {
+        self.opened().or_else(|| self.open())
+    }
+
+    #[cold]
+    fn open(&self) -> Option<&'static Objects<S>> {
+        let _guard = self.opening.lock();
+        if let Some(objects) = self.opened() {
+            return Some(objects);
+        }
+        match Objects::open(self.source.take()?, self.config) {
+            Ok(objects) => {
+                // Release: pairs with `opened`.
+                self.objects.store(ptr::from_ref(objects).cast_mut(), Ordering::Release);
+                Some(objects)
+            }
+            Err(source) => {
+                self.source.set(Some(source));
+                None
+            }
+        }
+    }
+
+    // ---- whose turn
+    // ---------------------------------------------------------------------------------------------------------
+
+    /// Fast: this thread's structure, if it has one of this heap.
+    #[inline(always)]
+    fn current(&self) -> Option<&'static Thread> {
+        // Relaxed: compared, not followed.
+        local::current(self.objects.load(Ordering::Relaxed))
+    }
+
+    /// Works with this thread's structure, made now if need be; or, where it cannot have one, with the shared one.
+    #[inline]
+    fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
+        match self.current().or_else(|| local::enlist(objects)) {
+            Some(thread) => work(thread),
+            None => work(&objects.shared()),
+        }
+    }
+
+    #[inline(never)]
+    fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let objects = self.objects()?;
+        self.with_thread(objects, |thread| objects.allocate(thread, layout))
+    }
+
+    #[inline(never)]
+    fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let objects = self.objects()?;
+        self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
+    #[inline(never)]
+    unsafe fn dealloc_slow(&self, memory: NonNull<u8>, layout: Layout) {
+        let Some(objects) = self.opened() else {
+            crate::fatal::abort(
+                "a block was freed before any was allocated; its address, its size",
+                memory.addr().get(),
+                layout.size(),
+            );
+        };
+        // SAFETY: the caller's promise.
+        self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
+    }
+
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::realloc`].
+    #[inline(never)]
+    unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        let objects = self.objects()?;
+        // SAFETY: the caller's promise.
+        self.with_thread(objects, |thread| unsafe {
+            objects.resize(thread, memory, layout, size)
+        })
+    }
+}
+
+#[inline(always)]
+fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
+    memory.map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+// SAFETY:
+// * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
+// and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
+// compare-exchange;
+// * nothing here unwinds: what cannot go on aborts;
+// * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
+// spans.
+unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Fast: a slot from this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            && let Some(slot) = thread.magazine(class).pop()
+        {
+            return slot;
+        }
+        or_null(self.alloc_slow(layout))
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // Fast: into this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.magazine(class).push(memory) }
+        {
+            return;
+        }
+        if let Some(memory) = NonNull::new(memory) {
+            // SAFETY: the caller's promise.
+            unsafe { self.dealloc_slow(memory, layout) };
+        }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // Fast: a slot from this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            && let Some(slot) = thread.magazine(class).pop()
+        {
+            // SAFETY: a slot of at least as many bytes.
+            unsafe { slot.write_bytes(0, layout.size()) };
+            return slot;
+        }
+        or_null(self.alloc_zeroed_slow(layout))
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Fast: the slot is as good for the new size.
+        let class = SizeClass::of(layout.size(), layout.align());
+        if class.is_some() && class == SizeClass::of(size, layout.align()) {
+            return memory;
+        }
+        // SAFETY: the caller's promise.
+        or_null(NonNull::new(memory).and_then(|memory| unsafe { self.realloc_slow(memory, layout, size) }))
+    }
+}
+
+impl<S: Source + 'static> fmt::Debug for GlobalHeap<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GlobalHeap")
+            .field("open", &self.opened().is_some())
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,112 @@
+//! Which structure is this thread's: one pointer in thread-local storage, and a pthread key that tells when the thread
+//! ends.
+//!
+//! ```text
+//!             first use: a structure, the key set                 key's destructor: all goes back
+//!   fresh ───────────────────────────────────────▶ live ─────────────────────────────────────────▶ gone
+//!     └────────── no key to be had ───────────────────────────────────────────────────────────────▲
+//! ```
+//!
+//! In every state the pointer points to an [`Owner`]: to one of two that are no heap's, or to the first field of a
+//! thread's structure. So the fast path is a load and a comparison, without a test for null.
+//!
+//! **Gone is gone.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A
+//! thread that is gone uses the shared structure, however often it comes: nothing can be left behind then, whereas a
+//! structure made anew in the last round would never be given back, for no destructor follows. Destructors of Rust's
+//! thread-locals run before those of keys and still find the thread live.
+//!
+//! A thread whose first use falls into the last round, after our key's turn, leaves its structure behind: a few KiB,
+//! and a word of pages. We cannot tell that round from others.
+//!
+//! A thread has a structure of one heap only, the first it uses. With a second heap it shares.
+//!
+//! Nothing here allocates from Rust: the thread-local has no destructor and a constant initial value.
+//! `pthread_setspecific` may call the C library's `calloc`; should that be us, the pointer is set before.
+
+use core::cell::Cell;
+use core::ffi::c_void;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::object::{Objects, Owner, Thread};
+use crate::source::{KeepErrno, Source};
+
+// Numbers that are no address of an `Objects`, nor null, which a heap not open has.
+static FRESH: Owner = Owner::nobody(1);
+static GONE: Owner = Owner::nobody(2);
+
+std::thread_local! {
+    static CURRENT: Cell<NonNull<Owner>> = const { Cell::new(NonNull::from_ref(&FRESH)) };
+}
+
+/// The key all heaps of this copy of the crate share, plus one. 0: none yet.
+static KEY: AtomicUsize = AtomicUsize::new(0);
+
+/// This thread's structure, if it is one of the heap at `objects`.
+#[inline(always)]
+pub(super) fn current<T>(objects: *const T) -> Option<&'static Thread> {
+    let owner = CURRENT.get();
+    // SAFETY: FRESH, GONE, or a structure, which is never unmade.
+    if unsafe { owner.as_ref() }.is(objects) {
+        // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
+        // this thread's.
+        Some(unsafe { owner.cast().as_ref() })
+    } else {
+        None
+    }
+}
+
+/// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for
+/// again.
+#[cold]
+pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Option<&'static Thread> {
+    if !ptr::eq(CURRENT.get().as_ptr(), &FRESH) {
+        return None;
+    }
+    let _errno = KeepErrno::new();
+    let Some(key) = key() else {
+        CURRENT.set(NonNull::from_ref(&GONE));
+        return None;
+    };
+    let thread = objects.enlist()?;
+    CURRENT.set(thread.cast());
+    // SAFETY: a key that `key` made; the value is for `ended`.
+    if unsafe { libc::pthread_setspecific(key, thread.as_ptr().cast()) } != 0 {
+        // SAFETY: ours, and not used again.
+        unsafe { ended(thread.as_ptr().cast()) };
+        return None;
+    }
+    // SAFETY: as above.
+    Some(unsafe { thread.as_ref() })
+}
+
+/// The key's destructor.
+unsafe extern "C" fn ended(thread: *mut c_void) {
+    // First: whatever happens from here on finds the thread gone.
+    CURRENT.set(NonNull::from_ref(&GONE));
+    if let Some(thread) = NonNull::new(thread) {
+        // SAFETY: the value `enlist` set, of the thread that runs this, once for each time it was set.
+        unsafe { Thread::end(thread.cast()) };
+    }
+}
+
+/// The key, made at the first call. No lock: of two that are made at once, one is thrown away.
+fn key() -> Option<libc::pthread_key_t> {
+    // Relaxed, here and below: a number that stands for itself.
+    if let Some(known) = KEY.load(Ordering::Relaxed).checked_sub(1) {
+        return libc::pthread_key_t::try_from(known).ok();
+    }
+    let mut key = 0;
+    // SAFETY: a place for a key, and a destructor that lives as long as the program.
+    if unsafe { libc::pthread_key_create(&mut key, Some(ended)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, key as usize + 1, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => Some(key),
+        Err(known) => {
+            // SAFETY: made above, and no thread has set it.
+            unsafe { libc::pthread_key_delete(key) };
+            libc::pthread_key_t::try_from(known - 1).ok()
+        }
+    }
+}

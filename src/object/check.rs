@@ -1,0 +1,157 @@
+//! Does the object layer say of itself what its spans say? For a heap that nobody uses at the moment.
+
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+use crate::check::Fault;
+use crate::source::Source;
+use crate::units::PageIndex;
+
+use super::Objects;
+use super::size_class::SizeClass;
+
+/// A broken invariant of the object layer, or of the pages below.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ObjectFault {
+    /// Of the heap of pages.
+    Pages(Fault),
+    /// A page of a span does not lead to its first.
+    Page {
+        /// The page.
+        page: usize,
+    },
+    /// A span's slots do not add up: out + listed + fresh = all (I10), and it has room exactly if it is on its class's
+    /// list.
+    Span {
+        /// The span's first page.
+        page: usize,
+        /// Bytes in a slot.
+        bytes: usize,
+        /// Slots out.
+        out: u32,
+        /// Slots listed.
+        listed: u32,
+        /// The first fresh slot.
+        fresh: u32,
+    },
+    /// A class counts other spans, slots, or spans with room than there are.
+    Class {
+        /// Bytes in a slot.
+        bytes: usize,
+        /// Spans counted and found.
+        spans: [u64; 2],
+        /// Slots out, counted and found.
+        out: [u64; 2],
+        /// Spans with room, on the list and found.
+        room: [u64; 2],
+    },
+}
+
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    spans: u64,
+    out: u64,
+    room: u64,
+}
+
+impl<S: Source + 'static> Objects<S> {
+    /// Re-derives every count from the spans, and checks the heap of pages. For a heap nobody uses meanwhile; O(heap).
+    ///
+    /// # Errors
+    /// The first invariant found broken.
+    pub fn check(&self) -> Result<(), ObjectFault> {
+        self.heap.check().map_err(ObjectFault::Pages)?;
+        for class in SizeClass::all() {
+            self.check_class(class)?;
+        }
+        Ok(())
+    }
+
+    fn check_class(&self, class: SizeClass) -> Result<(), ObjectFault> {
+        let mut found = Sum::default();
+        let end = self.spans.covered().min(self.heap.grown().0);
+        for page in (0..end).map(PageIndex) {
+            let Some((of, back)) = self.span_at(page) else { continue };
+            if of != class {
+                continue;
+            }
+            let first = page.0.checked_sub(back).map(PageIndex);
+            if back >= class.pages() || first.and_then(|first| self.span_at(first)) != Some((class, 0)) {
+                return Err(ObjectFault::Page { page: page.0 });
+            }
+            if back == 0 {
+                self.check_span(class, page, &mut found)?;
+            }
+        }
+        let (state, mut listed) = (self.central(class).state(), 0);
+        self.central(class).for_each_with_room(&self.spans, |_, _| listed += 1);
+        if (u64::from(state.spans), state.out, listed) == (found.spans, found.out, found.room) {
+            return Ok(());
+        }
+        Err(ObjectFault::Class {
+            bytes: class.bytes(),
+            spans: [state.spans.into(), found.spans],
+            out: [state.out, found.out],
+            room: [listed, found.room],
+        })
+    }
+
+    fn check_span(&self, class: SizeClass, page: PageIndex, found: &mut Sum) -> Result<(), ObjectFault> {
+        let slots = self.spans.entry(page).slots();
+        let listed = self.spans.listed(class, page);
+        found.spans += 1;
+        found.out += u64::from(slots.used);
+        found.room += u64::from(slots.used < class.slots());
+        if slots.fresh <= class.slots() && slots.used + listed == slots.fresh {
+            return Ok(());
+        }
+        Err(ObjectFault::Span {
+            page: page.0,
+            bytes: class.bytes(),
+            out: slots.used,
+            listed,
+            fresh: slots.fresh,
+        })
+    }
+}
+
+impl fmt::Display for ObjectFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Pages(fault) => write!(f, "{fault}"),
+            Self::Page { page } => write!(
+                f,
+                "page {page} says it is in a span, but the span's first page does not"
+            ),
+            Self::Span {
+                page,
+                bytes,
+                out,
+                listed,
+                fresh,
+            } => write!(
+                f,
+                "span at page {page}, slots of {bytes} bytes: {out} out + {listed} listed, but {fresh} were ever out"
+            ),
+            Self::Class {
+                bytes,
+                spans,
+                out,
+                room,
+            } => write!(
+                f,
+                "class of {bytes} bytes counts {} spans, {} slots out, {} spans with room; there are {}, {}, {}",
+                spans[0], out[0], room[0], spans[1], out[1], room[1]
+            ),
+        }
+    }
+}
+
+impl fmt::Debug for ObjectFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl core::error::Error for ObjectFault {}

@@ -1,0 +1,490 @@
+//! Objects of any size and alignment on a heap of pages: what a global allocator is made of.
+//!
+//! ```text
+//!                 layout ──▶ size class?
+//!            up to 32 KiB │                      │ larger, or aligned to more than a page
+//!                         ▼                      ▼
+//!    thread │ magazine: pop, push         cache of pages (up to 16)
+//!           │     │ batch, half a magazine       │
+//!    class  │  central: lock, spans with room    │
+//!           │     │ a span                       │
+//!    heap   └─────┴── runs of pages ─────────────┴───── lock-free
+//! ```
+//!
+//! An object is freed with the layout it was allocated with, and that says all: its class, or its number of pages. So
+//! freeing looks nothing up: the slot goes into the freeing thread's own magazine, whoever allocated it. Owners, remote
+//! frees, orphaned spans do not exist; what a thread frees of another's it reuses itself, or passes to the class in a
+//! batch.
+//!
+//! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a
+//! magazine without room: room for 4, then 8, … 256. At the 257th the magazine is full: it keeps the 128 freed last and
+//! takes the others to class 7, under whose lock each finds its span with one load. 128 slots of 64 bytes are a span of
+//! one page; if these were all of it, the page goes back to the heap.
+//!
+//! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
+//! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
+//! once more.
+//!
+//! **Locks**, each held for a batch at most and in no order, for none is taken under another: one for each class, the
+//! shared thread's (outside all others), the register's, the tables', the heap's.
+
+mod size_class;
+mod span;
+mod magazine;
+mod central;
+mod thread;
+mod tables;
+mod stats;
+mod check;
+
+pub use check::ObjectFault;
+pub use size_class::SizeClass;
+pub use stats::GlobalStats;
+pub use thread::{Owner, Thread};
+
+use core::alloc::Layout;
+use core::ptr::{self, NonNull};
+
+use crate::fatal;
+use crate::heap::{self, Allocation, Config, PageHeap};
+use crate::source::{Purpose, Source};
+use crate::sync::{Guard, Lock, Table};
+use crate::units::{PageCount, PageIndex, PageRun};
+
+use central::{Central, Spans};
+use magazine::List;
+use size_class::{PAGE_BYTES, PAGE_SHIFT};
+use tables::Tables;
+use thread::Register;
+
+/// Address space below which no heap is tried: eight pages.
+const LEAST_BYTES: usize = 8 * PAGE_BYTES;
+
+/// The object layer over a heap of pages. It lies in its own tables and is never unmade.
+#[derive(Debug)]
+pub struct Objects<S: Source> {
+    heap: PageHeap<S>,
+    spans: Spans,
+    centrals: Table<Central>,
+    register: Register,
+    tables: Tables,
+    /// Guards the shared thread.
+    shared: Lock,
+}
+
+/// The shared thread, held.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    thread: &'a Thread,
+    _guard: Guard<'a>,
+}
+
+impl core::ops::Deref for Shared<'_> {
+    type Target = Thread;
+
+    fn deref(&self) -> &Thread {
+        self.thread
+    }
+}
+
+impl<S: Source + 'static> Objects<S> {
+    /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
+    /// stays reserved, and the source comes back.
+    ///
+    /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
+    /// space is in vain.
+    pub fn open(source: S, config: Config) -> Result<&'static Self, S> {
+        let mut source = source;
+        // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
+        let budget = source.budget();
+        let mut wish = config.reserve.max(LEAST_BYTES).min(budget - budget / 64);
+        // Links are pages in 32 bits.
+        wish = wish.min((u32::MAX as usize - 1).saturating_mul(PAGE_BYTES));
+        loop {
+            if let Some((tables, reservation)) = Tables::reserve(&source, wish >> PAGE_SHIFT) {
+                match PageHeap::try_new(
+                    source,
+                    Config {
+                        reserve: wish,
+                        ..config
+                    },
+                ) {
+                    Ok(heap) => return Ok(Self::settle(heap, tables)),
+                    Err((back, _)) => {
+                        // SAFETY: just reserved; `tables` has no drop, and is not used again.
+                        unsafe { back.unreserve(Purpose::Metadata, reservation) };
+                        source = back;
+                    }
+                }
+            }
+            if wish <= LEAST_BYTES {
+                return Err(source);
+            }
+            wish = heap::lower(wish).max(LEAST_BYTES);
+        }
+    }
+
+    /// Moves in.
+    fn settle(heap: PageHeap<S>, tables: Tables) -> &'static Self {
+        // SAFETY: the reservation is never given back from here on; this is the one call.
+        let (centrals, spans) = unsafe { tables.tables(&heap) };
+        let place = tables.place::<S>();
+        // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.
+        let objects = unsafe {
+            place.write(Self {
+                heap,
+                spans,
+                centrals,
+                register: Register::new(),
+                tables,
+                shared: Lock::new(),
+            });
+            place.as_ref()
+        };
+        objects.shared().set_cache(objects.heap.lend());
+        objects
+    }
+
+    // ---- threads
+    // ------------------------------------------------------------------------------------------------------------
+
+    /// A structure for a thread of its own. `None` if there is no memory for one.
+    #[cold]
+    pub fn enlist(&self) -> Option<NonNull<Thread>> {
+        let thread = self.register.take().or_else(|| self.new_thread())?;
+        // SAFETY: never unmade, and ours until we leave it.
+        let own = unsafe { thread.as_ref() };
+        own.set_cache(self.heap.lend());
+        own.calls.set(self.heap.flush_calls());
+        Some(thread)
+    }
+
+    /// A new structure, in a slot of its own class.
+    fn new_thread(&self) -> Option<NonNull<Thread>> {
+        let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
+        let slot = self.take_slots(None, class, 1).pop()?;
+        let thread = NonNull::new(slot)?.cast::<Thread>();
+        // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
+        // null pointers, no function, empty magazines.
+        let own = unsafe {
+            thread.write_bytes(0, 1);
+            thread.as_ref()
+        };
+        own.set_owner(self, Self::leave);
+        self.register.add(thread);
+        Some(thread)
+    }
+
+    /// A thread of this heap ends.
+    ///
+    /// # Safety
+    ///
+    /// `thread` is a structure of a heap of this type, used by the caller and not again.
+    unsafe fn leave(thread: NonNull<Thread>) {
+        // SAFETY: structures and heaps are never unmade; `home` was set with this function, by the heap it is.
+        let (own, objects) = unsafe {
+            let own = thread.as_ref();
+            (own, &*own.home.get().cast::<Self>())
+        };
+        objects.flush(own);
+        if let Some(cache) = own.cache() {
+            own.set_cache(None);
+            objects.heap.take_back(cache);
+        }
+        objects.register.give(thread);
+    }
+
+    /// The shared thread's structure, for threads that have none of their own. Waits for whoever uses it.
+    pub fn shared(&self) -> Shared<'_> {
+        self.hold_shared(self.shared.lock())
+    }
+
+    fn hold_shared<'a>(&'a self, guard: Guard<'a>) -> Shared<'a> {
+        // SAFETY: in the tables, zeroed or used since as what it is; the lock is held, so nobody else uses it.
+        let thread = unsafe { self.tables.shared_thread().as_ref() };
+        Shared { thread, _guard: guard }
+    }
+
+    /// Gives back all that a thread keeps: its slots to their classes, its pages to the heap.
+    pub fn flush(&self, thread: &Thread) {
+        for class in SizeClass::all() {
+            let list = thread.magazine(class).empty();
+            self.give_slots(thread, class, list);
+        }
+        if let Some(cache) = thread.cache() {
+            self.heap.cache_at(cache).flush();
+        }
+    }
+
+    /// Empties what can be reached, and calls on the others to do so when they can. Before saying no.
+    #[cold]
+    fn reclaim(&self, thread: &Thread) {
+        // Held by the caller, if he is the shared thread: then it is emptied with him.
+        if let Some(guard) = self.shared.try_lock() {
+            self.flush(&self.hold_shared(guard));
+        }
+        self.flush(thread);
+        for class in SizeClass::all() {
+            if let Some(spare) = self.central(class).take_spare(&self.spans) {
+                self.free_run(thread, self.spans.leave(class, spare));
+            }
+        }
+        if let Some(cache) = thread.cache() {
+            self.heap.cache_at(cache).flush();
+        }
+    }
+
+    /// Empties the thread if somebody has run out of memory since it last did. On slow paths.
+    fn heed_calls(&self, thread: &Thread) {
+        let calls = self.heap.flush_calls();
+        if thread.calls.replace(calls) != calls {
+            self.flush(thread);
+        }
+    }
+
+    // ---- allocating
+    // ---------------------------------------------------------------------------------------------------------
+
+    /// Memory for `layout`. `None` if there is no room, or no such layout.
+    pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
+        match SizeClass::of(layout.size(), layout.align()) {
+            Some(class) => self.allocate_slot(thread, class),
+            None => self
+                .allocate_run(thread, layout)
+                .map(|run| self.heap.address(run.run.start())),
+        }
+    }
+
+    /// As [`allocate`](Self::allocate); every byte of the layout's size is zero.
+    pub fn allocate_zeroed(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
+        let (memory, zeroed) = match SizeClass::of(layout.size(), layout.align()) {
+            Some(class) => (self.allocate_slot(thread, class)?, false),
+            None => {
+                let allocation = self.allocate_run(thread, layout)?;
+                (self.heap.address(allocation.run.start()), allocation.is_zeroed())
+            }
+        };
+        if !zeroed {
+            // SAFETY: just allocated, for at least so many bytes.
+            unsafe { memory.write_bytes(0, layout.size()) };
+        }
+        Some(memory)
+    }
+
+    #[inline]
+    fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+        let magazine = thread.magazine(class);
+        let slot = magazine.pop().or_else(|| {
+            self.heed_calls(thread);
+            let list = self.take_slots(thread.cache(), class, magazine.widen(class));
+            magazine.fill(list);
+            magazine.pop()
+        });
+        let slot = slot.or_else(|| {
+            self.reclaim(thread);
+            self.take_slots(thread.cache(), class, 1).pop()
+        });
+        NonNull::new(slot?)
+    }
+
+    fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
+        let pages = PageCount::holding(layout.size().max(1), PAGE_SHIFT);
+        if pages > self.heap.limit() {
+            return None;
+        }
+        let attempt = || {
+            if layout.align() <= PAGE_BYTES {
+                self.pages(thread.cache(), pages)
+            } else {
+                self.heap.allocate_aligned(pages, layout.align())
+            }
+        };
+        attempt().or_else(|| {
+            self.reclaim(thread);
+            attempt()
+        })
+    }
+
+    /// Up to `wanted` slots of a class, from its spans or a new one. None if there is no memory for one.
+    fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32) -> List {
+        let central = self.central(class);
+        loop {
+            let list = central.take(&self.spans, class, wanted);
+            if !list.is_empty() {
+                return list;
+            }
+            let Some(run) = self.new_span(cache, class) else {
+                return list;
+            };
+            central.add(&self.spans, run.start());
+            // Others may be quicker than we, and take all of it.
+        }
+    }
+
+    fn new_span(&self, cache: Option<usize>, class: SizeClass) -> Option<PageRun> {
+        let run = self.pages(cache, PageCount(class.pages()))?.run;
+        if run.end().0 > self.spans.covered() {
+            // As far as the heap has grown, or else for this span.
+            let source = self.heap.source();
+            let cover = |pages| self.tables.cover(source, &self.spans, pages);
+            let grown = self.heap.grown().0.max(run.end().0);
+            if cover(grown).or_else(|_| cover(run.end().0)).is_err() {
+                self.give_pages(cache, run);
+                return None;
+            }
+        }
+        self.spans.enter(class, run);
+        Some(run)
+    }
+
+    // ---- freeing
+    // ------------------------------------------------------------------------------------------------------------
+
+    /// Takes memory back.
+    ///
+    /// # Safety
+    ///
+    /// It was allocated from this heap with this layout, and nothing uses it any more.
+    pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            self.free_run(thread, self.run_of(memory, layout.size()));
+            return;
+        };
+        let magazine = thread.magazine(class);
+        // SAFETY: the caller's promise: the slot is given up, and of this class.
+        while !unsafe { magazine.push(memory.as_ptr()) } {
+            self.heed_calls(thread);
+            let count = magazine.count();
+            let half = magazine.widen(class);
+            if half <= count / 2 {
+                // As wide as it gets, and full.
+                self.give_slots(thread, class, magazine.cut(half));
+            }
+        }
+    }
+
+    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there.
+    fn run_of(&self, memory: NonNull<u8>, size: usize) -> PageRun {
+        let run = self.heap.run_of(memory.as_ptr(), size.max(1));
+        match run {
+            Some(run) if memory.addr().get() & (PAGE_BYTES - 1) == 0 => run,
+            _ => fatal::abort(
+                "a large block was freed that is not of this heap; its address, its size",
+                memory.addr().get(),
+                size,
+            ),
+        }
+    }
+
+    fn give_slots(&self, thread: &Thread, class: SizeClass, list: List) {
+        if list.is_empty() {
+            return;
+        }
+        let mut leaving = self.central(class).give(&self.spans, class, list);
+        while let Some(span) = leaving {
+            leaving = self.spans.entry(span).behind.get();
+            self.free_run(thread, self.spans.leave(class, span));
+        }
+    }
+
+    // ---- resizing
+    // -----------------------------------------------------------------------------------------------------------
+
+    /// Makes memory of `layout` `size` bytes long, where it is or elsewhere; the bytes up to the shorter length stay.
+    /// `None` if there is no room: then nothing has changed.
+    ///
+    /// # Safety
+    ///
+    /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
+    /// returned.
+    pub unsafe fn resize(
+        &self,
+        thread: &Thread,
+        memory: NonNull<u8>,
+        layout: Layout,
+        size: usize,
+    ) -> Option<NonNull<u8>> {
+        // Rounded up to the alignment it must not overflow.
+        let new = Layout::from_size_align(size, layout.align()).ok()?;
+        match (
+            SizeClass::of(layout.size(), layout.align()),
+            SizeClass::of(size, layout.align()),
+        ) {
+            (Some(old), Some(new)) if old == new => return Some(memory),
+            (None, None) if self.resize_run(thread, memory, layout.size(), size) => return Some(memory),
+            _ => {}
+        }
+        let moved = self.allocate(thread, new)?;
+        // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
+        unsafe {
+            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
+            self.free(thread, memory, layout);
+        }
+        Some(moved)
+    }
+
+    /// Makes a run shorter or longer where it is, if it can be.
+    fn resize_run(&self, thread: &Thread, memory: NonNull<u8>, old: usize, new: usize) -> bool {
+        let (run, to) = (self.run_of(memory, old), PageCount::holding(new.max(1), PAGE_SHIFT));
+        if to > run.pages() {
+            // The heap does not grow for a run that something stands behind.
+            let reach = run.start().0.saturating_add(to.0);
+            let room =
+                reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
+            return room && self.heap.grow_in_place(run, to).is_some();
+        }
+        if let Some((_, tail)) = run.split_at(to) {
+            self.free_run(thread, tail);
+        }
+        true
+    }
+
+    // ---- pages
+    // --------------------------------------------------------------------------------------------------------------
+
+    /// A run of pages: through a cache if there is one.
+    #[inline]
+    fn pages(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
+        match cache {
+            Some(cache) => self.heap.cache_at(cache).allocate_tracked(pages),
+            None => self.heap.allocate_tracked(pages),
+        }
+    }
+
+    fn free_run(&self, thread: &Thread, run: PageRun) {
+        self.give_pages(thread.cache(), run);
+    }
+
+    #[inline]
+    fn give_pages(&self, cache: Option<usize>, run: PageRun) {
+        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
+        // unmade.
+        unsafe {
+            match cache {
+                Some(cache) => self.heap.cache_at(cache).free(run),
+                None => self.heap.free(run),
+            }
+        }
+    }
+
+    /// Every thread's structure, the shared one too. Only the counts of its magazines may be read.
+    fn for_each_thread(&self, mut visit: impl FnMut(&Thread)) {
+        visit(&self.shared());
+        self.register.for_each(visit);
+    }
+
+    #[inline]
+    fn central(&self, class: SizeClass) -> &Central {
+        self.centrals.get(class.index())
+    }
+
+    /// The heap of pages below.
+    pub fn heap(&self) -> &PageHeap<S> {
+        &self.heap
+    }
+
+    /// The span a page is in; for checks.
+    fn span_at(&self, page: PageIndex) -> Option<(SizeClass, usize)> {
+        self.spans.entry(page).tag()
+    }
+}

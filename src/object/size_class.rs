@@ -1,0 +1,256 @@
+//! Size classes: which slot a layout gets, and how a span is cut into slots. Pure arithmetic, one table.
+//!
+//! ```text
+//!   bytes     8  16  24 … 128 │ 144 160 … 256 │ 288 320 … 512 │ … │ 18 K 20 K … 32 K │ more: whole pages
+//!   class     0   1   2    15 │  16  17    23 │  24  25    31 │   │   72   73     79 │ none
+//!   step      8               │  16           │  32           │   │  2 K             │
+//! ```
+//!
+//! Eight steps to every doubling, so a slot is less than an eighth larger than what was asked for from 64 bytes on.
+//! Below, steps of 8 bytes: what a word-aligned program asks for anyway.
+//!
+//! **One function for all.** [`SizeClass::of`] maps (size, align) to a class, for allocation, for freeing and for
+//! resizing alike; whoever frees with the layout he allocated with gets the same class again, and nobody has to look
+//! anything up.
+//!
+//! **Alignment.** The size is rounded up to a multiple `s` of the alignment `a` first; then the slot's size is a
+//! multiple of `a` too. Proof: let `g` be the step at `s`, a power of two as `a` is. The slot's size is `s` rounded up
+//! to a multiple of `g`. If `a ≤ g`, every multiple of `g` is one of `a`. If `a > g`, then `s`, a multiple of `a`, is
+//! one of `g` already, and the slot's size is `s`. Spans begin on a page, so slot i, `i · size` from there, is aligned
+//! for every `a` up to a page.
+//!
+//! **Spans** are as short as leaves at most an eighth over at the end and gives several slots: 1 page up to 1 KiB (8
+//! slots or more), 16 at the most.
+//!
+//! Worked: 100 bytes aligned to 64. Rounded up to 128; s − 1 = 127 has its highest bit at 6, so the class is 8 · 6 +
+//! (127 >> 3) − 48 = 15: slots of 128 bytes, 64 in a span of one page.
+
+#![forbid(unsafe_code)]
+
+use crate::fatal;
+use crate::geometry::{Geometry, Shape};
+
+/// How many classes there are.
+pub const CLASSES: usize = 80;
+
+/// The largest slot. What is larger is a run of pages.
+pub const MAX_SLOT_BYTES: usize = 32 << 10;
+
+/// The longest span: as much as a cache of pages serves.
+pub const MAX_SPAN_PAGES: usize = 16;
+
+/// log2 of the bytes in a page.
+pub const PAGE_SHIFT: u32 = <Geometry as Shape>::PAGE_SHIFT;
+
+/// Bytes in a page.
+pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
+
+/// Bytes that change hands at once between a magazine and its class, at the most.
+const BATCH_BYTES: usize = 32 << 10;
+
+/// The most slots that change hands at once; and the fewest a magazine may come to.
+const BATCH_SLOTS: [usize; 2] = [2, 128];
+
+/// A class of sizes. I9: its number is less than [`CLASSES`]; only `of` and `all` make one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SizeClass(u8);
+
+/// What a class is.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Bytes in a slot.
+    bytes: u32,
+    /// ⌈2³² / bytes⌉; see [`SizeClass::slot_at`].
+    reciprocal: u32,
+    /// Slots in a span.
+    slots: u16,
+    /// Pages in a span.
+    pages: u8,
+    /// Slots that change hands at once.
+    batch: u8,
+}
+
+static TABLE: [Entry; CLASSES] = {
+    let mut table = [Entry::new(0); CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        table[class] = Entry::new(class);
+        class += 1;
+    }
+    table
+};
+
+impl Entry {
+    const fn new(class: usize) -> Self {
+        let bytes = slot_bytes(class);
+        let pages = span_pages(bytes);
+        let batch = BATCH_BYTES / bytes;
+        let [least, most] = BATCH_SLOTS;
+        Self {
+            bytes: bytes as u32,
+            reciprocal: (1_u64 << 32).div_ceil(bytes as u64) as u32,
+            slots: (pages * PAGE_BYTES / bytes) as u16,
+            pages: pages as u8,
+            batch: (if batch < least {
+                least
+            } else if batch > most {
+                most
+            } else {
+                batch
+            }) as u8,
+        }
+    }
+}
+
+/// The inverse of [`SizeClass::of`] for align 1: the largest size in a class.
+const fn slot_bytes(class: usize) -> usize {
+    if class < 8 {
+        return (class + 1) * 8;
+    }
+    // In the words of `of`: class = 8 · log + top − 48 with 8 ≤ top < 16.
+    let (log, top) = (6 + (class - 8) / 8, 8 + (class - 8) % 8);
+    (top + 1) << (log - 3)
+}
+
+/// The fewest pages that hold several slots of `bytes` bytes with at most an eighth left over.
+const fn span_pages(bytes: usize) -> usize {
+    let several = if bytes > MAX_SLOT_BYTES / 2 { 4 } else { 8 };
+    let mut pages = 1;
+    while pages * PAGE_BYTES / bytes < several || pages * PAGE_BYTES % bytes * 8 > pages * PAGE_BYTES {
+        pages += 1;
+    }
+    pages
+}
+
+// The last class is the largest slot, and no span is longer than it may be.
+const _: () = {
+    assert!(slot_bytes(CLASSES - 1) == MAX_SLOT_BYTES);
+    let mut class = 0;
+    while class < CLASSES {
+        assert!(span_pages(slot_bytes(class)) <= MAX_SPAN_PAGES);
+        class += 1;
+    }
+};
+
+impl SizeClass {
+    /// log2 of the bytes in a page.
+    pub const PAGE_SHIFT: u32 = PAGE_SHIFT;
+
+    /// The class of a layout; `None` if it wants whole pages. Size zero is taken for one.
+    #[inline(always)]
+    pub const fn of(size: usize, align: usize) -> Option<Self> {
+        if size > MAX_SLOT_BYTES || align > PAGE_BYTES {
+            return None;
+        }
+        let size = size + (size == 0) as usize;
+        // Both are small: no overflow. At most MAX_SLOT_BYTES still, which every such alignment divides.
+        let last = ((size + align - 1) & !(align - 1)) - 1;
+        // The highest bit, but at least 6: below 128 bytes there is one step, 8.
+        let log = (last | 64).ilog2();
+        Some(Self((8 * log as usize + (last >> (log - 3)) - 48) as u8))
+    }
+
+    /// Every class, smallest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..CLASSES as u8).map(Self)
+    }
+
+    /// The class with this number.
+    pub const fn from_index(index: usize) -> Option<Self> {
+        if index < CLASSES { Some(Self(index as u8)) } else { None }
+    }
+
+    /// The class's number, less than [`CLASSES`].
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    #[inline(always)]
+    fn entry(self) -> &'static Entry {
+        match TABLE.get(self.index()) {
+            Some(entry) => entry,
+            None => fatal::abort("no such size class", self.index(), CLASSES),
+        }
+    }
+
+    /// Bytes in a slot.
+    #[inline(always)]
+    pub fn bytes(self) -> usize {
+        self.entry().bytes as usize
+    }
+
+    /// Pages in a span.
+    pub fn pages(self) -> usize {
+        usize::from(self.entry().pages)
+    }
+
+    /// Slots in a span.
+    pub fn slots(self) -> u32 {
+        u32::from(self.entry().slots)
+    }
+
+    /// How many slots change hands at once at the most; a magazine holds twice as many.
+    pub fn batch(self) -> u32 {
+        u32::from(self.entry().batch)
+    }
+
+    /// The slot that begins `offset` bytes into its span; `None` if none does.
+    ///
+    /// A multiplication for a division: with r = ⌈2³² / b⌉ the error r · b − 2³² is less than b ≤ 2¹⁵, an offset is
+    /// less than 2¹⁷, so the error of the product stays below 2³² and its upper half is the quotient, exactly.
+    #[inline]
+    pub fn slot_at(self, offset: usize) -> Option<u32> {
+        let entry = self.entry();
+        let slot = (offset as u64 * u64::from(entry.reciprocal)) >> 32;
+        let exact = slot * u64::from(entry.bytes) == offset as u64;
+        (exact && slot < u64::from(entry.slots)).then_some(slot as u32)
+    }
+}
+
+// The bounds that `slot_at` counts on.
+const _: () = assert!(MAX_SLOT_BYTES <= 1 << 15 && MAX_SPAN_PAGES * PAGE_BYTES <= 1 << 17);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every size and alignment: large enough, aligned, and the smallest class that is.
+    #[test]
+    fn a_slot_holds_its_layout_and_is_aligned() {
+        for align in (0..=PAGE_SHIFT).map(|shift| 1 << shift) {
+            for size in 0..=MAX_SLOT_BYTES {
+                let class = SizeClass::of(size, align).unwrap();
+                let rounded = size.max(1).next_multiple_of(align);
+                assert!(class.bytes() >= rounded, "{size}, {align}");
+                assert_eq!(class.bytes() % align.max(8), 0, "{size}, {align}: {class:?}");
+                let below = class.index().checked_sub(1).and_then(SizeClass::from_index);
+                assert!(below.is_none_or(|below| below.bytes() < rounded), "{size}, {align}");
+                let waste = class.bytes() - rounded;
+                assert!(rounded < 64 || waste * 8 <= rounded, "{size}, {align}: {waste} wasted");
+            }
+            assert_eq!(SizeClass::of(MAX_SLOT_BYTES + 1, align), None);
+        }
+        assert_eq!(SizeClass::of(1, 2 * PAGE_BYTES), None);
+        assert_eq!(SizeClass::of(usize::MAX, 1), None);
+    }
+
+    /// Every offset into every span.
+    #[test]
+    fn a_slot_is_found_by_its_first_byte_only() {
+        for class in SizeClass::all() {
+            let bytes = class.pages() * PAGE_BYTES;
+            assert!(bytes - class.slots() as usize * class.bytes() <= bytes / 8, "{class:?}");
+            assert!(class.slots() >= 4 && class.batch() >= 2, "{class:?}");
+            for offset in 0..bytes {
+                let slot = offset / class.bytes();
+                let begins = offset % class.bytes() == 0 && slot < class.slots() as usize;
+                assert_eq!(
+                    class.slot_at(offset),
+                    begins.then_some(slot as u32),
+                    "{class:?} + {offset}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Spans: runs of pages cut into equal slots, described in a table beside the pages.
+//!
+//! ```text
+//!   table    …│ page 40     │ page 41     │ page 42     │ page 43     │…      32 bytes a page
+//!             │ tag 17, + 0 │ tag 17, + 1 │ tag 17, + 2 │ tag none    │
+//!             │ list, used  │             │             │             │
+//!             └──── the span at page 40, of class 16 ───┘
+//!   pages    …│ slot 0 │ slot 1 │ slot 2 │ … │ slot 55 │ over │
+//! ```
+//!
+//! The entry of a span's first page describes the span; the entries of the others say how far back that is. So any
+//! address leads to its span with one subtraction, one shift and one load, two if the span has several pages. A page
+//! outside any span has tag 0.
+//!
+//! A span's slots are in one of three places: **out** (in a magazine, or with the program), on the span's free **list**
+//! (linked through the slots themselves by number, never by address, so that a program that writes to a slot it has
+//! freed can lead us to a wrong slot of that span at worst, and is found out if the number is none), or **fresh**:
+//! never taken out yet, and not touched.
+//!
+//! I10: out + listed + fresh = all. I11: fresh slots are the last ones.
+//!
+//! The tag may be read by anybody who holds a slot of the span; all else only under the lock of the class. The fields
+//! are atomics with relaxed accesses, which cost what plain ones do; the lock orders them.
+
+#![forbid(unsafe_code)]
+
+use crate::fatal;
+use crate::sync::{AtomicU32, Ordering};
+use crate::units::PageIndex;
+
+use super::size_class::SizeClass;
+
+/// What the table says of one page. All-zero bytes: in no span.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub struct Span {
+    /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span.
+    tag: AtomicU32,
+    /// Slots out.
+    used: AtomicU32,
+    /// The first listed slot, plus one.
+    listed: AtomicU32,
+    /// Slots that were ever out: the number of the first fresh one.
+    fresh: AtomicU32,
+    /// The neighbours in the class's list of spans with room; see [`Link`].
+    pub(super) before: Link,
+    pub(super) behind: Link,
+}
+
+// A power of two: an entry is a shift away.
+const _: () = assert!(size_of::<Span>() == 32);
+
+/// How far back a page can say its span begins.
+const BACK_BITS: u32 = 8;
+
+/// A page, or none: its index plus one. A heap has fewer than 2³² pages.
+#[derive(Debug)]
+pub struct Link(AtomicU32);
+
+impl Link {
+    /// No page.
+    pub const fn none() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// The page.
+    #[inline]
+    pub fn get(&self) -> Option<PageIndex> {
+        // Relaxed: under the lock of the class.
+        (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
+    }
+
+    /// Makes it `page`.
+    #[inline]
+    pub fn set(&self, page: Option<PageIndex>) {
+        let number = page.map_or(0, |page| page.0 as u32 + 1);
+        // Relaxed: under the lock of the class.
+        self.0.store(number, Ordering::Relaxed);
+    }
+}
+
+/// The slots of a span at one moment. Read, changed and written back under the lock of the class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Slots out.
+    pub used: u32,
+    /// The first listed slot, plus one.
+    pub listed: u32,
+    /// The first fresh slot.
+    pub fresh: u32,
+}
+
+impl Span {
+    /// An entry that belongs to no span: the one of zeroed memory.
+    pub fn vacant() -> Self {
+        Self {
+            tag: AtomicU32::new(0),
+            used: AtomicU32::new(0),
+            listed: AtomicU32::new(0),
+            fresh: AtomicU32::new(0),
+            before: Link::none(),
+            behind: Link::none(),
+        }
+    }
+
+    /// The class of the span the page is in, and how many pages back that span begins. `None` outside any.
+    #[inline]
+    pub fn tag(&self) -> Option<(SizeClass, usize)> {
+        // Relaxed: written before the span's first slot came out, and cleared after its last came back. Whoever holds a
+        // slot, or the lock of the class, has been told of the one and has yet to hear of the other.
+        let tag = self.tag.load(Ordering::Relaxed);
+        let class = SizeClass::from_index(((tag >> BACK_BITS) as usize).wrapping_sub(1))?;
+        Some((class, (tag & ((1 << BACK_BITS) - 1)) as usize))
+    }
+
+    /// Enters the page in a span of `class` that begins `back` pages before it; all slots are fresh.
+    pub fn enter(&self, class: SizeClass, back: usize) {
+        self.set_slots(Slots {
+            used: 0,
+            listed: 0,
+            fresh: 0,
+        });
+        self.before.set(None);
+        self.behind.set(None);
+        let tag = (class.index() as u32 + 1) << BACK_BITS | back as u32;
+        // Relaxed: nobody has a slot of the span yet; see `tag`.
+        self.tag.store(tag, Ordering::Relaxed);
+    }
+
+    /// Takes the page out of its span.
+    pub fn leave(&self) {
+        // Relaxed: nobody has a slot of the span any more; see `tag`.
+        self.tag.store(0, Ordering::Relaxed);
+    }
+
+    /// The span's slots, of its first page's entry.
+    #[inline]
+    pub fn slots(&self) -> Slots {
+        // Relaxed: under the lock of the class.
+        Slots {
+            used: self.used.load(Ordering::Relaxed),
+            listed: self.listed.load(Ordering::Relaxed),
+            fresh: self.fresh.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Writes them back.
+    #[inline]
+    pub fn set_slots(&self, slots: Slots) {
+        // Relaxed: under the lock of the class, or of a span that nobody knows yet.
+        self.used.store(slots.used, Ordering::Relaxed);
+        self.listed.store(slots.listed, Ordering::Relaxed);
+        self.fresh.store(slots.fresh, Ordering::Relaxed);
+    }
+}
+
+impl Slots {
+    /// Takes the first listed slot out; `next` reads the link that stands in a listed slot. `None` if none is listed.
+    ///
+    /// Aborts if the link leads nowhere, or in a circle: somebody has written to a slot after freeing it.
+    #[inline]
+    pub fn unlist(&mut self, span: PageIndex, next: impl FnOnce(u32) -> u32) -> Option<u32> {
+        let slot = self.listed.checked_sub(1)?;
+        let link = next(slot);
+        if link > self.fresh || self.used >= self.fresh {
+            fatal::abort(
+                "a freed block was written to; its slot, the span's page",
+                slot as usize,
+                span.0,
+            );
+        }
+        self.listed = link;
+        self.used += 1;
+        Some(slot)
+    }
+
+    /// Takes up to `wanted` fresh slots out: their numbers.
+    #[inline]
+    pub fn freshen(&mut self, class: SizeClass, wanted: u32) -> core::ops::Range<u32> {
+        let first = self.fresh;
+        let count = wanted.min(class.slots().saturating_sub(first));
+        self.fresh += count;
+        self.used += count;
+        first..first + count
+    }
+
+    /// Puts a slot that is out on the list. What is to stand in it as the link.
+    ///
+    /// Aborts if no such slot can be out: it is fresh, or none is.
+    #[inline]
+    pub fn list(&mut self, span: PageIndex, slot: u32) -> u32 {
+        if slot >= self.fresh || self.used == 0 {
+            fatal::abort(
+                "a block was freed that is not allocated; its slot, the span's page",
+                slot as usize,
+                span.0,
+            );
+        }
+        self.used -= 1;
+        core::mem::replace(&mut self.listed, slot + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_come_fresh_then_listed_and_the_count_is_kept() {
+        let class = SizeClass::of(1024, 1).unwrap();
+        let (mut slots, page) = (Span::vacant().slots(), PageIndex(0));
+        let mut links = [0; 8];
+        assert_eq!(slots.freshen(class, 3), 0..3);
+        assert_eq!(slots.freshen(class, 30), 3..8);
+        assert_eq!(slots.freshen(class, 1), 8..8);
+        for slot in [2, 7, 0] {
+            links[slot as usize] = slots.list(page, slot);
+        }
+        assert_eq!(slots.used, 5);
+        let taken: [_; 4] = core::array::from_fn(|_| slots.unlist(page, |slot| links[slot as usize]));
+        assert_eq!(taken, [Some(0), Some(7), Some(2), None]);
+        assert_eq!((slots.used, slots.listed, slots.fresh), (8, 0, 8));
+    }
+
+    #[test]
+    fn a_page_knows_its_span() {
+        let span = Span::vacant();
+        assert_eq!(span.tag(), None);
+        for class in SizeClass::all() {
+            span.enter(class, class.pages() - 1);
+            assert_eq!(span.tag(), Some((class, class.pages() - 1)));
+        }
+        span.leave();
+        assert_eq!(span.tag(), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! What the object layer has in its hands, counted when somebody asks.
+
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+use crate::heap::Stats;
+use crate::source::Source;
+use crate::units::PageCount;
+
+use super::Objects;
+use super::size_class::SizeClass;
+
+/// A global heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GlobalStats {
+    /// The pages. [`Stats::in_use`] counts those of spans and those of large blocks; calls and metadata are those of
+    /// both layers.
+    pub pages: Stats,
+    /// Pages cut into slots.
+    pub span_pages: PageCount,
+    /// Spans.
+    pub spans: usize,
+    /// Slots that the program has, rounded up to their classes, and the structures of threads.
+    pub slot_bytes: usize,
+    /// Free slots in the magazines of threads.
+    pub magazine_bytes: usize,
+    /// Batches that went between magazines and classes.
+    pub batches: u64,
+    /// Threads that have a structure of their own at the moment.
+    pub threads: usize,
+    /// Structures ever made for threads; they are reused.
+    pub thread_structures: usize,
+}
+
+impl GlobalStats {
+    /// Bytes in blocks of the program, rounded up to slots and pages.
+    #[must_use]
+    pub fn bytes_in_use(&self) -> usize {
+        let large = self.pages.in_use.0.saturating_sub(self.span_pages.0);
+        large * self.pages.page_bytes + self.slot_bytes
+    }
+}
+
+impl<S: Source + 'static> Objects<S> {
+    /// Counts. O(heap).
+    pub fn stats(&self) -> GlobalStats {
+        let mut stats = GlobalStats {
+            pages: self.heap.stats(),
+            ..GlobalStats::default()
+        };
+        for class in SizeClass::all() {
+            let state = self.central(class).state();
+            stats.spans += state.spans as usize;
+            stats.span_pages.0 += state.spans as usize * class.pages();
+            stats.slot_bytes += state.out as usize * class.bytes();
+            stats.batches += state.visits;
+        }
+        self.for_each_thread(|thread| {
+            for class in SizeClass::all() {
+                stats.magazine_bytes += thread.magazine(class).count() as usize * class.bytes();
+            }
+        });
+        stats.slot_bytes = stats.slot_bytes.saturating_sub(stats.magazine_bytes);
+        (stats.threads, stats.thread_structures) = self.register.counts();
+        let (prepare, bytes) = self.tables.state(&self.spans);
+        stats.pages.calls.prepare += prepare;
+        stats.pages.calls.reserve += 1;
+        stats.pages.metadata_bytes += bytes;
+        stats
+    }
+}
+
+impl fmt::Display for GlobalStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+        writeln!(f, "{}", self.pages)?;
+        let bytes = self.bytes_in_use();
+        writeln!(f, "blocks    {bytes:>9} bytes, {:.1} MiB", mib(bytes))?;
+        writeln!(
+            f,
+            "spans     {:>9}   {} pages, {:.1} MiB",
+            self.spans,
+            self.span_pages.0,
+            mib(self.span_pages.0 * self.pages.page_bytes)
+        )?;
+        writeln!(
+            f,
+            "magazines {:>9} bytes, {} batches",
+            self.magazine_bytes, self.batches
+        )?;
+        write!(
+            f,
+            "threads   {:>9}   of {} structures",
+            self.threads, self.thread_structures
+        )
+    }
+}

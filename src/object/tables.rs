@@ -1,0 +1,161 @@
+//! Where the object layer keeps its own: a reservation for metadata, beside the one of the pages.
+//!
+//! ```text
+//!   ┌ the heap ┬ shared thread ┬ class 0 … class 79 ┐┌ span of page 0 │ 1 │ 2 │ …
+//!   │ prepared at once, ~9 KiB                      ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░      prepared as spans reach it
+//!   └───────────────────────────────────────────────┘└─────────────────────────────
+//! ```
+//!
+//! The heap itself lies there, not in the [`GlobalHeap`](crate::GlobalHeap) that leads to it: whatever becomes of that
+//! value, threads that end may still find the heap. Nothing here is ever given back.
+//!
+//! 32 bytes for every page of 8 KiB: 0.4 %, where there are spans.
+
+use core::ptr::NonNull;
+
+use crate::heap::PageHeap;
+use crate::source::{Purpose, Refused, Reservation, Source};
+use crate::sync::{AtomicU64, Lock, Ordering, Table, Zeroed};
+use crate::units::PageIndex;
+
+use super::Objects;
+use super::central::{Central, Spans};
+use super::size_class::CLASSES;
+use super::span::Span;
+use super::thread::Thread;
+
+// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same.
+unsafe impl Zeroed for Span {
+    fn zeroed() -> Self {
+        Self::vacant()
+    }
+}
+
+// SAFETY: atomic integers and a lock, which is one; `new` makes the same.
+unsafe impl Zeroed for Central {
+    fn zeroed() -> Self {
+        Self::new()
+    }
+}
+
+/// What starts on a line of its own: two cache lines, which some processors fetch together.
+const LINE: usize = 128;
+
+// Objects may lie wherever a line begins.
+const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE);
+
+/// The object layer's reservation: where things lie in it.
+#[derive(Debug)]
+pub struct Tables {
+    base: NonNull<u8>,
+    thread: usize,
+    centrals: usize,
+    spans: usize,
+    /// Entries of the table of spans.
+    pages: usize,
+    granule: usize,
+    lock: Lock,
+    /// Requests to the source.
+    prepare: AtomicU64,
+}
+
+// SAFETY: an address and numbers; whoever uses the memory behind it goes through tables of atomics, or through a lock.
+unsafe impl Send for Tables {}
+// SAFETY: as above.
+unsafe impl Sync for Tables {}
+
+impl Tables {
+    /// Reserves the tables of a heap of up to `pages` pages and prepares the first part. On failure nothing stays
+    /// reserved.
+    pub fn reserve<S: Source>(source: &S, pages: usize) -> Option<(Self, Reservation)> {
+        let granule = source.granule();
+        let thread = size_of::<Objects<S>>().next_multiple_of(LINE);
+        let centrals = thread + size_of::<Thread>().next_multiple_of(LINE);
+        let spans = (centrals + CLASSES * size_of::<Central>()).next_multiple_of(granule.max(LINE));
+        let bytes = pages
+            .checked_mul(size_of::<Span>())?
+            .checked_add(spans)?
+            .checked_next_multiple_of(granule)?;
+        let align = granule.max(align_of::<Objects<S>>()).max(LINE);
+        let reservation = source.reserve(Purpose::Metadata, bytes, align)?;
+        // SAFETY: the first granules of a reservation just made, for metadata.
+        if unsafe { source.prepare(Purpose::Metadata, reservation.base, spans) }.is_err() {
+            // SAFETY: just reserved, and nothing refers to it.
+            unsafe { source.unreserve(Purpose::Metadata, reservation) };
+            return None;
+        }
+        let tables = Self {
+            base: reservation.base,
+            thread,
+            centrals,
+            spans,
+            pages,
+            granule,
+            lock: Lock::new(),
+            prepare: AtomicU64::new(1),
+        };
+        Some((tables, reservation))
+    }
+
+    /// Where the heap lies: room for it, aligned, zeroed.
+    pub fn place<S: Source>(&self) -> NonNull<Objects<S>> {
+        self.base.cast()
+    }
+
+    /// The structure that threads share that have none of their own: zeroed at first, which is a valid one.
+    pub fn shared_thread(&self) -> NonNull<Thread> {
+        // SAFETY: inside the reservation, on a line.
+        unsafe { self.base.add(self.thread) }.cast()
+    }
+
+    /// The classes, and the spans of the pages of `heap`. Called once.
+    ///
+    /// # Safety
+    ///
+    /// The reservation is never given back, and this is called once.
+    pub unsafe fn tables<S: Source>(&self, heap: &PageHeap<S>) -> (Table<Central>, Spans) {
+        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. The classes are prepared; an
+        // entry of a span is reached below `covered` only, which `cover` raises behind what it prepares.
+        unsafe {
+            let centrals = Table::new(self.base.add(self.centrals), CLASSES);
+            let spans = Table::new(self.base.add(self.spans), self.pages);
+            (centrals, Spans::new(spans, heap.address(PageIndex(0))))
+        }
+    }
+
+    /// Prepares the entries of the first `pages` pages.
+    ///
+    /// # Errors
+    /// If the source refuses, or the table does not reach as far.
+    #[cold]
+    pub fn cover<S: Source>(&self, source: &S, spans: &Spans, pages: usize) -> Result<(), Refused> {
+        let _guard = self.lock.lock();
+        let covered = spans.covered();
+        if pages <= covered {
+            return Ok(());
+        }
+        if pages > self.pages {
+            return Err(Refused);
+        }
+        let done = (covered * size_of::<Span>()).next_multiple_of(self.granule);
+        let end = (pages * size_of::<Span>()).next_multiple_of(self.granule);
+        if end > done {
+            // Relaxed: a statistic.
+            self.prepare.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the granules of the table behind those prepared, inside the reservation, which was rounded up to
+            // a granule.
+            unsafe { source.prepare(Purpose::Metadata, self.base.add(self.spans + done), end - done)? };
+        }
+        // Release: pairs with `Spans::covered`; the entries are prepared.
+        let reach = (end / size_of::<Span>()).min(self.pages);
+        spans.covered.store(reach, Ordering::Release);
+        Ok(())
+    }
+
+    /// How often the source was asked to prepare, and how many bytes are prepared.
+    pub fn state(&self, spans: &Spans) -> (u64, usize) {
+        let bytes = self.spans + spans.covered() * size_of::<Span>();
+        // Relaxed: a statistic.
+        (self.prepare.load(Ordering::Relaxed), bytes)
+    }
+}

@@ -1,0 +1,190 @@
+//! What one thread keeps to itself: a magazine for every class, and a cache of pages. And the register of all threads.
+//!
+//! ```text
+//!   Thread   owner │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │        1,408 bytes, a slot like any other
+//!
+//!   register   all    ──▶ thread ──▶ thread ──▶ thread        every one ever made, none is ever unmade
+//!              vacant ──────────────▶ thread                  those nobody uses: the next thread gets the last left
+//! ```
+//!
+//! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads
+//! one after the other use one structure.
+
+use core::cell::Cell;
+use core::ptr::{self, NonNull};
+
+use crate::fatal;
+use crate::sync::{AtomicUsize, Lock, Ordering};
+
+use super::magazine::Magazine;
+use super::size_class::{CLASSES, SizeClass};
+
+/// What can be asked of a thread's structure before it is known whose it is.
+#[derive(Debug)]
+pub struct Owner {
+    /// The address of the heap's [`Objects`](super::Objects). Compared, never followed.
+    objects: AtomicUsize,
+}
+
+/// What to do when a thread ends that uses the structure.
+///
+/// # Safety of a call
+///
+/// The structure is one of a heap whose function this is; the caller is the one that uses it, and does not use it
+/// again.
+pub(super) type Leave = unsafe fn(NonNull<Thread>);
+
+/// One thread's own. All-zero bytes: nobody's, and empty.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Thread {
+    /// First: a pointer to a thread is a pointer to its owner.
+    owner: Owner,
+    /// The owner again, to be followed; and what to do when the thread ends.
+    pub(super) home: Cell<*const ()>,
+    leave: Cell<Option<Leave>>,
+    /// The slot of the thread's cache of pages, plus one. 0: it has none, and goes to the heap.
+    cache: Cell<u32>,
+    /// The last call for a flush that was heeded.
+    pub(super) calls: Cell<u32>,
+    /// The register's links.
+    next: Cell<*const Thread>,
+    next_vacant: Cell<*const Thread>,
+    magazines: [Magazine; CLASSES],
+}
+
+impl Owner {
+    /// No heap's: the number is none's address.
+    pub const fn nobody(number: usize) -> Self {
+        Self {
+            objects: AtomicUsize::new(number),
+        }
+    }
+
+    /// Whether it is the heap at `objects`.
+    #[inline(always)]
+    pub fn is<T>(&self, objects: *const T) -> bool {
+        // Relaxed: written before the thread was registered, by the thread itself or under the lock of the register.
+        self.objects.load(Ordering::Relaxed) == objects.addr()
+    }
+}
+
+impl Thread {
+    /// The magazine of a class.
+    #[inline(always)]
+    pub fn magazine(&self, class: SizeClass) -> &Magazine {
+        match self.magazines.get(class.index()) {
+            Some(magazine) => magazine,
+            None => fatal::abort("no such size class", class.index(), CLASSES),
+        }
+    }
+
+    /// The slot of the thread's cache of pages.
+    #[inline(always)]
+    pub fn cache(&self) -> Option<usize> {
+        (self.cache.get() as usize).checked_sub(1)
+    }
+
+    /// Gives the thread a cache, or takes it.
+    pub fn set_cache(&self, cache: Option<usize>) {
+        self.cache.set(cache.map_or(0, |cache| cache as u32 + 1));
+    }
+
+    /// Makes the structure `objects`', which is told by `leave` when the thread ends.
+    pub(super) fn set_owner<T>(&self, objects: &T, leave: Leave) {
+        let home = ptr::from_ref(objects);
+        // Relaxed: nobody has the structure yet.
+        self.owner.objects.store(home.addr(), Ordering::Relaxed);
+        self.home.set(home.cast());
+        self.leave.set(Some(leave));
+    }
+
+    /// The thread ends: everything goes back, the structure too.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the one that uses the structure, and does not use it again.
+    pub unsafe fn end(thread: NonNull<Self>) {
+        // SAFETY: structures are never unmade.
+        if let Some(leave) = unsafe { thread.as_ref() }.leave.get() {
+            // SAFETY: the caller's promise; `leave` was set with the owner.
+            unsafe { leave(thread) };
+        }
+    }
+}
+
+/// All threads of a heap.
+#[derive(Debug)]
+pub struct Register {
+    lock: Lock,
+    /// Below: only under the lock.
+    all: Cell<*const Thread>,
+    vacant: Cell<*const Thread>,
+    made: Cell<usize>,
+    used: Cell<usize>,
+}
+
+// SAFETY: the cells are used under the register's lock only; so are the links inside the structures they lead to. Of a
+// structure somebody uses, the register hands out shared references for reading atomics alone (`for_each`).
+unsafe impl Send for Register {}
+// SAFETY: as above.
+unsafe impl Sync for Register {}
+
+impl Register {
+    /// No threads.
+    pub const fn new() -> Self {
+        Self {
+            lock: Lock::new(),
+            all: Cell::new(ptr::null()),
+            vacant: Cell::new(ptr::null()),
+            made: Cell::new(0),
+            used: Cell::new(0),
+        }
+    }
+
+    /// A structure that nobody uses, for the caller to use.
+    pub fn take(&self) -> Option<NonNull<Thread>> {
+        let _guard = self.lock.lock();
+        let thread = NonNull::new(self.vacant.get().cast_mut())?;
+        // SAFETY: structures are never unmade.
+        self.vacant.set(unsafe { thread.as_ref() }.next_vacant.get());
+        self.used.set(self.used.get() + 1);
+        Some(thread)
+    }
+
+    /// Enters a new structure, which the caller uses.
+    pub fn add(&self, thread: NonNull<Thread>) {
+        let _guard = self.lock.lock();
+        // SAFETY: it will never be unmade.
+        unsafe { thread.as_ref() }.next.set(self.all.get());
+        self.all.set(thread.as_ptr());
+        self.made.set(self.made.get() + 1);
+        self.used.set(self.used.get() + 1);
+    }
+
+    /// Takes a structure back that the caller uses no more.
+    pub fn give(&self, thread: NonNull<Thread>) {
+        let _guard = self.lock.lock();
+        // SAFETY: structures are never unmade.
+        unsafe { thread.as_ref() }.next_vacant.set(self.vacant.get());
+        self.vacant.set(thread.as_ptr());
+        self.used.set(self.used.get() - 1);
+    }
+
+    /// Threads that use a structure, and structures.
+    pub fn counts(&self) -> (usize, usize) {
+        let _guard = self.lock.lock();
+        (self.used.get(), self.made.get())
+    }
+
+    /// Every structure, used or not. Only the counts of its magazines may be read.
+    pub fn for_each(&self, mut visit: impl FnMut(&Thread)) {
+        let _guard = self.lock.lock();
+        let mut next = self.all.get();
+        // SAFETY: structures are never unmade; `next` is written under the lock.
+        while let Some(thread) = unsafe { next.as_ref() } {
+            visit(thread);
+            next = thread.next.get();
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Every size and alignment, the impossible ones too; zeroing; resizing.
+
+use super::*;
+
+static HEAP: GlobalHeap = GlobalHeap::new();
+
+/// Sizes about every border: of classes, of pages, of runs.
+fn sizes() -> Vec<usize> {
+    let mut sizes = vec![1, 2, 3, 5, 7];
+    for shift in 3..22 {
+        for eighth in 8..16 {
+            let size = (1_usize << shift) * eighth / 8;
+            sizes.extend([size - 1, size, size + 1]);
+        }
+    }
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+#[test]
+fn every_layout_is_met() {
+    for align in (0..22).map(|shift| 1 << shift) {
+        let mut blocks = Vec::new();
+        for (seed, &size) in sizes().iter().enumerate() {
+            blocks.extend(Block::new(&HEAP, layout(size, align), seed as u8));
+            if blocks.len() > 40 {
+                blocks.swap_remove(seed % 40).free(&HEAP);
+            }
+        }
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+    }
+}
+
+#[test]
+fn large_alignments_are_met_or_refused() {
+    for align in (22..=30).map(|shift| 1 << shift) {
+        for size in [1, 8192, align, align + 1] {
+            // SAFETY: of size zero is none.
+            unsafe {
+                let memory = HEAP.alloc(layout(size, align));
+                assert_eq!(memory.addr() % align, 0);
+                if !memory.is_null() {
+                    memory.write(1);
+                    HEAP.dealloc(memory, layout(size, align));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn impossible_layouts_get_null_and_change_nothing() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let block = Block::new(&HEAP, layout(100, 8), 1).unwrap();
+    HEAP.flush_thread();
+    let grown = HEAP.stats().pages.grown;
+    let most = isize::MAX as usize;
+    for size in [1 << 47, 1 << 50, 1 << 62, most - 8192, most] {
+        for align in [1, 8, 4096, 8192, 1 << 16, 1 << 21, 1 << 30, 1 << 40, 1 << 62] {
+            let Ok(layout) = Layout::from_size_align(size, align) else {
+                continue;
+            };
+            // SAFETY: of size zero is none.
+            unsafe {
+                assert!(HEAP.alloc(layout).is_null(), "{layout:?}");
+                assert!(HEAP.alloc_zeroed(layout).is_null(), "{layout:?}");
+            }
+        }
+        // SAFETY: the block is ours; nothing happens to it.
+        unsafe { assert!(HEAP.realloc(block.memory, block.layout, size).is_null()) };
+    }
+    for align in (31..63).map(|shift| 1 << shift) {
+        // SAFETY: of size zero is none.
+        unsafe {
+            let memory = HEAP.alloc(layout(1, align));
+            assert!(memory.is_null() || memory.addr().is_multiple_of(align));
+            if !memory.is_null() {
+                HEAP.dealloc(memory, layout(1, align));
+            }
+        }
+    }
+    HEAP.flush_thread();
+    let _ = grown;
+    block.free(&HEAP);
+    HEAP.flush_thread();
+    HEAP.check().unwrap();
+}
+
+#[test]
+fn zeroed_is_zero_after_any_history() {
+    let mut random = Random(7);
+    for round in 0..rounds(20_000) {
+        let layout = layout(random.size(18), 1 << random.below(14));
+        // SAFETY: of size zero is none; the bytes read are the block's.
+        unsafe {
+            let memory = HEAP.alloc_zeroed(layout);
+            let bytes = std::slice::from_raw_parts(memory, layout.size());
+            assert!(bytes.iter().all(|&byte| byte == 0), "{layout:?}");
+            memory.write_bytes(0xA5, layout.size());
+            HEAP.dealloc(memory, layout);
+        }
+        if round.is_multiple_of(1000) {
+            HEAP.flush_thread();
+            HEAP.scavenge(pageheap::PageCount(1000));
+        }
+    }
+}
+
+#[test]
+fn a_block_keeps_its_bytes_from_every_size_to_every_size() {
+    let sizes: Vec<usize> = (0..21)
+        .flat_map(|shift| [(1 << shift) - 1, 1 << shift, (1 << shift) + 1, (3 << shift) / 2])
+        .filter(|&size| size > 0)
+        .collect();
+    for align in [1, 8, 64, 4096, 8192, 1 << 15, 1 << 21] {
+        for &from in &sizes {
+            for &to in &sizes {
+                let mut block = Block::new(&HEAP, layout(from, align), (from + to) as u8).unwrap();
+                assert!(block.resize(&HEAP, to));
+                block.free(&HEAP);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_block_grows_and_shrinks_where_it_is() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let mut block = Block::new(&HEAP, layout(200 << 10, 8), 3).unwrap();
+    let place = block.memory;
+    for size in [300 << 10, 40 << 20, 1 << 20, (1 << 20) - 1, 33 << 10, 600 << 10] {
+        assert!(block.resize(&HEAP, size));
+        assert_eq!(block.memory, place, "{size}");
+    }
+    let neighbour = Block::new(&HEAP, layout(200 << 10, 8), 4).unwrap();
+    let grown = HEAP.stats().pages.grown;
+    // SAFETY: ours; it does not grow so far.
+    assert!(unsafe { HEAP.realloc(block.memory, block.layout, 8 << 40) }.is_null());
+    assert_eq!(HEAP.stats().pages.grown, grown, "grew for a block that cannot");
+    block.free(&HEAP);
+    neighbour.free(&HEAP);
+}

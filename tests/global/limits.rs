@@ -1,0 +1,92 @@
+//! Running out, and coming back.
+
+use std::thread;
+
+use super::*;
+
+/// Blocks of one size until there are no more.
+fn exhaust<S: Source + Send + Sync>(heap: &GlobalHeap<S>, size: usize) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    while let Some(block) = Block::new(heap, layout(size, 8), blocks.len() as u8) {
+        blocks.push(block);
+        assert!(blocks.len() < 10_000_000);
+    }
+    blocks
+}
+
+#[test]
+fn a_limit_is_kept_used_and_survived() {
+    const LIMIT: usize = 16 << 20;
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT);
+    for size in [1 << 20, 64, 8, 5000, 32 << 10, 40 << 10, LIMIT / 4, 1 << 20] {
+        let blocks = exhaust(&HEAP, size);
+        let used = blocks.len() * size;
+        assert!(used <= LIMIT, "{size}: {used}");
+        // Classes round up by an eighth, spans leave an eighth over; blocks beside pages round up to pages.
+        assert!(used * 100 >= LIMIT * 70, "{size}: only {used} of {LIMIT} bytes");
+        assert!(HEAP.stats().pages.refusals > 0);
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+        HEAP.check().unwrap();
+    }
+}
+
+#[test]
+fn a_block_too_many_leaves_the_others_alone() {
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(4 << 20);
+    let mut blocks = exhaust(&HEAP, 100 << 10);
+    for block in &mut blocks {
+        assert!(!block.resize(&HEAP, 4 << 20));
+    }
+    blocks.into_iter().for_each(|block| block.free(&HEAP));
+    HEAP.check().unwrap();
+}
+
+#[test]
+fn a_thread_that_begins_at_exhaustion_gets_null_and_recovers() {
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(4 << 20);
+    let mut blocks = exhaust(&HEAP, 8192);
+    for size in [4096, 1024, 64, 8] {
+        blocks.extend(exhaust(&HEAP, size));
+    }
+    thread::spawn(|| {
+        assert!(Block::new(&HEAP, layout(8192, 8), 0).is_none());
+        assert!(Block::new(&HEAP, layout(8, 8), 0).is_none());
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+        let again = exhaust(&HEAP, 8192);
+        assert!(again.len() > 450, "{}", again.len());
+        again.into_iter().for_each(|block| block.free(&HEAP));
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn what_other_threads_keep_is_asked_back() {
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(8 << 20);
+    let (to, from) = std::sync::mpsc::sync_channel::<()>(0);
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            exhaust(&HEAP, 4096).into_iter().for_each(|block| block.free(&HEAP));
+            // Magazines full, and the thread idle, then at work again, on slow paths too.
+            from.recv().unwrap();
+            from.recv().unwrap();
+            let blocks: Vec<_> = (0..300)
+                .filter_map(|seed| Block::new(&HEAP, layout(16, 8), seed as u8))
+                .collect();
+            blocks.into_iter().for_each(|block| block.free(&HEAP));
+            from.recv().unwrap();
+        });
+        to.send(()).unwrap();
+        drop(
+            exhaust(&HEAP, 64 << 10)
+                .into_iter()
+                .map(|block| block.free(&HEAP))
+                .collect::<Vec<_>>(),
+        );
+        to.send(()).unwrap();
+        to.send(()).unwrap();
+        other.join().unwrap();
+    });
+    HEAP.flush_thread();
+    HEAP.check().unwrap();
+}

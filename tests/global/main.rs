@@ -1,0 +1,145 @@
+//! `GlobalHeap` as a value, driven through `GlobalAlloc`: every layout, every way to run out, many threads. It is not
+//! this process's allocator, so the tests' own bookkeeping lies elsewhere.
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use pageheap::GlobalHeap;
+use pageheap::source::Source;
+
+mod layouts;
+mod limits;
+#[cfg(unix)]
+mod processes;
+mod random;
+mod sources;
+mod threads;
+
+/// A generator of numbers that are random enough: xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() >> 16) as usize % end
+    }
+
+    /// A size of up to `1 << bits` bytes, every order of magnitude as likely as any other.
+    fn size(&mut self, bits: usize) -> usize {
+        let shift = self.below(bits) + 1;
+        1 + self.below(1 << shift)
+    }
+}
+
+/// A block and what was written to it.
+struct Block {
+    memory: *mut u8,
+    layout: Layout,
+    seed: u8,
+}
+
+// SAFETY: a block is its holder's alone.
+unsafe impl Send for Block {}
+
+impl Block {
+    /// A block full of `seed`, or `None`.
+    fn new<S: Source + Send + Sync>(heap: &GlobalHeap<S>, layout: Layout, seed: u8) -> Option<Self> {
+        // SAFETY: no layout here has size zero.
+        let memory = unsafe { heap.alloc(layout) };
+        if memory.is_null() {
+            return None;
+        }
+        assert_eq!(memory.addr() % layout.align(), 0, "{layout:?} at {memory:p}");
+        let block = Self { memory, layout, seed };
+        block.fill(0);
+        Some(block)
+    }
+
+    /// Byte `index` of a block of this seed.
+    fn byte(&self, index: usize) -> u8 {
+        self.seed.wrapping_add((index / 61) as u8).wrapping_mul(31)
+    }
+
+    /// The bytes that are looked at: all of a small block, some of each page of a large one.
+    fn looked_at(size: usize) -> impl Iterator<Item = usize> {
+        let step = if size <= 4096 { 1 } else { 509 };
+        (0..size).step_by(step).chain(size.saturating_sub(8)..size)
+    }
+
+    fn fill(&self, from: usize) {
+        for index in Self::looked_at(self.layout.size()).filter(|&index| index >= from) {
+            // SAFETY: inside the block.
+            unsafe { self.memory.add(index).write(self.byte(index)) };
+        }
+    }
+
+    fn verify(&self, size: usize) {
+        for index in Self::looked_at(self.layout.size()).filter(|&index| index < size) {
+            // SAFETY: inside the block.
+            let byte = unsafe { self.memory.add(index).read() };
+            assert_eq!(
+                byte,
+                self.byte(index),
+                "byte {index} of {:?} at {:p}",
+                self.layout,
+                self.memory
+            );
+        }
+    }
+
+    fn free<S: Source + Send + Sync>(self, heap: &GlobalHeap<S>) {
+        self.verify(self.layout.size());
+        // SAFETY: allocated with this layout.
+        unsafe { heap.dealloc(self.memory, self.layout) };
+    }
+
+    /// Makes it `size` bytes long; whether that worked. Contents are kept either way.
+    fn resize<S: Source + Send + Sync>(&mut self, heap: &GlobalHeap<S>, size: usize) -> bool {
+        let old = self.layout.size();
+        // SAFETY: allocated with this layout; the size is not zero.
+        let memory = unsafe { heap.realloc(self.memory, self.layout, size) };
+        if memory.is_null() {
+            self.verify(old);
+            return false;
+        }
+        let layout = Layout::from_size_align(size, self.layout.align()).unwrap();
+        assert_eq!(memory.addr() % layout.align(), 0, "{layout:?} at {memory:p}");
+        // The bytes that were looked at before.
+        for index in Self::looked_at(old).filter(|&index| index < size) {
+            // SAFETY: inside the block.
+            let byte = unsafe { memory.add(index).read() };
+            assert_eq!(byte, self.byte(index), "byte {index}, {:?} to {size}", self.layout);
+        }
+        *self = Self {
+            memory,
+            layout,
+            ..*self
+        };
+        self.fill(0);
+        true
+    }
+}
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::from_size_align(size, align).unwrap()
+}
+
+/// Runs `work` on `count` threads, with the number of each, until they have ended: their destructors too, which a scope
+/// does not wait for.
+fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// Fewer rounds where nothing is optimised.
+const fn rounds(release: usize) -> usize {
+    if cfg!(debug_assertions) { release / 10 } else { release }
+}

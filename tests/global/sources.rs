@@ -1,0 +1,173 @@
+//! Sources that refuse, and sources that are not the system.
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pageheap::Config;
+use pageheap::source::{Contents, Purpose, Refused, Region, Reservation, System};
+
+use super::*;
+
+/// The system, but every n-th request is refused, or reservations above a size; 0 and MAX: none.
+#[derive(Debug)]
+struct Moody {
+    every: AtomicUsize,
+    above: AtomicUsize,
+    calls: AtomicUsize,
+}
+
+impl Moody {
+    const fn new(every: usize, above: usize) -> Self {
+        Self {
+            every: AtomicUsize::new(every),
+            above: AtomicUsize::new(above),
+            calls: AtomicUsize::new(0),
+        }
+    }
+
+    fn refuses(&self) -> bool {
+        let every = self.every.load(Ordering::Relaxed);
+        every != 0 && self.calls.fetch_add(1, Ordering::Relaxed) % every == every - 1
+    }
+}
+
+// SAFETY: the verbs are the system's; a refusal does nothing.
+unsafe impl Source for Moody {
+    fn granule(&self) -> usize {
+        System.granule()
+    }
+
+    fn budget(&self) -> usize {
+        System.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        if bytes > self.above.load(Ordering::Relaxed) || self.refuses() {
+            return None;
+        }
+        System.reserve(purpose, bytes, align)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        if self.refuses() {
+            return Err(Refused);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        if self.refuses() {
+            return Err(Refused);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        // SAFETY: the caller's promise.
+        unsafe { System.unreserve(purpose, reservation) }
+    }
+}
+
+const fn heap_over(source: &'static Moody) -> GlobalHeap<&'static Moody> {
+    // SAFETY: the system's pages are memory.
+    unsafe { GlobalHeap::with_source(source, Config::new(1 << 40)) }
+}
+
+#[test]
+fn a_heap_opens_when_the_source_comes_round() {
+    static SOURCE: Moody = Moody::new(1, usize::MAX);
+    static HEAP: GlobalHeap<&Moody> = heap_over(&SOURCE);
+    for _ in 0..3 {
+        assert!(Block::new(&HEAP, layout(8, 8), 1).is_none());
+    }
+    SOURCE.every.store(0, Ordering::Relaxed);
+    Block::new(&HEAP, layout(8, 8), 1).unwrap().free(&HEAP);
+    HEAP.check().unwrap();
+}
+
+#[test]
+fn large_reservations_may_be_refused() {
+    for above in [64 << 20, 2 << 20, 256 << 10] {
+        let source: &'static Moody = Box::leak(Box::new(Moody::new(0, above)));
+        let heap: &'static GlobalHeap<&'static Moody> = Box::leak(Box::new(heap_over(source)));
+        let mut blocks = Vec::new();
+        while let Some(block) = Block::new(heap, layout(10_000, 8), 1) {
+            blocks.push(block);
+        }
+        assert!(blocks.len() * 20_000 > above, "{above}: {} blocks", blocks.len());
+        blocks.into_iter().for_each(|block| block.free(heap));
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn every_request_may_be_refused_at_times() {
+    for every in 2..9 {
+        let source: &'static Moody = Box::leak(Box::new(Moody::new(0, usize::MAX)));
+        let heap: &'static GlobalHeap<&'static Moody> = Box::leak(Box::new(heap_over(source)));
+        Block::new(heap, layout(8, 8), 0).unwrap().free(heap);
+        source.every.store(every, Ordering::Relaxed);
+        let (mut random, mut blocks, mut refused) = (Random(every as u64), Vec::new(), 0);
+        for number in 0..rounds(20_000) {
+            match Block::new(heap, layout(random.size(20), 8), number as u8) {
+                Some(block) => blocks.push(block),
+                None => refused += 1,
+            }
+            if blocks.len() > 200 {
+                blocks.swap_remove(random.below(200)).free(heap);
+            }
+            if number % 500 == 0 {
+                heap.scavenge(pageheap::PageCount(100));
+            }
+        }
+        assert!(refused < rounds(20_000) / 10, "{refused}");
+        blocks.into_iter().for_each(|block| block.free(heap));
+        heap.flush_thread();
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn bytes_that_are_there_serve_as_well() {
+    const BYTES: usize = 2 << 20;
+    static mut MEMORY: [MaybeUninit<u8>; BYTES] = [MaybeUninit::uninit(); BYTES];
+    // SAFETY: the only use of MEMORY.
+    static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(Region::from_static(unsafe {
+        std::slice::from_raw_parts_mut((&raw mut MEMORY).cast(), BYTES)
+    }));
+    for size in [16, 1000, 9000, 100_000] {
+        let mut blocks = Vec::new();
+        while let Some(block) = Block::new(&HEAP, layout(size, 8), size as u8) {
+            blocks.push(block);
+        }
+        assert!(blocks.len() * size > BYTES * 7 / 10, "{size}: {}", blocks.len());
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+    }
+    HEAP.check().unwrap();
+}
+
+#[test]
+fn a_small_region_is_a_small_heap() {
+    for bytes in [48 << 10, 128 << 10, 300_000, 1 << 20] {
+        let memory = vec![MaybeUninit::uninit(); bytes].leak();
+        let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(Region::from_static(memory))));
+        let mut blocks = Vec::new();
+        while let Some(block) = Block::new(heap, layout(1000, 8), 1) {
+            blocks.push(block);
+        }
+        assert!(
+            bytes <= 64 << 10 || blocks.len() * 1000 > bytes / 2,
+            "{bytes}: {} blocks",
+            blocks.len()
+        );
+        blocks.into_iter().for_each(|block| block.free(heap));
+        heap.check().unwrap();
+    }
+}

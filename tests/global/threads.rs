@@ -1,0 +1,137 @@
+//! Blocks that cross threads; threads that come and go; two heaps in one process.
+
+use std::sync::{Barrier, Mutex, mpsc};
+use std::thread;
+
+use super::*;
+
+#[test]
+fn blocks_are_freed_by_whoever_has_them() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let (count, rings) = (rounds(100_000), 3);
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..rings).map(|_| mpsc::sync_channel::<Block>(1000)).unzip();
+    let ends: Vec<_> = receivers
+        .into_iter()
+        .enumerate()
+        .map(|(index, receiver)| Mutex::new(Some((receiver, senders[(index + 1) % rings].clone()))))
+        .collect();
+    drop(senders);
+    on_threads(rings, |index| {
+        let (receiver, next) = ends[index].lock().unwrap().take().unwrap();
+        let mut random = Random(index as u64 + 1);
+        for number in 0..count {
+            let block = Block::new(&HEAP, layout(random.size(13), 8), number as u8).unwrap();
+            // A full ring must not wait for itself.
+            if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) = next.try_send(block)
+            {
+                block.free(&HEAP);
+            }
+            while let Ok(block) = receiver.try_recv() {
+                block.free(&HEAP);
+            }
+        }
+        drop(next);
+        receiver.into_iter().for_each(|block| block.free(&HEAP));
+    });
+    HEAP.check().unwrap();
+    let stats = HEAP.stats();
+    assert_eq!(stats.magazine_bytes, 0, "{stats}");
+    assert_eq!(stats.pages.in_use, stats.span_pages, "{stats}");
+}
+
+#[test]
+fn one_thread_allocates_and_another_frees() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(4);
+    thread::scope(|scope| {
+        let freeing = scope.spawn(move || {
+            receiver.into_iter().flatten().for_each(|block| block.free(&HEAP));
+        });
+        for round in 0..rounds(500) {
+            let batch = (0..1000).map(|number| Block::new(&HEAP, layout(64, 8), (round + number) as u8).unwrap());
+            sender.send(batch.collect()).unwrap();
+        }
+        drop(sender);
+        freeing.join().unwrap();
+    });
+    let stats = HEAP.stats();
+    assert!(stats.pages.grown.0 * stats.pages.page_bytes < 8 << 20, "{stats}");
+    HEAP.check().unwrap();
+}
+
+#[test]
+fn threads_leave_nothing_behind() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    for number in 0..rounds(3_000) {
+        thread::spawn(move || Block::new(&HEAP, layout(100, 8), number as u8).unwrap().free(&HEAP))
+            .join()
+            .unwrap();
+    }
+    let stats = HEAP.stats();
+    assert!(stats.thread_structures <= 2 && stats.threads == 0, "{stats}");
+    assert_eq!(stats.magazine_bytes, 0, "{stats}");
+    HEAP.check().unwrap();
+}
+
+#[test]
+fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
+    static FIRST: GlobalHeap = GlobalHeap::new();
+    static SECOND: GlobalHeap = GlobalHeap::new();
+    on_threads(3, |_| {
+        let mut random = Random(5);
+        let mut blocks = Vec::new();
+        for number in 0..rounds(20_000) {
+            let heap = if random.below(2) == 0 { &FIRST } else { &SECOND };
+            blocks.push((
+                heap,
+                Block::new(heap, layout(random.size(14), 16), number as u8).unwrap(),
+            ));
+            if blocks.len() > 100 {
+                let (heap, block) = blocks.swap_remove(random.below(100));
+                block.free(heap);
+            }
+        }
+        blocks.into_iter().for_each(|(heap, block)| block.free(heap));
+    });
+    assert!(FIRST.stats().thread_structures + SECOND.stats().thread_structures <= 3);
+    for heap in [&FIRST, &SECOND] {
+        heap.flush_thread();
+        heap.check().unwrap();
+        let stats = heap.stats();
+        assert_eq!(stats.pages.in_use, stats.span_pages, "{stats}");
+    }
+}
+
+#[test]
+fn the_first_use_may_be_raced() {
+    for _ in 0..20 {
+        let heap: &'static GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(1 << 30)));
+        let barrier = Barrier::new(24);
+        on_threads(24, |number| {
+            barrier.wait();
+            let blocks: Vec<_> = (1..100)
+                .map(|size| Block::new(heap, layout(size * 40, 8), number as u8).unwrap())
+                .collect();
+            blocks.into_iter().for_each(|block| block.free(heap));
+        });
+        heap.check().unwrap();
+    }
+}
+
+/// A heap moved or dropped may still be what a thread's end goes to.
+#[test]
+fn a_heap_may_be_moved_and_dropped() {
+    thread::spawn(|| {
+        let heap = GlobalHeap::new().reserve(1 << 30);
+        let block = Block::new(&heap, layout(100, 8), 1).unwrap();
+        let moved = Box::new(heap);
+        let other = Block::new(&moved, layout(100, 8), 2).unwrap();
+        block.free(&moved);
+        other.free(&moved);
+        drop(moved);
+        let heap = GlobalHeap::new().reserve(1 << 30);
+        Block::new(&heap, layout(100, 8), 3).unwrap().free(&heap);
+    })
+    .join()
+    .unwrap();
+}

@@ -1,0 +1,85 @@
+//! The beginning and the end of the process; a heap whose first use is raced.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+/// Bytes that the constructor found in what it had allocated.
+static BEFORE_MAIN: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs before `main`, and before Rust's runtime.
+#[cfg(target_os = "linux")]
+#[used]
+// SAFETY: a function pointer is what the section holds; the function asks nothing of the runtime but memory.
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = {
+    extern "C" fn construct() {
+        let texts: Vec<String> = (0..100).map(|number| "w".repeat(number)).collect();
+        BEFORE_MAIN.store(texts.concat().len(), Ordering::Relaxed);
+    }
+    construct
+};
+
+#[test]
+#[cfg(target_os = "linux")]
+fn constructors_may_allocate() {
+    assert_eq!(BEFORE_MAIN.load(Ordering::Relaxed), 99 * 100 / 2);
+}
+
+#[test]
+fn a_process_may_end_while_threads_allocate() {
+    extern "C" fn after_main() {
+        let texts: Vec<String> = (0..1000).map(|number| "v".repeat(number % 100)).collect();
+        assert_eq!(texts.concat().len(), 49_500);
+    }
+    if !is_child() {
+        return (0..10).for_each(|_| assert!(run("ends::a_process_may_end_while_threads_allocate")));
+    }
+    // SAFETY: a function that stays.
+    assert_eq!(unsafe { libc::atexit(after_main) }, 0);
+    for seed in 0..12 {
+        thread::spawn(move || {
+            let mut kept = Vec::new();
+            for number in 0_usize.. {
+                kept.push(vec![seed as u8; number * 37 % 5000]);
+                if kept.len() > 100 {
+                    kept.swap_remove(number * 13 % 100);
+                }
+            }
+        });
+    }
+    thread::sleep(std::time::Duration::from_millis(30));
+    std::process::exit(0);
+}
+
+#[test]
+fn the_first_use_may_be_raced_by_24_threads() {
+    use std::alloc::{GlobalAlloc, Layout};
+    static RACED: GlobalHeap = GlobalHeap::new();
+    if !is_child() {
+        return (0..20).for_each(|_| assert!(run("ends::the_first_use_may_be_raced_by_24_threads")));
+    }
+    let barrier = Barrier::new(24);
+    thread::scope(|scope| {
+        for number in 0..24_usize {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                barrier.wait();
+                let layout = Layout::from_size_align(64 << (number % 12), 8).unwrap();
+                // SAFETY: freed with the layout; written inside.
+                unsafe {
+                    let blocks = [0; 10].map(|_| RACED.alloc(layout));
+                    for block in blocks {
+                        assert!(!block.is_null());
+                        block.write_bytes(number as u8, layout.size());
+                    }
+                    for block in blocks {
+                        assert!(block.read() == number as u8 && block.add(layout.size() - 1).read() == number as u8);
+                        RACED.dealloc(block, layout);
+                    }
+                }
+            });
+        }
+    });
+}

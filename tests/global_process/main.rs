@@ -1,0 +1,148 @@
+//! A whole process on `GlobalHeap`: everything std allocates, from before `main` until after it.
+
+#![cfg(all(unix, target_pointer_width = "64"))]
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic;
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+
+use pageheap::GlobalHeap;
+
+mod destructors;
+mod ends;
+mod footprint;
+
+#[global_allocator]
+static HEAP: GlobalHeap = GlobalHeap::new();
+
+const CHILD: &str = "PAGEHEAP_TEST_CHILD";
+
+/// Runs one test of this program in a child; whether it ended well.
+fn run(name: &str) -> bool {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    if !output.status.success() {
+        println!("{name}: {output:?}");
+    }
+    output.status.success()
+}
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+#[test]
+fn collections_hold_what_was_put_in() {
+    let mut words: HashMap<String, usize> = HashMap::new();
+    let mut order: BTreeMap<usize, String> = BTreeMap::new();
+    for number in 0..100_000_usize {
+        let word = format!("word {}", number * 7919 % 10_007);
+        *words.entry(word.clone()).or_default() += 1;
+        order.insert(number * 31 % 100_003, word);
+        if number % 3 == 0 {
+            order.pop_first();
+        }
+    }
+    assert_eq!(words.len(), 10_007);
+    assert_eq!(words.values().sum::<usize>(), 100_000);
+    assert!(order.values().all(|word| words.contains_key(word)));
+    let mut bytes = Vec::new();
+    for number in 0..3_000_000_u32 {
+        bytes.push(number as u8);
+    }
+    bytes.shrink_to_fit();
+    assert!(bytes.iter().enumerate().all(|(number, &byte)| byte == number as u8));
+}
+
+#[test]
+fn strings_cross_threads() {
+    let (to, from) = mpsc::sync_channel::<(usize, Vec<String>)>(16);
+    let makers: Vec<_> = (0..4)
+        .map(|maker| {
+            let to = to.clone();
+            thread::spawn(move || {
+                for round in 0..200_usize {
+                    let strings = (0..100).map(|number| "x".repeat((round * number) % 3000)).collect();
+                    to.send((maker * 1000 + round, strings)).unwrap();
+                }
+            })
+        })
+        .collect();
+    drop(to);
+    let mut total = 0;
+    for (name, strings) in from {
+        for (number, string) in strings.iter().enumerate() {
+            assert_eq!(string.len(), (name % 1000) * number % 3000);
+        }
+        total += strings.len();
+    }
+    makers.into_iter().for_each(|maker| maker.join().unwrap());
+    assert_eq!(total, 4 * 200 * 100);
+}
+
+#[test]
+fn unwinding_frees_what_was_allocated() {
+    // Several, so that what a panic allocates once is there.
+    let unwind = || {
+        let caught = panic::catch_unwind(|| {
+            let kept: Vec<String> = (0..100).map(|number| "y".repeat(number)).collect();
+            if kept.len() == 100 {
+                panic::panic_any(kept);
+            }
+        });
+        let kept = caught.unwrap_err().downcast::<Vec<String>>().unwrap();
+        assert_eq!(kept[99].len(), 99);
+    };
+    panic::set_hook(Box::new(|_| {}));
+    (0..1000).for_each(|_| unwind());
+    drop(panic::take_hook());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn errno_is_as_it_was() {
+    use std::alloc::{Layout, alloc, dealloc, realloc};
+    const VALUE: i32 = 77;
+    thread::spawn(|| {
+        for size in [8, 4000, 32 << 10, 100 << 10, 50 << 20] {
+            // SAFETY: errno is this thread's; the blocks are freed with the layouts they were allocated with.
+            unsafe {
+                *libc::__errno_location() = VALUE;
+                let layout = Layout::from_size_align(size, 8).unwrap();
+                let mut blocks: Vec<_> = (0..200).map(|_| alloc(layout)).collect();
+                assert_eq!(*libc::__errno_location(), VALUE);
+                blocks[0] = realloc(blocks[0], layout, 2 * size);
+                blocks[0] = realloc(blocks[0], Layout::from_size_align(2 * size, 8).unwrap(), size);
+                blocks.into_iter().for_each(|block| dealloc(block, layout));
+                // Unless it is used, the compiler may assume that it went well.
+                let impossible = std::hint::black_box(alloc(Layout::from_size_align(1 << 47, 8).unwrap()));
+                assert!(impossible.is_null());
+                HEAP.flush_thread();
+                HEAP.scavenge(pageheap::PageCount(1000));
+                assert_eq!(*libc::__errno_location(), VALUE);
+            }
+        }
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn the_heap_knows_what_it_has() {
+    let before = HEAP.stats();
+    let block = vec![1_u8; 64 << 20];
+    let during = HEAP.stats();
+    assert!(during.bytes_in_use() >= block.len(), "{during}");
+    assert!(
+        during.pages.grown > before.pages.grown || before.pages.free.0 > 8192,
+        "{before}\n{during}"
+    );
+    drop(block);
+    let text = HEAP.stats().to_string();
+    assert!(text.contains("in use") && text.contains("threads"), "{text}");
+}
