@@ -19,7 +19,12 @@ fn replay(target: &str, driver: drive::Driver) -> usize {
         std::panic::catch_unwind(|| driver(&input)).is_err()
     };
     let failed: Vec<&PathBuf> = inputs.iter().filter(fails).collect();
-    assert!(failed.is_empty(), "{} inputs do not pass, among them {:?}", failed.len(), failed[0]);
+    assert!(
+        failed.is_empty(),
+        "{} inputs do not pass, among them {:?}",
+        failed.len(),
+        failed[0]
+    );
     inputs.len()
 }
 

@@ -37,7 +37,8 @@ fn a_failed_commit_through_a_cache_is_not_forgotten() {
     assert_ready(&heap, run);
 }
 
-/// Whether pages want a commit is kept in the bit that says they are zero: a source that does not promise zero is never asked.
+/// Whether pages want a commit is kept in the bit that says they are zero: a source that does not promise zero is never
+/// asked.
 #[test]
 fn what_a_source_knows_nothing_of_is_committed_too() {
     let heap = heap(Simulated::committing(4096).with_contents(Contents::Unknown));

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use pageheap::source::{Numbers, Split, System};
 use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
-/// In a debug build the subtraction in `grow_locked` overflows; in a release build `grown` goes down, below pages that are in use.
+/// In a debug build the subtraction in `grow_locked` overflows; in a release build `grown` goes down, below pages that
+/// are in use.
 #[test]
 fn a_heap_never_shrinks() {
     let until = Instant::now() + Duration::from_secs(20);

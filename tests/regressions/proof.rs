@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use pageheap::source::Simulated;
 use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
-/// K threads, K free pages, each at most one: at every moment one is free for whoever asks. The free pages lie at both ends of a heap
-/// that is otherwise full, so that a scan of the bits takes a while; others keep the turnstile busy with pages of their own.
+/// K threads, K free pages, each at most one: at every moment one is free for whoever asks. The free pages lie at both
+/// ends of a heap that is otherwise full, so that a scan of the bits takes a while; others keep the turnstile busy with
+/// pages of their own.
 fn never_refused(askers: usize, noisy: usize, pages: usize) {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
     let all = heap.allocate(PageCount(pages)).expect("room");

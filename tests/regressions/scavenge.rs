@@ -34,11 +34,12 @@ unsafe impl Source for Slow<'_> {
     }
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         if !std::mem::replace(&mut *self.once.lock().unwrap(), true)
-            && let Some(doors) = self.doors {
-                doors.iter().for_each(|door| {
-                    door.wait();
-                });
-            }
+            && let Some(doors) = self.doors
+        {
+            doors.iter().for_each(|door| {
+                door.wait();
+            });
+        }
         // SAFETY: the caller's promise.
         unsafe { self.inner.release(start, bytes) }
     }

@@ -1,5 +1,6 @@
-//! An inner node that promises too much over leaves that are right (a raise that was overtaken by a correction leaves it so) is never
-//! corrected where the promise is of a run that straddles entries, or where the search ends inside the block.
+//! An inner node that promises too much over leaves that are right (a raise that was overtaken by a correction leaves
+//! it so) is never corrected where the promise is of a run that straddles entries, or where the search ends inside the
+//! block.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
