@@ -73,10 +73,10 @@ pub struct Cursor {
     index: usize,
     /// Free pages right before the entry, as far as is known.
     carry: usize,
+    /// It has moved on to the entry from the one before, and may have left a block by that.
+    moved: bool,
     /// Bit l: it went down from an entry of level l, which promised a run in the block it is now in or below.
     descents: u8,
-    /// An entry whose promise was not kept, by (level, index): the last one met.
-    broken: Option<(usize, usize)>,
 }
 
 /// A run of free pages, as a node's region sees it.
@@ -132,6 +132,13 @@ pub enum Step {
         /// Free pages right before the chunk.
         carry: usize,
     },
+    /// This inner entry promised a run that is not there. The search goes on.
+    Broken {
+        /// Its level.
+        level: usize,
+        /// Its index in the level.
+        index: usize,
+    },
     /// Nothing up to the end of the heap.
     End,
 }
@@ -145,41 +152,56 @@ impl Cursor {
             level: G::LEAF,
             index: chunk,
             carry: 0,
+            moved: false,
             descents: 0,
-            broken: None,
         }
     }
 
     /// Leaves the entry it stands on, with `carry` free pages right before the next.
     #[inline(always)]
-    pub fn advance<G: Shape>(&mut self, carry: usize) {
+    pub fn advance(&mut self, carry: usize) {
         self.carry = carry;
         self.index += 1;
-        while self.level > 0 && self.index & ((1 << G::FANOUT_SHIFT) - 1) == 0 {
-            self.level -= 1;
-            self.index >>= G::FANOUT_SHIFT;
-            if self.descents >> self.level & 1 == 1 {
-                self.descents &= !(1 << self.level);
-                self.broken = Some((self.level, self.index - 1));
-            }
-        }
+        self.moved = true;
     }
 
-    /// At the end of the heap, below an entry that promised a run: it did not have it.
-    #[inline]
-    fn note_end<G: Shape>(&mut self) {
-        if self.descents != 0 {
-            let level = self.descents.ilog2() as usize;
-            let parent = self.index >> ((self.level - level) as u32 * G::FANOUT_SHIFT);
-            self.broken = Some((level, parent));
-        }
-    }
-
-    /// An inner entry that promised a run and did not have it, if the search met one.
+    /// Goes down to the children of the entry it stands on.
     #[inline(always)]
-    #[must_use]
-    pub fn broken_promise(&self) -> Option<(usize, usize)> {
-        self.broken
+    fn descend<G: Shape>(&mut self) {
+        self.descents |= 1 << self.level;
+        self.level += 1;
+        self.index <<= G::FANOUT_SHIFT;
+        self.moved = false;
+    }
+
+    /// Behind the last entry of a block: climbs to the parent's neighbour. The parent, if it is one that it went down from.
+    #[inline(always)]
+    fn climb<G: Shape>(&mut self) -> Option<Step> {
+        self.level -= 1;
+        self.index >>= G::FANOUT_SHIFT;
+        self.forget_descent(self.level, self.index - 1)
+    }
+
+    /// The entry, as a broken promise, if it is one that the cursor went down from and has not come back to.
+    #[inline(always)]
+    fn forget_descent(&mut self, level: usize, index: usize) -> Option<Step> {
+        let bit = 1 << level;
+        if self.descents & bit == 0 {
+            return None;
+        }
+        self.descents &= !bit;
+        Some(Step::Broken { level, index })
+    }
+
+    /// At the end of the heap: the entries it is still below are broken promises too, the lowest first; then the end.
+    #[cold]
+    fn end<G: Shape>(&mut self) -> Step {
+        let Some(level) = self.descents.checked_ilog2() else {
+            return Step::End;
+        };
+        let level = level as usize;
+        let parent = self.index >> ((self.level - level) as u32 * G::FANOUT_SHIFT);
+        self.forget_descent(level, parent).unwrap_or(Step::End)
     }
 }
 
@@ -406,41 +428,40 @@ impl<G: Shape> Tree<G> {
             .is_ok()
     }
 
-    /// Goes on until something promises `count` free pages in a row; the heap has `pages` pages.
+    /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages` pages.
     #[inline]
     pub fn next(&self, at: &mut Cursor, count: usize, pages: usize) -> Step {
         loop {
+            while at.moved && at.level > 0 && at.index & ((1 << G::FANOUT_SHIFT) - 1) == 0 {
+                if let Some(broken) = at.climb::<G>() {
+                    return broken;
+                }
+            }
             let shift = G::span_shift(at.level);
             if at.index << shift >= pages {
-                at.note_end::<G>();
-                return Step::End;
+                return at.end::<G>();
             }
             let here = self.load(at.level, at.index);
             if here == Summary::NONE {
-                at.advance::<G>(0);
+                at.advance(0);
                 continue;
             }
-            if at.level == G::LEAF && (here.max() >= count || at.carry + here.start() >= count) {
+            let meets = at.carry + here.start() >= count;
+            if at.level == G::LEAF && (meets || here.max() >= count) {
                 return Step::Chunk {
                     chunk: at.index,
                     carry: at.carry,
                 };
             }
-            if at.carry + here.start() >= count {
+            if meets {
                 return Step::Run((at.index << shift) - at.carry);
             }
             if here.max() >= count {
-                at.descents |= 1 << at.level;
-                at.level += 1;
-                at.index <<= G::FANOUT_SHIFT;
+                at.descend::<G>();
                 continue;
             }
-            let carry = if here.end() == 1 << shift {
-                at.carry + here.end()
-            } else {
-                here.end()
-            };
-            at.advance::<G>(carry);
+            let whole = here.end() == 1 << shift;
+            at.advance(if whole { at.carry + here.end() } else { here.end() });
         }
     }
 }

@@ -53,10 +53,8 @@ impl<G: Shape> FreeSet<G> {
             .hold_in_word(request, from)
             .or_else(|| self.hold_from(request, from))
         {
-            let end = start + request.pages;
-            // Once a word is often enough.
-            if end >> WORD_SHIFT > hint >> WORD_SHIFT && band.pages() == request.pages && request.align == 1 {
-                self.raise_hint(band, hint, end);
+            if band.pages() == request.pages && request.align == 1 {
+                self.outgrow_hint(band, hint, start);
             }
             return Some(start);
         }

@@ -28,6 +28,15 @@
 //! **Locks**, each held for a batch at most and in no order, for none is taken under another: one for each class, the
 //! shared thread's (outside all others), the register's, the tables', the heap's.
 
+#![cfg_attr(
+    not(feature = "std"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "only with std do threads get structures of their own"
+    )
+)]
+
 mod size_class;
 mod span;
 mod magazine;
