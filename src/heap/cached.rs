@@ -132,6 +132,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// The cache in slot `index`, for one who was lent the slot and alone uses it. It is not given back when dropped.
     #[inline(always)]
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn cache_at(&self, index: usize) -> ManuallyDrop<Cache<'_, S, G>> {
         ManuallyDrop::new(Cache {
             heap: self,
@@ -142,6 +143,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// How often all caches have been asked to flush.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn flush_calls(&self) -> u32 {
         // Relaxed: a request, not a handover.
         self.flush_calls.load(Ordering::Relaxed)

@@ -533,6 +533,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Whether every page from `page` to the end of the grown part is free, at this moment.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
         let behind = self.set.grown().saturating_sub(page.0);
         self.set.free_at_end(behind) == behind
