@@ -2,6 +2,7 @@
 
 mod cache;
 mod commit;
+mod idle;
 mod limit;
 mod misc;
 mod proof;
