@@ -174,7 +174,8 @@ impl Cursor {
         self.moved = false;
     }
 
-    /// Behind the last entry of a block: climbs to the parent's neighbour. The parent, if it is one that it went down from.
+    /// Behind the last entry of a block: climbs to the parent's neighbour. The parent, if it is one that it went down
+    /// from.
     #[inline(always)]
     fn climb<G: Shape>(&mut self) -> Option<Step> {
         self.level -= 1;
@@ -428,7 +429,8 @@ impl<G: Shape> Tree<G> {
             .is_ok()
     }
 
-    /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages` pages.
+    /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages`
+    /// pages.
     #[inline]
     pub fn next(&self, at: &mut Cursor, count: usize, pages: usize) -> Step {
         loop {

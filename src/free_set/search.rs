@@ -2,8 +2,8 @@
 //! names.
 //!
 //! A search changes nothing but summaries that promise too much, and a hint it has outgrown. A promise found broken is
-//! lowered where it was found, leaf or inner node, and no further: what is above is found out when it misleads. (Carrying
-//! each correction up at once was measured: a tenth more instructions per allocation in a torn heap.)
+//! lowered where it was found, leaf or inner node, and no further: what is above is found out when it misleads.
+//! (Carrying each correction up at once was measured: a tenth more instructions per allocation in a torn heap.)
 
 #![forbid(unsafe_code)]
 
@@ -130,9 +130,9 @@ impl<G: Shape> FreeSet<G> {
         self.tree.settle_node(level, index);
     }
 
-    /// After a claim at `start`, by a search that began at the hint `seen`: raises the hint if that is worth the second look. For short
-    /// runs once a word: the next is then found without a search. For longer ones once a chunk, to its start: the tree need
-    /// not be searched again, and the second look stays above the bits.
+    /// After a claim at `start`, by a search that began at the hint `seen`: raises the hint if that is worth the second
+    /// look. For short runs once a word: the next is then found without a search. For longer ones once a chunk, to its
+    /// start: the tree need not be searched again, and the second look stays above the bits.
     #[inline(always)]
     pub(super) fn outgrow_hint(&self, band: Band, seen: usize, start: usize) {
         let (end, chunk) = (start + band.pages(), start >> G::CHUNK_SHIFT);

@@ -44,6 +44,9 @@ use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, rela
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
 
+/// How often a refusal yields to a scavenger that does not move: some milliseconds, a system call on much memory.
+const SCAVENGER_ROUNDS: u32 = 4096;
+
 /// A heap of pages over the memory of `S`, in the shape `G`.
 ///
 /// `Send + Sync`: all operations take `&self`, from any thread. Dropping the heap returns everything to its source;
@@ -313,18 +316,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let mut round = 0;
+        let mut stuck = 0;
         loop {
-            let calm = self.scavengers.calm();
+            let (before, inside) = self.scavengers.look();
             if let Some(start) = self.set.hold_lowest(request) {
                 return self.ready(start, request.pages);
             }
-            if calm.is_some() && self.scavengers.calm() == calm {
+            let same = self.scavengers.look() == (before, inside);
+            if same && (!inside || stuck > SCAVENGER_ROUNDS) {
                 self.counters.refusals.add(1);
                 return None;
             }
-            relax(round);
-            round = round.saturating_add(1);
+            stuck = if same { stuck + 1 } else { 0 };
+            relax(stuck);
         }
     }
 
