@@ -225,9 +225,11 @@ impl Slot {
     /// Becomes the slot's owner for the length of one call, if nobody is.
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<Entered<'_>> {
-        // Acquire: sees what the last owner left; partner: the release in `Entered::drop`.
-        // Not `then_some`: an owner made for nothing would leave when it is dropped.
-        (self.busy.swap(1, Ordering::Acquire) == 0).then(|| Entered { slot: self })
+        // Acquire: sees what the last owner left; partner: the release in `Entered::drop`. Not a swap: who fails writes
+        // nothing.
+        let entered = self.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        // `then`, not `then_some`: an `Entered` made in vain would let the next one in when dropped.
+        entered.is_ok().then(|| Entered { slot: self })
     }
 
     /// What the slot holds and has done, read from anywhere: a moment's picture.

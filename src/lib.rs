@@ -18,6 +18,8 @@
 //! # }
 //! ```
 //!
+//! A [`GlobalHeap`] is an allocator for the whole program on top of one, by `#[global_allocator]`.
+//!
 //! # How it works, in four sentences
 //!
 //! One bit for each page says whether it is free, and one read-modify-write on a word of 64 such bits decides every

@@ -227,7 +227,13 @@ impl Metadata {
     ///
     /// As for [`tables`](Self::tables), and `T` is the type the plan sized the table for.
     unsafe fn table<T: Zeroed>(&self, table: usize) -> Table<T> {
-        let len = self.plan.bytes[table] / size_of::<T>();
+        // Not the size of `T`, which under a model is whatever the checker keeps in an atomic.
+        let entry = if table == SLOTS {
+            size_of::<Slot>()
+        } else {
+            size_of::<u64>()
+        };
+        let len = self.plan.bytes[table] / entry;
         // SAFETY: the table's part of the reservation, on a cache line, used for nothing else, zero until written; what
         // is reached is prepared first, and the reservation outlives the table (this function's contract).
         unsafe { Table::new(self.reservation.base.add(self.plan.offsets[table]), len) }

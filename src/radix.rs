@@ -11,22 +11,24 @@
 //!
 //! Entry i of a level covers entries 8i .. 8i + 8 of the level below. There are no pointers: a parent is a shift away.
 //!
-//! **Search.** First fit by address, from any page on. [`Cursor`] stands on an entry and carries the free pages right before it.
-//! It moves right; at the end of a block it climbs to the parent's neighbour; where an entry's `max` is enough it goes down; where
-//! what it carries and the entry's `start` together are enough, a run has been found that straddles entries, and no bit need be
-//! looked at. A search that ends near where it began costs a few loads; one that finds nothing costs at most 7 · 4 loads and one
-//! for each 16 GiB grown: 90 loads for 1 TiB.
+//! **Search.** First fit by address, from any page on. [`Cursor`] stands on an entry and carries the free pages right
+//! before it. It moves right; at the end of a block it climbs to the parent's neighbour; where an entry's `max` is
+//! enough it goes down; where what it carries and the entry's `start` together are enough, a run has been found that
+//! straddles entries, and no bit need be looked at. A search that ends near where it began costs a few loads; one that
+//! finds nothing costs at most 7 · 4 loads and one for each 16 GiB grown: 90 loads for 1 TiB.
 //!
-//! **Summaries are advice**, and err on one side only. A node may promise too much: a claim leaves it as it is, and the search that
-//! trips over the promise lowers it. That cannot hurt, because a claim is made on the bits. What must not happen is that a node
-//! promises too *little* with nobody on the way to mend it: those pages would be lost. So when everybody has left, every node covers
-//! the merge of its children, and every leaf covers its bits. Two ways lead there:
+//! **Summaries are advice**, and err on one side only. A node may promise too much: a claim leaves it as it is, and the
+//! search that trips over the promise lowers it. That cannot hurt, because a claim is made on the bits. What must not
+//! happen is that a node promises too *little* with nobody on the way to mend it: those pages would be lost. So when
+//! everybody has left, every node covers the merge of its children, and every leaf covers its bits. Two ways lead
+//! there:
 //!
-//! *Raising*, after pages were given back: **join**. The giver knows the run that came to be. A node that does not promise it is made
-//! to, by a compare-exchange from whatever it says to that and the run together; nothing below need be read, and nothing is ever
-//! lowered, so there is nothing to look at twice. Then a fence, the run is widened by what the siblings say, and the parent is next; where a node
-//! knew already, whoever told it goes on. Of two runs that meet, whose givers have a fence each between "tell" and "look at the
-//! siblings", the later one sees both. One thread at a time, join is exact: a freed run changes nothing else.
+//! *Raising*, after pages were given back: **join**. The giver knows the run that came to be. A node that does not
+//! promise it is made to, by a compare-exchange from whatever it says to that and the run together; nothing below need
+//! be read, and nothing is ever lowered, so there is nothing to look at twice. Then a fence, the run is widened by what
+//! the siblings say, and the parent is next; where a node knew already, whoever told it goes on. Of two runs that meet,
+//! whose givers have a fence each between "tell" and "look at the siblings", the later one sees both. One thread at a
+//! time, join is exact: a freed run changes nothing else.
 //!
 //! *Lowering*, after a promise was found broken, and raising whole regions: **protocol R**:
 //!
@@ -35,15 +37,16 @@
 //!                                                                                    after a CAS that succeeded
 //! ```
 //!
-//! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the children as
-//! it had written. If a child was raised later, by Q, then Q's change and Q's look at the node have a fence between them, as have
-//! P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change, P's value has it. If not, Q saw P's
-//! value or a later one, and found it enough or joined. Upward by induction. A CAS may succeed on a value that went away and came back
-//! (ABA) and publish what is no longer so; its author looks again and mends it, and until then stands in the
-//! [turnstile](crate::sync::Turnstile), which tells everybody not to conclude anything.
+//! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the
+//! children as it had written. If a child was raised later, by Q, then Q's change and Q's look at the node have a fence
+//! between them, as have P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change,
+//! P's value has it. If not, Q saw P's value or a later one, and found it enough or joined. Upward by induction. A CAS
+//! may succeed on a value that went away and came back (ABA) and publish what is no longer so; its author looks again
+//! and mends it, and until then stands in the [turnstile](crate::sync::Turnstile), which tells everybody not to
+//! conclude anything.
 //!
-//! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that must fail.
-//! Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
+//! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that
+//! must fail. Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
 
 #![forbid(unsafe_code)]
 
@@ -57,8 +60,8 @@ use crate::sync::{AtomicU64, Ordering, Table, fence_after_rmw};
 /// The summaries of a heap.
 #[derive(Debug)]
 pub struct Tree<G: Shape> {
-    /// `levels[0]` is the root, `levels[G::LEAF]` has an entry for each chunk; those behind are empty. Every level but the root is
-    /// made of whole blocks of children.
+    /// `levels[0]` is the root, `levels[G::LEAF]` has an entry for each chunk; those behind are empty. Every level but
+    /// the root is made of whole blocks of children.
     levels: [Table<AtomicU64>; MAX_LEVELS],
     shape: PhantomData<G>,
 }
@@ -70,10 +73,10 @@ pub struct Cursor {
     index: usize,
     /// Free pages right before the entry, as far as is known.
     carry: usize,
+    /// It has moved on to the entry from the one before, and may have left a block by that.
+    moved: bool,
     /// Bit l: it went down from an entry of level l, which promised a run in the block it is now in or below.
     descents: u8,
-    /// An entry whose promise was not kept, by (level, index): the last one met.
-    broken: Option<(usize, usize)>,
 }
 
 /// A run of free pages, as a node's region sees it.
@@ -129,6 +132,13 @@ pub enum Step {
         /// Free pages right before the chunk.
         carry: usize,
     },
+    /// This inner entry promised a run that is not there. The search goes on.
+    Broken {
+        /// Its level.
+        level: usize,
+        /// Its index in the level.
+        index: usize,
+    },
     /// Nothing up to the end of the heap.
     End,
 }
@@ -142,41 +152,57 @@ impl Cursor {
             level: G::LEAF,
             index: chunk,
             carry: 0,
+            moved: false,
             descents: 0,
-            broken: None,
         }
     }
 
     /// Leaves the entry it stands on, with `carry` free pages right before the next.
     #[inline(always)]
-    pub fn advance<G: Shape>(&mut self, carry: usize) {
+    pub fn advance(&mut self, carry: usize) {
         self.carry = carry;
         self.index += 1;
-        while self.level > 0 && self.index & ((1 << G::FANOUT_SHIFT) - 1) == 0 {
-            self.level -= 1;
-            self.index >>= G::FANOUT_SHIFT;
-            if self.descents >> self.level & 1 == 1 {
-                self.descents &= !(1 << self.level);
-                self.broken = Some((self.level, self.index - 1));
-            }
-        }
+        self.moved = true;
     }
 
-    /// At the end of the heap, below an entry that promised a run: it did not have it.
-    #[inline]
-    fn note_end<G: Shape>(&mut self) {
-        if self.descents != 0 {
-            let level = self.descents.ilog2() as usize;
-            let parent = self.index >> ((self.level - level) as u32 * G::FANOUT_SHIFT);
-            self.broken = Some((level, parent));
-        }
-    }
-
-    /// An inner entry that promised a run and did not have it, if the search met one.
+    /// Goes down to the children of the entry it stands on.
     #[inline(always)]
-    #[must_use]
-    pub fn broken_promise(&self) -> Option<(usize, usize)> {
-        self.broken
+    fn descend<G: Shape>(&mut self) {
+        self.descents |= 1 << self.level;
+        self.level += 1;
+        self.index <<= G::FANOUT_SHIFT;
+        self.moved = false;
+    }
+
+    /// Behind the last entry of a block: climbs to the parent's neighbour. The parent, if it is one that it went down
+    /// from.
+    #[inline(always)]
+    fn climb<G: Shape>(&mut self) -> Option<Step> {
+        self.level -= 1;
+        self.index >>= G::FANOUT_SHIFT;
+        self.forget_descent(self.level, self.index - 1)
+    }
+
+    /// The entry, as a broken promise, if it is one that the cursor went down from and has not come back to.
+    #[inline(always)]
+    fn forget_descent(&mut self, level: usize, index: usize) -> Option<Step> {
+        let bit = 1 << level;
+        if self.descents & bit == 0 {
+            return None;
+        }
+        self.descents &= !bit;
+        Some(Step::Broken { level, index })
+    }
+
+    /// At the end of the heap: the entries it is still below are broken promises too, the lowest first; then the end.
+    #[cold]
+    fn end<G: Shape>(&mut self) -> Step {
+        let Some(level) = self.descents.checked_ilog2() else {
+            return Step::End;
+        };
+        let level = level as usize;
+        let parent = self.index >> ((self.level - level) as u32 * G::FANOUT_SHIFT);
+        self.forget_descent(level, parent).unwrap_or(Step::End)
     }
 }
 
@@ -244,13 +270,13 @@ impl<G: Shape> Tree<G> {
 
     /// Makes the leaf of `chunk`, and what is above it, promise a run that has become free in the chunk.
     ///
-    /// For who gave pages back, whose last write was the read-modify-write that did, and who is in the turnstile. Costs one
-    /// compare-exchange for each level that did not promise as much: see *Raising* in the [module](self).
+    /// For who gave pages back, whose last write was the read-modify-write that did, and who is in the turnstile. Costs
+    /// one compare-exchange for each level that did not promise as much: see *Raising* in the [module](self).
     pub fn raise(&self, chunk: usize, run: Run) {
         let (mut level, mut index, mut run) = (G::LEAF, chunk, run);
         while self.join(level, index, run) && level > 0 {
-            // SeqCst fence: between our change of this node and the look at its siblings. Partner: the same fence of who raises one
-            // of those: the last of us sees what the others wrote.
+            // SeqCst fence: between our change of this node and the look at its siblings. Partner: the same fence of
+            // who raises one of those: the last of us sees what the others wrote.
             fence_after_rmw();
             run = self.widen(level, index, run);
             level -= 1;
@@ -269,7 +295,8 @@ impl<G: Shape> Tree<G> {
             if run.is_told_by(says) {
                 return false;
             }
-            // Release: hands on the children as they are to `load`. Acquire: what we go on to read is no older than the node.
+            // Release: hands on the children as they are to `load`. Acquire: what we go on to read is no older than the
+            // node.
             let new = run.joined_to(says).to_bits();
             match node.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
@@ -318,7 +345,8 @@ impl<G: Shape> Tree<G> {
         self.refresh(G::LEAF, chunk, None, bits, Self::exactly)
     }
 
-    /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which add up to
+    /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which
+    /// add up to
     /// `truth`: the first round is done.
     #[inline]
     pub fn settle_from(
@@ -342,7 +370,8 @@ impl<G: Shape> Tree<G> {
         says == truth
     }
 
-    /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes anything.
+    /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes
+    /// anything.
     ///
     /// The caller changed one of them at least. About 25 ns for each node looked at.
     pub fn propagate(&self, level: usize, first: usize, last: usize) {
@@ -357,8 +386,8 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Protocol R; see the [module](self). `known` is what was below the node before, and its sum: the sum is not made again if
-    /// nothing has changed, which is how nearly every second look ends.
+    /// Protocol R; see the [module](self). `known` is what was below the node before, and its sum: the sum is not made
+    /// again if nothing has changed, which is how nearly every second look ends.
     #[inline]
     fn refresh(
         &self,
@@ -371,8 +400,9 @@ impl<G: Shape> Tree<G> {
         let node = self.levels[level].get(index);
         let (mut known, mut changed) = (known, false);
         loop {
-            // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both. Partner: the
-            // same fence in every other `refresh` and `raise`. The write before it is a read-modify-write, each time round.
+            // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both.
+            // Partner: the same fence in every other `refresh` and `raise`. The write before it is a read-modify-write,
+            // each time round.
             fence_after_rmw();
             // Acquire, as in `load`.
             let says = Summary::from_bits(node.load(Ordering::Acquire));
@@ -393,46 +423,47 @@ impl<G: Shape> Tree<G> {
     #[inline(always)]
     fn replace(&self, level: usize, index: usize, old: Summary, new: Summary) -> bool {
         let (node, old, new) = (self.levels[level].get(index), old.to_bits(), new.to_bits());
-        // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the winner saw.
+        // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the
+        // winner saw.
         node.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Goes on until something promises `count` free pages in a row; the heap has `pages` pages.
+    /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages`
+    /// pages.
     #[inline]
     pub fn next(&self, at: &mut Cursor, count: usize, pages: usize) -> Step {
         loop {
+            while at.moved && at.level > 0 && at.index & ((1 << G::FANOUT_SHIFT) - 1) == 0 {
+                if let Some(broken) = at.climb::<G>() {
+                    return broken;
+                }
+            }
             let shift = G::span_shift(at.level);
             if at.index << shift >= pages {
-                at.note_end::<G>();
-                return Step::End;
+                return at.end::<G>();
             }
             let here = self.load(at.level, at.index);
             if here == Summary::NONE {
-                at.advance::<G>(0);
+                at.advance(0);
                 continue;
             }
-            if at.level == G::LEAF && (here.max() >= count || at.carry + here.start() >= count) {
+            let meets = at.carry + here.start() >= count;
+            if at.level == G::LEAF && (meets || here.max() >= count) {
                 return Step::Chunk {
                     chunk: at.index,
                     carry: at.carry,
                 };
             }
-            if at.carry + here.start() >= count {
+            if meets {
                 return Step::Run((at.index << shift) - at.carry);
             }
             if here.max() >= count {
-                at.descents |= 1 << at.level;
-                at.level += 1;
-                at.index <<= G::FANOUT_SHIFT;
+                at.descend::<G>();
                 continue;
             }
-            let carry = if here.end() == 1 << shift {
-                at.carry + here.end()
-            } else {
-                here.end()
-            };
-            at.advance::<G>(carry);
+            let whole = here.end() == 1 << shift;
+            at.advance(if whole { at.carry + here.end() } else { here.end() });
         }
     }
 }

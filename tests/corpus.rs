@@ -10,16 +10,21 @@ fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
 }
 
+/// How many inputs there are; fails with the names of those that do not pass.
 fn replay(target: &str, driver: drive::Driver) -> usize {
     let entries = fs::read_dir(corpus(target)).expect("a target has a folder of inputs");
-    let mut inputs: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
-    inputs.sort();
-    for path in &inputs {
+    let inputs: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    let fails = |path: &&PathBuf| {
         let input = fs::read(path).expect("an input can be read");
-        // The name in the output, should the driver panic.
-        println!("{}", path.display());
-        driver(&input);
-    }
+        std::panic::catch_unwind(|| driver(&input)).is_err()
+    };
+    let failed: Vec<&PathBuf> = inputs.iter().filter(fails).collect();
+    assert!(
+        failed.is_empty(),
+        "{} inputs do not pass, among them {:?}",
+        failed.len(),
+        failed[0]
+    );
     inputs.len()
 }
 

@@ -54,13 +54,7 @@ const UNSAFE_HOMES: &[&str] = &[
 const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.rs", "src/sync/"];
 
 /// Files and folders that may ask for the operating system.
-const SYSTEM_CFG_HOMES: &[&str] = &[
-    "src/fatal.rs",
-    "src/global/",
-    "src/lib.rs",
-    "src/source/",
-    "src/sync/native.rs",
-];
+const SYSTEM_CFG_HOMES: &[&str] = &["src/fatal.rs", "src/global/", "src/source/", "src/sync/native.rs"];
 
 /// Files and folders outside the models, which may name `core::sync::atomic` itself.
 const ATOMIC_HOMES: &[&str] = &[
@@ -284,57 +278,40 @@ fn unsafe_without_a_reason_is_caught() {
     bad("impl T {\n    /// Does.\n    pub unsafe fn f() {}\n}");
 }
 
-fn model_cfgs(house: &House) -> Vec<String> {
-    safety::cfg_homes(house, &["loom", "shuttle"], MODEL_CFG_HOMES)
-}
-
-fn system_cfgs(house: &House) -> Vec<String> {
-    safety::cfg_homes(
-        house,
-        &[
-            "unix",
-            "windows",
-            "target_os",
-            "target_family",
-            "target_env",
-            "target_vendor",
-        ],
-        SYSTEM_CFG_HOMES,
-    )
-}
+const MODELS: &[&str] = &["loom", "shuttle"];
+const SYSTEMS: &[&str] = &[
+    "unix",
+    "windows",
+    "target_os",
+    "target_family",
+    "target_env",
+    "target_vendor",
+];
 
 #[test]
 fn model_checkers_are_named_in_few_places() {
-    obeyed(model_cfgs);
+    obeyed(|house| safety::cfg_homes(house, MODELS, MODEL_CFG_HOMES));
 }
 
 #[test]
 fn operating_systems_are_named_in_few_places() {
-    obeyed(system_cfgs);
+    obeyed(|house| safety::cfg_homes(house, SYSTEMS, SYSTEM_CFG_HOMES));
 }
 
 #[test]
 fn a_cfg_away_from_home_is_caught() {
-    let good = [
-        ("src/sync/a.rs", "#[cfg(loom)]\nfn f() {}"),
-        ("src/b.rs", "// cfg(loom)\n#[cfg(test)]\nmod t;"),
-    ];
-    caught(
-        model_cfgs,
-        &[("src/b.rs", "#[cfg(all(\n    shuttle,\n    test\n))]\nfn f() {}")],
-        &good,
-    );
-    caught(model_cfgs, &[("src/b.rs", "fn f() { if cfg!(loom) {} }")], &good);
-    caught(model_cfgs, &[("src/b.rs", "#![cfg_attr(not(loom), no_std)]")], &good);
-    let good = [
-        ("src/fatal.rs", "#[cfg(target_os = \"linux\")]\nfn f() {}"),
-        ("src/b.rs", "fn unix() {}"),
-    ];
-    caught(
-        system_cfgs,
-        &[("src/heap/b.rs", "#[cfg(all(unix, feature = \"std\"))]\nfn f() {}")],
-        &good,
-    );
+    let rule: Rule = |house| safety::cfg_homes(house, MODELS, &["src/sync/"]);
+    let home = ("src/sync/a.rs", "#[cfg(loom)]\nfn f() {}");
+    let good = [home, ("src/b.rs", "// cfg(loom)\n#[cfg(test)]\nmod t;")];
+    let bad = |text| caught(rule, &[home, ("src/b.rs", text)], &good);
+    bad("#[cfg(all(\n    shuttle,\n    test\n))]\nfn f() {}");
+    bad("fn f() { if cfg!(loom) {} }");
+    bad("#![cfg_attr(not(loom), no_std)]");
+    caught(rule, &[("src/sync/a.rs", "fn loom() {}")], &good);
+    let rule: Rule = |house| safety::cfg_homes(house, SYSTEMS, &["src/fatal.rs"]);
+    let home = ("src/fatal.rs", "#[cfg(target_os = \"linux\")]\nfn f() {}");
+    let bad = ("src/heap/b.rs", "#[cfg(all(unix, feature = \"std\"))]\nfn f() {}");
+    caught(rule, &[home, bad], &[home, ("src/b.rs", "fn unix() {}")]);
 }
 
 fn atomics(house: &House) -> Vec<String> {

@@ -17,8 +17,8 @@ use super::search::Look;
 use super::{Claim, FreeSet, Request, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
-    /// Takes the lowest run that meets the request, and its scavenged bits. `None` is proved: there was a moment at which no such run
-    /// was free.
+    /// Takes the lowest run that meets the request, and its scavenged bits. `None` is proved: there was a moment at
+    /// which no such run was free.
     ///
     /// Cost: three loads and a compare-exchange next to the last claim of this length; a search otherwise.
     #[inline]
@@ -42,7 +42,8 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// As [`claim`](Self::claim), but leaves the scavenged bits where they are: for who may have to give the pages back as they were.
+    /// As [`claim`](Self::claim), but leaves the scavenged bits where they are: for who may have to give the pages back
+    /// as they were.
     #[inline]
     pub fn hold_lowest(&self, request: &Request) -> Option<usize> {
         let band = Band::of(request.pages);
@@ -52,10 +53,8 @@ impl<G: Shape> FreeSet<G> {
             .hold_in_word(request, from)
             .or_else(|| self.hold_from(request, from))
         {
-            let end = start + request.pages;
-            // Once a word is often enough.
-            if end >> WORD_SHIFT > hint >> WORD_SHIFT && band.pages() == request.pages && request.align == 1 {
-                self.raise_hint(band, hint, end);
+            if band.pages() == request.pages && request.align == 1 {
+                self.outgrow_hint(band, hint, start);
             }
             return Some(start);
         }
@@ -83,7 +82,8 @@ impl<G: Shape> FreeSet<G> {
             let Err(taken) = self.hold(start, request.pages) else {
                 return Some(start);
             };
-            // Every run that begins between `start` and the taken page has that page in it. Some summary said it was free.
+            // Every run that begins between `start` and the taken page has that page in it. Some summary said it was
+            // free.
             self.correct_all(taken >> G::CHUNK_SHIFT);
             from = taken + 1;
         }
@@ -129,7 +129,8 @@ impl<G: Shape> FreeSet<G> {
     #[cold]
     fn give_back(&self, start: usize, pages: usize, _inside: &Pass<'_>) {
         for piece in Pieces::new(start, pages) {
-            // Taken a moment ago and in nobody else's hands. A thread that frees it now frees what it does not own; its own
+            // Taken a moment ago and in nobody else's hands. A thread that frees it now frees what it does not own; its
+            // own
             // `give` or the rightful owner's reports that.
             let _ = self.free.give(piece.word, piece.mask);
         }
@@ -184,8 +185,8 @@ impl<G: Shape> FreeSet<G> {
 
     /// Takes the scavenged bits of pages just taken; how many there were.
     ///
-    /// Taking the pages acquired what their releaser wrote: every scavenged bit set before it is seen, and nobody else sets or clears one
-    /// while the pages are ours (I1).
+    /// Taking the pages acquired what their releaser wrote: every scavenged bit set before it is seen, and nobody else
+    /// sets or clears one while the pages are ours (I1).
     #[inline(always)]
     pub fn take_scavenged(&self, start: usize, pages: usize) -> usize {
         let taken = Pieces::new(start, pages).map(|piece| match self.scavenged.load(piece.word) & piece.mask {
@@ -202,17 +203,18 @@ impl<G: Shape> FreeSet<G> {
             .sum()
     }
 
-    /// Claims, or proves that there was nothing to claim. `attempt` searches all the heap, believing summaries; `by_bits` does not
-    /// believe them.
+    /// Claims, or proves that there was nothing to claim. `attempt` searches all the heap, believing summaries;
+    /// `by_bits` does not believe them.
     ///
-    /// The proof: the flag is up before the first look at the turnstile, with a fence between. A release whose bits the search missed
-    /// comes after the flag in every order of fences, so it passes the turnstile; if it has not passed by the second look it has not
-    /// returned, and takes place after us. A summary that promised too little had somebody inside. A run held for a moment by a claim
-    /// that gave it back had somebody inside. With nobody inside and nobody passing, the search saw all there was.
+    /// The proof: the flag is up before the first look at the turnstile, with a fence between. A release whose bits the
+    /// search missed comes after the flag in every order of fences, so it passes the turnstile; if it has not passed by
+    /// the second look it has not returned, and takes place after us. A summary that promised too little had somebody
+    /// inside. A run held for a moment by a claim that gave it back had somebody inside. With nobody inside and nobody
+    /// passing, the search saw all there was.
     ///
-    /// If somebody passed, somebody got something done, and we start over. If nobody passes but somebody stays inside - he was
-    /// preempted there - we do not wait for ever: the last word is the bits', with nobody passing while they are read. It can be wrong in
-    /// one way only: by pages of a long run that the one inside holds and will give back.
+    /// If somebody passed, somebody got something done, and we start over. If nobody passes but somebody stays inside -
+    /// he was preempted there - we do not wait for ever: the last word is the bits', with nobody passing while they are
+    /// read. It can be wrong in one way only: by pages of a long run that the one inside holds and will give back.
     #[cold]
     fn claim_or_prove<T>(&self, attempt: impl Fn() -> Option<T>, by_bits: impl Fn() -> Option<T>) -> Option<T> {
         // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.

@@ -19,8 +19,8 @@ impl<G: Shape> FreeSet<G> {
     /// Puts pages back. They were claimed, and are nobody's now.
     ///
     /// # Errors
-    /// A page that is free already. Nothing is put back, unless two threads free overlapping runs at the same moment: then the
-    /// one that loses may have put back part of its run.
+    /// A page that is free already. Nothing is put back, unless two threads free overlapping runs at the same moment:
+    /// then the one that loses may have put back part of its run.
     #[inline]
     pub fn release(&self, start: usize, pages: usize) -> Result<(), usize> {
         if start % WORD_PAGES + pages <= WORD_PAGES {
@@ -62,8 +62,10 @@ impl<G: Shape> FreeSet<G> {
     /// What there is to do once the bits of `mask` have been set in a word, which that left as `after`.
     #[inline(always)]
     fn given(&self, word: usize, mask: u64, after: u64) {
-        // SeqCst fence: between the bits and the look at neighbours, leaf, flag and hints. Partners: the fences in `refresh`, in
-        // `claim_or_prove` and in `raise_hint`, between a change of those and a look at the bits; and this one, of a neighbour's.
+        // SeqCst fence: between the bits and the look at neighbours, leaf, flag and hints. Partners: the fences in
+        // `refresh`, in
+        // `claim_or_prove` and in `raise_hint`, between a change of those and a look at the bits; and this one, of a
+        // neighbour's.
         fence_after_rmw();
         let page = lowest_page(word, mask);
         if has_gaps(mask) {
@@ -74,8 +76,8 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(page, run.longest());
     }
 
-    /// As `given`, where there were gaps between the bits: several runs may have come to be, of which the longest, the one that reaches
-    /// the word's start, and the one that reaches its end matter.
+    /// As `given`, where there were gaps between the bits: several runs may have come to be, of which the longest, the
+    /// one that reaches the word's start, and the one that reaches its end matter.
     #[inline(never)]
     fn given_torn(&self, word: usize, page: usize, after: u64) {
         let (first, inner) = (word * WORD_PAGES, bitmap::summarize(&[after]));
@@ -98,9 +100,11 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(page, longest);
     }
 
-    /// Makes the tree promise a run that has come to be in the chunk of `page`, and whoever proves that there is none start over.
+    /// Makes the tree promise a run that has come to be in the chunk of `page`, and whoever proves that there is none
+    /// start over.
     ///
-    /// Ends with a SeqCst fence between leaf and parents and the look at the hints that is to follow; partner: the one in `raise_hint`.
+    /// Ends with a SeqCst fence between leaf and parents and the look at the hints that is to follow; partner: the one
+    /// in `raise_hint`.
     #[inline(always)]
     fn tell(&self, page: usize, run: Run) {
         let chunk = page >> G::CHUNK_SHIFT;
@@ -117,8 +121,8 @@ impl<G: Shape> FreeSet<G> {
         fence_after_rmw();
     }
 
-    /// The run that the bits of `mask`, which has no gaps, are part of in the word `after`, followed into the chunk's other words
-    /// where it reaches them.
+    /// The run that the bits of `mask`, which has no gaps, are part of in the word `after`, followed into the chunk's
+    /// other words where it reaches them.
     #[inline(always)]
     fn run_around(&self, word: usize, mask: u64, after: u64) -> Run {
         let (low, high) = (mask.trailing_zeros(), u64::BITS - mask.leading_zeros());
@@ -151,7 +155,8 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Makes the leaves of these chunks, and what is above them, promise what there is. The caller is inside the turnstile.
+    /// Makes the leaves of these chunks, and what is above them, promise what there is. The caller is inside the
+    /// turnstile.
     #[inline]
     pub(super) fn publish(&self, first: usize, last: usize) {
         let mut changed = false;
@@ -197,8 +202,8 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// Puts back many runs, which are sorted and do not overlap: one look at the leaf of each chunk, one walk for each block of
-    /// siblings.
+    /// Puts back many runs, which are sorted and do not overlap: one look at the leaf of each chunk, one walk for each
+    /// block of siblings.
     ///
     /// # Errors
     /// As for [`release`](Self::release): a page that is free already; nothing is put back.
@@ -229,8 +234,8 @@ impl<G: Shape> FreeSet<G> {
         given
     }
 
-    /// Ends a batch's work on a chunk: its leaf now, its parents when the batch leaves the block of siblings. Returns the first
-    /// chunk of that block whose leaf has changed and not been carried up.
+    /// Ends a batch's work on a chunk: its leaf now, its parents when the batch leaves the block of siblings. Returns
+    /// the first chunk of that block whose leaf has changed and not been carried up.
     fn close(&self, chunk: usize, dirty: Option<usize>, next: Option<usize>) -> Option<usize> {
         let changed = self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
         let dirty = dirty.or(changed.then_some(chunk));

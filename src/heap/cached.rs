@@ -1,17 +1,18 @@
-//! The heap's caches, lent: [`Cache`] handles for whoever has a place to keep one, shards by number for whoever has not.
+//! The heap's caches, lent: [`Cache`] handles for whoever has a place to keep one, shards by number for whoever has
+//! not.
 //!
 //! ```text
 //!   slots   ┌ shard 0 ┬ shard 1 ┬ … ┬ handle ┬ handle ┬ vacant ┬ …           64 bytes each, in the heap's metadata
 //!           └─ busy flag, a call ───┴─ owned until dropped ─────┘
 //! ```
 //!
-//! A handle is `Send` but not `Sync`: it may move to another thread, not be used by two. A shard may be named by anybody; if
-//! somebody is at work on it the call goes to the heap instead of waiting.
+//! A handle is `Send` but not `Sync`: it may move to another thread, not be used by two. A shard may be named by
+//! anybody; if somebody is at work on it the call goes to the heap instead of waiting.
 //!
-//! **What others see.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor free:
-//! [`Stats`](crate::Stats) counts them as cached, and nobody else can have them until a flush. A handle flushes when it is dropped, when
-//! it is told to, before it grows the heap or reports that there is no room, and after anybody has run out: the next time that it
-//! cannot serve an allocation.
+//! **What others see.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor
+//! free: [`Stats`](crate::Stats) counts them as cached, and nobody else can have them until a flush. A handle flushes
+//! when it is dropped, when it is told to, before it grows the heap or reports that there is no room, and after anybody
+//! has run out: the next time that it cannot serve an allocation.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -27,7 +28,8 @@ use crate::units::{PageCount, PageRun};
 
 use super::{Allocation, FreeError, PageHeap};
 
-/// A cache of pages that the holder owns: allocation and freeing without an atomic read-modify-write, but for one in 64 pages.
+/// A cache of pages that the holder owns: allocation and freeing without an atomic read-modify-write, but for one in 64
+/// pages.
 ///
 /// ```
 /// use pageheap::source::System;
@@ -81,8 +83,8 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     /// As [`free`](Self::free), but misuse that is noticed is an error, and the cache as it was.
     ///
     /// # Errors
-    /// [`FreeError`] if a page is not the heap's, or is in this cache already. A page that is free elsewhere is noticed only by the
-    /// flush, which aborts.
+    /// [`FreeError`] if a page is not the heap's, or is in this cache already. A page that is free elsewhere is noticed
+    /// only by the flush, which aborts.
     ///
     /// # Safety
     ///
@@ -113,9 +115,11 @@ impl<S: Source, G: Shape> Drop for Cache<'_, S, G> {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// A cache of the caller's own. `None` if [`Config::caches`](super::Config::caches) are lent, or there is no memory for one more.
+    /// A cache of the caller's own. `None` if [`Config::caches`](super::Config::caches) are lent, or there is no memory
+    /// for one more.
     ///
-    /// Under a lock of its own: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot, and up to 128 pages, for ever.
+    /// Under a lock of its own: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot, and up to 128 pages,
+    /// for ever.
     pub fn cache(&self) -> Option<Cache<'_, S, G>> {
         let index = self.lend()?;
         Some(Cache {
@@ -128,6 +132,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// The cache in slot `index`, for one who was lent the slot and alone uses it. It is not given back when dropped.
     #[inline(always)]
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn cache_at(&self, index: usize) -> ManuallyDrop<Cache<'_, S, G>> {
         ManuallyDrop::new(Cache {
             heap: self,
@@ -138,6 +143,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// How often all caches have been asked to flush.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn flush_calls(&self) -> u32 {
         // Relaxed: a request, not a handover.
         self.flush_calls.load(Ordering::Relaxed)
@@ -229,7 +235,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Pages of the slot's own word, committed where the source wants it. On refusal they stay in the word as they were.
+    /// Pages of the slot's own word, committed where the source wants it. On refusal they stay in the word as they
+    /// were.
     #[inline(always)]
     fn allocate_from(&self, slot: &Slot, pages: usize) -> Option<Allocation> {
         let Claim { start, scavenged } = slot.allocate(pages, |claim| {
@@ -244,6 +251,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The cache could not serve.
     #[inline(never)]
     fn allocate_through(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
+        if pages == PageCount::ZERO {
+            return None;
+        }
         self.heed_flush_calls(slot);
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES && slot.is_empty() {
             self.flush_slot(slot);
@@ -255,9 +265,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
         }
         let request = Request::of(pages.0);
-        if request.pages > 0
-            && let Some(start) = self.set.hold_lowest(&request)
-        {
+        if let Some(start) = self.set.hold_lowest(&request) {
             return self.ready(start, request.pages);
         }
         // Our own pages may be what is missing: before the heap grows, or says no.

@@ -4,7 +4,8 @@
 
 use crate::units::PageCount;
 
-/// How a [`PageHeap`](crate::PageHeap) is set up: how much address space it reserves, how far it may grow, how many caches it lends.
+/// How a [`PageHeap`](crate::PageHeap) is set up: how much address space it reserves, how far it may grow, how many
+/// caches it lends.
 ///
 /// `const` throughout, so that it can stand in a `static`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +21,8 @@ impl Config {
     /// The reservation below which the ladder does not go, unless asked for less.
     pub(crate) const LEAST_BYTES: usize = 1 << 20;
 
-    /// A heap that reserves `bytes` of address space for its pages, or what it can get. No limit below that, room for 64 caches, no
-    /// shards.
+    /// A heap that reserves `bytes` of address space for its pages, or what it can get. No limit below that, room for
+    /// 64 caches, no shards.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
         Self {
@@ -40,8 +41,8 @@ impl Config {
         self
     }
 
-    /// The address of page 0 is a multiple of `bytes`, rounded up to a power of two. Saves searching where runs of a large alignment
-    /// are asked for; never needed for correctness.
+    /// The address of page 0 is a multiple of `bytes`, rounded up to a power of two. Saves searching where runs of a
+    /// large alignment are asked for; never needed for correctness.
     #[must_use]
     pub const fn align(mut self, bytes: usize) -> Self {
         self.align = bytes;

@@ -14,7 +14,8 @@ pub enum NewHeapError {
     NoPages,
     /// The source had no room for the tables.
     NoMetadata,
-    /// The source's granule is less than a cache line, or pages must be committed in pieces larger than a page of this heap.
+    /// The source's granule is less than a cache line, or pages must be committed in pieces larger than a page of this
+    /// heap.
     Granule,
 }
 

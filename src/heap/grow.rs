@@ -4,8 +4,9 @@
 //!   lock ─▶ did somebody else grow? ─▶ tables prepared ─▶ pages prepared ─▶ given to the set ─▶ unlock ─▶ search again
 //! ```
 //!
-//! How much: what the request lacks, or an eighth of the heap up to 64 MiB, whichever is more, in whole chunks; on refusal by the
-//! source, what the request lacks. Prepared pages are not resident, so growing ahead costs address space only, and saves system calls.
+//! How much: what the request lacks, or an eighth of the heap up to 64 MiB, whichever is more, in whole chunks; on
+//! refusal by the source, what the request lacks. Prepared pages are not resident, so growing ahead costs address space
+//! only, and saves system calls.
 
 use crate::free_set::Request;
 use crate::geometry::Shape;
@@ -19,8 +20,8 @@ use super::PageHeap;
 const MOST_AHEAD: usize = 64 << 20;
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Grows until the request could be met if nobody else took the pages; the heap had `seen` pages when it could not. `Some` also
-    /// if another thread has grown the heap since.
+    /// Grows until the request could be met if nobody else took the pages; the heap had `seen` pages when it could not.
+    /// `Some` also if another thread has grown the heap since.
     #[cold]
     pub(super) fn grow_for(&self, request: &Request, seen: usize) -> Option<()> {
         let _guard = self.lock.lock();
@@ -83,8 +84,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let start = offset(self.base, prepared << G::PAGE_SHIFT);
         let bytes = (target - prepared) << G::PAGE_SHIFT;
         self.counters.prepare.add(1);
-        // SAFETY: behind what is prepared, inside the reservation (target ≤ capacity), on granule borders: the capacity is a multiple of
-        // granule and page, and so is everything prepared before.
+        // SAFETY: behind what is prepared, inside the reservation (target ≤ capacity), on granule borders: the capacity
+        // is a multiple of granule and page, and so is everything prepared before.
         let contents = unsafe { self.source.prepare(Purpose::Pages, start, bytes) }.ok()?;
         self.prepared.store(target, Ordering::Relaxed);
         if prepared > self.set.grown() {

@@ -10,12 +10,13 @@
 //!                      └───────────────┴───────────────────────────────┘
 //! ```
 //!
-//! A heap reserves its range once and never moves: a page is an index, its address is one shift and one addition away. It begins
-//! with nothing and grows by what it needs or an eighth of what it has, whichever is more, up to its limit.
+//! A heap reserves its range once and never moves: a page is an index, its address is one shift and one addition away.
+//! It begins with nothing and grows by what it needs or an eighth of what it has, whichever is more, up to its limit.
 //!
-//! Worked: `allocate(PageCount(3))` on a heap that holds a page of word 17 and nothing else. The hint for 3 pages says page 0;
-//! chunk 0 has no 3 free pages; nor has anything above it (four blocks of summaries, one root entry); the proof says the same. Under
-//! the lock the heap asks its source for 512 pages more, prepares the tables for them, gives them to the set, and searches again.
+//! Worked: `allocate(PageCount(3))` on a heap that holds a page of word 17 and nothing else. The hint for 3 pages says
+//! page 0; chunk 0 has no 3 free pages; nor has anything above it (four blocks of summaries, one root entry); the proof
+//! says the same. Under the lock the heap asks its source for 512 pages more, prepares the tables for them, gives them
+//! to the set, and searches again.
 //!
 //! The heap never reads or writes the pages.
 
@@ -43,10 +44,13 @@ use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, rela
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
 
+/// How often a refusal yields to a scavenger that does not move: some milliseconds, a system call on much memory.
+const SCAVENGER_ROUNDS: u32 = 4096;
+
 /// A heap of pages over the memory of `S`, in the shape `G`.
 ///
-/// `Send + Sync`: all operations take `&self`, from any thread. Dropping the heap returns everything to its source; runs still
-/// allocated are gone with it.
+/// `Send + Sync`: all operations take `&self`, from any thread. Dropping the heap returns everything to its source;
+/// runs still allocated are gone with it.
 ///
 /// ```
 /// use pageheap::source::System;
@@ -91,8 +95,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     source: S,
 }
 
-// SAFETY: the addresses are numbers to the heap, which never goes through them but by way of tables of atomics; the source is
-// required to be shareable where the heap is shared.
+// SAFETY: the addresses are numbers to the heap, which never goes through them but by way of tables of atomics; the
+// source is required to be shareable where the heap is shared.
 unsafe impl<S: Source + Send, G: Shape> Send for PageHeap<S, G> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
@@ -117,8 +121,8 @@ impl Allocation {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A heap over `source`.
     ///
-    /// Reserves the bytes [`Config::new`] names, or less, down to a megabyte, whatever the source will give, and the room for
-    /// the tables; commits a few granules. O(1).
+    /// Reserves the bytes [`Config::new`] names, or less, down to a megabyte, whatever the source will give, and the
+    /// room for the tables; commits a few granules. O(1).
     ///
     /// # Errors
     /// If not even the smallest heap could be reserved. Nothing stays reserved.
@@ -147,8 +151,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             return Err((source, NewHeapError::NoMetadata));
         };
-        // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything below goes to
-        // a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after `cover` and `cover_slots`.
+        // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
+        // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
+        // `cover` and `cover_slots`.
         let (set, slots) = unsafe { metadata.tables::<G>() };
         let address = pages.base.addr().get();
         let heap = Self {
@@ -229,12 +234,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         low
     }
 
-    // ---- allocating ---------------------------------------------------------------------------------------------------------
+    // ---- allocating
+    // ---------------------------------------------------------------------------------------------------------
 
-    /// Takes the lowest run of `pages` free pages, growing the heap if it has to. `None` if there is no room, or for zero pages.
+    /// Takes the lowest run of `pages` free pages, growing the heap if it has to. `None` if there is no room, or for
+    /// zero pages.
     ///
-    /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system call or two where
-    /// the heap grows. `None` is proved: see `src/free_set`.
+    /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system
+    /// call or two where the heap grows. `None` is proved: see `src/free_set`.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         self.allocate_with(&Request::of(pages.0))
@@ -249,7 +256,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Takes the lowest run of `pages` free pages whose address is a multiple of `align` bytes, a power of two.
     ///
-    /// `None` if there is no room, for zero pages, or if `align` is no power of two. Alignments up to a page cost nothing.
+    /// `None` if there is no room, for zero pages, or if `align` is no power of two. Alignments up to a page cost
+    /// nothing.
     pub fn allocate_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         if !align.is_power_of_two() {
             return None;
@@ -262,8 +270,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// Takes exactly the pages of `run`, if they are free or not yet grown. `None` if one of them is taken, past the limit, or could
-    /// not be grown.
+    /// Takes exactly the pages of `run`, if they are free or not yet grown. `None` if one of them is taken, past the
+    /// limit, or could not be grown.
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
         while self.set.grown() < end {
@@ -273,8 +281,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.ready(start, pages)
     }
 
-    /// Makes `run`, which is the caller's, longer in place: the longer run, and what was added. `None` if the pages behind it cannot be had,
-    /// or `to` is not more than it has.
+    /// Makes `run`, which is the caller's, longer in place: the longer run, and what was added. `None` if the pages
+    /// behind it cannot be had, or `to` is not more than it has.
     pub fn grow_in_place(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
         let longer = PageRun::new(run.start(), to)?;
         let more = PageRun::new(run.end(), PageCount(to.0.checked_sub(run.pages().0)?))?;
@@ -298,28 +306,29 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after whoever was
-    /// scavenging has given back what he held. `None` is counted as a refusal.
+    /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after
+    /// whoever was scavenging has given back what he held. `None` is counted as a refusal.
     ///
-    /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the answer would
-    /// otherwise be no.
+    /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the
+    /// answer would otherwise be no.
     #[cold]
     fn allocate_last(&self, request: &Request) -> Option<Allocation> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let mut round = 0;
+        let mut stuck = 0;
         loop {
-            let calm = self.scavengers.calm();
+            let (before, inside) = self.scavengers.look();
             if let Some(start) = self.set.hold_lowest(request) {
                 return self.ready(start, request.pages);
             }
-            if calm.is_some() && self.scavengers.calm() == calm {
+            let same = self.scavengers.look() == (before, inside);
+            if same && (!inside || stuck > SCAVENGER_ROUNDS) {
                 self.counters.refusals.add(1);
                 return None;
             }
-            relax(round);
-            round = round.saturating_add(1);
+            stuck = if same { stuck + 1 } else { 0 };
+            relax(stuck);
         }
     }
 
@@ -337,8 +346,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged. Where the source commits they
-    /// always are: it is the mark that brings them to `commit`.
+    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged. Where the
+    /// source commits they always are: it is the mark that brings them to `commit`.
     pub(super) fn to_mark(&self, contents: Contents) -> bool {
         let zero = contents == Contents::Zero;
         if S::COMMITS && !zero {
@@ -361,19 +370,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn commit(&self, start: usize, pages: usize) -> bool {
         self.counters.commit.add(1);
         let address = offset(self.base, start << G::PAGE_SHIFT);
-        // SAFETY: the pages are the caller's alone, inside the reservation, prepared, and on granule borders: a source that commits has a
-        // granule of at most a page (checked in `new`).
+        // SAFETY: the pages are the caller's alone, inside the reservation, prepared, and on granule borders: a source
+        // that commits has a granule of at most a page (checked in `new`).
         let done = unsafe { self.source.commit(address, pages << G::PAGE_SHIFT) }.is_ok();
         self.counters.refusals.add(u64::from(!done));
         done
     }
 
-    // ---- freeing ------------------------------------------------------------------------------------------------------------
+    // ---- freeing
+    // ------------------------------------------------------------------------------------------------------------
 
     /// Puts a run back, or a part of one.
     ///
-    /// Aborts the process, with a message that names the address, if a page of it is free already or lies outside the heap.
-    /// ~20 ns, more where the tree has to learn of it.
+    /// Aborts the process, with a message that names the address, if a page of it is free already or lies outside the
+    /// heap. ~20 ns, more where the tree has to learn of it.
     ///
     /// # Safety
     ///
@@ -443,7 +453,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.set.release_sorted(pairs).map_err(|page| self.free_already(page))
     }
 
-    /// Makes a run shorter: frees all but its first `to` pages. `run` itself if `to` is not less than its length, or zero.
+    /// Makes a run shorter: frees all but its first `to` pages. `run` itself if `to` is not less than its length, or
+    /// zero.
     ///
     /// # Safety
     ///
@@ -473,7 +484,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         FreeError::free_already(self.address(PageIndex(page)), self.base)
     }
 
-    // ---- addresses ----------------------------------------------------------------------------------------------------------
+    // ---- addresses
+    // ----------------------------------------------------------------------------------------------------------
 
     /// The address of a page. May be a bare number, if the source is one of numbers.
     #[inline(always)]
@@ -494,7 +506,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (page < self.set.grown()).then_some(PageIndex(page))
     }
 
-    /// The run of pages that `bytes` bytes from `address` take, if it begins on a page and lies in the grown part of the heap.
+    /// The run of pages that `bytes` bytes from `address` take, if it begins on a page and lies in the grown part of
+    /// the heap.
     #[inline(always)]
     pub fn run_of(&self, address: *const u8, bytes: usize) -> Option<PageRun> {
         let offset = address.addr().wrapping_sub(self.base.addr().get());
@@ -524,6 +537,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Whether every page from `page` to the end of the grown part is free, at this moment.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
         let behind = self.set.grown().saturating_sub(page.0);
         self.set.free_at_end(behind) == behind
@@ -546,7 +560,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         &self.set
     }
 
-    /// Re-derives every summary and hint from the bits, and compares caches with them. For a heap nobody uses meanwhile; O(heap).
+    /// Re-derives every summary and hint from the bits, and compares caches with them. For a heap nobody uses
+    /// meanwhile; O(heap).
     ///
     /// # Errors
     /// The first broken invariant, which draws the state.
@@ -564,8 +579,8 @@ pub(crate) fn lower(wish: usize) -> usize {
 
 impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
     fn drop(&mut self) {
-        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up once: a table
-        // has no drop, and nothing below touches one.
+        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up
+        // once: a table has no drop, and nothing below touches one.
         unsafe {
             self.source.unreserve(Purpose::Pages, self.pages);
             self.source.unreserve(Purpose::Metadata, self.metadata.reservation());

@@ -4,8 +4,8 @@
 //!   free ──claim──▶ nobody's ──release──▶ not backed ──mark scavenged──▶ ──give──▶ free, scavenged
 //! ```
 //!
-//! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the system call,
-//! and nobody waits for it; a request that comes too late for the run takes another, or grows the heap.
+//! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the
+//! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap.
 
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::metadata::offset;
@@ -19,10 +19,11 @@ use super::PageHeap;
 const HUGE_BYTES: usize = 2 << 20;
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Gives memory behind free pages back to the source, highest address first, until `pages` pages or there is nothing left to give.
-    /// Returns how many.
+    /// Gives memory behind free pages back to the source, highest address first, until `pages` pages or there is
+    /// nothing left to give. Returns how many.
     ///
-    /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as they are.
+    /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as
+    /// they are.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
         let mut released = 0;
@@ -74,8 +75,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         self.counters.release.add(1);
         let address = offset(self.base, start << G::PAGE_SHIFT);
-        // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation, and on granule
-        // borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
+        // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation,
+        // and on granule borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
         let mark = contents.is_ok_and(|contents| self.to_mark(contents));
         if !mark && !S::COMMITS {

@@ -1,7 +1,7 @@
 //! What a heap has done and where its pages are.
 //!
-//! Where pages are is counted when somebody asks, from the bitmaps and the slots (0.4 ns a word of pages): the paths that
-//! allocate keep no account. What was done is counted where it is slow anyway.
+//! Where pages are is counted when somebody asks, from the bitmaps and the slots (0.4 ns a word of pages): the paths
+//! that allocate keep no account. What was done is counted where it is slow anyway.
 
 #![forbid(unsafe_code)]
 

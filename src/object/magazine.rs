@@ -18,6 +18,7 @@
 use core::cell::Cell;
 use core::ptr;
 
+use crate::fatal;
 use crate::sync::{AtomicU32, Ordering};
 
 use super::size_class::SizeClass;
@@ -115,6 +116,13 @@ impl Magazine {
         let count = self.count();
         if count >= self.room.get() {
             return false;
+        }
+        if count > 0 && slot == self.head.get() {
+            fatal::abort(
+                "block freed twice in a row; its address, blocks held",
+                slot.addr(),
+                count as usize,
+            );
         }
         // SAFETY: as in `List::push`.
         unsafe { slot.cast::<*mut u8>().write(self.head.get()) };

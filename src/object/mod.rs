@@ -28,6 +28,15 @@
 //! **Locks**, each held for a batch at most and in no order, for none is taken under another: one for each class, the
 //! shared thread's (outside all others), the register's, the tables', the heap's.
 
+#![cfg_attr(
+    not(feature = "std"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "only with std do threads get structures of their own"
+    )
+)]
+
 mod size_class;
 mod span;
 mod magazine;
@@ -46,9 +55,10 @@ use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
 use crate::fatal;
+use crate::geometry::WORD_PAGES;
 use crate::heap::{self, Allocation, Config, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{Guard, Lock, Table};
+use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
@@ -60,6 +70,9 @@ use thread::Register;
 /// Address space below which no heap is tried: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
 
+/// The words of all threads' caches are not more than this part of the heap's limit: an eighth.
+const CACHED_PART: usize = 8;
+
 /// The object layer over a heap of pages. It lies in its own tables and is never unmade.
 #[derive(Debug)]
 pub struct Objects<S: Source> {
@@ -70,6 +83,8 @@ pub struct Objects<S: Source> {
     tables: Tables,
     /// Guards the shared thread.
     shared: Lock,
+    /// Threads that have a cache of pages; the shared one is not counted.
+    cached: AtomicUsize,
 }
 
 /// The shared thread, held.
@@ -138,6 +153,7 @@ impl<S: Source + 'static> Objects<S> {
                 register: Register::new(),
                 tables,
                 shared: Lock::new(),
+                cached: AtomicUsize::new(0),
             });
             place.as_ref()
         };
@@ -154,9 +170,23 @@ impl<S: Source + 'static> Objects<S> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
         // SAFETY: never unmade, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
-        own.set_cache(self.heap.lend());
+        own.set_cache(self.lend());
         own.calls.set(self.heap.flush_calls());
         Some(thread)
+    }
+
+    /// A cache for a thread. Nobody can ask an idle thread for what its cache holds, so all their words together are a
+    /// part of the heap at the most; threads beyond that have none.
+    fn lend(&self) -> Option<usize> {
+        let most = self.heap.limit().0 / WORD_PAGES / CACHED_PART;
+        // Relaxed, twice: a number by itself.
+        if self.cached.fetch_add(1, Ordering::Relaxed) < most
+            && let Some(cache) = self.heap.lend()
+        {
+            return Some(cache);
+        }
+        self.cached.fetch_sub(1, Ordering::Relaxed);
+        None
     }
 
     /// A new structure, in a slot of its own class.
@@ -190,6 +220,8 @@ impl<S: Source + 'static> Objects<S> {
         if let Some(cache) = own.cache() {
             own.set_cache(None);
             objects.heap.take_back(cache);
+            // Relaxed: a number by itself.
+            objects.cached.fetch_sub(1, Ordering::Relaxed);
         }
         objects.register.give(thread);
     }

@@ -26,6 +26,9 @@ use super::{AtomicU64, Ordering, STRIPES};
 const INSIDE: u64 = (1 << 32) - 1;
 const ENTER: u64 = (1 << 32) + 1;
 
+// A chunk's stripe is its low bits.
+const _: () = assert!(STRIPES.is_power_of_two());
+
 /// Counts who is inside and who has ever been.
 #[derive(Debug)]
 pub struct Turnstile {
@@ -64,7 +67,7 @@ impl Turnstile {
     /// The entry is a read-modify-write, so `fence_after_rmw` behind it keeps it before every later load.
     #[inline]
     pub fn enter(&self, chunk: usize) -> Pass<'_> {
-        let stripe = &self.stripes[chunk % STRIPES];
+        let stripe = &self.stripes[chunk & (STRIPES - 1)];
         // Acquire: nothing done inside is done before. Seen by whoever acquires anything written inside.
         stripe.fetch_add(ENTER, Ordering::Acquire);
         Pass { stripe }
@@ -72,10 +75,11 @@ impl Turnstile {
 
     /// The present calm, or `None` if anybody is inside.
     ///
-    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw anything that
-    /// somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings the writer's entry with it,
-    /// so the second calm counts that entry; the first counted it too, being equal, and did not find him inside, so he had left; and
-    /// his leaving was a release, so the reader sees all he did. No fence is needed here for that.
+    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw
+    /// anything that somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings
+    /// the writer's entry with it, so the second calm counts that entry; the first counted it too, being equal, and did
+    /// not find him inside, so he had left; and his leaving was a release, so the reader sees all he did. No fence is
+    /// needed here for that.
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
         let (entered, inside) = self.look();

@@ -247,6 +247,9 @@ impl Model {
     }
 
     pub fn allocate_cached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
+        if pages == 0 {
+            return None;
+        }
         if !(1..=16).contains(&pages) {
             self.heed(slot);
             return self.allocate_uncached(slot, pages);
@@ -269,10 +272,11 @@ impl Model {
     fn allocate_uncached(&mut self, slot: usize, pages: usize) -> Option<Taken> {
         let own = Some(slot).filter(|&slot| slot < self.setup.shards);
         let wish = Wish { pages, align: 1 };
-        self.allocate(wish, own).or_else(|| {
+        if pages == 0 || self.first_fit(wish).is_none() {
+            // The cache's own pages may be what is missing, before the heap grows or says no.
             self.flush(slot);
-            self.allocate(wish, own)
-        })
+        }
+        self.allocate(wish, own)
     }
 
     fn heed(&mut self, slot: usize) {

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use pageheap::internals::Request;
 use pageheap::source::Simulated;
-use pageheap::{Config, PageCount, PageHeap, PageRun};
+use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
-use super::{Owners, all_is_free, deadline};
+use super::{Owners, Random, all_is_free, deadline};
 
 /// Threads, pages of a run, and how one is taken.
 fn never_refused(threads: usize, pages: usize, take: fn(&PageHeap<Simulated>, usize) -> Option<PageRun>) {
@@ -56,6 +57,61 @@ fn anywhere(heap: &PageHeap<Simulated>, pages: usize) -> Option<PageRun> {
 fn aligned(heap: &PageHeap<Simulated>, pages: usize) -> Option<PageRun> {
     let allocation = heap.allocate_aligned(PageCount(pages), pages << 13)?;
     Some(allocation.run)
+}
+
+/// As many free pages as threads, far from each other in a heap that is full: a search takes long enough for pages
+/// behind it to be freed, and pages before it to be taken.
+fn far_apart(threads: usize, distance: usize) {
+    let size = threads * distance;
+    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(size << 13)).expect("a heap");
+    heap.allocate(PageCount(size)).expect("all of it");
+    for step in 0..threads {
+        let hole = PageRun::new(PageIndex(step * distance + distance / 2), PageCount(1)).expect("a run");
+        // SAFETY: part of what is ours, and nothing uses it.
+        unsafe { heap.free(hole) };
+    }
+    let (heap, owners, deadline) = (&heap, &Owners::new(size), deadline());
+    let served: usize = thread::scope(|scope| {
+        let workers: Vec<_> = (1..=threads as u32)
+            .map(|me| scope.spawn(move || take_and_give(heap, owners, deadline, me)))
+            .collect();
+        let served = workers.into_iter().map(|worker| worker.join().expect("never refused"));
+        served.sum()
+    });
+    println!("served {served} times");
+    heap.check().unwrap_or_else(|fault| panic!("{fault}"));
+}
+
+/// Takes a page, keeps it for a moment, puts it back. How often.
+fn take_and_give(heap: &PageHeap<Simulated>, owners: &Owners, deadline: Instant, me: u32) -> usize {
+    let (mut served, mut random) = (0, Random::new(me));
+    while served % 64 != 0 || Instant::now() < deadline {
+        // The set's own word: the heap would ask twice.
+        let Some(claim) = heap.free_set().claim(&Request::of(1)) else {
+            panic!("refused after {served}\n{}", heap.stats());
+        };
+        let page = PageRun::new(PageIndex(claim.start), PageCount(1)).expect("a run");
+        owners.take(page, me);
+        (0..random.below(400)).for_each(|_| std::hint::spin_loop());
+        if random.below(50) == 0 {
+            thread::yield_now();
+        }
+        owners.give(page, me);
+        // SAFETY: the page is ours, and nothing uses it.
+        unsafe { heap.free(page) };
+        served += 1;
+    }
+    served
+}
+
+#[test]
+fn pages_far_apart() {
+    far_apart(8, 1 << 15);
+}
+
+#[test]
+fn pages_apart() {
+    far_apart(3, 512);
 }
 
 #[test]

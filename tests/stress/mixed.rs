@@ -29,11 +29,7 @@ fn mix<S: Source + Sync, G: Shape, T: Stamp>(heap: &PageHeap<S, G>, stamp: &T, t
         done.sum()
     });
     println!("{threads} threads, {steps} steps\n{}", heap.stats());
-    assert!(
-        heap.stats().growths > 0 && heap.stats().refusals > 0,
-        "{}",
-        heap.stats()
-    );
+    assert!(heap.stats().growths > 0, "{}", heap.stats());
     all_is_free(heap, &owners);
 }
 
@@ -60,7 +56,7 @@ fn eight_threads() {
 
 #[test]
 fn sixty_four_threads() {
-    simulated::<Geometry>(20_000, 64);
+    simulated::<Geometry>(3000, 64);
 }
 
 #[test]

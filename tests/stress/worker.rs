@@ -57,7 +57,7 @@ pub fn work<S: Source, G: Shape, T: Stamp>(shared: &Shared<'_, S, G, T>, me: u32
         held: 0,
     };
     let mut steps = 0;
-    while steps % 64 != 0 || Instant::now() < shared.deadline {
+    while steps < 256 || steps % 64 != 0 || Instant::now() < shared.deadline {
         worker.step();
         steps += 1;
     }

@@ -92,27 +92,36 @@ fn implements(file: &Source, index: usize) -> bool {
 
 /// Words of `cfg` that are said only in their homes.
 pub(crate) fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<String> {
-    let mut findings = Vec::new();
+    let lived_in = |home: &str| {
+        house
+            .src()
+            .any(|file| at_home(&[home], &file.path) && !cfgs(file, words).is_empty())
+    };
+    let mut findings = stale(homes, lived_in);
     for file in house.src().filter(|file| !at_home(homes, &file.path)) {
-        let code = file.joined();
-        for at in ["cfg", "cfg_attr"].iter().flat_map(|name| find_word(&code, name)) {
-            let rest = &code[at..];
-            let open = rest.find(|char: char| !char.is_alphanumeric() && !matches!(char, '_' | '!'));
-            let Some(open) = open.filter(|&open| rest[open..].starts_with('(')) else {
-                continue;
-            };
-            let condition = bracketed(rest, open);
-            let said = words.iter().filter(|word| find_word(condition, word).next().is_some());
-            let line = line_of(&code, at);
-            findings.extend(said.map(|word| {
-                format!(
-                    "{}:{line}: cfg({word}) outside its homes (tests/tidy.rs): ask a module that has it",
-                    file.path
-                )
-            }));
-        }
+        let path = &file.path;
+        findings.extend(cfgs(file, words).into_iter().map(|(line, word)| {
+            format!("{path}:{line}: cfg({word}) outside its homes (tests/tidy.rs): ask a module that has it")
+        }));
     }
     findings
+}
+
+/// Where a file's `cfg`, `cfg!` and `cfg_attr` say one of the words.
+fn cfgs<'w>(file: &Source, words: &[&'w str]) -> Vec<(usize, &'w str)> {
+    let code = file.joined();
+    let mut said = Vec::new();
+    for at in ["cfg", "cfg_attr"].iter().flat_map(|name| find_word(&code, name)) {
+        let rest = &code[at..];
+        let open = rest.find(|char: char| !char.is_alphanumeric() && !matches!(char, '_' | '!'));
+        let Some(open) = open.filter(|&open| rest[open..].starts_with('(')) else {
+            continue;
+        };
+        let condition = bracketed(rest, open);
+        let words = words.iter().filter(|word| find_word(condition, word).next().is_some());
+        said.extend(words.map(|word| (line_of(&code, at), *word)));
+    }
+    said
 }
 
 /// `core::sync::atomic` is named only in its homes, all others go through `crate::sync`.
@@ -141,14 +150,27 @@ pub(crate) fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
 
 /// Locks of others may allocate; ours does not.
 pub(crate) fn foreign_locks(house: &House, homes: &[&str]) -> Vec<String> {
-    let mut findings = Vec::new();
-    for file in house.src().filter(|file| !at_home(homes, &file.path)) {
+    let locks = |file: &Source| -> Vec<(usize, &str)> {
         let code = file.joined();
-        for lock in ["Mutex", "RwLock", "Condvar", "parking_lot"] {
-            let found = find_word(&code, lock).map(|at| line_of(&code, at));
-            findings
-                .extend(found.map(|line| format!("{}:{line}: {lock} may allocate; use crate::sync::Lock", file.path)));
-        }
+        ["Mutex", "RwLock", "Condvar", "parking_lot"]
+            .into_iter()
+            .flat_map(|lock| {
+                let lines = find_word(&code, lock).map(|at| line_of(&code, at));
+                lines.map(move |line| (line, lock)).collect::<Vec<_>>()
+            })
+            .collect()
+    };
+    let lived_in = |home: &str| {
+        house
+            .src()
+            .any(|file| at_home(&[home], &file.path) && !locks(file).is_empty())
+    };
+    let mut findings = stale(homes, lived_in);
+    for file in house.src().filter(|file| !at_home(homes, &file.path)) {
+        let found = locks(file).into_iter();
+        findings.extend(
+            found.map(|(line, lock)| format!("{}:{line}: {lock} may allocate; use crate::sync::Lock", file.path)),
+        );
     }
     findings
 }

@@ -6,14 +6,20 @@
 #![no_main]
 #![no_builtins]
 
+extern crate alloc;
+
 mod memory;
 mod system;
 
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
 
 use pageheap::source::Region;
-use pageheap::{Config, PageCount, PageHeap};
+use pageheap::{Config, GlobalHeap, PageCount, PageHeap};
 
 const BYTES: usize = 4 << 20;
 
@@ -24,8 +30,16 @@ struct Bytes([MaybeUninit<u8>; BYTES]);
 
 static mut PAGES: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
+static mut OBJECTS: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
+
+// SAFETY: the only mention of OBJECTS; bytes that live as long as the program.
+#[global_allocator]
+static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(unsafe { Region::new((&raw mut OBJECTS).cast(), BYTES) });
+
 fn main() {
     page_heap();
+    collections();
+    assert!(HEAP.check().is_ok(), "the global heap's books are right");
     let _ = writeln!(system::Output, "freestanding: ok");
 }
 
@@ -56,4 +70,42 @@ fn page_heap() {
         }
         assert!(heap.stats().in_use == PageCount::ZERO, "all pages came back");
     }
+}
+
+/// What `alloc` offers, on the global heap.
+fn collections() {
+    let boxes: Vec<Box<u64>> = (0..1000).map(Box::new).collect();
+    assert!(
+        boxes.iter().map(|boxed| **boxed).sum::<u64>() == 499_500,
+        "boxes keep what they hold"
+    );
+    let mut map = BTreeMap::new();
+    for key in (0..2000_u32).rev() {
+        let mut value = String::new();
+        write!(value, "value {key}").expect("a string can be written to");
+        map.insert(key, value);
+    }
+    assert!(
+        map.get(&1234).is_some_and(|value| value == "value 1234"),
+        "a map finds what it was given"
+    );
+    map.retain(|key, _| key % 3 == 0);
+    assert!(map.len() == 667, "a map forgets what it was told to");
+    let mut bytes = Vec::new();
+    for round in 0..1_000_000_u32 {
+        bytes.push(round as u8);
+    }
+    assert!(
+        bytes
+            .iter()
+            .rev()
+            .step_by(256)
+            .all(|&byte| byte == bytes[bytes.len() - 1]),
+        "a vector grows by moving"
+    );
+    let mut more: Vec<u8> = Vec::new();
+    assert!(
+        more.try_reserve_exact(2 * BYTES).is_err(),
+        "what there is no room for is refused"
+    );
 }

@@ -1,0 +1,143 @@
+//! When everybody has left, is there a run of a hint's length below the hint?
+//!
+//! [`World::finish`] looks. Hints start at 0; a claim in the second word raises one.
+
+use super::world::{CHUNK, One, Two, World};
+use super::{explore, spawn};
+
+#[test]
+fn a_raise_and_a_release_that_tells_nobody() {
+    explore(4, || {
+        // The leaf promises a page; page 5 makes it no more.
+        let world = World::<One>::new(1, &[(70, 1)], &[(5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(5, 1));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_and_a_release_that_tells_the_leaf() {
+    explore(4, || {
+        let world = World::<One>::new(1, &[(70, 1)], &[(5, 2)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(5, 2));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
+fn a_raise_and_a_release_that_tells_the_root() {
+    explore(3, || {
+        let world = World::<Two>::new(2, &[(CHUNK + 5, 1)], &[(5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(5, 1));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_by_a_word_and_a_release_into_that_word() {
+    explore(4, || {
+        let world = World::<One>::new(1, &[(5, 1)], &[(6, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(6, 1));
+        let claimed = super::world::pages_of(world.claim_word());
+        thread.join().unwrap();
+        world.finish(2 - claimed);
+    });
+}
+
+#[test]
+fn a_raise_and_a_release_that_relies_on_anothers_walk() {
+    explore(3, || {
+        // Both releases are into chunk 0: the second finds its leaf right and returns, with the root still to be told
+        // by the first.
+        let world = World::<Two>::new(2, &[(CHUNK + 5, 1)], &[(5, 1), (70, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(5, 1));
+        let third = spawn(move || third.release(70, 1));
+        world.claim(1).unwrap();
+        second.join().unwrap();
+        third.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
+fn a_raise_of_the_hint_for_two_pages_and_two_releases_that_make_them() {
+    explore(3, || {
+        let world = World::<One>::new(1, &[(70, 2)], &[(5, 1), (6, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(5, 1));
+        let third = spawn(move || third.release(6, 1));
+        let mine = world.claim(2).unwrap();
+        second.join().unwrap();
+        third.join().unwrap();
+        assert!(mine.start == 70 || mine.start == 5);
+        world.finish(2);
+    });
+}
+
+#[test]
+fn a_raise_of_the_hint_for_two_pages_and_two_releases_that_meet_at_a_words_border() {
+    explore(3, || {
+        let world = World::<One>::new(1, &[(70, 2)], &[(63, 1), (64, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(63, 1));
+        let third = spawn(move || third.release(64, 1));
+        world.claim(2).unwrap();
+        second.join().unwrap();
+        third.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
+fn two_raises_and_a_release() {
+    explore(2, || {
+        let world = World::<One>::new(1, &[(70, 2)], &[(5, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(5, 1));
+        let third = spawn(move || third.claim(1).unwrap());
+        world.claim(1).unwrap();
+        second.join().unwrap();
+        third.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_and_a_run_given_back() {
+    explore(3, || {
+        // A long claim takes 63 and 64, meets 65 and goes back while 66 is claimed and the hint raised over what it
+        // held.
+        let world = World::<One>::new(1, &[(63, 2), (66, 1)], &[]);
+        let other = world.clone();
+        let thread = spawn(move || assert!(other.claim_at(63, 3).is_none()));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
+fn a_raise_and_a_page_that_is_released_and_claimed_again() {
+    explore(3, || {
+        let world = World::<One>::new(1, &[(70, 2)], &[(5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || {
+            other.release(5, 1);
+            usize::from(other.claim_at(5, 1).is_some())
+        });
+        world.claim(1).unwrap();
+        let claimed = thread.join().unwrap();
+        world.finish(2 - claimed);
+    });
+}

@@ -1,0 +1,37 @@
+//! Models for loom: few threads, every interleaving.
+
+mod caches;
+mod claims;
+mod growth;
+mod hints;
+mod long;
+mod negative;
+mod paper;
+mod proof;
+mod scavenge;
+mod summaries;
+mod sync;
+mod world;
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use loom::thread::spawn;
+
+/// Runs `body` in every interleaving with at most `preemptions` preemptions, or `LOOM_MAX_PREEMPTIONS` if that is
+/// more. Says how many there were.
+pub fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
+    builder.max_branches = 50_000;
+    let (runs, began) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+    let counter = Arc::clone(&runs);
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        body();
+    });
+    let name = std::thread::current().name().unwrap_or("?").to_owned();
+    let (runs, seconds) = (runs.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
+    println!("{name}: {runs} interleavings, {seconds:.1} s");
+}

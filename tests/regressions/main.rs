@@ -1,0 +1,10 @@
+//! Bugs that were found by review or in use, each with the test that failed.
+
+mod cache;
+mod commit;
+mod idle;
+mod limit;
+mod misc;
+mod proof;
+mod scavenge;
+mod search;

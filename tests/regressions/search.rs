@@ -1,0 +1,90 @@
+//! An inner node that promises too much over leaves that are right (a raise that was overtaken by a correction leaves
+//! it so) is never corrected where the promise is of a run that straddles entries, or where the search ends inside the
+//! block.
+
+use std::alloc::{Layout, alloc_zeroed};
+use std::ptr::NonNull;
+
+use pageheap::Geometry;
+use pageheap::internals::bitmap::Bitmap;
+use pageheap::internals::{AtomicU64, FreeSet, Request, Summary, Table, Tree, Zeroed};
+
+type G = Geometry;
+
+fn memory(entries: usize) -> NonNull<u8> {
+    // SAFETY: the layout has a size.
+    NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(entries * 8, 64).unwrap()) }).unwrap()
+}
+
+fn table<T: Zeroed>(base: NonNull<u8>, entries: usize) -> Table<T> {
+    // SAFETY: zeroed, aligned, leaked.
+    unsafe { Table::new(base, entries) }
+}
+
+/// A set of `pages` pages, all free, and the tables of its levels.
+fn set(pages: usize) -> (FreeSet<G>, [NonNull<u8>; 5]) {
+    let words = pages.div_ceil(512) * 8;
+    let bases: [NonNull<u8>; 5] = std::array::from_fn(|level| memory(Tree::<G>::entries(level, pages).max(1)));
+    let levels = std::array::from_fn(|level| table(bases[level], Tree::<G>::entries(level, pages)));
+    let set = FreeSet::new(
+        Bitmap::new(table(memory(words), words)),
+        Bitmap::new(table(memory(words), words)),
+        Tree::new(levels),
+    );
+    set.extend(pages, false);
+    (set, bases)
+}
+
+fn poke(bases: &[NonNull<u8>; 5], level: usize, index: usize, summary: Summary) {
+    // SAFETY: an entry of the table.
+    unsafe { bases[level].cast::<AtomicU64>().add(index).as_ref() }
+        .store(summary.to_bits(), std::sync::atomic::Ordering::Relaxed);
+}
+
+#[test]
+fn a_broken_promise_of_a_straddling_run_is_corrected() {
+    let (set, bases) = set(16 * 512);
+    // All taken but the last 100 pages of the first block of chunks.
+    set.claim_at(0, 16 * 512).unwrap();
+    set.release(8 * 512 - 100, 100).unwrap();
+    set.settle();
+    set.check().unwrap();
+    // The second block says that it begins with 400 free pages. Nothing of it is free, and its leaves say so.
+    poke(&bases, 3, 1, Summary::new(400, 400, 0));
+    assert!(set.claim(&Request::of(200)).is_none());
+    assert!(set.claim(&Request::of(200)).is_none());
+    assert_eq!(
+        set.summary(3, 1),
+        Summary::NONE,
+        "still promises, and trips every search"
+    );
+}
+
+#[test]
+fn a_broken_promise_of_the_last_block_is_corrected() {
+    // The heap ends inside the second block of chunks.
+    let (set, bases) = set(12 * 512);
+    set.claim_at(0, 12 * 512).unwrap();
+    set.settle();
+    poke(&bases, 3, 1, Summary::new(0, 400, 0));
+    assert!(set.claim(&Request::of(200)).is_none());
+    assert!(set.claim(&Request::of(200)).is_none());
+    assert_eq!(set.summary(3, 1), Summary::NONE, "still promises");
+}
+
+/// A word given back with gaps makes its leaf, and all above it, promise a run from the first page to the last.
+#[test]
+fn one_thread_at_a_time_join_is_exact() {
+    use pageheap::internals::Word;
+    let (set, _) = set(512);
+    set.claim_at(0, 512).unwrap();
+    set.settle();
+    set.release_word(Word {
+        index: 3,
+        free: 1 << 2 | 1 << 60,
+        scavenged: 0,
+    })
+    .unwrap();
+    assert_eq!(set.summary(4, 0), Summary::new(0, 1, 0));
+    assert_eq!(set.summary(0, 0), Summary::new(0, 1, 0));
+}
