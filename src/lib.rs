@@ -39,6 +39,11 @@
 
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Under a model there is no object layer, and what serves it is idle.
+#![cfg_attr(
+    any(all(loom, feature = "internals"), all(shuttle, feature = "internals")),
+    allow(dead_code, unused_imports)
+)]
 // What only tests, models and benches call is reachable with `internals` alone.
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 

@@ -171,3 +171,26 @@ fn a_small_region_is_a_small_heap() {
         heap.check().unwrap();
     }
 }
+
+/// Small enough for Miri: every path but growth, from two threads at once.
+#[test]
+fn a_region_serves_two_threads() {
+    let memory = vec![MaybeUninit::uninit(); 384 << 10].leak();
+    let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(Region::from_static(memory))));
+    on_threads(2, |thread| {
+        let mut blocks: Vec<Block> = Vec::new();
+        for number in 0..40 {
+            let layout = layout(1 + (number * 37 + thread) % 200, 1 << (number % 7));
+            blocks.push(Block::new(heap, layout, number as u8).unwrap());
+            if number % 3 == 0 {
+                blocks.swap_remove(number % blocks.len()).free(heap);
+            } else if number % 11 == 0 {
+                let index = number % blocks.len();
+                assert!(blocks[index].resize(heap, layout.size() * 2));
+            }
+        }
+        blocks.into_iter().for_each(|block| block.free(heap));
+    });
+    heap.flush_thread();
+    heap.check().unwrap();
+}
