@@ -1,9 +1,10 @@
 //! Where the lowest run is: first the hint's chunk by its bits, then the tree, then the bits of the chunk the tree
 //! names.
 //!
-//! A search changes nothing but summaries that promise too much, and a hint it has outgrown. A promise found broken is
-//! lowered where it was found, leaf or inner node, and no further: what is above is found out when it misleads.
-//! (Carrying each correction up at once was measured: a tenth more instructions per allocation in a torn heap.)
+//! A search changes nothing but summaries that promise too much, and a hint it has outgrown. Whoever corrects a summary
+//! carries the change up, although it only lowers, as it seems: by the time it is written it may hold a release's raise,
+//! and the releaser, finding it there, leaves the rest of the way to its writer. (Not carrying it up saves a tenth of the
+//! instructions in a torn heap, and loses pages: shuttle's models found it.)
 
 #![forbid(unsafe_code)]
 
@@ -107,8 +108,12 @@ impl<G: Shape> FreeSet<G> {
     #[cold]
     fn correct_leaf(&self, chunk: usize, says: Summary, bits: Block, truth: Summary) {
         let _pass = self.turnstile.enter(chunk);
-        self.tree
-            .settle_from(chunk, says, bits, truth, || self.free.chunk::<G>(chunk));
+        if self
+            .tree
+            .settle_from(chunk, says, bits, truth, || self.free.chunk::<G>(chunk))
+        {
+            self.tree.propagate(G::LEAF, chunk, chunk);
+        }
     }
 
     /// Makes the leaf of a chunk and all that is above it say what there is, after a run that seemed to reach into the
@@ -127,7 +132,9 @@ impl<G: Shape> FreeSet<G> {
     #[cold]
     pub(super) fn correct_node(&self, level: usize, index: usize) {
         let _pass = self.turnstile.enter(index);
-        self.tree.settle_node(level, index);
+        if self.tree.settle_node(level, index) {
+            self.tree.propagate(level, index, index);
+        }
     }
 
     /// After a claim at `start`, by a search that began at the hint `seen`: raises the hint if that is worth the second
