@@ -43,6 +43,31 @@ fn a_raise_and_a_release_that_tells_the_root() {
 }
 
 #[test]
+fn a_raise_and_a_release_that_tells_a_root_of_leaves() {
+    explore(4, || {
+        // No level above: between telling the leaf and looking at the hint there is but the one fence.
+        let world = World::<One>::new(2, &[(CHUNK + 5, 1)], &[(5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(5, 1));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_by_a_word_and_a_release_that_tells_a_root_of_leaves() {
+    explore(4, || {
+        let world = World::<One>::new(2, &[(CHUNK + 5, 1)], &[(63, 3)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(63, 3));
+        let claimed = super::world::pages_of(world.claim_word());
+        thread.join().unwrap();
+        world.finish(4 - claimed);
+    });
+}
+
+#[test]
 fn a_raise_by_a_word_and_a_release_into_that_word() {
     explore(4, || {
         let world = World::<One>::new(1, &[(5, 1)], &[(6, 1)]);
@@ -57,12 +82,12 @@ fn a_raise_by_a_word_and_a_release_into_that_word() {
 #[test]
 fn a_raise_and_a_release_that_relies_on_anothers_walk() {
     explore(3, || {
-        // Both releases are into chunk 0: the second finds its leaf right and returns, with the root still to be told
+        // Both releases are into chunk 2: the second finds its leaf right and returns, with the root still to be told
         // by the first.
-        let world = World::<Two>::new(2, &[(CHUNK + 5, 1)], &[(5, 1), (70, 1)]);
+        let world = World::<Two>::new(5, &[(4 * CHUNK + 5, 1)], &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
         let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.release(5, 1));
-        let third = spawn(move || third.release(70, 1));
+        let second = spawn(move || second.release(2 * CHUNK + 5, 1));
+        let third = spawn(move || third.release(2 * CHUNK + 70, 1));
         world.claim(1).unwrap();
         second.join().unwrap();
         third.join().unwrap();

@@ -85,15 +85,20 @@ fn a_word_moved_is_not_missed() {
 
 #[test]
 fn a_page_moved_from_the_word_one_is_about_to_take_is_not_missed() {
-    explore(3, || {
-        // The leaf is right all the time, so nobody is seen in the turnstile but for the flag of who proves.
+    explore(6, || {
+        // The leaf promises a page all the time, and rightly: only the flag of who proves makes the mover pass the
+        // turnstile. It moves down when the word above has been chosen, up again, and once more down.
         let world = World::<One>::new(1, &[(70, 1)], &[(5, 1)]);
         let other = world.clone();
         let thread = spawn(move || {
-            other.release(5, 1);
-            usize::from(other.claim_at(70, 1).is_some())
+            let moves = [(5, 70), (70, 5), (5, 70)];
+            let stopped = moves.into_iter().find(|&(from, to)| {
+                other.release(from, 1);
+                other.claim_at(to, 1).is_none()
+            });
+            usize::from(stopped.is_none())
         });
-        assert_ne!(pages_of(world.claim_word()), 0);
+        assert_ne!(pages_of(world.claim_word()), 0, "a page is free throughout");
         let theirs = thread.join().unwrap();
         world.finish(1 - theirs);
     });
@@ -117,11 +122,12 @@ fn a_run_moved_over_two_words_is_not_missed() {
 #[test]
 fn who_released_a_page_can_claim_it_while_another_is_on_its_way_to_the_root() {
     explore(3, || {
-        // Ours finds the leaf right, because theirs has told it, and the root perhaps not yet told.
-        let world = World::<Two>::new(2, &[], &[(5, 1), (70, 1)]);
+        // Ours finds the leaf right, because theirs has told it, and the root, by which alone it can be found,
+        // perhaps not yet.
+        let world = World::<Two>::new(4, &[], &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
         let other = world.clone();
-        let thread = spawn(move || other.release(5, 1));
-        world.release(70, 1);
+        let thread = spawn(move || other.release(2 * CHUNK + 5, 1));
+        world.release(2 * CHUNK + 70, 1);
         world.claim(1).unwrap();
         thread.join().unwrap();
         world.finish(1);
@@ -129,16 +135,29 @@ fn who_released_a_page_can_claim_it_while_another_is_on_its_way_to_the_root() {
 }
 
 #[test]
+fn who_released_a_page_can_claim_it_while_a_run_over_two_chunks_is_told_to_the_root() {
+    explore(3, || {
+        let world = World::<Two>::new(4, &[], &[(3 * CHUNK - 1, 2), (2 * CHUNK + 5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(3 * CHUNK - 1, 2));
+        world.release(2 * CHUNK + 5, 1);
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
 fn a_page_released_before_is_seen_by_a_third() {
     explore(2, || {
         // The third claims page 70's equal once the second has said that it is back.
-        let world = World::<Two>::new(2, &[], &[(5, 1), (70, 1)]);
+        let world = World::<Two>::new(4, &[], &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
         let (first, second) = (world.clone(), world.clone());
         let said = std::sync::Arc::new(loom::sync::atomic::AtomicBool::new(false));
         let say = said.clone();
-        let first = spawn(move || first.release(5, 1));
+        let first = spawn(move || first.release(2 * CHUNK + 5, 1));
         let second = spawn(move || {
-            second.release(70, 1);
+            second.release(2 * CHUNK + 70, 1);
             say.store(true, core::sync::atomic::Ordering::Release);
         });
         let told = said.load(core::sync::atomic::Ordering::Acquire);

@@ -113,6 +113,22 @@ fn a_release_that_claims_cut_short_is_seen() {
 }
 
 #[test]
+fn a_release_under_two_searches_that_lower_what_they_do_not_find_is_seen() {
+    explore(2, || {
+        // One lowers the leaf too far and mends it; the other may carry what it saw between to the root.
+        let world = World::<Two>::new(1, &[(5, 2)], &[(10, 1)]);
+        world.claim_at(5, 2).unwrap();
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || assert!(second.claim(2).is_none()));
+        let third = spawn(move || assert!(third.claim(2).is_none()));
+        world.release(10, 1);
+        second.join().unwrap();
+        third.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
 fn a_released_bit_claimed_at_once_leaves_nothing_promised_too_little() {
     explore(3, || {
         let world = World::<Two>::new(1, &[], &[(5, 1), (70, 1)]);
