@@ -110,6 +110,7 @@ fn the_first_use_may_be_raced() {
         on_threads(24, |number| {
             barrier.wait();
             let blocks: Vec<_> = (1..100)
+                .step_by(7)
                 .map(|size| Block::new(heap, layout(size * 40, 8), number as u8).unwrap())
                 .collect();
             blocks.into_iter().for_each(|block| block.free(heap));
