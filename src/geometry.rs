@@ -139,7 +139,7 @@ const _: () = assert!(HINT_PAGES[0] == 1 && HINT_PAGES[1] == 2);
 
 /// How often a proof that there is no room starts over before the bits have the last word.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const PROOF_ROUNDS: u32 = 64;
+pub const PROOF_ROUNDS: u32 = 1 << 14;
 
 /// Under a model, few.
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]

@@ -44,8 +44,8 @@ use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, rela
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
 
-/// How often a refusal yields to a scavenger that does not move: some milliseconds, a system call on much memory.
-const SCAVENGER_ROUNDS: u32 = 4096;
+/// How often a refusal yields to a scavenger that does not move: a good part of a second, more than its call takes.
+const SCAVENGER_ROUNDS: u32 = 1 << 20;
 
 /// A heap of pages over the memory of `S`, in the shape `G`.
 ///
