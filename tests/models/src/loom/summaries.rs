@@ -115,16 +115,24 @@ fn a_release_that_claims_cut_short_is_seen() {
 #[test]
 fn a_release_under_two_searches_that_lower_what_they_do_not_find_is_seen() {
     explore(2, || {
-        // One lowers the leaf too far and mends it; the other may carry what it saw between to the root.
-        let world = World::<Two>::new(1, &[(5, 2)], &[(10, 1)]);
-        world.claim_at(5, 2).unwrap();
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || assert!(second.claim(2).is_none()));
-        let third = spawn(move || assert!(third.claim(2).is_none()));
-        world.release(10, 1);
-        second.join().unwrap();
-        third.join().unwrap();
-        world.finish(1);
+        // On its way to chunk 4, one search lowers the leaf of chunk 2 and is preempted; another, which came by the
+        // root, finds that promise broken and lowers it too; the release finds its page told by the first, who has
+        // looked again, and who must now carry it to the root.
+        let (first, run, page) = ((2 * CHUNK + 2, 2), (2 * CHUNK + 5, 2), (2 * CHUNK + 10, 1));
+        let world = World::<Two>::new(5, &[first, run, (4 * CHUNK + 5, 3)], &[page]);
+        // The hint for two pages leads to chunk 2, past the root.
+        assert_eq!(world.claim(2).unwrap().start, first.0);
+        world.claim_at(run.0, run.1).unwrap();
+        // All three in threads of their own: that they begin in any order costs no preemption.
+        let searches = [1, 2].map(|pages| {
+            let world = world.clone();
+            spawn(move || world.claim(pages).map_or(0, |_| pages))
+        });
+        let other = world.clone();
+        let release = spawn(move || other.release(page.0, page.1));
+        let claimed: usize = searches.into_iter().map(|thread| thread.join().unwrap()).sum();
+        release.join().unwrap();
+        world.finish(4 - claimed);
     });
 }
 
