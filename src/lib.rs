@@ -39,13 +39,8 @@
 
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Under a model there is no object layer, and what serves it is idle.
-#![cfg_attr(
-    any(all(loom, feature = "internals"), all(shuttle, feature = "internals")),
-    allow(dead_code, unused_imports)
-)]
 // What only tests, models and benches call is reachable with `internals` alone; without `std` no thread is known to
-// end.
+// end, and the models, which are without, have no object layer.
 #![cfg_attr(not(all(feature = "internals", feature = "std")), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "std")]
