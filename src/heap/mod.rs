@@ -194,10 +194,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .max(page)
             .next_multiple_of(granule.max(page));
         let slots = config.shards.saturating_add(config.caches);
-        let mut wish = Self::fitting(config.reserve.max(least), source.budget(), slots, granule).max(least);
+        let unit = granule.max(page);
+        let mut wish = Self::fitting(config.reserve.max(least), source.budget(), slots, granule).max(unit);
+        // Where the source has not even the least, as much as it has.
+        let least = least.min(wish & !(unit - 1));
         let mut failure = NewHeapError::NoPages;
         loop {
-            let bytes = wish & !(granule.max(page) - 1);
+            let bytes = wish & !(unit - 1);
             if let Some(pages) = source.reserve(Purpose::Pages, bytes, align) {
                 let capacity = bytes >> G::PAGE_SHIFT;
                 let plan = Plan::new::<G>(capacity, slots, granule);

@@ -6,5 +6,6 @@ mod idle;
 mod limit;
 mod misc;
 mod proof;
+mod region;
 mod scavenge;
 mod search;
