@@ -27,6 +27,7 @@ use std::path::Path;
 /// (`source`, `metadata`), memory we hand out (`heap`), and the system's own calls (`fatal`). All others forbid it.
 const UNSAFE_HOMES: &[&str] = &[
     "src/fatal.rs",
+    "src/global/fork.rs",
     "src/global/mod.rs",
     "src/global/pthread.rs",
     "src/heap/cached.rs",
@@ -35,8 +36,10 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/heap/scan.rs",
     "src/metadata.rs",
     "src/object/central.rs",
+    "src/object/fork.rs",
     "src/object/magazine.rs",
     "src/object/mod.rs",
+    "src/object/presence.rs",
     "src/object/tables.rs",
     "src/object/thread.rs",
     "src/source/mod.rs",
@@ -54,7 +57,13 @@ const UNSAFE_HOMES: &[&str] = &[
 const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.rs", "src/sync/"];
 
 /// Files and folders that may ask for the operating system.
-const SYSTEM_CFG_HOMES: &[&str] = &["src/fatal.rs", "src/global/", "src/source/", "src/sync/native.rs"];
+const SYSTEM_CFG_HOMES: &[&str] = &[
+    "src/fatal.rs",
+    "src/global/",
+    "src/object/presence.rs",
+    "src/source/",
+    "src/sync/native.rs",
+];
 
 /// Files and folders outside the models, which may name `core::sync::atomic` itself.
 const ATOMIC_HOMES: &[&str] = &[

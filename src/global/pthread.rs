@@ -56,6 +56,18 @@ pub(super) fn current<T>(objects: *const T) -> Option<&'static Thread> {
     }
 }
 
+/// An address that is this thread's alone, as long as it lives. Never 0.
+pub(super) fn here() -> usize {
+    CURRENT.with(|current| ptr::from_ref(current).addr())
+}
+
+/// This thread's structure, of whichever heap.
+pub(super) fn own() -> Option<NonNull<Thread>> {
+    let owner = CURRENT.get();
+    let is_none = [&FRESH, &GONE].iter().any(|&none| ptr::eq(owner.as_ptr(), none));
+    (!is_none).then(|| owner.cast())
+}
+
 /// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for
 /// again.
 #[cold]

@@ -23,6 +23,7 @@
 mod cached;
 mod config;
 mod error;
+mod fork;
 mod grow;
 mod scan;
 mod stats;

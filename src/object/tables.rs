@@ -54,7 +54,7 @@ pub struct Tables {
     /// Entries of the table of spans.
     pages: usize,
     granule: usize,
-    lock: Lock,
+    pub(super) lock: Lock,
     /// Requests to the source.
     prepare: AtomicU64,
 }

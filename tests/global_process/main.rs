@@ -13,6 +13,7 @@ use pageheap::GlobalHeap;
 mod destructors;
 mod ends;
 mod footprint;
+mod forks;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
