@@ -223,7 +223,10 @@ impl Slot {
     }
 
     /// Drops what the slot holds, for good; what it has done stays counted.
-    #[cfg_attr(not(feature = "std"), allow(dead_code, reason = "for fork, which needs an operating system"))]
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
     pub(crate) fn forget(&self) {
         self.free.store(0, Ordering::Relaxed);
         self.scavenged.store(0, Ordering::Relaxed);

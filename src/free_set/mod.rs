@@ -210,7 +210,10 @@ impl<G: Shape> FreeSet<G> {
     ///
     /// Bits are never half done. Pages that somebody had taken out stay out. A release may have given its bits and told
     /// nobody: every summary is made anew, and the hints begin at the bottom.
-    #[cfg_attr(not(feature = "std"), allow(dead_code, reason = "for fork, which needs an operating system"))]
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
     pub(crate) fn recover(&self) {
         self.turnstile.clear();
         // Relaxed: nobody else is there.

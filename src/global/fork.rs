@@ -57,9 +57,7 @@ impl Opening {
     #[cold]
     pub(super) fn begin() -> Self {
         register();
-        Self {
-            _guard: OPENING.lock(),
-        }
+        Self { _guard: OPENING.lock() }
     }
 
     /// A heap has been opened.
@@ -67,6 +65,27 @@ impl Opening {
         objects.kin().next.set(HEAPS.0.get());
         HEAPS.0.set(Some(NonNull::from_ref(objects)));
     }
+}
+
+/// Gives back what the heaps of this copy of the crate hold, but for pages in use.
+///
+/// # Safety
+///
+/// Nothing of this copy of the crate runs any more, on any thread, or will.
+#[cfg(target_os = "linux")]
+pub(super) unsafe fn abandon_all() {
+    OPENING.hold();
+    let mut next = HEAPS.0.take();
+    while let Some(heap) = next {
+        // SAFETY: open till now, and nobody uses it (the caller's promise). The next is looked at before, as the heap
+        // is gone then.
+        unsafe {
+            next = heap.as_ref().kin().next.get();
+            let abandon = heap.as_ref().abandon();
+            abandon(heap.cast());
+        }
+    }
+    // `OPENING` stays held: whoever should come after all stops here.
 }
 
 /// Every open heap. The caller holds `OPENING`, and does so until the last has been looked at.

@@ -43,6 +43,8 @@ mod nowhere;
 mod pthread;
 #[cfg(all(unix, feature = "std"))]
 mod fork;
+#[cfg(all(target_os = "linux", feature = "std"))]
+mod unload;
 
 #[cfg(all(unix, feature = "std"))]
 use fork::Opening;
@@ -204,6 +206,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     #[cold]
     fn open(&self) -> Option<&'static Objects<S>> {
+        #[cfg(all(target_os = "linux", feature = "std"))]
+        unload::register();
         let opening = Opening::begin();
         if let Some(objects) = self.opened() {
             return Some(objects);

@@ -18,9 +18,7 @@ impl Opening {
     /// Waits until nobody else opens a heap.
     #[cold]
     pub(super) fn begin() -> Self {
-        Self {
-            _guard: OPENING.lock(),
-        }
+        Self { _guard: OPENING.lock() }
     }
 
     /// Nobody needs to know: without an operating system nobody forks.

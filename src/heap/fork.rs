@@ -7,8 +7,8 @@
 //!
 //! With the locks held, what they guard is whole in the child. What is done without locks is decided by one
 //! read-modify-write each, so no bit is half done; but a thread that the child does not have may have been inside the
-//! turnstile, or between its bits and the tree: `recover` sends it out and makes the tree anew. Pages that such a thread
-//! held, in its cache or on the way, stay allocated in the child: at most 128 a thread.
+//! turnstile, or between its bits and the tree: `recover` sends it out and makes the tree anew. Pages that such a
+//! thread held, in its cache or on the way, stay allocated in the child: at most 128 a thread.
 //!
 //! `hold` costs two uncontended locks, ~40 ns; `recover` is O(heap), a few hundred nanoseconds for each 4 MiB.
 

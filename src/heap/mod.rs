@@ -22,6 +22,7 @@
 
 mod cached;
 mod config;
+mod end;
 mod error;
 mod fork;
 mod grow;
@@ -579,15 +580,4 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 pub(crate) fn lower(wish: usize) -> usize {
     const COUNTS: usize = 1 << 30;
     wish - if wish > COUNTS { wish / 2 } else { wish / 8 }
-}
-
-impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
-    fn drop(&mut self) {
-        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up
-        // once: a table has no drop, and nothing below touches one.
-        unsafe {
-            self.source.unreserve(Purpose::Pages, self.pages);
-            self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
-        }
-    }
 }

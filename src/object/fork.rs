@@ -8,8 +8,8 @@
 //! * a magazine may be half changed, and is not read: its slots are lost, its structure serves the next thread;
 //! * so with a cache of pages.
 //!
-//! What is lost is what the threads had cached: at most a magazine of each class and 128 pages each. Blocks that are the
-//! program's are the child's to use and to free like all others.
+//! What is lost is what the threads had cached: at most a magazine of each class and 128 pages each. Blocks that are
+//! the program's are the child's to use and to free like all others.
 //!
 //! Cost: ~90 locks, 2 µs; in the child O(heap), and a few nanoseconds for each structure.
 
@@ -60,6 +60,9 @@ pub trait Forks {
     /// In the child, before it lets go: forgets the threads that it does not have. `own` is the one thread's structure,
     /// of this heap or another.
     fn recover(&self, own: Option<NonNull<Thread>>);
+
+    /// What ends the heap when its library is unloaded, by the heap's address: see [`Objects::abandon`].
+    fn abandon(&self) -> unsafe fn(NonNull<()>);
 }
 
 impl<S: Source + 'static> Forks for Objects<S> {
@@ -89,5 +92,9 @@ impl<S: Source + 'static> Forks for Objects<S> {
         let cached = self.register.bereave(is_own, |cache| self.heap.forget_cache(cache));
         // Relaxed: a number by itself.
         self.cached.store(cached, Ordering::Relaxed);
+    }
+
+    fn abandon(&self) -> unsafe fn(NonNull<()>) {
+        Self::abandon
     }
 }

@@ -46,6 +46,7 @@ mod thread;
 mod tables;
 mod stats;
 mod check;
+mod close;
 mod fork;
 
 pub use check::ObjectFault;

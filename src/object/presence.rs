@@ -2,136 +2,107 @@
 //!
 //! A thread says when it goes: a pthread key's destructor gives its structure back. But a thread whose first use of the
 //! heap falls into the last round of destructors is not asked again, and would leave its structure behind for ever. So
-//! each structure has a *robust mutex* (POSIX.1-2008), which its user holds for as long as it lives:
+//! each structure says whose it is, by the numbers the kernel has for process and thread:
 //!
 //! ```text
-//!   arrive: lock ──▶ …lives… ──▶ leave: unlock        to the register, for the next thread
-//!                       └──────▶ ends without a word   the kernel marks the mutex: its owner has died
-//!                                                      find_gone: EOWNERDEAD, and the structure is the finder's
+//!   arrive: my numbers ──▶ …lives… ──▶ leave: none        to the register, for the next thread
+//!                              └─────▶ ends without a word
+//!                                      is_gone: the kernel knows no such thread, and the structure is the finder's
 //! ```
 //!
-//! The kernel's mark is the proof that the thread runs no more, and its release what hands us all the thread wrote. No
-//! system call at any of the three: the owner writes its number into the mutex, and the list the kernel reads is in user
-//! space (a thread's first such mutex costs one call with some C libraries). ~30 ns to arrive and leave.
+//! The kernel's answer to `tgkill` with signal 0 is the proof that the thread runs no more. A number may be another
+//! thread's by now: then the structure is found later, or never, and no harm is done. A `vfork` child shares the
+//! parent's memory but is another process, and must not take its threads for gone: hence both numbers.
 //!
-//! Where there are no robust mutexes (macOS, Android) nobody is ever found gone: such a thread's structure, a few KiB,
-//! is lost.
+//! One or two system calls where a thread gets a structure, as many as structures are looked at where none is vacant
+//! (~100 ns each). A filter that refuses them makes everybody seem present. On other systems too nobody is ever found
+//! gone: such a thread's structure, with a few KiB and a word of pages in it, is lost.
+//!
+//! Why not a robust mutex, which needs no system call: the C library strings those that a thread holds together, so the
+//! memory would have to outlive the thread, also where the library that the heap is part of is unloaded.
 
-#[cfg(all(feature = "std", target_os = "linux"))]
-pub(super) use robust::Presence;
-#[cfg(not(all(feature = "std", target_os = "linux")))]
-pub(super) use unknown::Presence;
+use core::cell::Cell;
 
-#[cfg(all(feature = "std", target_os = "linux"))]
-mod robust {
-    use core::cell::{Cell, UnsafeCell};
-    use core::ffi::c_int;
-    use core::fmt;
+/// Which thread, of which process. All-zero bytes: none, and never found gone.
+#[derive(Debug, Default)]
+pub struct Presence {
+    process: Cell<i32>,
+    thread: Cell<i32>,
+}
 
-    // Not in the libc crate for Linux. glibc since 2.12, musl since 0.9.
-    unsafe extern "C" {
-        fn pthread_mutexattr_setrobust(attributes: *mut libc::pthread_mutexattr_t, robustness: c_int) -> c_int;
-        fn pthread_mutex_consistent(mutex: *mut libc::pthread_mutex_t) -> c_int;
-    }
+/// The calling thread's process, asked once for many [`Presence`]s.
+#[derive(Clone, Copy, Debug)]
+pub struct Process(i32);
 
-    /// `PTHREAD_MUTEX_ROBUST`.
-    const ROBUST: c_int = 1;
-
-    /// A thread's word that it is there. All-zero bytes: made for nobody yet.
-    pub struct Presence {
-        mutex: UnsafeCell<libc::pthread_mutex_t>,
-        made: Cell<bool>,
-    }
-
-    impl Presence {
-        /// The caller begins to use the structure, which nobody uses.
-        pub fn arrive(&self) {
-            if !self.made.get() {
-                self.make();
-            }
-            // SAFETY: made, and free: its last holder has left, or is a finder who passed it on by `leave`.
-            unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
-        }
-
-        /// The caller, who has arrived or found the one before gone, will not use the structure any more.
-        pub fn leave(&self) {
-            // SAFETY: made and held by this thread.
-            unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
-        }
-
-        /// Whether whoever arrived last has ended without leaving. Then the structure is the caller's, as if it had
-        /// arrived.
-        pub fn find_gone(&self) -> bool {
-            if !self.made.get() {
-                return false;
-            }
-            // SAFETY: made; to try is every thread's right.
-            match unsafe { libc::pthread_mutex_trylock(self.mutex.get()) } {
-                libc::EOWNERDEAD => {
-                    // SAFETY: ours by the answer above.
-                    unsafe { pthread_mutex_consistent(self.mutex.get()) };
-                    true
-                }
-                0 => {
-                    // Nobody uses it: it lies with the vacant ones.
-                    self.leave();
-                    false
-                }
-                _ => false,
-            }
-        }
-
-        /// In the child of a fork: nobody is there but perhaps the caller. The mutex still names threads of the parent.
-        pub fn reset(&self, present: bool) {
-            self.made.set(false);
-            if present {
-                self.arrive();
-            }
-        }
-
-        /// Makes the mutex anew, over whatever was there. Should robustness be refused, it is a mutex like any other,
-        /// and nobody is found gone.
-        #[cold]
-        fn make(&self) {
-            // SAFETY: attributes that are initialised, used and destroyed; a place for a mutex that nobody uses.
-            unsafe {
-                let mut attributes = core::mem::zeroed();
-                if libc::pthread_mutexattr_init(&mut attributes) == 0 {
-                    pthread_mutexattr_setrobust(&mut attributes, ROBUST);
-                    libc::pthread_mutex_init(self.mutex.get(), &attributes);
-                    libc::pthread_mutexattr_destroy(&mut attributes);
-                } else {
-                    *self.mutex.get() = libc::PTHREAD_MUTEX_INITIALIZER;
-                }
-            }
-            self.made.set(true);
-        }
-    }
-
-    impl fmt::Debug for Presence {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("Presence")
-                .field("made", &self.made)
-                .finish_non_exhaustive()
-        }
+impl Process {
+    /// The one the caller runs in.
+    pub fn current() -> Self {
+        Self(kernel::process())
     }
 }
 
-#[cfg(not(all(feature = "std", target_os = "linux")))]
-mod unknown {
-    /// Nobody can be found gone.
-    #[derive(Debug)]
-    pub struct Presence;
+impl Presence {
+    /// The caller begins to use the structure.
+    pub fn arrive(&self) {
+        self.process.set(kernel::process());
+        self.thread.set(kernel::thread());
+    }
 
-    impl Presence {
-        pub fn arrive(&self) {}
+    /// Nobody uses it.
+    pub fn leave(&self) {
+        self.thread.set(0);
+    }
 
-        pub fn leave(&self) {}
+    /// Whether whoever arrived has ended without leaving. If so, what it wrote is seen.
+    pub fn is_gone(&self, here: Process) -> bool {
+        let (process, thread) = (self.process.get(), self.thread.get());
+        thread > 0 && process == here.0 && kernel::has_ended(process, thread)
+    }
+}
 
-        pub fn find_gone(&self) -> bool {
-            false
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+mod kernel {
+    use core::sync::atomic::{Ordering, fence};
+
+    use crate::source::KeepErrno;
+
+    pub(super) fn process() -> i32 {
+        // SAFETY: has no preconditions and cannot fail.
+        unsafe { libc::getpid() }
+    }
+
+    /// 0 or less if it may not be asked.
+    pub(super) fn thread() -> i32 {
+        let _errno = KeepErrno::new();
+        // SAFETY: has no preconditions.
+        unsafe { libc::syscall(libc::SYS_gettid) as i32 }
+    }
+
+    pub(super) fn has_ended(process: i32, thread: i32) -> bool {
+        let errno = KeepErrno::new();
+        // SAFETY: signal 0 is none: only whether there is such a thread is looked at.
+        let answer = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) };
+        let ended = answer != 0 && errno.now() == libc::ESRCH;
+        if ended {
+            // SeqCst: the thread wrote its last, then the kernel, with barriers of its own between, took it off its
+            // list; we saw it missing there, and read what it wrote after this.
+            fence(Ordering::SeqCst);
         }
+        ended
+    }
+}
 
-        pub fn reset(&self, _present: bool) {}
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+mod kernel {
+    pub(super) fn process() -> i32 {
+        0
+    }
+
+    pub(super) fn thread() -> i32 {
+        0
+    }
+
+    pub(super) fn has_ended(_process: i32, _thread: i32) -> bool {
+        false
     }
 }

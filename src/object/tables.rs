@@ -47,6 +47,7 @@ const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= L
 /// The object layer's reservation: where things lie in it.
 #[derive(Debug)]
 pub struct Tables {
+    reservation: Reservation,
     base: NonNull<u8>,
     thread: usize,
     centrals: usize,
@@ -85,6 +86,7 @@ impl Tables {
             return None;
         }
         let tables = Self {
+            reservation,
             base: reservation.base,
             thread,
             centrals,
@@ -95,6 +97,11 @@ impl Tables {
             prepare: AtomicU64::new(1),
         };
         Some((tables, reservation))
+    }
+
+    /// The whole, to be given back.
+    pub fn reservation(&self) -> Reservation {
+        self.reservation
     }
 
     /// Where the heap lies: room for it, aligned, zeroed.

@@ -9,7 +9,7 @@
 //!
 //! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads
 //! one after the other use one structure. One that ends without a word (see `presence.rs`) leaves it as it is, and who
-//! needs a structure and finds none vacant looks at two of the others for such: it takes it with all that is in it.
+//! needs a structure and finds none vacant looks at some of the others for such: it takes it with all that is in it.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -18,7 +18,7 @@ use crate::fatal;
 use crate::sync::{AtomicUsize, Lock, Ordering};
 
 use super::magazine::Magazine;
-use super::presence::Presence;
+use super::presence::{Presence, Process};
 use super::size_class::{CLASSES, SizeClass};
 
 /// What can be asked of a thread's structure before it is known whose it is.
@@ -117,6 +117,9 @@ impl Thread {
     }
 }
 
+/// How many structures are looked at for one whose user has gone, before one is made: ~100 ns each.
+const SUSPECTS: usize = 8;
+
 /// All threads of a heap.
 #[derive(Debug)]
 pub struct Register {
@@ -164,19 +167,22 @@ impl Register {
         Some(thread)
     }
 
-    /// Looks at two structures, other ones each time: so at most a third of all are gone and not found, and none is
-    /// looked at often. Under the lock.
+    /// Looks at some structures, beginning where the last was found: the next to end without a word may well be the one
+    /// that has it now. Else at other ones each time, so that none is looked at often. Under the lock.
     fn find_gone(&self) -> Option<NonNull<Thread>> {
-        for _ in 0..2 {
+        let here = Process::current();
+        for _ in 0..SUSPECTS {
             let next = self.suspect.get();
             let next = if next.is_null() { self.all.get() } else { next };
             let thread = NonNull::new(next.cast_mut())?;
+            self.suspect.set(next);
             // SAFETY: structures are never unmade; the links are written under the lock.
             let own = unsafe { thread.as_ref() };
-            self.suspect.set(own.next.get());
-            if own.presence.find_gone() {
+            if own.presence.is_gone(here) {
+                own.presence.arrive();
                 return Some(thread);
             }
+            self.suspect.set(own.next.get());
         }
         None
     }
@@ -206,7 +212,10 @@ impl Register {
 
     /// In the child of a fork, with the lock held: every structure but the caller's own is emptied and vacant. Says how
     /// many caches of pages are still in use, 0 or 1; `forget` takes the others.
-    #[cfg_attr(not(feature = "std"), allow(dead_code, reason = "for fork, which needs an operating system"))]
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
     pub fn bereave(&self, is_own: impl Fn(&Thread) -> bool, mut forget: impl FnMut(usize)) -> usize {
         let (mut next, mut cached) = (self.all.get(), 0);
         self.vacant.set(ptr::null());
@@ -216,7 +225,7 @@ impl Register {
         while let Some(thread) = unsafe { next.as_ref() } {
             next = thread.next.get();
             if is_own(thread) {
-                thread.presence.reset(true);
+                thread.presence.arrive();
                 self.used.set(1);
                 cached += usize::from(thread.cache().is_some());
                 continue;
@@ -229,7 +238,7 @@ impl Register {
                 thread.set_cache(None);
                 forget(cache);
             }
-            thread.presence.reset(false);
+            thread.presence.leave();
             thread.next_vacant.set(self.vacant.get());
             self.vacant.set(thread);
         }

@@ -43,7 +43,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use libc::{MAP_ANON, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, c_int, c_void};
 
-use super::{Contents, Purpose, Refused, Reservation, Source};
+use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A granule that is a multiple of every page size in use, should the system not tell its own: 64 KiB.
 const COARSEST_PAGE: usize = 64 << 10;
@@ -141,7 +141,16 @@ unsafe impl Source for System {
         // SAFETY: the caller gives up a whole reservation, which is a part of a mapping of ours.
         unsafe { unmap(reservation.base, reservation.bytes) };
     }
+
+    unsafe fn trim(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller gives up a part of a mapping of ours.
+        unsafe { unmap(start, bytes) };
+    }
 }
+
+// SAFETY: anonymous mappings are memory.
+unsafe impl Memory for System {}
 
 /// Reserves `surplus` bytes more than asked and cuts an aligned part out.
 fn reserve_with_surplus(bytes: usize, align: usize, surplus: usize) -> Option<Reservation> {
@@ -293,6 +302,13 @@ impl KeepErrno {
         // SAFETY: the C library keeps a valid place for every thread's errno.
         let value = unsafe { *os::errno() };
         KeepErrno { value }
+    }
+
+    /// What `errno` says now.
+    #[cfg_attr(not(any(target_os = "linux", target_os = "android")), allow(dead_code))]
+    pub(crate) fn now(&self) -> c_int {
+        // SAFETY: as in `new`.
+        unsafe { *os::errno() }
     }
 }
 

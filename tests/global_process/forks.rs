@@ -74,7 +74,7 @@ impl Load {
                 while !over.load(Ordering::Relaxed) {
                     round += 1;
                     assert!(work(round));
-                    if round % 5 == 0 {
+                    if round.is_multiple_of(5) {
                         HEAP.flush_thread();
                         HEAP.scavenge(pageheap::PageCount(64));
                     }
@@ -103,7 +103,9 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
     let _load = Load::new(6);
     let forks = if cfg!(debug_assertions) { 12 } else { 250 };
     for round in 0..forks {
-        let inherited: Vec<Vec<u8>> = (0..300_usize).map(|number| vec![5; number * number % 50_000 + 1]).collect();
+        let inherited: Vec<Vec<u8>> = (0..300_usize)
+            .map(|number| vec![5; number * number % 50_000 + 1])
+            .collect();
         let id = fork(move || {
             let sound = inherited.iter().all(|block| block.iter().all(|&byte| byte == 5));
             drop(inherited);

@@ -14,6 +14,7 @@ mod destructors;
 mod ends;
 mod footprint;
 mod forks;
+mod libraries;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
