@@ -298,9 +298,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if request.pages == 0 || request.pages > self.capacity {
             return None;
         }
+        if let Some(start) = self.set.hold_from_hint(request) {
+            return self.ready(start, request.pages);
+        }
+        self.allocate_or_grow(request)
+    }
+
+    /// No room where the hint said: all of the heap, and growth where that is proved to be needed.
+    #[cold]
+    fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
+        // Where no growth can follow, the last try is proof enough.
+        if self.set.grown() >= self.limit().0 {
+            return self.allocate_last(request);
+        }
         loop {
             let grown = self.set.grown();
-            if let Some(start) = self.set.hold_lowest(request) {
+            if let Some(start) = self.set.hold_or_prove(request) {
                 return self.ready(start, request.pages);
             }
             if self.grow_for(request, grown).is_none() {
@@ -322,7 +335,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut stuck = 0;
         loop {
             let (before, inside) = self.scavengers.look();
-            if let Some(start) = self.set.hold_lowest(request) {
+            if let Some(start) = self.set.hold_or_prove(request) {
                 return self.ready(start, request.pages);
             }
             let same = self.scavengers.look() == (before, inside);
