@@ -120,8 +120,8 @@ fn run(workload: &Workload, ops: u64) {
     let (final_kb, peak_kb) = meter::resident_kb();
     let cost = begin.until(&end);
     println!(
-        "allocator={} group={} workload={} ops={ops} wall_ns={} user_ns={} system_ns={} minor_faults={} major_faults={} \
-         switches={} peak_kb={peak_kb} final_kb={final_kb}",
+        "allocator={} group={} workload={} ops={ops} wall_ns={} user_ns={} system_ns={} minor_faults={} \
+         major_faults={} switches={} peak_kb={peak_kb} final_kb={final_kb}",
         allocator::NAME,
         workload.group,
         workload.name,
