@@ -147,8 +147,8 @@ impl Summary {
 
     /// As [`merge`](Self::merge), of a block as it lies in a table.
     ///
-    /// Where no child is wholly free, `start` is the first one's, `end` the last one's, and `max` is of what the children
-    /// have or what meets between two of them: no child depends on the one before.
+    /// Where no child is wholly free, `start` is the first one's, `end` the last one's, and `max` the most that one has
+    /// or that meets between two: no child depends on all before it.
     #[inline(always)]
     #[must_use]
     pub fn merge_block(children: &[u64], shift: u32) -> Self {
