@@ -36,6 +36,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/heap/cached.rs",
     "src/heap/end.rs",
     "src/heap/grow.rs",
+    "src/heap/ladder.rs",
     "src/heap/mod.rs",
     "src/heap/scan.rs",
     "src/metadata.rs",
