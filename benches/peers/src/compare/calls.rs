@@ -1,7 +1,7 @@
 //! System calls, counted by `strace`: those between the two marks that a workload makes round what it measures.
 //!
-//! The marks are calls of `getppid`, which nothing else makes. A tenth of the operations is enough: counts do not jitter
-//! as times do.
+//! The marks are calls of `getppid`, which nothing else makes. A tenth of the operations is enough: counts do not
+//! jitter as times do.
 
 use super::programs::Program;
 use std::collections::BTreeMap;
@@ -65,7 +65,8 @@ mod tests {
     #[test]
     fn calls_between_the_marks_count() {
         let log = "7 mmap(1) = 2\n7 getppid() = 1\n7 futex(0x1 <unfinished ...>\n8  madvise(2) = 0\n\
-                   7 <... futex resumed>) = 0\n8 +++ exited with 0 +++\n7 madvise(3) = 0\n7 getppid() = 1\n7 brk(0) = 1\n";
+                   7 <... futex resumed>) = 0\n8 +++ exited with 0 +++\n7 madvise(3) = 0\n7 getppid() = 1\n\
+                   7 brk(0) = 1\n";
         let calls = super::between_marks(log);
         assert_eq!(
             calls.into_iter().collect::<Vec<_>>(),

@@ -116,7 +116,8 @@ impl Results {
     /// One line for each workload and allocator.
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "group,workload,allocator,rounds,cpu_ns_per_op,spread,ops_per_s,minor_faults,peak_kb,final_kb,calls_per_1000_ops\n",
+            "group,workload,allocator,rounds,cpu_ns_per_op,spread,ops_per_s,minor_faults,peak_kb,final_kb,\
+             calls_per_1000_ops\n",
         );
         for row in &self.rows {
             for (name, cell) in self.allocators.iter().zip(&row.cells) {

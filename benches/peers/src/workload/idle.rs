@@ -42,7 +42,7 @@ pub fn run(scenario: Scenario, silence: Duration) {
 
 /// A tree of JSON of some 480 MB, parsed and dropped. The text is gone before the tree.
 fn json() {
-    let text = json_text(28 << 20);
+    let text = json_text(37 << 20);
     let tree = parse_json(&text);
     drop(text);
     say("full\n");
@@ -78,8 +78,8 @@ fn syn() {
     wait(&all_freed);
 }
 
-/// 256 MiB in all, a third each in blocks of 16..1,024 B, of 1..32 KiB and of 32 KiB..1 MiB, by some threads, which free
-/// them in a random order and then sleep.
+/// 256 MiB in all, a third each in blocks of 16..1,024 B, of 1..32 KiB and of 32 KiB..1 MiB, by some threads, which
+/// free them in a random order and then sleep.
 fn mixed(threads: usize) {
     let full = Arc::new(Barrier::new(threads + 1));
     let (freed, all_freed) = mpsc::sync_channel(threads);
