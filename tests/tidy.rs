@@ -33,6 +33,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/global/pthread.rs",
     "src/heap/cached.rs",
     "src/heap/grow.rs",
+    "src/heap/ladder.rs",
     "src/heap/mod.rs",
     "src/heap/scan.rs",
     "src/metadata.rs",
