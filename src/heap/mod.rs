@@ -42,7 +42,7 @@ use crate::cache::Slot;
 use crate::check::Fault;
 use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
-use crate::metadata::{Metadata, Plan, offset};
+use crate::metadata::{Metadata, offset};
 use crate::source::{Contents, MIN_GRANULE, Purpose, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
