@@ -15,6 +15,7 @@ mod ends;
 mod footprint;
 mod forks;
 mod libraries;
+mod steady;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
