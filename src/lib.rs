@@ -75,6 +75,8 @@ pub mod arena;
 
 // Objects.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod guard;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod object;
 
 // Doors.

@@ -24,7 +24,7 @@ use crate::free_set::{Claim, Request, Word};
 use crate::geometry::{Geometry, Shape, WORD_PAGES};
 use crate::source::Source;
 use crate::sync::Ordering;
-use crate::units::{PageCount, PageRun};
+use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::{Allocation, FreeError, PageHeap};
 
@@ -98,6 +98,16 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     /// Gives everything in the cache back to the heap.
     pub fn flush(&self) {
         self.heap.flush_slot(self.slot);
+    }
+
+    /// Whether the page is in the cache, or in its buffer.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn holds(&self, page: PageIndex) -> bool {
+        let (word, bit) = (page.0 / WORD_PAGES, page.0 % WORD_PAGES);
+        self.slot
+            .words()
+            .iter()
+            .any(|&(index, pages)| index == word && pages >> bit & 1 == 1)
     }
 
     /// The heap.
