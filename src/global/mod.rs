@@ -196,8 +196,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// How many bytes a block allocated with this layout has: the layout's size, rounded up to a slot or to pages. All
-    /// may be used, and the block may be freed or resized with this size in its layout instead. O(1), the same for every
-    /// heap.
+    /// may be used, and the block may be freed or resized with this size in its layout instead. O(1), the same for
+    /// every heap.
     ///
     /// With the feature `checks` it is the layout's size: what lies behind is the checker's.
     ///

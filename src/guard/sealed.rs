@@ -25,8 +25,8 @@
 //! one of the new owner's block, and nothing tells them apart. `realloc` always moves, to make that less likely to go
 //! unnoticed.
 //!
-//! Worked: 100 bytes aligned to 8. 32 + 100 + 8 = 140 bytes are asked for: slots of 144, in class 16. The block begins at
-//! byte 32, canaries are bytes 132 to 140.
+//! Worked: 100 bytes aligned to 8. 32 + 100 + 8 = 140 bytes are asked for: slots of 144, in class 16. The block begins
+//! at byte 32, canaries are bytes 132 to 140.
 //!
 //! Cost: two cache lines more for a small block, ~10 ns; poison. Not for production; all else is as in the build that
 //! ships, this file aside.
@@ -90,8 +90,8 @@ pub const fn usable_size(layout: Layout, _plain: usize) -> usize {
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     let (wide, offset) = widen(layout)?;
     let memory = heap.take(wide, zeroed)?;
-    // SAFETY: inside what was allocated: header, block and canary, in this order. The header is aligned: `offset` and the
-    // wide layout's alignment are multiples of its.
+    // SAFETY: inside what was allocated: header, block and canary, in this order. The header is aligned: `offset` and
+    // the wide layout's alignment are multiples of its.
     unsafe {
         let block = memory.add(offset);
         let (address, size, align) = (block.addr().get(), layout.size(), layout.align());
@@ -157,13 +157,8 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
         );
     };
     // SAFETY: inside the grown part of the heap, which is memory, aligned, and plain numbers.
-    let Header {
-        size: sealed_size,
-        align: sealed_align,
-        seal,
-        ..
-    } = unsafe { memory.cast::<Header>().sub(1).read() };
-    let sealed = |state| seal == Header::seal(state, address, sealed_size, sealed_align);
+    let header = unsafe { memory.cast::<Header>().sub(1).read() };
+    let sealed = |state| header.seal == Header::seal(state, address, header.size, header.align);
     if sealed(FREED) {
         wrong("a block was freed twice", address, Some(place));
     }
@@ -174,7 +169,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
             Some(place),
         );
     }
-    if (size, align) != (sealed_size, sealed_align) {
+    if (size, align) != (header.size, header.align) {
         wrong("a block was freed with the wrong layout", address, Some(place));
     }
     // SAFETY: behind a block of that size there is a canary.

@@ -403,8 +403,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there, or if its first or last page is
-    /// a span's.
+    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there, or if its first or last page
+    /// is a span's.
     fn run_of(&self, memory: NonNull<u8>, size: usize) -> PageRun {
         let address = memory.addr().get();
         let Some(run) = self.heap.run_of(memory.as_ptr(), size.max(1)) else {

@@ -80,7 +80,7 @@ macro_rules! aborts {
     )*};
 }
 
-/// What costs nothing to find.
+// What costs nothing to find.
 #[cfg(not(feature = "checks"))]
 aborts! {
     a_foreign_block_is_refused: "not of this heap", |heap| {
@@ -147,11 +147,15 @@ aborts! {
 
 /// What the checked build finds: address, size class and span in the message.
 #[cfg(feature = "checks")]
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "there is no safety: that is what must be found out"
+)]
 mod checked {
     use super::*;
 
-    /// Does to a fresh block of so many bytes what must be found out, in many sizes and alignments, of which the child is
-    /// told one.
+    /// Does to a fresh block of so many bytes what must be found out, in many sizes and alignments, of which the child
+    /// is told one.
     const SHAPES: [(usize, usize); 8] = [
         (1, 1),
         (8, 8),
