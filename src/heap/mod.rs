@@ -22,6 +22,7 @@
 
 mod cached;
 mod config;
+mod driver;
 mod error;
 mod grow;
 mod scan;
@@ -29,6 +30,8 @@ mod stats;
 
 pub use cached::Cache;
 pub use config::Config;
+pub(crate) use driver::Beside;
+pub use driver::{Clock, Driver};
 pub use error::{FreeError, NewHeapError};
 pub use stats::{Calls, Stats};
 
@@ -87,6 +90,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     flush_calls: AtomicU32,
     /// Who is releasing a run, which is nobody's meanwhile.
     scavengers: Turnstile,
+    driver: Driver,
     /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
     counters: Counters,
@@ -154,7 +158,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
         // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
         // `cover` and `cover_slots`.
-        let (set, slots) = unsafe { metadata.tables::<G>() };
+        let (set, chunks, slots) = unsafe { metadata.tables::<G>() };
         let address = pages.base.addr().get();
         let heap = Self {
             set,
@@ -171,6 +175,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
             scavengers: Turnstile::new(),
+            driver: Driver::new(chunks),
             doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,

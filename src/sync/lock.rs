@@ -72,6 +72,12 @@ impl Lock {
         taken.is_ok().then(|| Guard { lock: self })
     }
 
+    /// The guard of a lock that is held and whose guard was forgotten (`mem::forget`). Of any other it lets a second
+    /// holder in.
+    pub(crate) fn left_held(&self) -> Guard<'_> {
+        Guard { lock: self }
+    }
+
     #[cold]
     fn lock_slow(&self) -> Guard<'_> {
         for round in 0..SPINS {

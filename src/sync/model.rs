@@ -38,6 +38,18 @@ pub(crate) fn fence_after_rmw() {
     fence();
 }
 
+/// The light half of an asymmetric fence. What the system call promises the heavy half is to a model a fence on this
+/// side too.
+pub(crate) fn fence_light() {
+    fence();
+}
+
+/// The heavy half.
+pub(crate) fn fence_heavy() -> bool {
+    fence();
+    true
+}
+
 /// Lets another thread go first.
 pub(crate) fn relax(_round: u32) {
     yield_now();

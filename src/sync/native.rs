@@ -33,6 +33,46 @@ pub(crate) fn fence_after_rmw() {
     }
 }
 
+/// The light half of an asymmetric fence: free, for the thread that comes by often. It orders nothing but against
+/// [`fence_heavy`] of another thread, and against that it is a sequentially consistent (SeqCst) fence.
+#[inline(always)]
+pub(crate) fn fence_light() {
+    // Only the compiler is told; where the system has no heavy half, that one says so and nothing is concluded.
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
+/// The heavy half: when it returns true, every thread of the process has passed a full fence since it was called,
+/// between two of its instructions. Some microseconds; the first in a process may take milliseconds. False where the
+/// system cannot do that, or is not let.
+#[cold]
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn fence_heavy() -> bool {
+    const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+    let ask = |command: libc::c_int| {
+        // SAFETY: membarrier reads and writes no memory of ours; it may be refused.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    };
+    // SAFETY: errno is the calling thread's own.
+    unsafe {
+        let errno = errno();
+        let saved = *errno;
+        // The first of a process, and of a child perhaps, has to register.
+        let done = ask(PRIVATE_EXPEDITED) || ask(REGISTER_PRIVATE_EXPEDITED) && ask(PRIVATE_EXPEDITED);
+        *errno = saved;
+        // The compiler must not move accesses over the call; the kernel orders this thread's with the others'.
+        fence();
+        done
+    }
+}
+
+/// Elsewhere there is none.
+#[cold]
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn fence_heavy() -> bool {
+    false
+}
+
 /// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a
 /// yield.
 #[cold]
