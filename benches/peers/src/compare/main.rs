@@ -1,0 +1,149 @@
+//! Builds the workloads once for each allocator, runs them interleaved, and writes down who is how fast.
+//!
+//! ```text
+//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--calls] [--built] [--out DIR]
+//! compare --idle SECONDS [--allocators A,B] [--built] [--out DIR]
+//! ```
+//!
+//! A round runs each chosen workload on each allocator once, one process a run, the allocators right after one another
+//! and in another order each round: what else the machine does meets all of them alike. What is compared is the median
+//! of the processor time an operation took.
+
+mod calls;
+mod chart;
+mod figures;
+mod idle;
+mod options;
+mod programs;
+mod table;
+
+use figures::{Cell, Row, Run};
+use options::Options;
+use programs::Program;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use table::Results;
+
+/// Longer than that is not waited: the cell stays empty, and the terminal says so.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn run(program: &Program, workload: &str) -> Option<Run> {
+    let mut command = Command::new(&program.path);
+    let output = output_within(command.arg(workload), PATIENCE)?;
+    let run = Run::parse(&String::from_utf8_lossy(&output.stdout)).filter(|_| output.status.success());
+    if run.is_none() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        eprintln!(
+            "\n{} on {workload}: {}: {}",
+            program.allocator,
+            output.status,
+            words.trim()
+        );
+    }
+    run
+}
+
+/// What it printed; `None`, said to the terminal, if it took too long and was ended.
+fn output_within(command: &mut Command, patience: Duration) -> Option<Output> {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("a program that was built can run");
+    let end = Instant::now() + patience;
+    while child.try_wait().expect("a child can be waited for").is_none() {
+        if Instant::now() > end {
+            child.kill().and_then(|()| child.wait()).expect("a child can be ended");
+            eprintln!("\n{command:?}: not done after {patience:?}");
+            return None;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    Some(child.wait_with_output().expect("it has ended"))
+}
+
+fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String)>) -> Results {
+    let chosen = programs::workloads(&programs[0]).into_iter();
+    let chosen = chosen.filter(|workload| options.wants(&workload.group, &workload.name));
+    let empty = vec![Cell::default(); programs.len()];
+    let mut rows: Vec<Row> = chosen
+        .map(|workload| Row {
+            workload,
+            cells: empty.clone(),
+        })
+        .collect();
+    for round in 0..options.rounds {
+        for row in &mut rows {
+            eprint!("\rround {} of {}: {:24}", round + 1, options.rounds, row.workload.name);
+            for turn in 0..programs.len() {
+                let at = (turn + round) % programs.len();
+                row.cells[at].runs.extend(run(&programs[at], &row.workload.name));
+            }
+        }
+    }
+    if options.calls && calls::possible() {
+        for row in &mut rows {
+            eprint!("\rsystem calls: {:32}", row.workload.name);
+            for (cell, program) in row.cells.iter_mut().zip(programs) {
+                cell.calls = calls::count(program, &row.workload.name, (row.workload.ops / 10).max(1));
+            }
+        }
+    } else if options.calls {
+        eprint!("\nsystem calls are not counted: there is no strace that may trace");
+    }
+    eprintln!();
+    let allocators = programs.iter().map(|program| program.allocator.clone()).collect();
+    Results {
+        allocators,
+        missing,
+        rows,
+    }
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(folder.join(name), text));
+    written.map_err(|error| format!("{}: {error}", folder.join(name).display()))
+}
+
+/// The terminal gets tables; the folder of `--out` the tables, their figures as CSV, and pictures.
+fn report(options: &Options) -> Result<(), String> {
+    let (programs, missing) = programs::programs(&options.allocators, options.built);
+    if programs.is_empty() {
+        return Err(format!("no allocator could be built: {missing:?}"));
+    }
+    if let Some(silence) = options.idle {
+        let names: Vec<String> = programs.iter().map(|program| program.allocator.clone()).collect();
+        let scenes = idle::scenes(&programs, silence);
+        let text = idle::text(&names, &scenes);
+        print!("{text}");
+        let Some(folder) = &options.out else { return Ok(()) };
+        write(folder, "idle.txt", &text)?;
+        write(folder, "idle.csv", &idle::csv(&names, &scenes))?;
+        return scenes.iter().try_for_each(|scene| {
+            write(
+                folder,
+                &format!("idle-{}.svg", scene.scenario),
+                &idle::svg(&names, scene),
+            )
+        });
+    }
+    let results = compare(options, &programs, missing);
+    print!("{}", results.text());
+    let Some(folder) = &options.out else { return Ok(()) };
+    write(folder, "peers.txt", &results.text())?;
+    write(folder, "peers.csv", &results.csv())?;
+    results
+        .pictures()
+        .iter()
+        .try_for_each(|(name, svg)| write(folder, name, svg))
+}
+
+fn main() -> ExitCode {
+    match Options::parse(std::env::args().skip(1)).and_then(|options| report(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
