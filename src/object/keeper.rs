@@ -102,11 +102,12 @@ impl Keeper {
         changed
     }
 
-    /// There is none: in the child of a fork.
+    /// There is none, and none for what was freed so far: in the child of a fork, which may end soon.
     pub fn has_gone(&self) {
         // Relaxed: the child has one thread.
         if self.state.load(Ordering::Relaxed) != OFF {
             self.state.store(ABSENT, Ordering::Relaxed);
+            self.freed.store(0, Ordering::Relaxed);
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pageheap::GlobalHeap;
 
+mod life;
 mod shapes;
 
 #[global_allocator]

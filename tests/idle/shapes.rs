@@ -88,7 +88,7 @@ fn trees_of_two_threads_are_freed_by_a_third() {
 }
 
 /// Blocks of about `bytes` bytes in all, written to.
-fn blocks(bytes: usize, size: usize) -> Vec<Vec<u8>> {
+pub fn blocks(bytes: usize, size: usize) -> Vec<Vec<u8>> {
     (0..bytes / size).map(|_| vec![1; size]).collect()
 }
 
@@ -168,20 +168,4 @@ fn threads_that_sleep_with_full_caches() {
     assert_eq!(HEAP.stats().pages.cached.0, 0, "{}", HEAP.stats());
     barrier.wait();
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
-}
-
-#[test]
-fn nothing_is_started_for_little() {
-    if !is_child() {
-        return assert!(run("shapes::nothing_is_started_for_little"));
-    }
-    let before = tasks();
-    drop(blocks(200 << 10, 1000));
-    assert_eq!(tasks(), before);
-    drop(blocks(20 << 20, 1000));
-    assert_eq!(tasks(), before + 1, "and one for more");
-}
-
-fn tasks() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
 }
