@@ -22,7 +22,6 @@
 #![forbid(unsafe_code)]
 
 use core::cell::Cell;
-use core::mem;
 use core::ptr::NonNull;
 use core::time::Duration;
 
@@ -88,7 +87,7 @@ struct Campaign {
 
 /// The scavenger of one heap.
 #[derive(Debug)]
-pub struct Driver {
+pub(crate) struct Driver {
     /// 1 while caches are being seized; see `src/cache.rs`.
     pub(super) seizing: AtomicU32,
     /// Held by who seizes.
@@ -171,12 +170,14 @@ impl Driver {
     /// Keeps scavengers away, after what they are doing now (some milliseconds), until [`let_go`](Self::let_go): before
     /// the process forks.
     pub(crate) fn hold(&self) {
-        mem::forget((self.turn.lock(), self.seizer.lock()));
+        self.turn.hold();
+        self.seizer.hold();
     }
 
     /// Whoever has held may go on, or his copy in a child.
     pub(crate) fn let_go(&self) {
-        drop((self.turn.left_held(), self.seizer.left_held()));
+        self.seizer.let_go();
+        self.turn.let_go();
     }
 }
 

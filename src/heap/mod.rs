@@ -23,7 +23,9 @@
 mod cached;
 mod config;
 mod driver;
+mod end;
 mod error;
+mod fork;
 mod grow;
 mod ladder;
 mod scan;
@@ -32,7 +34,8 @@ mod stats;
 pub use cached::Cache;
 pub use config::Config;
 pub(crate) use driver::Beside;
-pub use driver::{Clock, Driver};
+pub use driver::Clock;
+use driver::Driver;
 pub use error::{FreeError, NewHeapError};
 pub(crate) use ladder::lower;
 pub use stats::{Calls, Stats};
@@ -536,16 +539,5 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn check(&self) -> Result<(), Fault> {
         self.set.check()?;
         self.check_caches()
-    }
-}
-
-impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
-    fn drop(&mut self) {
-        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up
-        // once: a table has no drop, and nothing below touches one.
-        unsafe {
-            self.source.unreserve(Purpose::Pages, self.pages);
-            self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
-        }
     }
 }

@@ -15,13 +15,12 @@
 
 #![forbid(unsafe_code)]
 
-use core::ptr::NonNull;
 use core::time::Duration;
 
-use crate::heap::{Clock, Driver};
+use crate::heap::Clock;
 use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, wake};
-use crate::units::PageCount;
+use crate::units::{PageCount, PageRun};
 
 use super::Objects;
 use super::size_class::{PAGE_BYTES, SizeClass};
@@ -43,6 +42,8 @@ const PAGES_TO_RING: usize = (1 << 20) / PAGE_BYTES;
 pub struct Keeper {
     state: AtomicU32,
     freed: AtomicUsize,
+    /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
+    pub marks: [AtomicUsize; 2],
 }
 
 impl Keeper {
@@ -51,6 +52,7 @@ impl Keeper {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
             freed: AtomicUsize::new(0),
+            marks: [AtomicUsize::new(0), AtomicUsize::new(0)],
         }
     }
 
@@ -76,10 +78,10 @@ impl Keeper {
         }
     }
 
-    /// Whether he sleeps, or is about to.
-    pub fn is_asleep(&self) -> bool {
+    /// What he is at.
+    pub fn is(&self, state: u32) -> bool {
         // Relaxed: as in `count`; whoever sleeps on it is told by the system if it has changed.
-        self.state.load(Ordering::Relaxed) == ASLEEP
+        self.state.load(Ordering::Relaxed) == state
     }
 
     /// Whether one should be started: by somebody who holds nothing.
@@ -102,12 +104,20 @@ impl Keeper {
         changed
     }
 
+    /// He is to go: nobody is wanted any more.
+    pub fn dismiss(&self) {
+        // Relaxed: as in `count`.
+        self.state.store(OFF, Ordering::Relaxed);
+        wake(&self.state);
+    }
+
     /// There is none, and none for what was freed so far: in the child of a fork, which may end soon.
     pub fn has_gone(&self) {
         // Relaxed: the child has one thread.
         if self.state.load(Ordering::Relaxed) != OFF {
             self.state.store(ABSENT, Ordering::Relaxed);
             self.freed.store(0, Ordering::Relaxed);
+            self.marks[0].store(0, Ordering::Relaxed);
         }
     }
 }
@@ -129,11 +139,6 @@ impl<S: Source + 'static> Objects<S> {
         &self.keeper
     }
 
-    /// The scavenger of the heap of pages, to be held while the process forks.
-    pub fn driver(&self) -> NonNull<Driver> {
-        NonNull::from_ref(self.heap.driver())
-    }
-
     /// A number that changes whenever slots go between threads and classes.
     fn activity(&self) -> u64 {
         let visits = SizeClass::all().map(|class| self.central(class).state().visits);
@@ -146,8 +151,8 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans) {
-                self.give_pages(None, self.spans.leave(class, spare));
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.give_pages(None, PageRun::known(spare.0, class.pages()));
             }
         }
     }

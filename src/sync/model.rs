@@ -60,6 +60,11 @@ pub(crate) fn wait(_word: &AtomicU32, _expected: u32, _round: u32) {
     yield_now();
 }
 
+/// As [`wait`].
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
+    wait(word, expected, 0);
+}
+
 /// Nobody sleeps.
 pub(crate) fn wake(_word: &AtomicU32) {}
 

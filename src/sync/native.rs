@@ -93,7 +93,18 @@ pub(crate) fn relax(round: u32) {
 /// Sleeps while `word` is `expected`, or returns at once, or for no reason: the caller looks again.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
-    // SAFETY: errno is the calling thread's own; the futex call reads the word, which outlives it, and has no time-out.
+    wait_for(word, expected, None);
+}
+
+/// As [`wait`], and not longer than `time`, if there is one.
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
+    let time = time.map(|time| libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        // Less than a billion, which every type of this field holds.
+        tv_nsec: time.subsec_nanos() as _,
+    });
+    // SAFETY: errno is the calling thread's own; the futex call reads the word and the time, which outlive it.
     // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
     // back.
     unsafe {
@@ -105,7 +116,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
             word.as_ptr(),
             flags,
             expected,
-            core::ptr::null::<libc::timespec>(),
+            time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref),
         );
         *errno = saved;
     }
@@ -135,6 +146,24 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
     if word.load(Ordering::Relaxed) == expected {
         relax(round);
     }
+}
+
+/// Without a futex the whole time is slept.
+#[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::time::Duration>) {
+    let time = time.unwrap_or(core::time::Duration::from_secs(1));
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos() as _,
+    };
+    // SAFETY: `time` is a valid place to read from. Woken early is no harm.
+    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+}
+
+/// Without an operating system it is a round of waiting.
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
+    wait(word, expected, 0);
 }
 
 /// Without a futex nobody sleeps.
