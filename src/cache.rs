@@ -222,6 +222,17 @@ impl Slot {
         self.flush_buffer(set).and(owned)
     }
 
+    /// Drops what the slot holds, for good; what it has done stays counted.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(crate) fn forget(&self) {
+        self.free.store(0, Ordering::Relaxed);
+        self.scavenged.store(0, Ordering::Relaxed);
+        self.buffer.store(0, Ordering::Relaxed);
+    }
+
     /// Becomes the slot's owner for the length of one call, if nobody is.
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<Entered<'_>> {

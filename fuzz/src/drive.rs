@@ -103,6 +103,8 @@ pub fn summary(input: &[u8]) {
         whole,
         "merge of {children:?}"
     );
+    let words: Vec<u64> = children.iter().map(|child| child.to_bits()).collect();
+    assert_eq!(Summary::merge_block(&words, shift), whole, "merge of {children:?}");
     if let [first, second, ..] = children[..] {
         assert_eq!(first.then(shift, second, shift), naive(&pages[..2 * bits], scale));
     }

@@ -18,8 +18,8 @@
 //! out (a block freed twice, with another layout, or never allocated) ends the process with a message that names the
 //! address; see [`Objects`] for when it is found.
 //!
-//! **fork.** The child may allocate if no other thread of the parent was inside the allocator at that moment: a lock it
-//! held stays held. What caches and magazines of the parent's other threads held is lost to the child.
+//! **fork.** The child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
+//! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.
 //!
 //! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
 //! `static`.
@@ -35,16 +35,21 @@ use crate::object::{GlobalStats, ObjectFault, Objects, SizeClass, Thread};
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
-use crate::sync::Lock;
 use crate::units::PageCount;
 
 #[cfg(not(all(unix, feature = "std")))]
 mod nowhere;
 #[cfg(all(unix, feature = "std"))]
 mod pthread;
+#[cfg(all(unix, feature = "std"))]
+mod fork;
+#[cfg(all(target_os = "linux", feature = "std"))]
+mod unload;
 
+#[cfg(all(unix, feature = "std"))]
+use fork::Opening;
 #[cfg(not(all(unix, feature = "std")))]
-use nowhere as local;
+use nowhere::{self as local, Opening};
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
 
@@ -82,15 +87,14 @@ pub struct GlobalHeap<
     #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
     #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
 > {
-    /// Null until the heap is open; written once, under `opening`.
+    /// Null until the heap is open; written once, under [`Opening`].
     objects: AtomicPtr<Objects<S>>,
-    opening: Lock,
-    /// Here until the heap is open. Only under `opening`.
+    /// Here until the heap is open. Only under [`Opening`].
     source: Cell<Option<S>>,
     config: Config,
 }
 
-// SAFETY: the cell is used under the lock only, and `objects` leads to what is `Sync` if the source is.
+// SAFETY: the cell is used under the lock of `Opening` only, and `objects` leads to what is `Sync` if the source is.
 unsafe impl<S: Source + Send + Sync + 'static> Sync for GlobalHeap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
@@ -134,7 +138,6 @@ impl<S: Source + 'static> GlobalHeap<S> {
     pub const unsafe fn with_source(source: S, config: Config) -> Self {
         Self {
             objects: AtomicPtr::new(ptr::null_mut()),
-            opening: Lock::new(),
             source: Cell::new(Some(source)),
             config,
         }
@@ -203,12 +206,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     #[cold]
     fn open(&self) -> Option<&'static Objects<S>> {
-        let _guard = self.opening.lock();
+        #[cfg(all(target_os = "linux", feature = "std"))]
+        unload::register();
+        let opening = Opening::begin();
         if let Some(objects) = self.opened() {
             return Some(objects);
         }
         match Objects::open(self.source.take()?, self.config) {
             Ok(objects) => {
+                opening.enter(objects);
                 // Release: pairs with `opened`.
                 self.objects.store(ptr::from_ref(objects).cast_mut(), Ordering::Release);
                 Some(objects)

@@ -181,6 +181,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Takes a slot back, which has been flushed.
     pub(crate) fn take_back(&self, index: usize) {
         let _guard = self.lending.lock();
+        self.put_back(index);
+    }
+
+    /// Links a slot in with the vacant ones. Under the lock.
+    pub(super) fn put_back(&self, index: usize) {
         // Relaxed: all under the lock.
         let slot = self.slots.get(index);
         slot.link.store(self.vacant.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -41,12 +41,16 @@ mod size_class;
 mod span;
 mod magazine;
 mod central;
+mod presence;
 mod thread;
 mod tables;
 mod stats;
 mod check;
+mod close;
+mod fork;
 
 pub use check::ObjectFault;
+pub use fork::{Forks, Kin};
 pub use size_class::SizeClass;
 pub use stats::GlobalStats;
 pub use thread::{Owner, Thread};
@@ -85,6 +89,7 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
+    kin: Kin,
 }
 
 /// The shared thread, held.
@@ -154,6 +159,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
+                kin: Kin::default(),
             });
             place.as_ref()
         };
@@ -170,7 +176,9 @@ impl<S: Source + 'static> Objects<S> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
         // SAFETY: never unmade, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
-        own.set_cache(self.lend());
+        if own.cache().is_none() {
+            own.set_cache(self.lend());
+        }
         own.calls.set(self.heap.flush_calls());
         Some(thread)
     }
@@ -257,8 +265,8 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.flush(thread);
         for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans) {
-                self.free_run(thread, self.spans.leave(class, spare));
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.free_run(thread, PageRun::known(spare.0, class.pages()));
             }
         }
         if let Some(cache) = thread.cache() {
@@ -348,7 +356,7 @@ impl<S: Source + 'static> Objects<S> {
             let Some(run) = self.new_span(cache, class) else {
                 return list;
             };
-            central.add(&self.spans, run.start());
+            central.add(&self.spans, class, run);
             // Others may be quicker than we, and take all of it.
         }
     }
@@ -365,7 +373,6 @@ impl<S: Source + 'static> Objects<S> {
                 return None;
             }
         }
-        self.spans.enter(class, run);
         Some(run)
     }
 
@@ -415,7 +422,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut leaving = self.central(class).give(&self.spans, class, list);
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
-            self.free_run(thread, self.spans.leave(class, span));
+            self.free_run(thread, PageRun::known(span.0, class.pages()));
         }
     }
 

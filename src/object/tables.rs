@@ -47,6 +47,7 @@ const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= L
 /// The object layer's reservation: where things lie in it.
 #[derive(Debug)]
 pub struct Tables {
+    reservation: Reservation,
     base: NonNull<u8>,
     thread: usize,
     centrals: usize,
@@ -54,7 +55,7 @@ pub struct Tables {
     /// Entries of the table of spans.
     pages: usize,
     granule: usize,
-    lock: Lock,
+    pub(super) lock: Lock,
     /// Requests to the source.
     prepare: AtomicU64,
 }
@@ -85,6 +86,7 @@ impl Tables {
             return None;
         }
         let tables = Self {
+            reservation,
             base: reservation.base,
             thread,
             centrals,
@@ -95,6 +97,11 @@ impl Tables {
             prepare: AtomicU64::new(1),
         };
         Some((tables, reservation))
+    }
+
+    /// The whole, to be given back.
+    pub fn reservation(&self) -> Reservation {
+        self.reservation
     }
 
     /// Where the heap lies: room for it, aligned, zeroed.

@@ -158,6 +158,16 @@ pub unsafe trait Source {
     /// `reservation` is exactly what [`reserve`](Self::reserve) returned for `purpose`, given up once; nothing in it is
     /// used again.
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation);
+
+    /// Any state → None, of the end of a reservation, whose beginning stays as it is for ever: nobody will unreserve
+    /// it. For what is in use when a library is unloaded. Unless it is implemented, all stays.
+    ///
+    /// # Safety
+    /// The range lies in a reservation of this source made for `purpose`, begins on a granule border and ends with it;
+    /// nothing in it is used again, and no verb is called for the reservation again.
+    unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        let _ = (purpose, start, bytes);
+    }
 }
 
 /// A [`Source`] whose pages are memory: what may be stood upon by who reads and writes pages, as arenas do.
@@ -205,5 +215,10 @@ unsafe impl<S: Source> Source for &S {
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).unreserve(purpose, reservation) }
+    }
+
+    unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).trim(purpose, start, bytes) }
     }
 }

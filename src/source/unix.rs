@@ -141,6 +141,12 @@ unsafe impl Source for System {
         // SAFETY: the caller gives up a whole reservation, which is a part of a mapping of ours.
         unsafe { unmap(reservation.base, reservation.bytes) };
     }
+
+    unsafe fn trim(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller gives up a part of a mapping of ours.
+        unsafe { unmap(start, bytes) };
+    }
 }
 
 // SAFETY: anonymous mappings are memory.
@@ -296,6 +302,13 @@ impl KeepErrno {
         // SAFETY: the C library keeps a valid place for every thread's errno.
         let value = unsafe { *os::errno() };
         KeepErrno { value }
+    }
+
+    /// What `errno` says now.
+    #[cfg_attr(not(any(target_os = "linux", target_os = "android")), allow(dead_code))]
+    pub(crate) fn now(&self) -> c_int {
+        // SAFETY: as in `new`.
+        unsafe { *os::errno() }
     }
 }
 

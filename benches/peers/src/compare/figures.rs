@@ -1,5 +1,7 @@
 //! What the programs print, gathered: for each workload and allocator a figure of each round, and their median.
 
+use super::calls::Calls;
+use super::programs::Workload;
 use std::collections::BTreeMap;
 
 /// What one run was.
@@ -36,8 +38,8 @@ impl Run {
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     pub runs: Vec<Run>,
-    /// System calls by name between the marks, if they were counted.
-    pub calls: Option<BTreeMap<String, u64>>,
+    /// If they were counted.
+    pub calls: Option<Calls>,
 }
 
 impl Cell {
@@ -67,8 +69,7 @@ impl Cell {
 /// A row of the table.
 #[derive(Debug)]
 pub struct Row {
-    pub group: String,
-    pub workload: String,
+    pub workload: Workload,
     /// By allocator, in the order of the table.
     pub cells: Vec<Cell>,
 }

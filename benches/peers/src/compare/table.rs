@@ -1,5 +1,6 @@
 //! The results as text, as Markdown and as CSV.
 
+use super::chart;
 use super::figures::{Cell, Row, geometric_mean};
 use super::programs::OURS;
 use std::fmt::Write as _;
@@ -25,7 +26,7 @@ impl Results {
         Some(own / row.best_other(allocator, figure)?.1)
     }
 
-    /// The geometric mean of that over all rows.
+    /// The geometric mean of that over all rows that both have.
     pub fn mean(&self, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<f64> {
         geometric_mean(self.rows.iter().filter_map(|row| self.ratio(row, allocator, &figure)))
     }
@@ -47,7 +48,7 @@ impl Results {
         }
         text.push_str("  ours/best (of)         ours/mimalloc\n");
         for row in &self.rows {
-            write!(text, "{:18}", row.workload).expect("a string");
+            write!(text, "{:18}", row.workload.name).expect("a string");
             for cell in &row.cells {
                 text.push_str(&format!("{:>12}", figure(cell.cpu())));
             }
@@ -94,20 +95,39 @@ impl Results {
         ]
     }
 
+    /// A picture for each group, as (file name, SVG).
+    pub fn pictures(&self) -> Vec<(String, String)> {
+        let mut groups: Vec<&str> = self.rows.iter().map(|row| row.workload.group.as_str()).collect();
+        groups.dedup();
+        let picture = |group: &&str| {
+            let rows = self.rows.iter().filter(|row| row.workload.group == **group);
+            let rows: Vec<_> = rows
+                .map(|row| (row.workload.name.clone(), row.cells.iter().map(Cell::cpu).collect()))
+                .collect();
+            let below = "Processor time an operation, over the best allocator of the row. Left is better.";
+            (
+                format!("peers-{group}.svg"),
+                chart::dots(&format!("Workloads: {group}"), below, &self.allocators, &rows),
+            )
+        };
+        groups.iter().map(picture).collect()
+    }
+
     /// One line for each workload and allocator.
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "group,workload,allocator,rounds,cpu_ns_per_op,spread,ops_per_s,minor_faults,peak_kb,final_kb,calls\n",
+            "group,workload,allocator,rounds,cpu_ns_per_op,spread,ops_per_s,minor_faults,peak_kb,final_kb,\
+             calls_per_1000_ops\n",
         );
         for row in &self.rows {
             for (name, cell) in self.allocators.iter().zip(&row.cells) {
                 let wall = cell.median(|run| run.wall_ns);
-                let calls = cell.calls.as_ref().map(|calls| calls.values().sum::<u64>());
+                let calls = cell.calls.as_ref().map(|calls| calls.values().sum::<f64>());
                 writeln!(
                     text,
                     "{},{},{name},{},{},{},{},{},{},{},{}",
-                    row.group,
-                    row.workload,
+                    row.workload.group,
+                    row.workload.name,
                     cell.runs.len(),
                     number(cell.cpu(), 3),
                     number(cell.spread(), 3),
@@ -115,7 +135,7 @@ impl Results {
                     number(cell.median(|run| run.faults), 0),
                     number(cell.median(|run| run.peak_kb), 0),
                     number(cell.median(|run| run.final_kb), 0),
-                    calls.map_or(String::new(), |calls| calls.to_string()),
+                    number(calls, 4),
                 )
                 .expect("a string");
             }
