@@ -1,7 +1,7 @@
 //! System calls, counted by `strace`: those between the two marks that a workload makes round what it measures.
 //!
-//! The marks are calls of `getppid`, which nothing else makes. A tenth of the operations is enough: counts do not
-//! jitter as times do.
+//! The marks are calls of `getppid`, which nothing else makes; the meter's own `getrusage` does not count. A tenth of
+//! the operations is enough: counts do not jitter as times do.
 
 use super::programs::Program;
 use std::collections::BTreeMap;
@@ -53,11 +53,15 @@ fn between_marks(log: &str) -> BTreeMap<String, u64> {
         };
         if name == "getppid" {
             inside = !inside;
-        } else if inside && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        } else if inside && name != "getrusage" && is_name(name) {
             *calls.entry(name.to_owned()).or_insert(0) += 1;
         }
     }
     calls
+}
+
+fn is_name(word: &str) -> bool {
+    word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 #[cfg(test)]

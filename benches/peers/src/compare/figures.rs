@@ -40,6 +40,8 @@ pub struct Cell {
     pub runs: Vec<Run>,
     /// If they were counted.
     pub calls: Option<Calls>,
+    /// An operation, if they were counted.
+    pub instructions: Option<f64>,
 }
 
 impl Cell {
@@ -75,10 +77,6 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn cpu(&self, allocator: usize) -> Option<f64> {
-        self.cells.get(allocator)?.cpu()
-    }
-
     /// The best of the others than `allocator`: which, and its figure.
     pub fn best_other(&self, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<(usize, f64)> {
         let others = self.cells.iter().enumerate().filter(|(other, _)| *other != allocator);
@@ -116,7 +114,7 @@ mod tests {
         };
         let mut cell = Cell {
             runs: vec![run(9.0), run(1.0), run(2.0)],
-            calls: None,
+            ..Cell::default()
         };
         assert_eq!(cell.cpu(), Some(2.0));
         assert_eq!(cell.spread(), Some(2.0));

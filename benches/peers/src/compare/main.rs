@@ -1,7 +1,8 @@
 //! Builds the workloads once for each allocator, runs them interleaved, and writes down who is how fast.
 //!
 //! ```text
-//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--calls] [--built] [--out DIR]
+//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--built]
+//!         [--calls] [--instructions] [--out DIR]
 //! compare --idle SECONDS [--allocators A,B] [--built] [--out DIR]
 //! ```
 //!
@@ -13,6 +14,7 @@ mod calls;
 mod chart;
 mod figures;
 mod idle;
+mod instructions;
 mod options;
 mod programs;
 mod table;
@@ -25,7 +27,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use table::Results;
+use table::{INSTRUCTIONS, Results, TIME};
 
 /// Longer than that is not waited: the cell stays empty, and the terminal says so.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -91,6 +93,14 @@ fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String
     } else if options.calls {
         eprint!("\nsystem calls are not counted: there is no strace that may trace");
     }
+    if options.instructions {
+        for row in &mut rows {
+            eprint!("\rinstructions: {:32}", row.workload.name);
+            for (cell, program) in row.cells.iter_mut().zip(programs) {
+                cell.instructions = instructions::count(program, &row.workload);
+            }
+        }
+    }
     eprintln!();
     let allocators = programs.iter().map(|program| program.allocator.clone()).collect();
     Results {
@@ -128,9 +138,12 @@ fn report(options: &Options) -> Result<(), String> {
         });
     }
     let results = compare(options, &programs, missing);
-    print!("{}", results.text());
+    print!("{}", results.text(TIME));
+    if options.instructions {
+        print!("{}", results.text(INSTRUCTIONS));
+    }
     let Some(folder) = &options.out else { return Ok(()) };
-    write(folder, "peers.txt", &results.text())?;
+    write(folder, "peers.md", &results.markdown())?;
     write(folder, "peers.csv", &results.csv())?;
     results
         .pictures()

@@ -14,6 +14,8 @@ pub struct Options {
     pub built: bool,
     /// Count system calls too.
     pub calls: bool,
+    /// Count instructions too.
+    pub instructions: bool,
     /// The idle test instead, and the seconds of its silence.
     pub idle: Option<f64>,
     /// Where the results go, beside the terminal.
@@ -29,6 +31,7 @@ impl Options {
             rounds: 3,
             built: false,
             calls: false,
+            instructions: false,
             idle: None,
             out: None,
         };
@@ -43,6 +46,7 @@ impl Options {
                 "--idle" => options.idle = Some(value()?.parse().map_err(|_| "--idle needs seconds")?),
                 "--built" => options.built = true,
                 "--calls" => options.calls = true,
+                "--instructions" => options.instructions = true,
                 "--out" => options.out = Some(value()?.into()),
                 other => return Err(format!("no option is called {other}")),
             }
