@@ -27,8 +27,16 @@ use std::path::Path;
 /// (`source`, `metadata`), memory we hand out (`heap`), and the system's own calls (`fatal`). All others forbid it.
 const UNSAFE_HOMES: &[&str] = &[
     "src/arena/account.rs",
+    "src/arena/api2.rs",
     "src/arena/backing.rs",
+    "src/arena/boxed.rs",
+    "src/arena/bump.rs",
+    "src/arena/local.rs",
+    "src/arena/pool.rs",
+    "src/arena/slabs.rs",
+    "src/arena/typed.rs",
     "src/fatal.rs",
+    "src/global/background.rs",
     "src/global/fork.rs",
     "src/global/mod.rs",
     "src/global/pthread.rs",
@@ -67,6 +75,7 @@ const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.r
 
 /// Files and folders that may ask for the operating system.
 const SYSTEM_CFG_HOMES: &[&str] = &[
+    "src/arena/on_process.rs",
     "src/arena/process.rs",
     "src/fatal.rs",
     "src/global/",
@@ -77,6 +86,7 @@ const SYSTEM_CFG_HOMES: &[&str] = &[
 
 /// Files and folders outside the models, which may name `core::sync::atomic` itself.
 const ATOMIC_HOMES: &[&str] = &[
+    "src/arena/generation.rs",
     "src/global/",
     "src/object/presence.rs",
     "src/source/ledger.rs",

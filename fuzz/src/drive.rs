@@ -4,6 +4,8 @@
 //! input is a valid one and a cut input is a shorter story. `tests/corpus.rs` runs the same functions over the kept
 //! inputs with `cargo test`, without a fuzzer.
 
+#[path = "../../tests/model/arenas.rs"]
+pub mod arenas;
 #[path = "../../tests/model/mod.rs"]
 mod model;
 
@@ -21,6 +23,8 @@ pub const DRIVERS: &[(&str, Driver)] = &[
     ("bitmap", bitmap),
     ("radix", radix),
     ("heap", heap),
+    ("arena", arenas::arena),
+    ("pool", arenas::pool),
 ];
 
 /// Bytes, read one after another; zeros behind their end.

@@ -30,14 +30,26 @@
 mod process;
 mod backing;
 mod config;
-#[allow(dead_code, reason = "until the arenas are here")]
 mod error;
 mod stats;
-#[allow(dead_code, reason = "until the arenas are here")]
 mod account;
+mod cursor;
+mod slabs;
+mod typed;
+mod boxed;
+mod bump;
+mod generation;
+mod pool;
+mod local;
+mod api2;
+mod on_process;
 
 pub use backing::{Backing, Block};
+pub use boxed::ArenaBox;
+pub use bump::Arena;
 pub use config::{ArenaConfig, HugePages};
 pub use error::{ArenaError, Reason};
+pub use local::{Checkpoint, Local, Scope};
+pub use pool::{Handle, Pool, StaleHandle};
 pub use process::ProcessHeap;
 pub use stats::ArenaStats;

@@ -25,7 +25,7 @@ use crate::object::{Forks, Objects};
 use crate::source::{KeepErrno, Source};
 use crate::sync::{Guard, Lock};
 
-use super::pthread;
+use super::{background, pthread};
 
 // Not in the libc crate for every Unix.
 unsafe extern "C" {
@@ -75,6 +75,8 @@ impl Opening {
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn abandon_all() {
     OPENING.hold();
+    // SAFETY: nobody uses the heaps but these threads (the caller's promise).
+    heaps().for_each(|heap| unsafe { background::end(heap.keeper()) });
     let mut next = HEAPS.0.take();
     while let Some(heap) = next {
         // SAFETY: open till now, and nobody uses it (the caller's promise). The next is looked at before, as the heap

@@ -22,6 +22,7 @@
 
 mod cached;
 mod config;
+mod driver;
 mod end;
 mod error;
 mod fork;
@@ -32,6 +33,9 @@ mod stats;
 
 pub use cached::Cache;
 pub use config::Config;
+pub(crate) use driver::Beside;
+pub use driver::Clock;
+use driver::Driver;
 pub use error::{FreeError, NewHeapError};
 pub(crate) use ladder::lower;
 pub use stats::{Calls, Stats};
@@ -91,6 +95,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     flush_calls: AtomicU32,
     /// Who is releasing a run, which is nobody's meanwhile.
     scavengers: Turnstile,
+    driver: Driver,
     /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
     counters: Counters,
@@ -158,7 +163,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
         // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
         // `cover` and `cover_slots`.
-        let (set, slots) = unsafe { metadata.tables::<G>() };
+        let (set, chunks, slots) = unsafe { metadata.tables::<G>() };
         let address = pages.base.addr().get();
         let heap = Self {
             set,
@@ -175,6 +180,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
             scavengers: Turnstile::new(),
+            driver: Driver::new(chunks),
             doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,

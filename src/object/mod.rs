@@ -46,11 +46,13 @@ mod thread;
 mod tables;
 mod stats;
 mod check;
+mod keeper;
 mod close;
 mod fork;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
+pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use size_class::SizeClass;
 pub use stats::GlobalStats;
 pub use thread::{Owner, Thread};
@@ -90,6 +92,7 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
+    keeper: Keeper,
     kin: Kin,
 }
 
@@ -110,11 +113,11 @@ impl core::ops::Deref for Shared<'_> {
 
 impl<S: Source + 'static> Objects<S> {
     /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
-    /// stays reserved, and the source comes back.
+    /// stays reserved, and the source comes back. `kept`: somebody is to be found who scavenges.
     ///
     /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
     /// space is in vain.
-    pub fn open(source: S, config: Config) -> Result<&'static Self, S> {
+    pub fn open(source: S, config: Config, kept: bool) -> Result<&'static Self, S> {
         let mut source = source;
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
@@ -130,7 +133,7 @@ impl<S: Source + 'static> Objects<S> {
                         ..config
                     },
                 ) {
-                    Ok(heap) => return Ok(Self::settle(heap, tables)),
+                    Ok(heap) => return Ok(Self::settle(heap, tables, kept)),
                     Err((back, _)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
                         unsafe { back.unreserve(Purpose::Metadata, reservation) };
@@ -146,9 +149,10 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Moves in.
-    fn settle(heap: PageHeap<S>, tables: Tables) -> &'static Self {
+    fn settle(heap: PageHeap<S>, tables: Tables, kept: bool) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
+        heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
         // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.
         let objects = unsafe {
@@ -160,6 +164,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
+                keeper: Keeper::new(kept),
                 kin: Kin::default(),
             });
             place.as_ref()
@@ -373,6 +378,7 @@ impl<S: Source + 'static> Objects<S> {
                 self.give_pages(cache, run);
                 return None;
             }
+            self.heap.driver().beside_reaches(self.spans.covered());
         }
         Some(run)
     }
@@ -527,6 +533,9 @@ impl<S: Source + 'static> Objects<S> {
                 Some(cache) => self.heap.cache_at(cache).free(run),
                 None => self.heap.free(run),
             }
+        }
+        if self.keeper.is_away() {
+            self.keeper.count(run.pages().0);
         }
     }
 

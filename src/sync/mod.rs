@@ -28,7 +28,7 @@ use model as imp;
 use native as imp;
 
 pub(crate) use imp::STRIPES;
-pub use imp::{AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
-pub(crate) use imp::{fence_after_rmw, relax, wait, wake};
+pub use imp::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
+pub(crate) use imp::{fence_after_rmw, fence_heavy, fence_light, relax, wait, wait_for, wake};
 pub use lock::{Guard, Lock};
 pub use turnstile::{Calm, Pass, Turnstile};
