@@ -83,6 +83,8 @@ mod object;
 // Doors.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod global;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod instance;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
@@ -91,6 +93,8 @@ pub use geometry::Geometry;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use global::GlobalHeap;
 pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, NewHeapError, PageHeap, Stats};
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub use instance::Heap;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{GlobalStats, ObjectFault};
 pub use units::{PageCount, PageIndex, PageRun};

@@ -50,6 +50,8 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/heap/ladder.rs",
     "src/heap/mod.rs",
     "src/heap/scan.rs",
+    "src/instance/api2.rs",
+    "src/instance/mod.rs",
     "src/metadata.rs",
     "src/object/central.rs",
     "src/object/close.rs",

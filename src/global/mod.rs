@@ -51,9 +51,11 @@ mod fork;
 mod unload;
 
 #[cfg(all(unix, feature = "std"))]
-use fork::Opening;
+pub(crate) use fork::Opening;
 #[cfg(not(all(unix, feature = "std")))]
-use nowhere::{self as local, Opening};
+use nowhere as local;
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) use nowhere::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
 

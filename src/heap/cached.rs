@@ -12,8 +12,8 @@
 //! **What others see.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor
 //! free: [`Stats`](crate::Stats) counts them as cached, and nobody else can have them until a flush. A handle flushes
 //! when it is dropped, when it is told to, before it grows the heap or reports that there is no room, and after anybody
-//! has run out: the next time that it cannot serve an allocation. And what a cache holds that nobody is at work on may be
-//! seized, see `src/cache.rs`: a thread that sleeps keeps nothing.
+//! has run out: the next time that it cannot serve an allocation. And what a cache holds that nobody is at work on may
+//! be seized, see `src/cache.rs`: a thread that sleeps keeps nothing.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
