@@ -71,6 +71,8 @@ struct State {
     /// Silent, and nothing left to do.
     resting: bool,
     silent: bool,
+    /// Pages with memory behind them, as the last look and the work since have left them.
+    backed: usize,
     looks: u32,
 }
 
@@ -136,6 +138,7 @@ impl Driver {
                 campaign: None,
                 resting: false,
                 silent: false,
+                backed: 0,
                 looks: 0,
             }),
             chunks,
@@ -228,7 +231,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         let mut granules = 0;
         if let Some(campaign) = &mut state.campaign {
+            let before = campaign.pages;
             granules = self.work(campaign, || nanoseconds(clock.work()).saturating_sub(begin) < QUANTUM);
+            state.backed -= before.abs_diff(campaign.pages).min(state.backed);
             if campaign.is_over() {
                 state.campaign = None;
             }
@@ -258,7 +263,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Counts, and plans.
     fn look(&self, state: &mut State, now: u64, activity: impl Fn() -> u64, trim: impl FnOnce()) {
         let mut look = self.see(activity(), state.retention.turns(now), false);
-        let Advice { keep, silent } = state.retention.look(now, look.live, look.print);
+        let backed = look.live + look.idle;
+        let needed = if backed > state.backed { backed } else { look.live };
+        let Advice { keep, silent } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
         // When the program has just fallen silent, and once a second: others of its threads may sleep.
         let fell_silent = silent && !state.silent;
@@ -271,7 +278,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         let keep = if silent { look.live } else { keep };
         let pages = (look.live + look.idle).saturating_sub(keep);
-        state.silent = silent;
+        (state.silent, state.backed) = (silent, look.live + look.idle);
         // What cannot be released is not asked for again.
         state.resting = silent && (pages == 0 || self.is_done());
         let end = self.set.grown().div_ceil(G::CHUNK_PAGES);
