@@ -90,6 +90,7 @@ pub use global::GlobalHeap;
 pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, NewHeapError, PageHeap, Stats};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{GlobalStats, ObjectFault};
+pub use scavenge::pressure::Pressure;
 pub use units::{PageCount, PageIndex, PageRun};
 
 /// The README's examples, as tests.

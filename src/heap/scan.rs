@@ -101,7 +101,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mark = contents.is_ok_and(|contents| self.to_mark(contents));
         if !mark && !S::COMMITS {
             // Another scavenger's marks, perhaps: what the pages read as is not known any more.
-            self.set.take_scavenged(start, pages);
+            self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);
+        }
+        if mark {
+            let more = pages - self.set.scavenged_in(start, pages);
+            self.driver.ceiling.change(0, more);
         }
         if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();

@@ -68,7 +68,9 @@ proptest! {
     }
 
     #[test]
-    fn clocks_may_do_what_they_like(steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<usize>(), any::<bool>()), 1..100)) {
+    fn clocks_may_do_what_they_like(
+        steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<usize>(), any::<bool>()), 1..100)
+    ) {
         let mut pacer = Pacer::new();
         for (now, worked, granules, hurry) in steps {
             let pause = pacer.pause(now, worked, granules, hurry);

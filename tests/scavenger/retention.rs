@@ -25,7 +25,8 @@ proptest! {
     fn a_peak_is_forgotten_after_ten_seconds(most in 1000..1_000_000_usize, live in 0..1000_usize) {
         let mut retention = Retention::new();
         let _ = retention.look(SECOND, most, 0, 0);
-        let keep: Vec<usize> = (1..60_u64).map(|look| retention.look(SECOND + look * PERIOD, live, 0, look).keep).collect();
+        let mut keep_at = |look: u64| retention.look(SECOND + look * PERIOD, live, 0, look).keep;
+        let keep: Vec<usize> = (1..60).map(&mut keep_at).collect();
         prop_assert!(keep[..35].iter().all(|&keep| keep == most + most / 10), "{keep:?}");
         prop_assert!(keep[40..].iter().all(|&keep| keep == live + live / 10), "{keep:?}");
     }
@@ -51,7 +52,9 @@ proptest! {
     }
 
     #[test]
-    fn clocks_may_do_what_they_like(looks in prop::collection::vec((any::<u64>(), 0..1000_usize, any::<u64>()), 1..100)) {
+    fn clocks_may_do_what_they_like(
+        looks in prop::collection::vec((any::<u64>(), 0..1000_usize, any::<u64>()), 1..100)
+    ) {
         let mut retention = Retention::new();
         for (now, live, print) in looks {
             prop_assert!(retention.look(now, live, 0, print).keep >= live);
