@@ -97,6 +97,7 @@ pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, NewHeapError,
 pub use instance::Heap;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{GlobalStats, ObjectFault};
+pub use scavenge::pressure::Pressure;
 pub use units::{PageCount, PageIndex, PageRun};
 
 /// The README's examples, as tests.

@@ -39,6 +39,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/global/background.rs",
     "src/global/fork.rs",
     "src/global/mod.rs",
+    "src/global/pressure.rs",
     "src/global/pthread.rs",
     "src/global/unload.rs",
     "src/guard/mod.rs",

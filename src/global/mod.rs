@@ -33,7 +33,10 @@ use core::time::Duration;
 
 use crate::guard::{self, Place, Plain};
 use crate::heap::{Clock, Config};
-use crate::object::{GlobalStats, ObjectFault, Objects, SizeClass, Thread};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
+use crate::scavenge::pressure::Notice;
+#[cfg(all(unix, feature = "std"))]
+use crate::scavenge::pressure::Pressure;
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
@@ -41,6 +44,8 @@ use crate::units::PageCount;
 
 #[cfg(not(all(unix, feature = "std")))]
 mod nowhere;
+#[cfg(all(unix, feature = "std"))]
+mod pressure;
 #[cfg(all(unix, feature = "std"))]
 mod background;
 #[cfg(all(unix, feature = "std"))]
@@ -58,6 +63,8 @@ use nowhere as local;
 pub(crate) use nowhere::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
+
+mod exhausted;
 
 /// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
 #[cfg(all(unix, feature = "std"))]
@@ -100,6 +107,10 @@ pub struct GlobalHeap<
     config: Config,
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
+    /// Whom the thread tells of pressure.
+    notice: Option<Notice>,
+    /// The program's last word before a refusal.
+    exhausted: Option<fn(Layout) -> bool>,
 }
 
 // SAFETY: the cell is used under the lock of `Opening` only, and `objects` leads to what is `Sync` if the source is.
@@ -156,6 +167,28 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
         self.background = if on { Some(background::start::<S>) } else { None };
         self
     }
+
+    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
+    /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
+    /// ten seconds. On Linux; elsewhere, and where the system does not say, nothing is heard.
+    ///
+    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
+    /// must not unwind. The thread exists from the first MiB freed on.
+    ///
+    /// ```
+    /// use pageheap::{GlobalHeap, Pressure};
+    ///
+    /// fn tell(pressure: Pressure) {
+    ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
+    /// ```
+    #[must_use]
+    pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
+        self.notice = Some(Notice { from, hook });
+        self
+    }
 }
 
 impl<S: Source + 'static> GlobalHeap<S> {
@@ -172,6 +205,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
             source: Cell::new(Some(source)),
             config,
             background: None,
+            notice: None,
+            exhausted: None,
         }
     }
 
@@ -187,6 +222,39 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
+    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
+    /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
+    /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
+    #[must_use]
+    pub const fn soft_limit(mut self, bytes: usize) -> Self {
+        self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
+    /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
+    /// allocation should be tried once more, 16 times at the most.
+    ///
+    /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,
+    /// without being asked again. It must not wait for a lock of the program's that an allocating thread may hold, and
+    /// must not unwind: that ends the process.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use pageheap::GlobalHeap;
+    ///
+    /// fn drop_caches(_wanted: Layout) -> bool {
+    ///     false // Nothing was found to free.
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30).on_exhausted(drop_caches);
+    /// ```
+    #[must_use]
+    pub const fn on_exhausted(mut self, hook: fn(Layout) -> bool) -> Self {
+        self.exhausted = Some(hook);
         self
     }
 
@@ -300,7 +368,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if let Some(objects) = self.opened() {
             return Some(objects);
         }
-        match Objects::open(self.source.take()?, self.config, self.background.is_some()) {
+        match Objects::open(
+            self.source.take()?,
+            self.config,
+            Keeper::new(self.background.is_some(), self.notice),
+        ) {
             Ok(objects) => {
                 opening.enter(objects);
                 // Release: pairs with `opened`.
@@ -336,13 +408,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        self.with_thread(objects, |thread| objects.allocate(thread, layout))
+        let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
+        attempt().or_else(|| self.retry(objects, layout, attempt))
     }
 
     #[inline(never)]
     fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout))
+        let attempt = || self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout));
+        attempt().or_else(|| self.retry(objects, layout, attempt))
     }
 
     /// # Safety
@@ -368,12 +442,27 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        // SAFETY: the caller's promise.
-        let moved = self.with_thread(objects, |thread| unsafe {
-            objects.resize(thread, memory, layout, size)
+        let attempt = || {
+            // SAFETY: the caller's promise; what fails changes nothing.
+            self.with_thread(objects, |thread| unsafe {
+                objects.resize(thread, memory, layout, size)
+            })
+        };
+        let moved = attempt().or_else(|| {
+            let layout = Layout::from_size_align(size, layout.align()).ok()?;
+            self.retry(objects, layout, attempt)
         });
         self.after_free(objects);
         moved
+    }
+
+    /// The program's hook is asked, if there is one and the layout could ever be met.
+    #[cold]
+    fn retry<R>(&self, objects: &'static Objects<S>, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
+        let possible = PageCount::holding(layout.size(), SizeClass::PAGE_SHIFT) <= objects.heap().limit();
+        self.exhausted
+            .filter(|_| possible)
+            .and_then(|hook| exhausted::retry(hook, layout, attempt))
     }
 
     /// With nothing held: starts the background thread, if it is time for one.

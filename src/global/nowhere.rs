@@ -28,6 +28,16 @@ impl Opening {
     pub(crate) fn leave<S: Source>(&self, _objects: &Objects<S>) {}
 }
 
+/// Whoever is inside the hook for exhausted memory. Here nobody can tell: the hook must not allocate.
+pub(super) struct Inside;
+
+impl Inside {
+    /// In.
+    pub(super) fn enter() -> Option<Self> {
+        Some(Self)
+    }
+}
+
 /// None.
 #[inline(always)]
 pub(super) fn current<T>(_objects: *const T) -> Option<&'static Thread> {

@@ -113,11 +113,11 @@ impl core::ops::Deref for Shared<'_> {
 
 impl<S: Source + 'static> Objects<S> {
     /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
-    /// stays reserved, and the source comes back. `kept`: somebody is to be found who scavenges.
+    /// stays reserved, and the source comes back. `keeper`: who scavenges, if anybody.
     ///
     /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
     /// space is in vain.
-    pub fn open(source: S, config: Config, kept: bool) -> Result<&'static Self, S> {
+    pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, S> {
         let mut source = source;
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
@@ -133,7 +133,7 @@ impl<S: Source + 'static> Objects<S> {
                         ..config
                     },
                 ) {
-                    Ok(heap) => return Ok(Self::settle(heap, tables, kept)),
+                    Ok(heap) => return Ok(Self::settle(heap, tables, keeper)),
                     Err((back, _)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
                         unsafe { back.unreserve(Purpose::Metadata, reservation) };
@@ -149,7 +149,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Moves in.
-    fn settle(heap: PageHeap<S>, tables: Tables, kept: bool) -> &'static Self {
+    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
         heap.driver().set_beside(tables.beside());
@@ -164,7 +164,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
-                keeper: Keeper::new(kept),
+                keeper,
                 kin: Kin::default(),
             });
             place.as_ref()
