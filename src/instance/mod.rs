@@ -25,7 +25,7 @@ use core::ptr::NonNull;
 use crate::global::Opening;
 use crate::guard::{self, Place, Plain};
 use crate::heap::{Config, NewHeapError};
-use crate::object::{GlobalStats, ObjectFault, Objects};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects};
 use crate::source::{Memory, Source};
 use crate::units::PageCount;
 
@@ -74,7 +74,7 @@ impl<S: Memory + 'static> Heap<S> {
         let opening = Opening::begin();
         // At least the one cache that all threads share.
         let config = config.caches(1);
-        let objects = Objects::open(source, config, false).map_err(|_| NewHeapError::NoPages)?;
+        let objects = Objects::open(source, config, Keeper::new(false, None)).map_err(|_| NewHeapError::NoPages)?;
         opening.enter(objects);
         Ok(Self {
             objects: NonNull::from_ref(objects),
