@@ -31,7 +31,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
-use crate::heap::{Clock, Config};
+use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
 use crate::scavenge::pressure::Notice;
 #[cfg(all(unix, feature = "std"))]
@@ -269,6 +269,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// The first broken invariant.
     pub fn check(&self) -> Result<(), ObjectFault> {
         self.opened().map_or(Ok(()), Objects::check)
+    }
+
+    /// What every page is, in order of address; see [`PageHeap::map`](crate::PageHeap::map). Nothing before the first
+    /// allocation. To be drawn by a [`Picture`](crate::Picture).
+    pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
+        self.opened().into_iter().flat_map(Objects::map)
     }
 
     /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap.
