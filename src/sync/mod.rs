@@ -29,6 +29,7 @@ use native as imp;
 
 pub(crate) use imp::STRIPES;
 pub use imp::{AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
+pub(crate) use imp::{asymmetric, fence_heavy, fence_light};
 pub(crate) use imp::{fence_after_rmw, relax, wait, wake};
 pub use lock::{Guard, Lock};
 pub use turnstile::{Calm, Pass, Turnstile};

@@ -38,6 +38,22 @@ pub(crate) fn fence_after_rmw() {
     fence();
 }
 
+/// A model's fences are all alike.
+pub(crate) fn asymmetric() -> bool {
+    false
+}
+
+/// A full fence: the two halves of an asymmetric pair promise each other what two full ones do, and no more.
+pub(crate) fn fence_light(_asymmetric: bool) {
+    fence();
+}
+
+/// A full fence.
+pub(crate) fn fence_heavy(_asymmetric: bool) -> bool {
+    fence();
+    true
+}
+
 /// Lets another thread go first.
 pub(crate) fn relax(_round: u32) {
     yield_now();
