@@ -34,6 +34,7 @@
 //! | feature | default | gives |
 //! |---|---|---|
 //! | `std` | yes | the operating system as a source, waiting on a futex instead of spinning |
+//! | `allocator-api2-02`, `-04` | no | `Allocator` of that version of the crate `allocator-api2` for arenas and heaps |
 //!
 //! Without `std` the crate is `no_std` and does not allocate; it needs 64-bit atomics.
 
@@ -68,6 +69,9 @@ mod cache;
 mod scavenge;
 mod metadata;
 mod heap;
+
+// Arenas.
+pub mod arena;
 
 // Objects.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]

@@ -26,6 +26,8 @@ use std::path::Path;
 /// Files that may hold `unsafe`, each for one of three reasons: memory two threads share (`sync`), memory not ours yet
 /// (`source`, `metadata`), memory we hand out (`heap`), and the system's own calls (`fatal`). All others forbid it.
 const UNSAFE_HOMES: &[&str] = &[
+    "src/arena/account.rs",
+    "src/arena/backing.rs",
     "src/fatal.rs",
     "src/global/mod.rs",
     "src/global/pthread.rs",
@@ -54,7 +56,13 @@ const UNSAFE_HOMES: &[&str] = &[
 const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.rs", "src/sync/"];
 
 /// Files and folders that may ask for the operating system.
-const SYSTEM_CFG_HOMES: &[&str] = &["src/fatal.rs", "src/global/", "src/source/", "src/sync/native.rs"];
+const SYSTEM_CFG_HOMES: &[&str] = &[
+    "src/arena/process.rs",
+    "src/fatal.rs",
+    "src/global/",
+    "src/source/",
+    "src/sync/native.rs",
+];
 
 /// Files and folders outside the models, which may name `core::sync::atomic` itself.
 const ATOMIC_HOMES: &[&str] = &[

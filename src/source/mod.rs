@@ -160,6 +160,17 @@ pub unsafe trait Source {
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation);
 }
 
+/// A [`Source`] whose pages are memory: what may be stood upon by who reads and writes pages, as arenas do.
+///
+/// # Safety
+///
+/// Pages that are Ready (or Prepared, where nothing [commits](Source::COMMITS)) may be read and written through the
+/// addresses of their reservation, until they are released or unreserved.
+pub unsafe trait Memory: Source {}
+
+// SAFETY: a reference's pages are the source's.
+unsafe impl<S: Memory> Memory for &S {}
+
 // SAFETY: every verb is the referenced source's own, whose promises hold for it.
 unsafe impl<S: Source> Source for &S {
     const COMMITS: bool = S::COMMITS;

@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ledger::{End, Ledger, Part};
-use super::{Contents, Purpose, Refused, Reservation, Source};
+use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] over bytes the caller owns.
 ///
@@ -184,6 +184,9 @@ unsafe impl Source for Region {
         self.ledger.give(self.base.addr(), end_for(purpose), part);
     }
 }
+
+// SAFETY: the bytes are the region's, and memory (promise of `new`).
+unsafe impl Memory for Region {}
 
 /// Pages from the bottom, metadata from the top.
 fn end_for(purpose: Purpose) -> End {

@@ -9,7 +9,7 @@
 
 use core::ptr::NonNull;
 
-use super::{Contents, Purpose, Refused, Reservation, Source};
+use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] that takes pages from `P` and metadata from `M`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -88,3 +88,6 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
         }
     }
 }
+
+// SAFETY: pages are those of `P`.
+unsafe impl<P: Memory, M: Source> Memory for Split<P, M> {}

@@ -43,7 +43,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use libc::{MAP_ANON, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, c_int, c_void};
 
-use super::{Contents, Purpose, Refused, Reservation, Source};
+use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A granule that is a multiple of every page size in use, should the system not tell its own: 64 KiB.
 const COARSEST_PAGE: usize = 64 << 10;
@@ -142,6 +142,9 @@ unsafe impl Source for System {
         unsafe { unmap(reservation.base, reservation.bytes) };
     }
 }
+
+// SAFETY: anonymous mappings are memory.
+unsafe impl Memory for System {}
 
 /// Reserves `surplus` bytes more than asked and cuts an aligned part out.
 fn reserve_with_surplus(bytes: usize, align: usize, surplus: usize) -> Option<Reservation> {

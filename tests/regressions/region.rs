@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use pageheap::source::Region;
 use pageheap::{Config, PageCount, PageHeap};
 
-/// A heap over a region of a megabyte or less wished for a megabyte of pages at least, which left no room for the tables.
+/// A heap over a region of a megabyte or less wished for a megabyte of pages at least, and had no room for its tables.
 #[test]
 fn a_small_region_is_a_small_heap() {
     for (bytes, least) in [(32 << 10, 1), (64 << 10, 4), (1 << 20, 120), (4 << 20, 500)] {

@@ -1,0 +1,128 @@
+//! What the programs print, gathered: for each workload and allocator a figure of each round, and their median.
+
+use std::collections::BTreeMap;
+
+/// What one run was.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// Processor time, the program's and the system's, in nanoseconds an operation: what counts on a shared machine.
+    pub cpu_ns: f64,
+    pub wall_ns: f64,
+    pub faults: f64,
+    pub peak_kb: f64,
+    pub final_kb: f64,
+}
+
+impl Run {
+    /// From a line of `name=value`.
+    pub fn parse(line: &str) -> Option<Self> {
+        let pairs: BTreeMap<&str, &str> = line
+            .split_whitespace()
+            .filter_map(|word| word.split_once('='))
+            .collect();
+        let figure = |name| pairs.get(name)?.parse::<f64>().ok();
+        let ops = figure("ops")?;
+        Some(Self {
+            cpu_ns: (figure("user_ns")? + figure("system_ns")?) / ops,
+            wall_ns: figure("wall_ns")? / ops,
+            faults: figure("minor_faults")?,
+            peak_kb: figure("peak_kb")?,
+            final_kb: figure("final_kb")?,
+        })
+    }
+}
+
+/// All runs of one workload by one allocator; none if it failed.
+#[derive(Clone, Debug, Default)]
+pub struct Cell {
+    pub runs: Vec<Run>,
+    /// System calls by name between the marks, if they were counted.
+    pub calls: Option<BTreeMap<String, u64>>,
+}
+
+impl Cell {
+    pub fn median(&self, figure: impl Fn(&Run) -> f64) -> Option<f64> {
+        let mut values: Vec<f64> = self.runs.iter().map(figure).collect();
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        match values.len() {
+            0 => None,
+            len if len % 2 == 1 => Some(values[middle]),
+            _ => Some((values[middle - 1] + values[middle]) / 2.0),
+        }
+    }
+
+    pub fn cpu(&self) -> Option<f64> {
+        self.median(|run| run.cpu_ns)
+    }
+
+    /// Half of the distance from the least to the most, as a share of the median.
+    pub fn spread(&self) -> Option<f64> {
+        let values = || self.runs.iter().map(|run| run.cpu_ns);
+        let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+        self.cpu().map(|median| (most - least) / 2.0 / median)
+    }
+}
+
+/// A row of the table.
+#[derive(Debug)]
+pub struct Row {
+    pub group: String,
+    pub workload: String,
+    /// By allocator, in the order of the table.
+    pub cells: Vec<Cell>,
+}
+
+impl Row {
+    pub fn cpu(&self, allocator: usize) -> Option<f64> {
+        self.cells.get(allocator)?.cpu()
+    }
+
+    /// The best of the others than `allocator`: which, and its figure.
+    pub fn best_other(&self, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<(usize, f64)> {
+        let others = self.cells.iter().enumerate().filter(|(other, _)| *other != allocator);
+        let figures = others.filter_map(|(other, cell)| Some((other, figure(cell)?)));
+        figures.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+/// The geometric mean; `None` of nothing.
+pub fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value.ln(), count + 1.0));
+    (count > 0.0).then(|| (sum / count).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read() {
+        let line = "allocator=x ops=10 wall_ns=300 user_ns=150 system_ns=50 minor_faults=3 peak_kb=7 final_kb=5";
+        let run = Run::parse(line).unwrap();
+        assert_eq!(
+            (run.cpu_ns, run.wall_ns, run.faults, run.peak_kb, run.final_kb),
+            (20.0, 30.0, 3.0, 7.0, 5.0)
+        );
+        assert!(Run::parse("ops=10").is_none());
+    }
+
+    #[test]
+    fn medians_and_means() {
+        let run = |cpu_ns| Run {
+            cpu_ns,
+            ..Run::default()
+        };
+        let mut cell = Cell {
+            runs: vec![run(9.0), run(1.0), run(2.0)],
+            calls: None,
+        };
+        assert_eq!(cell.cpu(), Some(2.0));
+        assert_eq!(cell.spread(), Some(2.0));
+        cell.runs.push(run(4.0));
+        assert_eq!(cell.cpu(), Some(3.0));
+        assert_eq!(Cell::default().cpu(), None);
+        let mean = geometric_mean([1.0, 4.0].into_iter()).unwrap();
+        assert!((mean - 2.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,157 @@
+//! The workloads, on whatever allocator this program was built with.
+//!
+//! ```text
+//! workload                          the list
+//! workload NAME [OPERATIONS]        one of them: an eighth of the operations to warm up, then what is measured
+//! ```
+//!
+//! What is measured is printed as one line of `name=value`. Nothing is read from a clock or written in between.
+
+mod allocator;
+mod block;
+mod crew;
+mod meter;
+mod programs;
+mod random;
+mod single;
+mod threaded;
+
+use meter::Reading;
+use std::process::ExitCode;
+
+/// A workload made ready: does so many operations whenever it is called, and keeps its state between.
+pub type Work = Box<dyn FnMut(u64)>;
+
+struct Workload {
+    group: &'static str,
+    name: &'static str,
+    /// About a fifth of a second's worth.
+    ops: u64,
+    prepare: fn() -> Work,
+}
+
+macro_rules! workloads {
+    ($($group:literal { $($name:literal $ops:literal $make:expr;)* })*) => {
+        const WORKLOADS: &[Workload] = &[$($(
+            Workload { group: $group, name: $name, ops: $ops, prepare: || $make },
+        )*)*];
+    };
+}
+
+workloads! {
+    "pairs" {
+        "pair-16" 30_000_000 single::pair(16);
+        "pair-64" 30_000_000 single::pair(64);
+        "pair-256" 30_000_000 single::pair(256);
+        "pair-1k" 20_000_000 single::pair(1 << 10);
+        "pair-4k" 20_000_000 single::pair(4 << 10);
+        "pair-16k" 15_000_000 single::pair(16 << 10);
+        "pair-64k" 10_000_000 single::pair(64 << 10);
+        "pair-256k" 2_000_000 single::pair(256 << 10);
+        "pair-1m" 2_000_000 single::pair(1 << 20);
+        "sweep" 1_000_000 single::sweep();
+    }
+    "random" {
+        "random-4096" 15_000_000 single::random_mixed(4096, 16, 1040);
+        "random-8192" 12_000_000 single::random_mixed(8192, 16, 1040);
+        "random-65536" 5_000_000 single::random_mixed(65536, 16, 1040);
+        "mid-1t" 8_000_000 single::random_mixed(2048, 8 << 10, 32 << 10);
+        "mid-2t" 6_000_000 threaded::mixed(2, 2048, 8 << 10, 32 << 10);
+        "mid-8t" 6_000_000 threaded::mixed(8, 2048, 8 << 10, 32 << 10);
+    }
+    "bulk" {
+        "bulk-64" 20_000_000 single::bulk(64, 64);
+        "bulk-64-many" 10_000_000 single::bulk(64, 100_000);
+        "bulk-1k" 4_000_000 single::bulk(1 << 10, 1000);
+        "bulk-4k" 1_000_000 single::bulk(4 << 10, 4096);
+        "bulk-16k" 1_000_000 single::bulk(16 << 10, 256);
+        "bulk-64k" 500_000 single::bulk(64 << 10, 256);
+        "sh6-1t" 10_000_000 single::sh6();
+    }
+    "growth" {
+        "realloc-steps" 1_500_000 single::realloc_steps();
+        "vec-4k" 400_000 single::vec_growth(4 << 10);
+        "vec-64m" 4 single::vec_growth(64 << 20);
+        "zeroed-1m" 20_000 single::zeroed(1 << 20, 1 << 16);
+        "zeroed-1m-all" 800 single::zeroed(1 << 20, 1 << 12);
+        "zeroed-64m" 2_000 single::zeroed(64 << 20, 1 << 20);
+        "fragmentation" 3_000_000 single::fragmentation();
+    }
+    "threads" {
+        "pair-64-2t" 40_000_000 threaded::pairs(2, 64);
+        "random-2t" 15_000_000 threaded::mixed(2, 4096, 16, 1040);
+        "larson-1t" 8_000_000 threaded::larson(1);
+        "larson-2t" 8_000_000 threaded::larson(2);
+        "larson-8t" 8_000_000 threaded::larson(8);
+        "mstress-2t" 1_500_000 threaded::mstress(2);
+        "mstress-8t" 1_500_000 threaded::mstress(8);
+        "cache-scratch-1t" 300_000 threaded::cache_scratch(1);
+        "cache-scratch-2t" 300_000 threaded::cache_scratch(2);
+        "threads-10000" 10_000 threaded::short_threads();
+        "threads-64" 8_000_000 threaded::oversubscribed(64);
+    }
+    "handoff" {
+        "xmalloc-1+1" 3_000_000 threaded::producer_consumer(1, 4096, None);
+        "xmalloc-4+4" 4_000_000 threaded::producer_consumer(4, 4096, None);
+        "handoff-64" 6_000_000 threaded::producer_consumer(1, 256, Some(64));
+        "handoff-4k" 500_000 threaded::producer_consumer(1, 256, Some(4096));
+        "sh8-2t" 8_000_000 threaded::sh8(2);
+        "sh8-8t" 8_000_000 threaded::sh8(8);
+    }
+    "programs" {
+        "btree" 2_500_000 programs::btree();
+        "hash-map" 1_500_000 programs::hash_map();
+        "binary-trees" 6_000_000 programs::binary_trees();
+        "json" 15 programs::json();
+        "syn" 20 programs::syn();
+    }
+}
+
+/// Prepares, warms up, measures, lets go, and says what it was.
+fn run(workload: &Workload, ops: u64) {
+    let mut work = (workload.prepare)();
+    work((ops / 8).max(1));
+    meter::mark();
+    let begin = Reading::now();
+    work(ops);
+    let end = Reading::now();
+    meter::mark();
+    drop(work);
+    let (final_kb, peak_kb) = meter::resident_kb();
+    let cost = begin.until(&end);
+    println!(
+        "allocator={} group={} workload={} ops={ops} wall_ns={} user_ns={} system_ns={} minor_faults={} \
+         major_faults={} switches={} peak_kb={peak_kb} final_kb={final_kb}",
+        allocator::NAME,
+        workload.group,
+        workload.name,
+        cost.wall_ns,
+        cost.user_ns,
+        cost.system_ns,
+        cost.minor_faults,
+        cost.major_faults,
+        cost.switches,
+    );
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let Some(name) = args.next() else {
+        WORKLOADS
+            .iter()
+            .for_each(|workload| println!("{} {} {}", workload.group, workload.name, workload.ops));
+        return ExitCode::SUCCESS;
+    };
+    let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
+        eprintln!("no workload is called {name}; without a name there is the list");
+        return ExitCode::FAILURE;
+    };
+    match args.next().map_or(Ok(workload.ops), |ops| ops.parse()) {
+        Ok(ops) if ops > 0 => run(workload, ops),
+        _ => {
+            eprintln!("the operations are a number above zero");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,199 @@
+//! Workloads of one thread on bare blocks.
+
+use super::Work;
+use super::block::Block;
+use super::random::Random;
+use std::hint::black_box;
+
+/// A tight pair: one block lives at a time. An operation is an allocation and its free.
+pub fn pair(size: usize) -> Work {
+    Box::new(move |ops| {
+        for _ in 0..ops {
+            drop(Block::new(black_box(size)));
+        }
+    })
+}
+
+/// A tight pair of changing size: 1 B to 1 MiB, every power of two as likely. The sizes are made beforehand.
+pub fn sweep() -> Work {
+    let mut random = Random::new(7);
+    let sizes: Vec<usize> = (0..8192)
+        .map(|_| {
+            let power = random.below(20);
+            random.between(1 << power, 2 << power)
+        })
+        .collect();
+    let mut slots: Vec<Option<Block>> = (0..32).map(|_| None).collect();
+    Box::new(move |ops| {
+        for op in 0..ops as usize {
+            slots[op % 32] = Some(Block::new(sizes[op % sizes.len()]));
+        }
+    })
+}
+
+/// `random_mixed`: a random slot is freed if it is full, and filled if not. An operation is one of the two.
+pub fn random_mixed(slots: usize, smallest: usize, largest: usize) -> Work {
+    let mut random = Random::new(slots as u64);
+    let mut slots: Vec<Option<Block>> = (0..slots).map(|_| None).collect();
+    Box::new(move |ops| mix(&mut slots, &mut random, smallest, largest, ops))
+}
+
+/// The loop of `random_mixed`, for threads too.
+#[inline]
+pub fn mix(slots: &mut [Option<Block>], random: &mut Random, smallest: usize, largest: usize, ops: u64) {
+    for _ in 0..ops {
+        let at = random.below(slots.len());
+        slots[at] = match slots[at].take() {
+            Some(_) => None,
+            None => Some(Block::new(random.between(smallest, largest))),
+        };
+    }
+}
+
+/// Many of one size, then all freed in the order they came. An operation is an allocation and its free.
+pub fn bulk(size: usize, count: usize) -> Work {
+    let mut blocks: Vec<Block> = Vec::with_capacity(count);
+    Box::new(move |ops| {
+        for _ in 0..ops.div_ceil(count as u64) {
+            for _ in 0..count {
+                blocks.push(Block::new(size));
+            }
+            blocks.clear();
+        }
+    })
+}
+
+/// As `sh6bench` is described: sizes that step up by half and then halve down to one, the smaller the more often; when
+/// the array is full, most of it is freed, half of that in order and half backwards, and a part stays for a round. An
+/// operation is an allocation and its free.
+#[derive(Debug)]
+pub struct Batches {
+    blocks: Vec<Block>,
+    kept: Vec<Block>,
+    base: usize,
+    size: usize,
+    repeat: usize,
+    full: usize,
+}
+
+impl Batches {
+    pub fn new(full: usize) -> Self {
+        Self {
+            blocks: Vec::with_capacity(full),
+            kept: Vec::with_capacity(full),
+            base: 1,
+            size: 1,
+            repeat: 0,
+            full,
+        }
+    }
+
+    fn next_size(&mut self) -> usize {
+        if self.repeat == 0 {
+            self.size /= 2;
+            if self.size == 0 {
+                self.base = if self.base > 1000 { 1 } else { self.base * 3 / 2 + 1 };
+                self.size = self.base;
+            }
+            self.repeat = if self.size < 100 { 250 } else { 50 };
+        }
+        self.repeat -= 1;
+        self.size
+    }
+
+    /// Whether the array is full, which the caller then empties by `let_go`.
+    pub fn allocate(&mut self) -> bool {
+        let size = self.next_size();
+        self.blocks.push(Block::new(size));
+        self.blocks.len() == self.full
+    }
+
+    /// All but the newest eighth, which the next call gives; for whoever frees them.
+    pub fn let_go(&mut self) -> Vec<Block> {
+        let newest = self.blocks.len() - self.full / 8;
+        let mut gone = std::mem::replace(&mut self.kept, self.blocks.split_off(newest));
+        gone.append(&mut self.blocks);
+        gone
+    }
+}
+
+/// Half of them in order, half backwards.
+pub fn free_both_ways(mut blocks: Vec<Block>) {
+    let mut second = blocks.split_off(blocks.len() / 2);
+    blocks.clear();
+    while let Some(block) = second.pop() {
+        drop(block);
+    }
+}
+
+pub fn sh6() -> Work {
+    let mut batches = Batches::new(4096);
+    Box::new(move |ops| {
+        for _ in 0..ops {
+            if batches.allocate() {
+                free_both_ways(batches.let_go());
+            }
+        }
+    })
+}
+
+/// A block that grows from 64 B to 64 KiB by quarters. An operation is one `realloc`.
+pub fn realloc_steps() -> Work {
+    Box::new(|ops| {
+        let mut block = Block::new(64);
+        for _ in 0..ops {
+            if block.size() > 1 << 16 {
+                block = Block::new(64);
+            }
+            block.resize(block.size() * 5 / 4);
+        }
+    })
+}
+
+/// A `Vec` pushed to so many bytes, and dropped. An operation is one such life.
+pub fn vec_growth(bytes: usize) -> Work {
+    Box::new(move |ops| {
+        for _ in 0..ops {
+            let mut numbers: Vec<u64> = Vec::new();
+            for number in 0..bytes as u64 / 8 {
+                numbers.push(number);
+            }
+            black_box(&numbers);
+        }
+    })
+}
+
+/// Zeroed blocks of which one byte in `stride` is written. An operation is an allocation, the writes and the free.
+pub fn zeroed(size: usize, stride: usize) -> Work {
+    Box::new(move |ops| {
+        for _ in 0..ops {
+            let block = Block::zeroed(size);
+            for at in (0..size).step_by(stride) {
+                assert!(block.is_zero(at), "a zeroed block is zero");
+                block.touch(at + 1);
+            }
+        }
+    })
+}
+
+/// Fill and thin: 64 MiB of small blocks, nine of ten freed at random, then blocks of other sizes into what is left
+/// over, the same again, and all freed. An operation is an allocation and its free; the peak tells the fragmentation.
+pub fn fragmentation() -> Work {
+    Box::new(|ops| {
+        let mut random = Random::new(11);
+        let mut left = ops;
+        while left > 0 {
+            let mut blocks: Vec<Block> = Vec::new();
+            for (smallest, largest) in [(16, 256), (128, 1024), (512, 4096)] {
+                let mut bytes: usize = blocks.iter().map(Block::size).sum();
+                while bytes < 64 << 20 && left > 0 {
+                    let size = random.between(smallest, largest);
+                    blocks.push(Block::new(size));
+                    bytes += size;
+                    left -= 1;
+                }
+                blocks.retain(|_| random.chance(10));
+            }
+        }
+    })
+}

@@ -1,0 +1,158 @@
+//! What an arena has taken from its backing, and how much more it may take.
+//!
+//! ```text
+//!   take: reserve the bytes under the limit ──▶ ask the backing ──▶ a block
+//!                   │ too many                       │ none: the reservation goes back
+//!                   ▼                                ▼
+//!              Reason::Limit                   Reason::NoPages
+//! ```
+//!
+//! The bytes are reserved first, so the limit holds at every moment. A request may therefore be refused because of one
+//! that itself comes to nothing a moment later; arenas that grow under a lock of their own never see that.
+//!
+//! Worked: limit 98,304, reserved 90,112, a block of 16 KiB asked for: 106,496 would be too many, and the error says
+//! that 8,192 are left.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use super::backing::{Backing, Block};
+use super::config::{ArenaConfig, HugePages};
+use super::error::{ArenaError, Reason};
+use crate::sync::{AtomicUsize, Ordering};
+
+/// Bytes of a huge page: what x86-64 and most of ARM have.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// A backing, and an account of what has been taken from it.
+#[derive(Debug)]
+pub(super) struct Account<B> {
+    backing: B,
+    page_bytes: usize,
+    limit: usize,
+    huge_pages: HugePages,
+    reserved: AtomicUsize,
+    blocks: AtomicUsize,
+}
+
+impl<B: Backing> Account<B> {
+    /// An account of nothing.
+    pub(super) fn new(backing: B, config: &ArenaConfig) -> Self {
+        let page_bytes = backing.page_bytes();
+        Self {
+            backing,
+            page_bytes,
+            limit: config.limit.unwrap_or(usize::MAX),
+            huge_pages: config.huge_pages,
+            reserved: AtomicUsize::new(0),
+            blocks: AtomicUsize::new(0),
+        }
+    }
+
+    /// Takes a block for `layout`, which is what the error will say was asked for.
+    pub(super) fn take(&self, layout: Layout) -> Result<Block, ArenaError> {
+        let (bytes, align) = self.rounded(layout)?;
+        self.reserve(bytes)
+            .map_err(|left| ArenaError::new(Reason::Limit, layout, left))?;
+        let Some(block) = self.backing.take(bytes, align) else {
+            // Relaxed: a number by itself.
+            self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(ArenaError::new(Reason::NoPages, layout, self.left()));
+        };
+        // Relaxed: a statistic.
+        self.blocks.fetch_add(1, Ordering::Relaxed);
+        debug_assert_eq!(
+            block.memory.len(),
+            bytes,
+            "a block is whole pages, and no more than asked"
+        );
+        Ok(block)
+    }
+
+    /// Gives a block back.
+    ///
+    /// # Safety
+    ///
+    /// It was taken here, whole, and nothing uses it any more.
+    pub(super) unsafe fn give(&self, memory: NonNull<[u8]>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.backing.give(memory) };
+        // Relaxed, twice: numbers by themselves.
+        self.reserved.fetch_sub(memory.len(), Ordering::Relaxed);
+        self.blocks.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The bytes and alignment of the block that holds `layout`.
+    fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
+        let huge = self.huge_pages == HugePages::Aligned && layout.size() >= HUGE_BYTES;
+        let unit = if huge {
+            HUGE_BYTES.max(self.page_bytes)
+        } else {
+            self.page_bytes
+        };
+        let bytes = layout.size().max(1).checked_next_multiple_of(unit);
+        let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
+        let align = if huge {
+            layout.align().max(HUGE_BYTES)
+        } else {
+            layout.align()
+        };
+        bytes
+            .map(|bytes| (bytes, align))
+            .ok_or(ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize))
+    }
+
+    /// Adds `bytes` to what is reserved, if the limit allows, or says how much it leaves.
+    fn reserve(&self, bytes: usize) -> Result<(), usize> {
+        // Relaxed, twice: a number by itself.
+        let mut reserved = self.reserved.load(Ordering::Relaxed);
+        loop {
+            let left = self.limit.saturating_sub(reserved);
+            if bytes > left {
+                return Err(left);
+            }
+            match self
+                .reserved
+                .compare_exchange_weak(reserved, reserved + bytes, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return Ok(()),
+                Err(now) => reserved = now,
+            }
+        }
+    }
+
+    /// Bytes in a page.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// The most that may be reserved.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Bytes taken and not given back.
+    pub(super) fn reserved(&self) -> usize {
+        // Relaxed: a number by itself.
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may still be taken, as far as the limit goes.
+    pub(super) fn left(&self) -> usize {
+        match self.limit {
+            usize::MAX => usize::MAX,
+            limit => limit.saturating_sub(self.reserved()),
+        }
+    }
+
+    /// Blocks taken and not given back.
+    pub(super) fn blocks(&self) -> usize {
+        // Relaxed: a statistic.
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Where blocks come from.
+    pub(super) fn backing(&self) -> &B {
+        &self.backing
+    }
+}

@@ -1,0 +1,80 @@
+//! How an arena is set up.
+//!
+//! ```text
+//!   limit   ├───────────────────────────────────────────┤   pages taken never exceed it
+//!   prealloc├───────────┤                                   taken when the arena is made
+//!   slab    ├──┤                                            taken at a time
+//! ```
+
+#![forbid(unsafe_code)]
+
+/// Where blocks of huge pages' size may lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HugePages {
+    /// Anywhere. The kernel's own policy applies.
+    #[default]
+    Unchanged,
+    /// Blocks of 2 MiB and more are whole huge pages: a multiple of 2 MiB, on a border of 2 MiB, so that a kernel that
+    /// backs memory with huge pages can do so. Nothing is forced on one that does not.
+    Aligned,
+}
+
+/// How an arena is set up: its limit, the size of its slabs, what it takes at once.
+///
+/// `const` throughout. Sizes are in bytes and rounded up to whole pages of the backing, but for the limit, which is
+/// kept to the byte.
+///
+/// ```
+/// use pageheap::arena::ArenaConfig;
+///
+/// const SMALL: ArenaConfig = ArenaConfig::new().limit(64 << 20).slab(1 << 20).prealloc(4 << 20);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaConfig {
+    pub(super) limit: Option<usize>,
+    pub(super) slab: Option<usize>,
+    pub(super) prealloc: usize,
+    pub(super) huge_pages: HugePages,
+}
+
+impl ArenaConfig {
+    /// No limit but the backing's, slabs of the arena's own choice, nothing taken before it is needed.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            limit: None,
+            slab: None,
+            prealloc: 0,
+            huge_pages: HugePages::Unchanged,
+        }
+    }
+
+    /// The arena never holds more than `bytes` bytes of pages.
+    #[must_use]
+    pub const fn limit(mut self, bytes: usize) -> Self {
+        self.limit = Some(bytes);
+        self
+    }
+
+    /// Blocks are of `bytes` bytes; what is larger gets a block of its own.
+    #[must_use]
+    pub const fn slab(mut self, bytes: usize) -> Self {
+        self.slab = Some(bytes);
+        self
+    }
+
+    /// `bytes` bytes are taken when the arena is made, or it is not made.
+    #[must_use]
+    pub const fn prealloc(mut self, bytes: usize) -> Self {
+        self.prealloc = bytes;
+        self
+    }
+
+    /// Where blocks of huge pages' size may lie.
+    #[must_use]
+    pub const fn huge_pages(mut self, policy: HugePages) -> Self {
+        self.huge_pages = policy;
+        self
+    }
+}

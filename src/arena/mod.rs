@@ -1,0 +1,43 @@
+//! Arenas: memory with a lifetime of its own, on a heap of pages.
+//!
+//! ```text
+//!                 Arena            Pool             FreeList          ShardedFreeList
+//!   sizes         any              any              one               one
+//!   freed         all at once,     all at once      one by one        one by one, or when the
+//!                 or by scopes                                        last reader has gone
+//!                   │                │                │                  │
+//!                   └────────────────┴───────┬────────┴──────────────────┘
+//!                                         Account      hard limit, statistics
+//!                                            │ blocks: whole pages
+//!                                         Backing      a page heap: lent, owned, shared, or the process's
+//! ```
+//!
+//! An arena takes *blocks* (runs of pages) from a [`Backing`] and cuts them up. What is common to all four is here:
+//! where blocks come from ([`Backing`]), how an arena is set up ([`ArenaConfig`]), what it says when it cannot
+//! ([`ArenaError`]), what it knows of itself ([`ArenaStats`]).
+//!
+//! Worked: an arena with a limit of 100,000 bytes on pages of 8 KiB may hold 12 pages, 98,304 bytes: the limit is on
+//! pages taken, whatever is handed out of them, and is never exceeded, not for a moment. The request that would need a
+//! 13th gets an [`ArenaError`] that says how much was asked for, how much the limit leaves, and that it was the limit.
+//!
+//! **Cost.** A block costs what a run of pages costs: some 15 ns where pages are at hand, a system call where the heap
+//! has to grow, and one page fault for each page of the system's when it is first written. Everything else is in the
+//! arenas.
+//!
+//! **What all promise.** `Send` and `Sync` where the backing is; no allocation but from the backing; every failure is a
+//! value; all pages go back when the arena is dropped; contents are not dropped unless the type says that it does so.
+
+mod process;
+mod backing;
+mod config;
+#[allow(dead_code, reason = "until the arenas are here")]
+mod error;
+mod stats;
+#[allow(dead_code, reason = "until the arenas are here")]
+mod account;
+
+pub use backing::{Backing, Block};
+pub use config::{ArenaConfig, HugePages};
+pub use error::{ArenaError, Reason};
+pub use process::ProcessHeap;
+pub use stats::ArenaStats;
