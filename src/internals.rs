@@ -40,3 +40,24 @@ pub mod scavenge {
     //! See `src/scavenge.rs`.
     pub use crate::scavenge::*;
 }
+
+pub mod free_list {
+    //! The parts of free lists: see `src/arena/`.
+    pub use crate::arena::internals::*;
+    use crate::sync::Ordering;
+
+    impl Node {
+        /// The slot this one is linked to.
+        #[must_use]
+        pub fn link(&self) -> u32 {
+            // Relaxed: for one who has the chain to himself.
+            self.link.load(Ordering::Relaxed)
+        }
+
+        /// Links the slot.
+        pub fn link_to(&self, slot: u32) {
+            // Relaxed: as above.
+            self.link.store(slot, Ordering::Relaxed);
+        }
+    }
+}

@@ -28,6 +28,10 @@ use std::path::Path;
 const UNSAFE_HOMES: &[&str] = &[
     "src/arena/account.rs",
     "src/arena/backing.rs",
+    "src/arena/free_list.rs",
+    "src/arena/sharded.rs",
+    "src/arena/slot_box.rs",
+    "src/arena/slots.rs",
     "src/fatal.rs",
     "src/global/mod.rs",
     "src/global/pthread.rs",
@@ -57,6 +61,7 @@ const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.r
 
 /// Files and folders that may ask for the operating system.
 const SYSTEM_CFG_HOMES: &[&str] = &[
+    "src/arena/lists_on_process.rs",
     "src/arena/process.rs",
     "src/fatal.rs",
     "src/global/",

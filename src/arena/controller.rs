@@ -63,8 +63,8 @@ impl Controller {
         let batch = |controller: Self| MAX_BATCH as i32 - (2 * error + controller.integral / 2) / 8;
         let wanted = batch(next);
         // At a bound, and both the error and its integral push further: what was integrated so far is enough.
-        let stuck = wanted < 1 && error > 0 && self.integral > 0
-            || wanted > MAX_BATCH as i32 && error < 0 && self.integral < 0;
+        let stuck =
+            wanted < 1 && error > 0 && self.integral > 0 || wanted > MAX_BATCH as i32 && error < 0 && self.integral < 0;
         let kept = if stuck { self } else { next };
         (kept, wanted.clamp(1, MAX_BATCH as i32) as u32)
     }

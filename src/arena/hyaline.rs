@@ -43,10 +43,10 @@ use crossbeam_utils::CachePadded;
 
 use super::node::{Node, Nodes};
 use super::stack::{Links, NIL, Stack};
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, Table, fence_heavy, fence_light};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, SHARED, Table, fence_heavy, fence_light};
 
 /// Records that are shared by those who own none.
-pub const GUESTS: usize = 8;
+pub const GUESTS: usize = SHARED;
 
 /// The era of a reader who may see everything.
 const ALL: u64 = 0;
@@ -147,12 +147,7 @@ impl<N: Nodes> Links for Chain<'_, N> {
 
 impl Hyaline {
     /// No readers. `records` are all new, and at least [`GUESTS`]; so are the `spares`.
-    pub fn new(
-        nodes: &impl Nodes,
-        records: Table<CachePadded<Record>>,
-        spares: Table<Node>,
-        asymmetric: bool,
-    ) -> Self {
+    pub fn new(nodes: &impl Nodes, records: Table<CachePadded<Record>>, spares: Table<Node>, asymmetric: bool) -> Self {
         let hyaline = Self {
             records,
             used: AtomicUsize::new(GUESTS),
@@ -244,7 +239,11 @@ impl Hyaline {
         // AcqRel: as in `enter`.
         let before = self.records.get(index).head.fetch_add(READER, Ordering::AcqRel);
         if before / READER >= MOST_READERS {
-            crate::fatal::abort("more guards than can be counted; their number, the record", MOST_READERS as usize, index);
+            crate::fatal::abort(
+                "more guards than can be counted; their number, the record",
+                MOST_READERS as usize,
+                index,
+            );
         }
         fence_light(self.asymmetric);
         index
@@ -258,7 +257,10 @@ impl Hyaline {
         loop {
             let next = if head >= 2 * READER { head - READER } else { 0 };
             // AcqRel: as in `leave`.
-            match record.head.compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Relaxed) {
+            match record
+                .head
+                .compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Relaxed)
+            {
                 Ok(_) => break,
                 Err(now) => head = now,
             }
@@ -317,12 +319,7 @@ impl Hyaline {
     /// # Errors
     /// The batch, as it was, if it has too few slots for the readers there are, and the spares are used up: a larger one
     /// will do.
-    pub fn retire(
-        &self,
-        nodes: &impl Nodes,
-        batch: Batch,
-        mut free: impl FnMut(u32, u32),
-    ) -> Result<(), Batch> {
+    pub fn retire(&self, nodes: &impl Nodes, batch: Batch, mut free: impl FnMut(u32, u32)) -> Result<(), Batch> {
         // What was unlinked before is not found by those whom we do not find below; see `enter`.
         if !fence_heavy(self.asymmetric) {
             return Err(batch);
@@ -376,15 +373,19 @@ impl Hyaline {
     /// Puts a node into the list of the record it was assigned to, unless all have left that. Whether it did.
     fn insert(&self, nodes: &impl Nodes, number: u32) -> bool {
         let node = self.node(nodes, number);
-        // Relaxed: ours.
+        // Relaxed, twice: ours.
         let record = self.records.get(node.word.load(Ordering::Relaxed) as usize);
-        let mut head = record.head.load(Ordering::Relaxed);
+        // Acquire, here and where the exchange fails: if all have left, what they read is read.
+        let mut head = record.head.load(Ordering::Acquire);
         while head >= READER {
             node.word.store(u64::from(head as u32), Ordering::Relaxed);
             let with_us = head & !(READER - 1) | u64::from(number);
             // Release: the node, for who leaves. (A list that has come and gone meanwhile is no harm: the head we link
-            // to is the head.) Relaxed where it fails: only compared.
-            match record.head.compare_exchange_weak(head, with_us, Ordering::Release, Ordering::Relaxed) {
+            // to is the head.)
+            match record
+                .head
+                .compare_exchange_weak(head, with_us, Ordering::Release, Ordering::Acquire)
+            {
                 Ok(_) => return true,
                 Err(now) => head = now,
             }

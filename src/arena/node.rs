@@ -28,9 +28,9 @@ pub const LIVE: u32 = u32::MAX;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Node {
-    pub(super) word: AtomicU64,
-    pub(super) link: AtomicU32,
-    pub(super) batch: AtomicU32,
+    pub(crate) word: AtomicU64,
+    pub(crate) link: AtomicU32,
+    pub(crate) batch: AtomicU32,
 }
 
 impl Node {
@@ -51,17 +51,20 @@ impl Default for Node {
     }
 }
 
-/// Where the nodes are, and where slots come from that were never used.
-pub trait Nodes {
+/// Where the nodes are, and where slots come from that were never used. `T` is what is known of a slot.
+pub trait Nodes<T = Node> {
     /// The node of a slot that came out of [`fresh`](Self::fresh).
-    fn node(&self, slot: u32) -> &Node;
+    fn node(&self, slot: u32) -> &T;
 
     /// Up to `most` slots in a row that were never used, for the caller alone: the first, and how many. `None` if there
-    /// are no more, for good.
+    /// are no more. Releases what the caller did before to who finds none.
     fn fresh(&self, most: u32) -> Option<(u32, u32)>;
 
-    /// Slots that [`fresh`](Self::fresh) has given or can yet give; a guess, for a share of them.
+    /// Slots that [`fresh`](Self::fresh) can yet give, and all that it has given or can give: estimates, for a share.
     fn extent(&self) -> (u64, u64);
+
+    /// Visits every slot that has come out of [`fresh`](Self::fresh).
+    fn each_used(&self, visit: impl FnMut(u32));
 }
 
 /// Links between the slots of one batch.

@@ -12,13 +12,13 @@
 //! that reads the link of a slot which meanwhile was taken, and is being written by its owner, reads nothing of his;
 //! and links may be any memory, also a model checker's.
 //!
-//! Worked, the ABA: the stack is 4, 2. A thread reads top 4 and its link 2, and sleeps. Others pop 4, pop 2, push 4: the
-//! top is 4 again, and 2 is somebody's. The sleeper's compare-exchange from "4" to "2" would hand 2 out twice. With the
-//! tag it is from "(7, 4)", the head is "(10, 4)" by now, and it fails. The tag has 32 bits: a thread would have to
+//! Worked, the ABA: the stack is 4, 2. A thread reads top 4 and its link 2, and sleeps. Others pop 4, pop 2, push 4:
+//! the top is 4 again, and 2 is somebody's. The sleeper's compare-exchange from "4" to "2" would hand 2 out twice. With
+//! the tag it is from "(7, 4)", the head is "(10, 4)" by now, and it fails. The tag has 32 bits: a thread would have to
 //! sleep between two instructions for an exact multiple of 4,294,967,296 changes.
 //!
 //! A chain of any length is pushed by one compare-exchange, and popped by one: a walk along links that change under it
-//! may lead anywhere, but then the head has changed too.
+//! may lead to any slot, but then the head has changed too, and the exchange fails.
 //!
 //! Cost: one uncontended compare-exchange each (~11 ns). After R. K. Treiber, "Systems programming: coping with
 //! parallelism", 1986; the counter beside the pointer is the IBM System/370 Principles of Operation's.
@@ -30,11 +30,11 @@ use crate::sync::{AtomicU64, Ordering};
 /// Nobody's number: the end of a chain.
 pub const NIL: u32 = 0;
 
-/// Where the links of a stack's slots are. A number that is no slot's has some link, which means nothing.
+/// Where the links of a stack's slots are.
 pub trait Links {
-    /// What the slot is linked to.
+    /// What the slot is linked to; for [`pop_chain`](Stack::pop_chain) by Acquire, or [`NIL`] if it is on no stack.
     fn next(&self, slot: u32) -> u32;
-    /// Links the slot, which is the caller's.
+    /// Links the slot, which is the caller's; for [`pop_chain`](Stack::pop_chain) by Release.
     fn set_next(&self, slot: u32, next: u32);
 }
 
@@ -81,12 +81,10 @@ impl Stack {
         loop {
             links.set_next(last, top(head));
             // Release: the chain's links, and whatever its last owner did with the slots, for the Acquire in `pop`.
-            match self.head.compare_exchange_weak(
-                head,
-                successor(head, first),
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
+            match self
+                .head
+                .compare_exchange_weak(head, successor(head, first), Ordering::Release, Ordering::Relaxed)
+            {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -101,12 +99,10 @@ impl Stack {
         while top(head) != NIL {
             let next = links.next(top(head));
             // Release, of AcqRel: what the popper announced before, for whoever reads this head by `look`.
-            match self.head.compare_exchange_weak(
-                head,
-                successor(head, next),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            match self
+                .head
+                .compare_exchange_weak(head, successor(head, next), Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => return Some(top(head)),
                 Err(now) => head = now,
             }
@@ -125,17 +121,37 @@ impl Stack {
                 rest = links.next(rest);
                 count += 1;
             }
-            match self.head.compare_exchange_weak(
-                head,
-                successor(head, rest),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            match self
+                .head
+                .compare_exchange_weak(head, successor(head, rest), Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => return Some((top(head), count)),
                 Err(now) => head = now,
             }
         }
         None
+    }
+
+    /// As [`push`](Self::push) of one slot, for who has the stack to himself.
+    #[inline]
+    pub fn push_mut(&mut self, links: &impl Links, slot: u32) {
+        // Relaxed, twice: nobody else is here; whoever comes next got the stack from us.
+        let head = self.head.load(Ordering::Relaxed);
+        links.set_next(slot, top(head));
+        self.head.store(successor(head, slot), Ordering::Relaxed);
+    }
+
+    /// As [`pop`](Self::pop), for who has the stack to himself.
+    #[inline]
+    pub fn pop_mut(&mut self, links: &impl Links) -> Option<u32> {
+        // Relaxed, twice: as in `push_mut`.
+        let head = self.head.load(Ordering::Relaxed);
+        if top(head) == NIL {
+            return None;
+        }
+        let rest = successor(head, links.next(top(head)));
+        self.head.store(rest, Ordering::Relaxed);
+        Some(top(head))
     }
 
     /// The head as it is: equal to an earlier look if nothing was pushed or popped between them. And whether the stack

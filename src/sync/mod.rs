@@ -27,8 +27,8 @@ use model as imp;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 use native as imp;
 
-pub(crate) use imp::STRIPES;
 pub use imp::{AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
+pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{asymmetric, fence_heavy, fence_light};
 pub(crate) use imp::{fence_after_rmw, relax, wait, wake};
 pub use lock::{Guard, Lock};

@@ -14,6 +14,9 @@ use libc::__errno_location as errno;
 /// them all.
 pub(crate) const STRIPES: usize = 8;
 
+/// Places where those meet who own none: lanes of a sharded list, records of its readers.
+pub(crate) const SHARED: usize = 8;
+
 /// A sequentially consistent (SeqCst) fence.
 #[inline(always)]
 pub(crate) fn fence() {
@@ -76,8 +79,7 @@ pub(crate) fn fence_heavy(asymmetric: bool) -> bool {
 #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
 fn heavy_barrier() -> bool {
     // Registered once; asked again in case somebody (a checkpoint restored) forgot.
-    membarrier(PRIVATE_EXPEDITED)
-        || asymmetric() && membarrier(PRIVATE_EXPEDITED)
+    membarrier(PRIVATE_EXPEDITED) || asymmetric() && membarrier(PRIVATE_EXPEDITED)
 }
 
 #[cfg(not(all(feature = "std", target_os = "linux", not(miri))))]

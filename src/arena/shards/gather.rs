@@ -9,8 +9,8 @@
 //!                                                                             the depot the same: "no"
 //! ```
 //!
-//! One gathers at a time; the others wait for the lock, and mostly find in the depot what he put there. Why the proof is
-//! one is told in the [module above](super).
+//! One gathers at a time; the others wait for the lock, and mostly find in the depot what he put there. Why the proof
+//! is one is told in the [module above](super).
 //!
 //! Cost: a lock, the heavy barrier, a look at every shard ever lent: some 5 us. What it finds it finds for all, and the
 //! controller makes smaller batches, so that it is not needed again soon.
@@ -53,7 +53,7 @@ impl<N: Nodes> Shards<N> {
         let mut round = 0;
         loop {
             let held = self.collect();
-            if let Some(slot) = self.detour() {
+            if let Some(slot) = self.take_one() {
                 return Some(slot);
             }
             let (head, empty) = self.depot.look();

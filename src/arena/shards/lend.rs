@@ -73,23 +73,20 @@ impl<N: Nodes> Shards<N> {
             return;
         };
         let shard = section.shard;
-        // Relaxed: nothing is missing yet; and inside the section, throughout.
-        shard.moving.store(1, Ordering::Relaxed);
+        let way = shard.under_way();
         for word in [&shard.loaded, &shard.previous] {
+            // Relaxed, throughout: inside the section.
             let (first, count) = unpack(word.load(Ordering::Relaxed));
             if first != NIL {
                 self.give(first, count);
-                // Release: it is seen in the depot by who sees it gone.
-                word.store(0, Ordering::Release);
+                way.store(word, 0);
             }
         }
         let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
         let oldest = shard.oldest.load(Ordering::Relaxed);
         if first != NIL && self.reclaim(Batch { first, count, oldest }).is_ok() {
-            shard.retired.store(0, Ordering::Release);
+            way.store(&shard.retired, 0);
         }
-        // Release: as in `refill`.
-        shard.moving.store(0, Ordering::Release);
     }
 
     /// Shards that may have something in them.
@@ -117,8 +114,8 @@ impl<N: Nodes> Shards<N> {
     }
 
     /// Every slot that is in the open, in a shard, or waiting to be retired, by `visit`; and how many of each. For a
-    /// list nobody uses meanwhile; `used` slots have come out of [`Nodes::fresh`], numbered from 1.
-    pub fn census(&self, used: u32, mut visit: impl FnMut(u32)) -> Census {
+    /// list nobody uses meanwhile.
+    pub fn census(&self, mut visit: impl FnMut(u32)) -> Census {
         let mut census = Census::default();
         let chain = Chain(&self.nodes);
         let mut walk = |first: u32| {
@@ -143,15 +140,16 @@ impl<N: Nodes> Shards<N> {
             census.depot += walk(batch);
             batch = Batches(&self.nodes).next(batch);
         }
-        census.live = self.count_live(used);
+        census.live = self.count_live();
         census
     }
 
-    /// Of the first `used` slots, those that are allocated. 0.3 ns each.
-    pub fn count_live(&self, used: u32) -> u64 {
+    /// Slots that are allocated. 0.3 ns for each that ever was.
+    pub fn count_live(&self) -> u64 {
+        let mut live = 0;
         // Relaxed: a moment's picture.
-        (1..=used)
-            .filter(|&slot| self.nodes.node(slot).link.load(Ordering::Relaxed) == LIVE)
-            .count() as u64
+        self.nodes
+            .each_used(|slot| live += u64::from(self.nodes.node(slot).link.load(Ordering::Relaxed) == LIVE));
+        live
     }
 }

@@ -32,8 +32,8 @@
 //! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot.
 //!
 //! Worked: an owner frees and allocates in turns: each is one link, one word of the shard, and three stores around them
-//! (~2 ns). He frees 200 slots: 64 fill `loaded`, the next makes them `previous`, and from the 129th on every 64th sends
-//! 64 to the depot by one compare-exchange.
+//! (~2 ns). He frees 200 slots: 64 fill `loaded`, the next makes them `previous`, and from the 129th on every 64th
+//! sends 64 to the depot by one compare-exchange.
 
 #![forbid(unsafe_code)]
 
@@ -41,16 +41,18 @@ mod gather;
 mod lend;
 mod retire;
 
+pub use lend::Census;
+
 use crossbeam_utils::CachePadded;
 
 use super::controller::{Controller, MAX_BATCH};
 use super::hyaline::{FIRST_ERA, Hyaline};
 use super::node::{Batches, LIVE, Nodes};
 use super::stack::{NIL, Stack};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Table, Turnstile, fence_light};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, SHARED, Table, Turnstile, fence_light};
 
 /// Shards for those who own none.
-pub const LANES: usize = 8;
+pub const LANES: usize = SHARED;
 
 /// A slot freed that is not allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ pub struct FreeAlready;
 pub struct Shard {
     /// 1 while somebody is inside.
     busy: AtomicU32,
-    /// 1 while he inside carries slots that are seen nowhere, or changes more than one word.
+    /// Odd while he inside carries slots that are seen nowhere, or changes more than one word.
     moving: AtomicU32,
     /// Chains of free slots: how many, the first.
     loaded: AtomicU64,
@@ -89,12 +91,42 @@ impl Shard {
         }
     }
 
-    /// Slots that whoever gathers has to wait for, if somebody is inside.
+    /// Slots that whoever gathers has to wait for, if somebody is inside: not less than there are, at one moment.
     fn held(&self) -> u64 {
-        // Acquire: what was given away before a count went down is seen where it went. In this order, as a batch goes
-        // from one to the other the other way round, and `moving` is up meanwhile.
+        // Acquire, throughout: what `Move` stores is released, so who sees any of it sees that something is under way;
+        // and that it is over, only with all of it.
+        let before = self.moving.load(Ordering::Acquire);
         let counts = [&self.loaded, &self.previous, &self.retired].map(|word| word.load(Ordering::Acquire) >> 32);
-        counts.iter().sum::<u64>() + u64::from(self.moving.load(Ordering::Acquire))
+        let still = before == self.moving.load(Ordering::Acquire) && before.is_multiple_of(2);
+        counts.iter().sum::<u64>() + u64::from(!still)
+    }
+
+    /// Something is under way in more than one place, until this is dropped. The caller is inside.
+    fn under_way(&self) -> Move<'_> {
+        // Relaxed, twice: our own word; every store that follows is released, and so is every exchange.
+        let before = self.moving.load(Ordering::Relaxed);
+        self.moving.store(before.wrapping_add(1), Ordering::Relaxed);
+        Move { shard: self }
+    }
+}
+
+/// One who carries slots about; see [`Shard::held`].
+struct Move<'s> {
+    shard: &'s Shard,
+}
+
+impl Move<'_> {
+    fn store(&self, word: &AtomicU64, chain: u64) {
+        // Release: who sees this sees that something is under way.
+        word.store(chain, Ordering::Release);
+    }
+}
+
+impl Drop for Move<'_> {
+    fn drop(&mut self) {
+        // Relaxed: our own word. Release: who sees that it is over sees what came of it.
+        let before = self.shard.moving.load(Ordering::Relaxed);
+        self.shard.moving.store(before.wrapping_add(1), Ordering::Release);
     }
 }
 
@@ -236,7 +268,8 @@ impl<N: Nodes> Shards<N> {
     fn hand_out(&self, slot: u32) -> u32 {
         let node = self.nodes.node(slot);
         // Relaxed, throughout: the slot is ours alone, and handed on by whatever its user does.
-        node.word.store(self.control.era.load(Ordering::Relaxed), Ordering::Relaxed);
+        node.word
+            .store(self.control.era.load(Ordering::Relaxed), Ordering::Relaxed);
         node.link.store(LIVE, Ordering::Relaxed);
         slot
     }
@@ -297,25 +330,17 @@ impl<N: Nodes> Shards<N> {
 
     /// Takes a slot into a shard that has none loaded, and as many more as a batch has. The caller is inside.
     fn refill(&self, shard: &Shard) -> Option<u32> {
-        // Relaxed: who finds the depot without what we take from it sees this, as that exchange releases.
-        shard.moving.store(1, Ordering::Relaxed);
-        // Relaxed, throughout: inside the section.
+        let way = shard.under_way();
+        // Relaxed: inside the section.
         let previous = shard.previous.load(Ordering::Relaxed);
         let batch = if previous == 0 {
-            self.take_batch()
+            self.take_batch()?
         } else {
-            // Release: loaded before it is not previous any more, see `held`.
-            shard.loaded.store(previous, Ordering::Relaxed);
-            shard.previous.store(0, Ordering::Release);
-            Some(previous)
+            way.store(&shard.previous, 0);
+            previous
         };
-        let slot = batch.and_then(|batch| {
-            shard.loaded.store(batch, Ordering::Relaxed);
-            self.pop(shard)
-        });
-        // Release: what is loaded is seen before this is not.
-        shard.moving.store(0, Ordering::Release);
-        slot
+        way.store(&shard.loaded, batch);
+        self.pop(shard)
     }
 
     /// A batch from the depot, or of slots never used.
@@ -340,6 +365,11 @@ impl<N: Nodes> Shards<N> {
     fn detour(&self) -> Option<u32> {
         // Whoever gathers sees us inside and waits, for we carry a batch.
         let _pass = self.turnstile.enter(0);
+        self.take_one()
+    }
+
+    /// One slot of a batch; the others go back. For who is inside the turnstile, or gathers.
+    fn take_one(&self) -> Option<u32> {
         let (first, count) = unpack(self.take_batch()?);
         // Relaxed: the batch is ours.
         let rest = self.nodes.node(first).link.load(Ordering::Relaxed);
@@ -415,17 +445,14 @@ impl<N: Nodes> Shards<N> {
     /// What is loaded becomes the previous batch, and the previous one goes to the depot. The caller is inside.
     #[inline(never)]
     fn turn_over(&self, shard: &Shard) {
-        // Relaxed: nothing is missing yet. And inside the section, throughout.
-        shard.moving.store(1, Ordering::Relaxed);
+        let way = shard.under_way();
+        // Relaxed, twice: inside the section.
         let (first, count) = unpack(shard.previous.load(Ordering::Relaxed));
         if first != NIL {
             self.give(first, count);
         }
-        // Release, twice: `moving`, and the batch in the depot, are seen by who sees this.
-        shard.previous.store(shard.loaded.load(Ordering::Relaxed), Ordering::Release);
-        shard.loaded.store(0, Ordering::Release);
+        way.store(&shard.previous, shard.loaded.load(Ordering::Relaxed));
+        way.store(&shard.loaded, 0);
         self.adjust();
-        // Release: as in `refill`.
-        shard.moving.store(0, Ordering::Release);
     }
 }

@@ -102,7 +102,9 @@ impl<N: Nodes> Shards<N> {
         };
         chain.set_next(last, first);
         shard.oldest.store(oldest, Ordering::Relaxed);
-        shard.retired.store(pack(batch.first, count + batch.count), Ordering::Relaxed);
+        shard
+            .retired
+            .store(pack(batch.first, count + batch.count), Ordering::Relaxed);
     }
 
     /// Has a batch freed when its last reader leaves, and the eras go on.
