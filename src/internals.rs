@@ -9,7 +9,7 @@ pub use crate::hints::{Band, Hints};
 pub use crate::metadata::{Metadata, Plan};
 pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
-pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
+pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
 
 impl<G: Shape> FreeSet<G> {
     /// One word of the bitmaps: pages free, and of those, scavenged.

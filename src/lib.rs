@@ -87,7 +87,7 @@ pub mod internals;
 pub use geometry::Geometry;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use global::GlobalHeap;
-pub use heap::{Allocation, Cache, Calls, Config, FreeError, NewHeapError, PageHeap, Stats};
+pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, NewHeapError, PageHeap, Stats};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{GlobalStats, ObjectFault};
 pub use units::{PageCount, PageIndex, PageRun};

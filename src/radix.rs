@@ -262,10 +262,7 @@ impl<G: Shape> Tree<G> {
         if level == G::LEAF {
             return bitmap::summarize(&below[..G::CHUNK_WORDS]);
         }
-        let children = below[..1 << G::FANOUT_SHIFT]
-            .iter()
-            .map(|&child| Summary::from_bits(child));
-        Summary::merge(children, G::span_shift(level + 1))
+        Summary::merge_block(&below[..1 << G::FANOUT_SHIFT], G::span_shift(level + 1))
     }
 
     /// Makes the leaf of `chunk`, and what is above it, promise a run that has become free in the chunk.
@@ -429,6 +426,23 @@ impl<G: Shape> Tree<G> {
             .is_ok()
     }
 
+    /// Leaves the entry it stands on, which promises nothing, and those behind it in its block that do not either.
+    #[inline(always)]
+    fn skip_empty(&self, at: &mut Cursor, pages: usize) {
+        let entries = pages.div_ceil(1 << G::span_shift(at.level));
+        let end = if at.level == 0 {
+            entries
+        } else {
+            (at.index + 1).next_multiple_of(1 << G::FANOUT_SHIFT).min(entries)
+        };
+        at.advance(0);
+        let table = &self.levels[at.level];
+        // Acquire, as in `load`: a proof looks at the turnstile behind this.
+        while at.index < end && table.get(at.index).load(Ordering::Acquire) == Summary::NONE.to_bits() {
+            at.index += 1;
+        }
+    }
+
     /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages`
     /// pages.
     #[inline]
@@ -445,7 +459,7 @@ impl<G: Shape> Tree<G> {
             }
             let here = self.load(at.level, at.index);
             if here == Summary::NONE {
-                at.advance(0);
+                self.skip_empty(at, pages);
                 continue;
             }
             let meets = at.carry + here.start() >= count;

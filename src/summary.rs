@@ -144,6 +144,33 @@ impl Summary {
             )
             .summary()
     }
+
+    /// As [`merge`](Self::merge), of a block as it lies in a table.
+    ///
+    /// Where no child is wholly free, `start` is the first one's, `end` the last one's, and `max` the most that one has
+    /// or that meets between two: no child depends on all before it.
+    #[inline(always)]
+    #[must_use]
+    pub fn merge_block(children: &[u64], shift: u32) -> Self {
+        // `max` is `1 << shift` in a child that is wholly free, and in no other.
+        let whole = if shift == FIELD_BITS {
+            ALL_FREE
+        } else {
+            1 << (FIELD_BITS + shift)
+        };
+        let any_whole = children.iter().fold(0, |all, child| all | child) & whole != 0;
+        let (Some(first), Some(last), false) = (children.first(), children.last(), any_whole) else {
+            return Self::merge(children.iter().map(|&child| Self(child)), shift);
+        };
+        // Without the flag the fields are what they seem.
+        let field = |child: u64, number: u32| child >> (number * FIELD_BITS) & FIELD_MASK;
+        let (mut max, mut end) = (0, 0);
+        for &child in children {
+            max = max.max(field(child, 1)).max(end + field(child, 0));
+            end = field(child, 2);
+        }
+        Self(field(*first, 0) | max << FIELD_BITS | field(*last, 2) << (2 * FIELD_BITS))
+    }
 }
 
 /// A merge under way: the summary so far, and of how many pages.

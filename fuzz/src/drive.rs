@@ -4,6 +4,8 @@
 //! input is a valid one and a cut input is a shorter story. `tests/corpus.rs` runs the same functions over the kept
 //! inputs with `cargo test`, without a fuzzer.
 
+#[path = "../../tests/model/arenas.rs"]
+pub mod arenas;
 #[path = "../../tests/model/mod.rs"]
 mod model;
 
@@ -21,6 +23,8 @@ pub const DRIVERS: &[(&str, Driver)] = &[
     ("bitmap", bitmap),
     ("radix", radix),
     ("heap", heap),
+    ("arena", arenas::arena),
+    ("pool", arenas::pool),
 ];
 
 /// Bytes, read one after another; zeros behind their end.
@@ -99,6 +103,8 @@ pub fn summary(input: &[u8]) {
         whole,
         "merge of {children:?}"
     );
+    let words: Vec<u64> = children.iter().map(|child| child.to_bits()).collect();
+    assert_eq!(Summary::merge_block(&words, shift), whole, "merge of {children:?}");
     if let [first, second, ..] = children[..] {
         assert_eq!(first.then(shift, second, shift), naive(&pages[..2 * bits], scale));
     }

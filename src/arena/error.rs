@@ -45,6 +45,12 @@ impl ArenaError {
         }
     }
 
+    /// The same, said of what the caller's caller asked for.
+    #[cold]
+    pub(super) const fn asked_for(self, layout: Layout) -> Self {
+        Self::new(self.reason, layout, self.left)
+    }
+
     /// `count` objects of `T` are more bytes than there can be.
     #[cold]
     pub(super) const fn too_large<T>(count: usize) -> Self {

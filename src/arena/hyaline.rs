@@ -43,7 +43,7 @@ use crossbeam_utils::CachePadded;
 
 use super::node::{Node, Nodes};
 use super::stack::{Links, NIL, Stack};
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, SHARED, Table, fence_heavy, fence_light};
+use crate::sync::{AtomicU64, AtomicUsize, Barrier, Ordering, SHARED, Table};
 
 /// Records that are shared by those who own none.
 pub const GUESTS: usize = SHARED;
@@ -124,7 +124,7 @@ pub struct Hyaline {
     used: AtomicUsize,
     spares: Table<Node>,
     idle_spares: Stack,
-    asymmetric: bool,
+    barrier: Barrier,
 }
 
 /// Links of nodes that may be spares.
@@ -147,13 +147,13 @@ impl<N: Nodes> Links for Chain<'_, N> {
 
 impl Hyaline {
     /// No readers. `records` are all new, and at least [`GUESTS`]; so are the `spares`.
-    pub fn new(nodes: &impl Nodes, records: Table<CachePadded<Record>>, spares: Table<Node>, asymmetric: bool) -> Self {
+    pub fn new(nodes: &impl Nodes, records: Table<CachePadded<Record>>, spares: Table<Node>, barrier: Barrier) -> Self {
         let hyaline = Self {
             records,
             used: AtomicUsize::new(GUESTS),
             spares,
             idle_spares: Stack::new(),
-            asymmetric,
+            barrier,
         };
         for spare in (0..hyaline.spares.len()).rev() {
             let number = SPARES + spare as u32;
@@ -187,7 +187,7 @@ impl Hyaline {
         record.head.store(READER, Ordering::Release);
         // The reader's loads come after this, or whoever retires sees the reader: he unlinks, then makes a heavy fence,
         // then looks. If he does not find us, our fence is behind his, and what he has unlinked cannot be found.
-        fence_light(self.asymmetric);
+        self.barrier.light();
     }
 
     /// The record's only reader, who is inside, will look at anything from now on.
@@ -195,7 +195,7 @@ impl Hyaline {
     pub fn look_at_all(&self, record: usize) {
         // Relaxed, and the fence as in `enter`.
         self.records.get(record).era.store(ALL, Ordering::Relaxed);
-        fence_light(self.asymmetric);
+        self.barrier.light();
     }
 
     /// What `load` gives, and a promise: a slot it leads to is not freed before the reader, who is inside, leaves.
@@ -217,7 +217,7 @@ impl Hyaline {
                 return found;
             }
             record.era.store(now, Ordering::Relaxed);
-            fence_light(self.asymmetric);
+            self.barrier.light();
             published = now;
         }
     }
@@ -245,7 +245,7 @@ impl Hyaline {
                 index,
             );
         }
-        fence_light(self.asymmetric);
+        self.barrier.light();
         index
     }
 
@@ -321,7 +321,7 @@ impl Hyaline {
     /// will do.
     pub fn retire(&self, nodes: &impl Nodes, batch: Batch, mut free: impl FnMut(u32, u32)) -> Result<(), Batch> {
         // What was unlinked before is not found by those whom we do not find below; see `enter`.
-        if !fence_heavy(self.asymmetric) {
+        if !self.barrier.heavy() {
             return Err(batch);
         }
         let assigned = self.assign(nodes, batch)?;

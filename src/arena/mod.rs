@@ -30,11 +30,19 @@
 mod process;
 mod backing;
 mod config;
-#[allow(dead_code, reason = "until the arenas are here")]
 mod error;
 mod stats;
-#[allow(dead_code, reason = "until the arenas are here")]
 mod account;
+mod cursor;
+mod slabs;
+mod typed;
+mod boxed;
+mod bump;
+mod generation;
+mod pool;
+mod local;
+mod api2;
+mod on_process;
 // Free lists: numbers of slots, then slots in memory, then the two types.
 mod stack;
 mod node;
@@ -50,9 +58,13 @@ mod sharded;
 mod lists_on_process;
 
 pub use backing::{Backing, Block};
+pub use boxed::ArenaBox;
+pub use bump::Arena;
 pub use config::{ArenaConfig, HugePages};
 pub use error::{ArenaError, Reason};
 pub use free_list::FreeList;
+pub use local::{Checkpoint, Local, Scope};
+pub use pool::{Handle, Pool, StaleHandle};
 pub use process::ProcessHeap;
 pub use sharded::{BoundedGuard, Guard, Owner, ShardedFreeList};
 pub use slot_box::{SlotBox, SlotList};

@@ -15,8 +15,8 @@
 //!
 //! **`deallocate` or `retire`.** A slot that nobody else can reach is *deallocated*: it is free at once. One that others
 //! may have found and may still be reading is first made unreachable for newcomers, then *retired*: it is free when all
-//! who were inside then have left. It is memory all the while: nothing of a list is unmapped before the list is dropped,
-//! so a slot that is read too late is stale, not gone.
+//! who were inside then have left. It is memory all the while: nothing of a list is unmapped before the list is
+//! dropped, so a slot that is read too late is stale, not gone.
 //!
 //! **A reader who never leaves** holds back what is retired after he entered. With `enter_bounded` it is only what was
 //! allocated before he fell asleep, so the others go on: his share of the list is lost to them, not all of it.
@@ -49,7 +49,7 @@ use super::slot_box::{SlotBox, SlotList, sealed};
 use super::slot_error::SlotError;
 use super::slots::Slots;
 use super::stats::ArenaStats;
-use crate::sync::{Table, asymmetric};
+use crate::sync::{Barrier, Table};
 
 /// Spare nodes for each reader there can be: so many batches too small for the readers can be waiting at a time.
 const SPARES_PER_READER: usize = 2;
@@ -126,8 +126,8 @@ impl<B: Backing> ShardedFreeList<B> {
         Self::with_config_in(layout, owners, ArenaConfig::new(), backing)
     }
 
-    /// A list of slots for `layout` on `backing`, with up to `owners` owners at a time, set up by `config`. The limit is
-    /// on slots, what is kept beside them (16 bytes each), and the tables; `slab` is the size of the first slab.
+    /// A list of slots for `layout` on `backing`, with up to `owners` owners at a time, set up by `config`. The limit
+    /// is on slots, what is kept beside them (16 bytes each), and the tables; `slab` is the size of the first slab.
     ///
     /// # Errors
     /// If the layout is too large for any list, or the tables or what is to be taken at once cannot be had. Nothing is
@@ -163,10 +163,10 @@ impl<B: Backing> ShardedFreeList<B> {
                 Table::new(base.add(plan.spares), Plan::spare_nodes(owners)),
             )
         };
-        let asymmetric = asymmetric();
-        let hyaline = Hyaline::new(&slots, records, spares, asymmetric);
+        let barrier = Barrier::new();
+        let hyaline = Hyaline::new(&slots, records, spares, barrier);
         Self {
-            shards: Shards::new(slots, shards, hyaline, asymmetric),
+            shards: Shards::new(slots, shards, hyaline, barrier),
             tables: block.memory,
         }
     }
@@ -321,8 +321,8 @@ impl<B: Backing> ShardedFreeList<B> {
 
 impl<B: Backing> Drop for ShardedFreeList<B> {
     fn drop(&mut self) {
-        // SAFETY: taken from this account, whole. Nobody uses the list; tables have no drop, and the slots', which comes
-        // after this, does not look at them.
+        // SAFETY: taken from this account, whole. Nobody uses the list; tables have no drop, and the slots', which
+        // comes after this, does not look at them.
         unsafe { self.slots().account().give(self.tables) };
     }
 }
@@ -358,9 +358,9 @@ fn hint() -> usize {
 
 /// One who has a shard of a [`ShardedFreeList`] for himself.
 ///
-/// It may move to another thread, not be used by two. Slots may be given back by whomever, here or there. What the shard
-/// keeps goes back when the owner is dropped, and can be had by others before, if they have no other; so it may also be
-/// forgotten.
+/// It may move to another thread, not be used by two. Slots may be given back by whomever, here or there. What the
+/// shard keeps goes back when the owner is dropped, and can be had by others before, if they have no other; so it may
+/// also be forgotten.
 ///
 /// ```compile_fail
 /// use core::alloc::Layout;

@@ -46,18 +46,27 @@ impl<G: Shape> FreeSet<G> {
     /// as they were.
     #[inline]
     pub fn hold_lowest(&self, request: &Request) -> Option<usize> {
+        self.hold_from_hint(request).or_else(|| self.hold_or_prove(request))
+    }
+
+    /// As [`hold_lowest`](Self::hold_lowest), but `None` proves nothing.
+    #[inline]
+    pub fn hold_from_hint(&self, request: &Request) -> Option<usize> {
         let band = Band::of(request.pages);
         let hint = self.hints.load(band);
         let from = hint.saturating_sub(band.pages() - 1);
-        if let Some(start) = self
+        let start = self
             .hold_in_word(request, from)
-            .or_else(|| self.hold_from(request, from))
-        {
-            if band.pages() == request.pages && request.align == 1 {
-                self.outgrow_hint(band, hint, start);
-            }
-            return Some(start);
+            .or_else(|| self.hold_from(request, from))?;
+        if band.pages() == request.pages && request.align == 1 {
+            self.outgrow_hint(band, hint, start);
         }
+        Some(start)
+    }
+
+    /// The second half of [`hold_lowest`](Self::hold_lowest): all of the heap, and the proof.
+    #[cold]
+    pub fn hold_or_prove(&self, request: &Request) -> Option<usize> {
         self.claim_or_prove(|| self.hold_from(request, 0), || self.hold_by_bits(request))
     }
 

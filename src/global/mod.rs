@@ -18,8 +18,8 @@
 //! out (a block freed twice, with another layout, or never allocated) ends the process with a message that names the
 //! address; see [`Objects`] for when it is found.
 //!
-//! **fork.** The child may allocate if no other thread of the parent was inside the allocator at that moment: a lock it
-//! held stays held. What caches and magazines of the parent's other threads held is lost to the child.
+//! **fork.** The child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
+//! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.
 //!
 //! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
 //! `static`.
@@ -29,22 +29,30 @@ use core::cell::Cell;
 use core::fmt;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
+use core::time::Duration;
 
-use crate::heap::Config;
+use crate::heap::{Clock, Config};
 use crate::object::{GlobalStats, ObjectFault, Objects, SizeClass, Thread};
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
-use crate::sync::Lock;
 use crate::units::PageCount;
 
 #[cfg(not(all(unix, feature = "std")))]
 mod nowhere;
 #[cfg(all(unix, feature = "std"))]
+mod background;
+#[cfg(all(unix, feature = "std"))]
 mod pthread;
+#[cfg(all(unix, feature = "std"))]
+mod fork;
+#[cfg(all(target_os = "linux", feature = "std"))]
+mod unload;
 
+#[cfg(all(unix, feature = "std"))]
+use fork::Opening;
 #[cfg(not(all(unix, feature = "std")))]
-use nowhere as local;
+use nowhere::{self as local, Opening};
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
 
@@ -82,15 +90,16 @@ pub struct GlobalHeap<
     #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
     #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
 > {
-    /// Null until the heap is open; written once, under `opening`.
+    /// Null until the heap is open; written once, under [`Opening`].
     objects: AtomicPtr<Objects<S>>,
-    opening: Lock,
-    /// Here until the heap is open. Only under `opening`.
+    /// Here until the heap is open. Only under [`Opening`].
     source: Cell<Option<S>>,
     config: Config,
+    /// Starts the background thread, if there is to be one.
+    background: Option<fn(&'static Objects<S>)>,
 }
 
-// SAFETY: the cell is used under the lock only, and `objects` leads to what is `Sync` if the source is.
+// SAFETY: the cell is used under the lock of `Opening` only, and `objects` leads to what is `Sync` if the source is.
 unsafe impl<S: Source + Send + Sync + 'static> Sync for GlobalHeap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
@@ -101,7 +110,8 @@ impl GlobalHeap<System> {
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.
-        unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) }
+        let heap = unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) };
+        heap.background(true)
     }
 }
 
@@ -123,6 +133,28 @@ impl GlobalHeap<Region> {
     }
 }
 
+#[cfg(all(unix, feature = "std"))]
+impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
+    /// Whether a background thread gives memory back while the program does something else, or nothing. On by default
+    /// for [`new`](GlobalHeap::new), off for other sources.
+    ///
+    /// The thread is started with the first MiB freed after the program's constructors have run, by the thread that
+    /// frees. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program is
+    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it memory
+    /// goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is called.
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    /// ```
+    #[must_use]
+    pub const fn background(mut self, on: bool) -> Self {
+        self.background = if on { Some(background::start::<S>) } else { None };
+        self
+    }
+}
+
 impl<S: Source + 'static> GlobalHeap<S> {
     /// A heap over another source of memory.
     ///
@@ -134,9 +166,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     pub const unsafe fn with_source(source: S, config: Config) -> Self {
         Self {
             objects: AtomicPtr::new(ptr::null_mut()),
-            opening: Lock::new(),
             source: Cell::new(Some(source)),
             config,
+            background: None,
         }
     }
 
@@ -184,6 +216,24 @@ impl<S: Source + 'static> GlobalHeap<S> {
             .map_or(PageCount::ZERO, |objects| objects.heap().scavenge(pages))
     }
 
+    /// Gives all memory behind free pages back, `bytes` bytes at the most, at once: free pages of the heap, spans in
+    /// store, pages that threads keep for themselves, though they sleep. What stays are live blocks, free blocks beside
+    /// them, and the blocks in threads' magazines. Returns how many bytes.
+    ///
+    /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
+    /// waits for it, but for one that would have to be refused otherwise.
+    pub fn release(&self, bytes: usize) -> usize {
+        let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
+        let released = self.opened().map_or(PageCount::ZERO, |objects| objects.release(pages));
+        released.0 << SizeClass::PAGE_SHIFT
+    }
+
+    /// One step of the scavenger, for programs with a loop of their own and no background thread. Returns how long to
+    /// wait before the next; see [`PageHeap::tick`](crate::PageHeap::tick) for what it gives back, and when.
+    pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
+        self.opened().map_or(Duration::MAX, |objects| objects.tick(clock))
+    }
+
     // ---- opening
     // ------------------------------------------------------------------------------------------------------------
 
@@ -203,12 +253,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     #[cold]
     fn open(&self) -> Option<&'static Objects<S>> {
-        let _guard = self.opening.lock();
+        #[cfg(all(target_os = "linux", feature = "std"))]
+        unload::register();
+        let opening = Opening::begin();
         if let Some(objects) = self.opened() {
             return Some(objects);
         }
-        match Objects::open(self.source.take()?, self.config) {
+        match Objects::open(self.source.take()?, self.config, self.background.is_some()) {
             Ok(objects) => {
+                opening.enter(objects);
                 // Release: pairs with `opened`.
                 self.objects.store(ptr::from_ref(objects).cast_mut(), Ordering::Release);
                 Some(objects)
@@ -265,6 +318,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         };
         // SAFETY: the caller's promise.
         self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
+        self.after_free(objects);
     }
 
     /// # Safety
@@ -274,9 +328,21 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         // SAFETY: the caller's promise.
-        self.with_thread(objects, |thread| unsafe {
+        let moved = self.with_thread(objects, |thread| unsafe {
             objects.resize(thread, memory, layout, size)
-        })
+        });
+        self.after_free(objects);
+        moved
+    }
+
+    /// With nothing held: starts the background thread, if it is time for one.
+    #[inline]
+    fn after_free(&self, objects: &'static Objects<S>) {
+        if objects.keeper().is_wanted()
+            && let Some(start) = self.background
+        {
+            start(objects);
+        }
     }
 }
 

@@ -5,6 +5,25 @@
 
 use crate::object::{Objects, Thread};
 use crate::source::Source;
+use crate::sync::{Guard, Lock};
+
+static OPENING: Lock = Lock::new();
+
+/// The right to open heaps.
+pub(super) struct Opening {
+    _guard: Guard<'static>,
+}
+
+impl Opening {
+    /// Waits until nobody else opens a heap.
+    #[cold]
+    pub(super) fn begin() -> Self {
+        Self { _guard: OPENING.lock() }
+    }
+
+    /// Nobody needs to know: without an operating system nobody forks.
+    pub(super) fn enter<S: Source>(&self, _objects: &'static Objects<S>) {}
+}
 
 /// None.
 #[inline(always)]

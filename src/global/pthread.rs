@@ -15,8 +15,8 @@
 //! structure made anew in the last round would never be given back, for no destructor follows. Destructors of Rust's
 //! thread-locals run before those of keys and still find the thread live.
 //!
-//! A thread whose first use falls into the last round, after our key's turn, leaves its structure behind: a few KiB,
-//! and a word of pages. We cannot tell that round from others.
+//! A thread whose first use falls into the last round, after our key's turn, is not told of its end and cannot give its
+//! structure back: another thread finds it later (`object/presence.rs`).
 //!
 //! A thread has a structure of one heap only, the first it uses. With a second heap it shares.
 //!
@@ -56,6 +56,18 @@ pub(super) fn current<T>(objects: *const T) -> Option<&'static Thread> {
     }
 }
 
+/// An address that is this thread's alone, as long as it lives. Never 0.
+pub(super) fn here() -> usize {
+    CURRENT.with(|current| ptr::from_ref(current).addr())
+}
+
+/// This thread's structure, of whichever heap.
+pub(super) fn own() -> Option<NonNull<Thread>> {
+    let owner = CURRENT.get();
+    let is_none = [&FRESH, &GONE].iter().any(|&none| ptr::eq(owner.as_ptr(), none));
+    (!is_none).then(|| owner.cast())
+}
+
 /// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for
 /// again.
 #[cold]
@@ -87,6 +99,18 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
     if let Some(thread) = NonNull::new(thread) {
         // SAFETY: the value `enlist` set, of the thread that runs this, once for each time it was set.
         unsafe { Thread::end(thread.cast()) };
+    }
+}
+
+/// No thread is told of its end any more: it will not come back here. Threads that come anew share.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+pub(super) fn forbid() {
+    // Relaxed: as in `key`. No key has such a number.
+    if let Some(key) = KEY.swap(usize::MAX, Ordering::Relaxed).checked_sub(1)
+        && let Ok(key) = libc::pthread_key_t::try_from(key)
+    {
+        // SAFETY: made by `key`, and deleted once.
+        unsafe { libc::pthread_key_delete(key) };
     }
 }
 

@@ -22,14 +22,22 @@
 
 mod cached;
 mod config;
+mod driver;
+mod end;
 mod error;
+mod fork;
 mod grow;
+mod ladder;
 mod scan;
 mod stats;
 
 pub use cached::Cache;
 pub use config::Config;
+pub(crate) use driver::Beside;
+pub use driver::Clock;
+use driver::Driver;
 pub use error::{FreeError, NewHeapError};
+pub(crate) use ladder::lower;
 pub use stats::{Calls, Stats};
 
 use core::ptr::NonNull;
@@ -38,7 +46,7 @@ use crate::cache::Slot;
 use crate::check::Fault;
 use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape};
-use crate::metadata::{Metadata, Plan, offset};
+use crate::metadata::{Metadata, offset};
 use crate::source::{Contents, MIN_GRANULE, Purpose, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
@@ -87,6 +95,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     flush_calls: AtomicU32,
     /// Who is releasing a run, which is nobody's meanwhile.
     scavengers: Turnstile,
+    driver: Driver,
     /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
     counters: Counters,
@@ -154,7 +163,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
         // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
         // `cover` and `cover_slots`.
-        let (set, slots) = unsafe { metadata.tables::<G>() };
+        let (set, chunks, slots) = unsafe { metadata.tables::<G>() };
         let address = pages.base.addr().get();
         let heap = Self {
             set,
@@ -171,6 +180,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
             scavengers: Turnstile::new(),
+            driver: Driver::new(chunks),
             doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
@@ -180,61 +190,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         heap.counters.reserve.add(2);
         heap.counters.prepare.add(1 + calls as u64);
         Ok(heap)
-    }
-
-    /// The reservation ladder.
-    fn reserve(source: &S, config: &Config) -> Result<(Reservation, Metadata, usize), NewHeapError> {
-        let granule = source.granule();
-        let page = G::PAGE_BYTES;
-        let align = config.align.max(page).max(granule);
-        let align = align.checked_next_power_of_two().ok_or(NewHeapError::NoPages)?;
-        let least = config
-            .reserve
-            .min(Config::LEAST_BYTES)
-            .max(page)
-            .next_multiple_of(granule.max(page));
-        let slots = config.shards.saturating_add(config.caches);
-        let unit = granule.max(page);
-        let mut wish = Self::fitting(config.reserve.max(least), source.budget(), slots, granule).max(unit);
-        // Where the source has not even the least, as much as it has.
-        let least = least.min(wish & !(unit - 1));
-        let mut failure = NewHeapError::NoPages;
-        loop {
-            let bytes = wish & !(unit - 1);
-            if let Some(pages) = source.reserve(Purpose::Pages, bytes, align) {
-                let capacity = bytes >> G::PAGE_SHIFT;
-                let plan = Plan::new::<G>(capacity, slots, granule);
-                if let Some(metadata) = plan.and_then(|plan| Metadata::reserve(source, plan)) {
-                    return Ok((pages, metadata, capacity));
-                }
-                failure = NewHeapError::NoMetadata;
-                // SAFETY: just reserved, and nothing refers to it.
-                unsafe { source.unreserve(Purpose::Pages, pages) };
-            }
-            if wish <= least {
-                return Err(failure);
-            }
-            wish = lower(wish).max(least);
-        }
-    }
-
-    /// The most bytes of pages, up to `wish`, that fit a budget together with their tables.
-    fn fitting(wish: usize, budget: usize, slots: usize, granule: usize) -> usize {
-        let fits = |bytes: usize| {
-            let plan = Plan::new::<G>(bytes >> G::PAGE_SHIFT, slots, granule);
-            // A page more: the base has to be aligned.
-            plan.and_then(|plan| plan.total().checked_add(bytes)?.checked_add(G::PAGE_BYTES.max(granule)))
-                .is_some_and(|total| total <= budget)
-        };
-        if fits(wish) {
-            return wish;
-        }
-        let (mut low, mut high) = (0, wish.min(budget));
-        while high - low > granule.max(G::PAGE_BYTES) {
-            let middle = low + (high - low) / 2;
-            if fits(middle) { low = middle } else { high = middle }
-        }
-        low
     }
 
     // ---- allocating
@@ -298,9 +253,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if request.pages == 0 || request.pages > self.capacity {
             return None;
         }
+        if let Some(start) = self.set.hold_from_hint(request) {
+            return self.ready(start, request.pages);
+        }
+        self.allocate_or_grow(request)
+    }
+
+    /// No room where the hint said: all of the heap, and growth where that is proved to be needed.
+    #[cold]
+    fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
+        // Where no growth can follow, the last try is proof enough.
+        if self.set.grown() >= self.limit().0 {
+            return self.allocate_last(request);
+        }
         loop {
             let grown = self.set.grown();
-            if let Some(start) = self.set.hold_lowest(request) {
+            if let Some(start) = self.set.hold_or_prove(request) {
                 return self.ready(start, request.pages);
             }
             if self.grow_for(request, grown).is_none() {
@@ -322,7 +290,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut stuck = 0;
         loop {
             let (before, inside) = self.scavengers.look();
-            if let Some(start) = self.set.hold_lowest(request) {
+            if let Some(start) = self.set.hold_or_prove(request) {
                 return self.ready(start, request.pages);
             }
             let same = self.scavengers.look() == (before, inside);
@@ -571,22 +539,5 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn check(&self) -> Result<(), Fault> {
         self.set.check()?;
         self.check_caches()
-    }
-}
-
-/// The next step down the ladder of reservations: half, or seven eighths where every eighth may count.
-pub(crate) fn lower(wish: usize) -> usize {
-    const COUNTS: usize = 1 << 30;
-    wish - if wish > COUNTS { wish / 2 } else { wish / 8 }
-}
-
-impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
-    fn drop(&mut self) {
-        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up
-        // once: a table has no drop, and nothing below touches one.
-        unsafe {
-            self.source.unreserve(Purpose::Pages, self.pages);
-            self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
-        }
     }
 }

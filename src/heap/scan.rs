@@ -39,13 +39,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(released)
     }
 
-    fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize) -> usize {
+    /// Pages of a huge page, or of a chunk, if that is less.
+    pub(super) fn huge_pages(&self) -> usize {
+        (HUGE_BYTES >> G::PAGE_SHIFT).clamp(1, G::CHUNK_PAGES)
+    }
+
+    /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
+    pub(super) fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize) -> usize {
         let (mut released, mut from) = (0, G::CHUNK_PAGES - 1);
         while released < pages {
             let limits = Limits {
                 least: granule,
                 most: pages - released,
-                huge: (HUGE_BYTES >> G::PAGE_SHIFT).clamp(1, G::CHUNK_PAGES),
+                huge: self.huge_pages(),
             };
             let Some((start, run)) = self.candidate(chunk, from, limits) else {
                 break;
@@ -78,6 +84,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation,
         // and on granule borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
+        if contents.is_ok()
+            && let Some((table, bytes)) = self.driver.beside(start, pages, self.source.granule())
+        {
+            // SAFETY: entries of pages that are ours alone, so nobody writes to them, and what they say is that of a free
+            // page, as zero does; prepared metadata on granule borders.
+            unsafe { self.source.discard(table, bytes) };
+        }
         let mark = contents.is_ok_and(|contents| self.to_mark(contents));
         if !mark && !S::COMMITS {
             // Another scavenger's marks, perhaps: what the pages read as is not known any more.

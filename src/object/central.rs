@@ -47,7 +47,7 @@ unsafe impl Sync for Spans {}
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Central {
-    lock: Lock,
+    pub(super) lock: Lock,
     /// The first span with room.
     first: Link,
     /// The span with room that has no slot out.
@@ -135,18 +135,17 @@ impl Spans {
         }
     }
 
-    /// Makes `run`, which is covered and nobody else's, a span.
-    pub fn enter(&self, class: SizeClass, run: PageRun) {
+    /// Makes `run`, which is covered and nobody else's, a span. Under the lock of the class.
+    fn enter(&self, class: SizeClass, run: PageRun) {
         for back in 0..run.pages().0 {
             self.entry(PageIndex(run.start().0 + back)).enter(class, back);
         }
     }
 
-    /// Unmakes the span that begins at `span`: the run its pages are.
-    pub fn leave(&self, class: SizeClass, span: PageIndex) -> PageRun {
-        let run = PageRun::known(span.0, class.pages());
-        (0..run.pages().0).for_each(|back| self.entry(PageIndex(span.0 + back)).leave());
-        run
+    /// Unmakes the span that begins at `span`. Under the lock of the class, so that a fork finds a span on the class's
+    /// account or none at all.
+    fn leave(&self, class: SizeClass, span: PageIndex) {
+        (0..class.pages()).for_each(|back| self.entry(PageIndex(span.0 + back)).leave());
     }
 
     /// The link that stands in a listed slot.
@@ -195,14 +194,16 @@ impl Central {
         list
     }
 
-    /// Adds a span, freshly entered.
-    pub fn add(&self, spans: &Spans, span: PageIndex) {
+    /// Makes `run`, which is covered and nobody else's, a span, and adds it.
+    pub fn add(&self, spans: &Spans, class: SizeClass, run: PageRun) {
         let _guard = self.lock.lock();
+        spans.enter(class, run);
         self.count_spans(1);
-        self.link_first(spans, span);
+        self.link_first(spans, run.start());
     }
 
-    /// Takes slots back. What spans are to leave, linked by [`Span::behind`]: pass each to [`Spans::leave`].
+    /// Takes slots back. The first of the spans that are none any more, linked by [`Span::behind`]: their pages are the
+    /// caller's.
     #[must_use]
     pub fn give(&self, spans: &Spans, class: SizeClass, mut list: List) -> Option<PageIndex> {
         let mut leaving = None;
@@ -223,6 +224,7 @@ impl Central {
             if slots.used == 0 && !self.keep_spare(span) {
                 self.unlink(spans, span);
                 self.count_spans(u32::MAX);
+                spans.leave(class, span);
                 entry.behind.set(leaving);
                 leaving = Some(span);
             }
@@ -232,14 +234,15 @@ impl Central {
         leaving
     }
 
-    /// Takes the spare out, to be passed to [`Spans::leave`].
+    /// Takes the spare out: a span no more, its pages are the caller's.
     #[must_use]
-    pub fn take_spare(&self, spans: &Spans) -> Option<PageIndex> {
+    pub fn take_spare(&self, spans: &Spans, class: SizeClass) -> Option<PageIndex> {
         let _guard = self.lock.lock();
         let span = self.spare.get()?;
         self.spare.set(None);
         self.unlink(spans, span);
         self.count_spans(u32::MAX);
+        spans.leave(class, span);
         Some(span)
     }
 

@@ -41,12 +41,18 @@ mod size_class;
 mod span;
 mod magazine;
 mod central;
+mod presence;
 mod thread;
 mod tables;
 mod stats;
 mod check;
+mod keeper;
+mod close;
+mod fork;
 
 pub use check::ObjectFault;
+pub use fork::{Forks, Kin};
+pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use size_class::SizeClass;
 pub use stats::GlobalStats;
 pub use thread::{Owner, Thread};
@@ -85,6 +91,8 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
+    keeper: Keeper,
+    kin: Kin,
 }
 
 /// The shared thread, held.
@@ -104,11 +112,11 @@ impl core::ops::Deref for Shared<'_> {
 
 impl<S: Source + 'static> Objects<S> {
     /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
-    /// stays reserved, and the source comes back.
+    /// stays reserved, and the source comes back. `kept`: somebody is to be found who scavenges.
     ///
     /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
     /// space is in vain.
-    pub fn open(source: S, config: Config) -> Result<&'static Self, S> {
+    pub fn open(source: S, config: Config, kept: bool) -> Result<&'static Self, S> {
         let mut source = source;
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
@@ -124,7 +132,7 @@ impl<S: Source + 'static> Objects<S> {
                         ..config
                     },
                 ) {
-                    Ok(heap) => return Ok(Self::settle(heap, tables)),
+                    Ok(heap) => return Ok(Self::settle(heap, tables, kept)),
                     Err((back, _)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
                         unsafe { back.unreserve(Purpose::Metadata, reservation) };
@@ -140,9 +148,10 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Moves in.
-    fn settle(heap: PageHeap<S>, tables: Tables) -> &'static Self {
+    fn settle(heap: PageHeap<S>, tables: Tables, kept: bool) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
+        heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
         // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.
         let objects = unsafe {
@@ -154,6 +163,8 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
+                keeper: Keeper::new(kept),
+                kin: Kin::default(),
             });
             place.as_ref()
         };
@@ -170,7 +181,9 @@ impl<S: Source + 'static> Objects<S> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
         // SAFETY: never unmade, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
-        own.set_cache(self.lend());
+        if own.cache().is_none() {
+            own.set_cache(self.lend());
+        }
         own.calls.set(self.heap.flush_calls());
         Some(thread)
     }
@@ -257,8 +270,8 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.flush(thread);
         for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans) {
-                self.free_run(thread, self.spans.leave(class, spare));
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.free_run(thread, PageRun::known(spare.0, class.pages()));
             }
         }
         if let Some(cache) = thread.cache() {
@@ -348,7 +361,7 @@ impl<S: Source + 'static> Objects<S> {
             let Some(run) = self.new_span(cache, class) else {
                 return list;
             };
-            central.add(&self.spans, run.start());
+            central.add(&self.spans, class, run);
             // Others may be quicker than we, and take all of it.
         }
     }
@@ -364,8 +377,8 @@ impl<S: Source + 'static> Objects<S> {
                 self.give_pages(cache, run);
                 return None;
             }
+            self.heap.driver().beside_reaches(self.spans.covered());
         }
-        self.spans.enter(class, run);
         Some(run)
     }
 
@@ -415,7 +428,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut leaving = self.central(class).give(&self.spans, class, list);
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
-            self.free_run(thread, self.spans.leave(class, span));
+            self.free_run(thread, PageRun::known(span.0, class.pages()));
         }
     }
 
@@ -496,6 +509,9 @@ impl<S: Source + 'static> Objects<S> {
                 Some(cache) => self.heap.cache_at(cache).free(run),
                 None => self.heap.free(run),
             }
+        }
+        if self.keeper.is_away() {
+            self.keeper.count(run.pages().0);
         }
     }
 

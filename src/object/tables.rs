@@ -13,7 +13,7 @@
 
 use core::ptr::NonNull;
 
-use crate::heap::PageHeap;
+use crate::heap::{Beside, PageHeap};
 use crate::source::{Purpose, Refused, Reservation, Source};
 use crate::sync::{AtomicU64, Lock, Ordering, Table, Zeroed};
 use crate::units::PageIndex;
@@ -47,6 +47,7 @@ const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= L
 /// The object layer's reservation: where things lie in it.
 #[derive(Debug)]
 pub struct Tables {
+    reservation: Reservation,
     base: NonNull<u8>,
     thread: usize,
     centrals: usize,
@@ -54,7 +55,7 @@ pub struct Tables {
     /// Entries of the table of spans.
     pages: usize,
     granule: usize,
-    lock: Lock,
+    pub(super) lock: Lock,
     /// Requests to the source.
     prepare: AtomicU64,
 }
@@ -85,6 +86,7 @@ impl Tables {
             return None;
         }
         let tables = Self {
+            reservation,
             base: reservation.base,
             thread,
             centrals,
@@ -95,6 +97,11 @@ impl Tables {
             prepare: AtomicU64::new(1),
         };
         Some((tables, reservation))
+    }
+
+    /// The whole, to be given back.
+    pub fn reservation(&self) -> Reservation {
+        self.reservation
     }
 
     /// Where the heap lies: room for it, aligned, zeroed.
@@ -120,6 +127,15 @@ impl Tables {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
             let spans = Table::new(self.base.add(self.spans), self.pages);
             (centrals, Spans::new(spans, heap.address(PageIndex(0))))
+        }
+    }
+
+    /// The spans' entries, for who releases pages: of a free page they mean nothing but their tag, which is zero.
+    pub fn beside(&self) -> Beside {
+        Beside {
+            // SAFETY: inside the reservation, on a granule.
+            base: unsafe { self.base.add(self.spans) },
+            entry: size_of::<Span>(),
         }
     }
 

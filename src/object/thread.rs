@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads
-//! one after the other use one structure.
+//! one after the other use one structure. One that ends without a word (see `presence.rs`) leaves it as it is, and who
+//! needs a structure and finds none vacant looks at some of the others for such: it takes it with all that is in it.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -17,6 +18,7 @@ use crate::fatal;
 use crate::sync::{AtomicUsize, Lock, Ordering};
 
 use super::magazine::Magazine;
+use super::presence::{Presence, Process};
 use super::size_class::{CLASSES, SizeClass};
 
 /// What can be asked of a thread's structure before it is known whose it is.
@@ -50,6 +52,8 @@ pub struct Thread {
     /// The register's links.
     next: Cell<*const Thread>,
     next_vacant: Cell<*const Thread>,
+    /// The user's word that it is there.
+    presence: Presence,
     magazines: [Magazine; CLASSES],
 }
 
@@ -113,12 +117,17 @@ impl Thread {
     }
 }
 
+/// How many structures are looked at for one whose user has gone, before one is made: ~100 ns each.
+const SUSPECTS: usize = 8;
+
 /// All threads of a heap.
 #[derive(Debug)]
 pub struct Register {
-    lock: Lock,
+    pub(super) lock: Lock,
     /// Below: only under the lock.
     all: Cell<*const Thread>,
+    /// Where to look next for one whose user has gone.
+    suspect: Cell<*const Thread>,
     vacant: Cell<*const Thread>,
     made: Cell<usize>,
     used: Cell<usize>,
@@ -136,27 +145,55 @@ impl Register {
         Self {
             lock: Lock::new(),
             all: Cell::new(ptr::null()),
+            suspect: Cell::new(ptr::null()),
             vacant: Cell::new(ptr::null()),
             made: Cell::new(0),
             used: Cell::new(0),
         }
     }
 
-    /// A structure that nobody uses, for the caller to use.
+    /// A structure that nobody uses, for the caller to use: a vacant one, which is empty, or one whose user has ended
+    /// without a word, as it left it.
     pub fn take(&self) -> Option<NonNull<Thread>> {
         let _guard = self.lock.lock();
-        let thread = NonNull::new(self.vacant.get().cast_mut())?;
+        let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
+            return self.find_gone();
+        };
         // SAFETY: structures are never unmade.
-        self.vacant.set(unsafe { thread.as_ref() }.next_vacant.get());
+        let own = unsafe { thread.as_ref() };
+        self.vacant.set(own.next_vacant.get());
         self.used.set(self.used.get() + 1);
+        own.presence.arrive();
         Some(thread)
+    }
+
+    /// Looks at some structures, beginning where the last was found: the next to end without a word may well be the one
+    /// that has it now. Else at other ones each time, so that none is looked at often. Under the lock.
+    fn find_gone(&self) -> Option<NonNull<Thread>> {
+        let here = Process::current();
+        for _ in 0..SUSPECTS {
+            let next = self.suspect.get();
+            let next = if next.is_null() { self.all.get() } else { next };
+            let thread = NonNull::new(next.cast_mut())?;
+            self.suspect.set(next);
+            // SAFETY: structures are never unmade; the links are written under the lock.
+            let own = unsafe { thread.as_ref() };
+            if own.presence.is_gone(here) {
+                own.presence.arrive();
+                return Some(thread);
+            }
+            self.suspect.set(own.next.get());
+        }
+        None
     }
 
     /// Enters a new structure, which the caller uses.
     pub fn add(&self, thread: NonNull<Thread>) {
         let _guard = self.lock.lock();
         // SAFETY: it will never be unmade.
-        unsafe { thread.as_ref() }.next.set(self.all.get());
+        let own = unsafe { thread.as_ref() };
+        own.next.set(self.all.get());
+        own.presence.arrive();
         self.all.set(thread.as_ptr());
         self.made.set(self.made.get() + 1);
         self.used.set(self.used.get() + 1);
@@ -166,9 +203,46 @@ impl Register {
     pub fn give(&self, thread: NonNull<Thread>) {
         let _guard = self.lock.lock();
         // SAFETY: structures are never unmade.
-        unsafe { thread.as_ref() }.next_vacant.set(self.vacant.get());
+        let own = unsafe { thread.as_ref() };
+        own.next_vacant.set(self.vacant.get());
+        own.presence.leave();
         self.vacant.set(thread.as_ptr());
         self.used.set(self.used.get() - 1);
+    }
+
+    /// In the child of a fork, with the lock held: every structure but the caller's own is emptied and vacant. Says how
+    /// many caches of pages are still in use, 0 or 1; `forget` takes the others.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub fn bereave(&self, is_own: impl Fn(&Thread) -> bool, mut forget: impl FnMut(usize)) -> usize {
+        let (mut next, mut cached) = (self.all.get(), 0);
+        self.vacant.set(ptr::null());
+        self.used.set(0);
+        // SAFETY: structures are never unmade; `next` is written under the lock. Their users, who alone might touch
+        // them, do not exist here.
+        while let Some(thread) = unsafe { next.as_ref() } {
+            next = thread.next.get();
+            if is_own(thread) {
+                thread.presence.arrive();
+                self.used.set(1);
+                cached += usize::from(thread.cache().is_some());
+                continue;
+            }
+            for magazine in &thread.magazines {
+                // Not looked at: it may be half changed.
+                let _lost = magazine.empty();
+            }
+            if let Some(cache) = thread.cache() {
+                thread.set_cache(None);
+                forget(cache);
+            }
+            thread.presence.leave();
+            thread.next_vacant.set(self.vacant.get());
+            self.vacant.set(thread);
+        }
+        cached
     }
 
     /// Threads that use a structure, and structures.

@@ -152,12 +152,33 @@ pub unsafe trait Source {
     /// Its contents are lost.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
+    /// Of [`Purpose::Metadata`]: what is in the range is of no use for now, and its memory may go back. Afterwards
+    /// every byte reads as before or as zero, and may be written again at once. Doing nothing, as this does where it is
+    /// not overridden, is well.
+    ///
+    /// # Safety
+    /// The range lies in a reservation for metadata, on granule borders, and is Ready. It may be read meanwhile, but
+    /// nobody writes to it.
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        let _ = (start, bytes);
+    }
+
     /// Any state → None, of a whole reservation.
     ///
     /// # Safety
     /// `reservation` is exactly what [`reserve`](Self::reserve) returned for `purpose`, given up once; nothing in it is
     /// used again.
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation);
+
+    /// Any state → None, of the end of a reservation, whose beginning stays as it is for ever: nobody will unreserve
+    /// it. For what is in use when a library is unloaded. Unless it is implemented, all stays.
+    ///
+    /// # Safety
+    /// The range lies in a reservation of this source made for `purpose`, begins on a granule border and ends with it;
+    /// nothing in it is used again, and no verb is called for the reservation again.
+    unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        let _ = (purpose, start, bytes);
+    }
 }
 
 /// A [`Source`] whose pages are memory: what may be stood upon by who reads and writes pages, as arenas do.
@@ -202,8 +223,18 @@ unsafe impl<S: Source> Source for &S {
         unsafe { (**self).release(start, bytes) }
     }
 
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).discard(start, bytes) }
+    }
+
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).unreserve(purpose, reservation) }
+    }
+
+    unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).trim(purpose, start, bytes) }
     }
 }

@@ -5,7 +5,7 @@
 //! | `reserve` | `mmap(PROT_NONE)`, `munmap` of what alignment leaves over | addresses, no memory, no charge |
 //! | `prepare` | `mprotect(READ \| WRITE)` | reads as zero, faults in on first touch |
 //! | `commit` | none | - |
-//! | `release` | `madvise` | the memory is the kernel's again, the addresses are still ours |
+//! | `release`, `discard` | `madvise` | the memory is the kernel's again, the addresses are still ours |
 //! | `unreserve` | `munmap` | nothing |
 //!
 //! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
@@ -135,11 +135,23 @@ unsafe impl Source for System {
         }
     }
 
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller promises a range of ours whose contents may be lost; refused, it is as it was.
+        unsafe { advise(start, bytes) };
+    }
+
     /// Should the kernel refuse (map count), the addresses stay taken until the process ends; nobody is told.
     unsafe fn unreserve(&self, _purpose: Purpose, reservation: Reservation) {
         let _errno = KeepErrno::new();
         // SAFETY: the caller gives up a whole reservation, which is a part of a mapping of ours.
         unsafe { unmap(reservation.base, reservation.bytes) };
+    }
+
+    unsafe fn trim(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller gives up a part of a mapping of ours.
+        unsafe { unmap(start, bytes) };
     }
 }
 
@@ -296,6 +308,13 @@ impl KeepErrno {
         // SAFETY: the C library keeps a valid place for every thread's errno.
         let value = unsafe { *os::errno() };
         KeepErrno { value }
+    }
+
+    /// What `errno` says now.
+    #[cfg_attr(not(any(target_os = "linux", target_os = "android")), allow(dead_code))]
+    pub(crate) fn now(&self) -> c_int {
+        // SAFETY: as in `new`.
+        unsafe { *os::errno() }
     }
 }
 

@@ -72,6 +72,25 @@ impl Lock {
         taken.is_ok().then(|| Guard { lock: self })
     }
 
+    /// Waits until the lock is free, and holds it until [`let_go`](Self::let_go): for `fork`, which begins and ends in
+    /// functions of their own.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(crate) fn hold(&self) {
+        core::mem::forget(self.lock());
+    }
+
+    /// Ends what [`hold`](Self::hold) began, in the process that did so or in its child.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(crate) fn let_go(&self) {
+        drop(Guard { lock: self });
+    }
+
     #[cold]
     fn lock_slow(&self) -> Guard<'_> {
         for round in 0..SPINS {

@@ -11,14 +11,14 @@ use core::ptr::NonNull;
 use std::boxed::Box;
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(loom)]
 use loom::{
     sync::atomic::{Ordering, fence as checker_fence},
     thread::yield_now,
 };
 #[cfg(all(shuttle, not(loom)))]
-pub use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+pub use shuttle::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(all(shuttle, not(loom)))]
 use shuttle::{
     sync::atomic::{Ordering, fence as checker_fence},
@@ -41,18 +41,14 @@ pub(crate) fn fence_after_rmw() {
     fence();
 }
 
-/// A model's fences are all alike.
-pub(crate) fn asymmetric() -> bool {
-    false
-}
-
-/// A full fence: the two halves of an asymmetric pair promise each other what two full ones do, and no more.
-pub(crate) fn fence_light(_asymmetric: bool) {
+/// The light half of an asymmetric fence. What the system call promises the heavy half is to a model a fence on this
+/// side too.
+pub(crate) fn fence_light() {
     fence();
 }
 
-/// A full fence.
-pub(crate) fn fence_heavy(_asymmetric: bool) -> bool {
+/// The heavy half.
+pub(crate) fn fence_heavy() -> bool {
     fence();
     true
 }
@@ -65,6 +61,11 @@ pub(crate) fn relax(_round: u32) {
 /// Returns for no reason, after letting others go first.
 pub(crate) fn wait(_word: &AtomicU32, _expected: u32, _round: u32) {
     yield_now();
+}
+
+/// As [`wait`].
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
+    wait(word, expected, 0);
 }
 
 /// Nobody sleeps.

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-pub use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+pub use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(all(feature = "std", target_os = "android"))]
 use libc::__errno as errno;
@@ -36,73 +36,44 @@ pub(crate) fn fence_after_rmw() {
     }
 }
 
-/// Whether this process has asymmetric barriers: then [`fence_light`] costs nothing and [`fence_heavy`] pays for both.
-///
-/// Asked once for each structure that uses them, and remembered there: two that disagreed would not meet. Registers
-/// the process with the kernel, which may be done any number of times.
-#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-pub(crate) fn asymmetric() -> bool {
-    membarrier(REGISTER_PRIVATE_EXPEDITED)
-}
-
-/// No such thing is known here.
-#[cfg(not(all(feature = "std", target_os = "linux", not(miri))))]
-pub(crate) fn asymmetric() -> bool {
-    false
-}
-
-/// The cheap half of a pair of barriers: as a SeqCst fence, towards those who use [`fence_heavy`].
-///
-/// `asymmetric` is what [`asymmetric`] said. If so, only the compiler is told: whoever is heavy makes every processor
-/// that runs a thread of ours execute a full barrier, wherever in its program it is, so a store before this point or
-/// the heavy one's stores are seen by a load behind it.
+/// The light half of an asymmetric fence: free, for the thread that comes by often. It orders nothing but against
+/// [`fence_heavy`] of another thread, and against that it is a sequentially consistent (SeqCst) fence.
 #[inline(always)]
-pub(crate) fn fence_light(asymmetric: bool) {
-    if asymmetric {
-        core::sync::atomic::compiler_fence(Ordering::SeqCst);
-    } else {
-        fence();
-    }
+pub(crate) fn fence_light() {
+    // Only the compiler is told; where the system has no heavy half, that one says so and nothing is concluded.
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// The dear half: 0.2 us for a process with one thread at work, some microseconds where others are interrupted. Whether
-/// it was done; only a system call that the kernel suddenly refuses is not.
-#[must_use]
-pub(crate) fn fence_heavy(asymmetric: bool) -> bool {
-    // Also towards other heavy ones, who need not be interrupted.
-    fence();
-    let done = !asymmetric || heavy_barrier();
-    fence();
-    done
-}
-
-#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-fn heavy_barrier() -> bool {
-    // Registered once; asked again in case somebody (a checkpoint restored) forgot.
-    membarrier(PRIVATE_EXPEDITED) || asymmetric() && membarrier(PRIVATE_EXPEDITED)
-}
-
-#[cfg(not(all(feature = "std", target_os = "linux", not(miri))))]
-fn heavy_barrier() -> bool {
-    false
-}
-
-/// Of `linux/membarrier.h`; libc does not name them.
-#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
-#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
-
-#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: errno is the calling thread's own, and put back; the call takes no memory, and its refusal is an answer.
+/// The heavy half: when it returns true, every thread of the process has passed a full fence since it was called,
+/// between two of its instructions. Some microseconds; the first in a process may take milliseconds. False where the
+/// system cannot do that, or is not let.
+#[cold]
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn fence_heavy() -> bool {
+    const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+    let ask = |command: libc::c_int| {
+        // SAFETY: membarrier reads and writes no memory of ours; it may be refused.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    };
+    // SAFETY: errno is the calling thread's own.
     unsafe {
         let errno = errno();
         let saved = *errno;
-        let result = libc::syscall(libc::SYS_membarrier, command, 0, 0);
+        // The first of a process, and of a child perhaps, has to register.
+        let done = ask(PRIVATE_EXPEDITED) || ask(REGISTER_PRIVATE_EXPEDITED) && ask(PRIVATE_EXPEDITED);
         *errno = saved;
-        result == 0
+        // The compiler must not move accesses over the call; the kernel orders this thread's with the others'.
+        fence();
+        done
     }
+}
+
+/// Elsewhere there is none.
+#[cold]
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn fence_heavy() -> bool {
+    false
 }
 
 /// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a
@@ -125,7 +96,18 @@ pub(crate) fn relax(round: u32) {
 /// Sleeps while `word` is `expected`, or returns at once, or for no reason: the caller looks again.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
-    // SAFETY: errno is the calling thread's own; the futex call reads the word, which outlives it, and has no time-out.
+    wait_for(word, expected, None);
+}
+
+/// As [`wait`], and not longer than `time`, if there is one.
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
+    let time = time.map(|time| libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        // Less than a billion, which every type of this field holds.
+        tv_nsec: time.subsec_nanos() as _,
+    });
+    // SAFETY: errno is the calling thread's own; the futex call reads the word and the time, which outlive it.
     // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
     // back.
     unsafe {
@@ -137,7 +119,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
             word.as_ptr(),
             flags,
             expected,
-            core::ptr::null::<libc::timespec>(),
+            time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref),
         );
         *errno = saved;
     }
@@ -167,6 +149,24 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
     if word.load(Ordering::Relaxed) == expected {
         relax(round);
     }
+}
+
+/// Without a futex the whole time is slept.
+#[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::time::Duration>) {
+    let time = time.unwrap_or(core::time::Duration::from_secs(1));
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos() as _,
+    };
+    // SAFETY: `time` is a valid place to read from. Woken early is no harm.
+    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+}
+
+/// Without an operating system it is a round of waiting.
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
+    wait(word, expected, 0);
 }
 
 /// Without a futex nobody sleeps.

@@ -86,6 +86,18 @@ impl Turnstile {
         (!inside).then_some(entered)
     }
 
+    /// Sends everybody out: in the child of a fork, which has one thread, and that is not inside.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(crate) fn clear(&self) {
+        for stripe in &self.stripes {
+            // Relaxed: nobody else is there. The entries stay counted, so that no calm of before comes again.
+            stripe.fetch_and(!INSIDE, Ordering::Relaxed);
+        }
+    }
+
     /// How many have ever entered, and whether anybody is inside now.
     #[inline]
     pub fn look(&self) -> (Calm, bool) {

@@ -75,6 +75,66 @@ fn destructors_may_allocate_in_every_round() {
     assert_eq!(before.thread_structures, after.thread_structures);
 }
 
+/// Rounds still to come for the thread's one value, which is not a block: nothing is allocated before the last.
+static LATE_KEY: AtomicUsize = AtomicUsize::new(0);
+static LATE_RUN: AtomicUsize = AtomicUsize::new(0);
+
+/// Comes back in every round, and in the last uses the heap for the first time in the thread's life.
+unsafe extern "C" fn only_in_the_last(rounds: *mut c_void) {
+    let left = rounds.addr() - 1;
+    if left > 0 {
+        let key = LATE_KEY.load(Ordering::Relaxed) as libc::pthread_key_t;
+        // SAFETY: a key made in the test; the value is a number.
+        unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(left)) };
+        return;
+    }
+    let texts: Vec<String> = (0..200).map(|number| "l".repeat(number * 7)).collect();
+    assert!(texts.iter().enumerate().all(|(number, text)| text.len() == number * 7));
+    LATE_RUN.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The heap's own destructor is not called for such a thread any more.
+#[test]
+fn a_first_use_in_the_last_round_of_destructors_leaves_nothing_behind() {
+    if !is_child() {
+        return assert!(run(
+            "destructors::a_first_use_in_the_last_round_of_destructors_leaves_nothing_behind"
+        ));
+    }
+    extern "C" fn start(_: *mut c_void) -> *mut c_void {
+        let key = LATE_KEY.load(Ordering::Relaxed) as libc::pthread_key_t;
+        // SAFETY: a key made below; the value is a number.
+        unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(ROUNDS)) };
+        std::ptr::null_mut()
+    }
+    let mut made = 0;
+    // SAFETY: a place for a key, and a destructor that stays.
+    let answer = unsafe { libc::pthread_key_create(&mut made, Some(only_in_the_last)) };
+    assert_eq!(answer, 0);
+    LATE_KEY.store(made as usize, Ordering::Relaxed);
+    let batch = |count: usize| {
+        for _ in 0..count {
+            // SAFETY: a thread that is waited for.
+            unsafe {
+                let mut id = std::mem::zeroed();
+                let answer = libc::pthread_create(&mut id, std::ptr::null(), start, std::ptr::null_mut());
+                assert_eq!(answer, 0);
+                assert_eq!(libc::pthread_join(id, std::ptr::null_mut()), 0);
+            }
+        }
+    };
+    batch(100);
+    let before = HEAP.stats();
+    batch(2_900);
+    let after = HEAP.stats();
+    assert_eq!(LATE_RUN.load(Ordering::Relaxed), 3_000);
+    assert!(
+        after.thread_structures <= before.thread_structures + 8,
+        "{before}\n{after}"
+    );
+    assert!(after.pages.grown.0 <= before.pages.grown.0 + 128, "{before}\n{after}");
+}
+
 #[test]
 fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
     use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};

@@ -13,6 +13,9 @@ use pageheap::GlobalHeap;
 mod destructors;
 mod ends;
 mod footprint;
+mod forks;
+mod libraries;
+mod steady;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();

@@ -291,8 +291,10 @@ fn the_ladder_takes_what_it_can_get() {
     let capacity = heap.capacity().0 * PAGE;
     assert!(capacity <= 5 << 20 && capacity > 4 << 20, "{capacity}");
     assert_eq!(take(&heap, 512), Some((0, 512)));
-    let poor = Simulated::new(4096).with_budget(64 << 10);
-    let none: Result<PageHeap<&Simulated>, _> = PageHeap::new(&poor, Config::new(1 << 30));
-    assert_eq!(none.err(), Some(NewHeapError::NoPages));
-    poor.assert_all_returned();
+    for (budget, why) in [(12 << 10, NewHeapError::NoMetadata), (4 << 10, NewHeapError::NoPages)] {
+        let poor = Simulated::new(4096).with_budget(budget);
+        let none: Result<PageHeap<&Simulated>, _> = PageHeap::new(&poor, Config::new(1 << 30));
+        assert_eq!(none.err(), Some(why));
+        poor.assert_all_returned();
+    }
 }

@@ -240,9 +240,9 @@ proptest! {
     #[test]
     fn merge_counts(shift in 6..10_u32, regions in proptest::collection::vec(region(9), 1..9)) {
         let regions: Vec<_> = regions.iter().map(|region| &region[..1 << shift]).collect();
-        let children = regions.iter().map(|region| summary(naive::summarize(region.iter().copied())));
+        let children: Vec<_> = regions.iter().map(|region| summary(naive::summarize(region.iter().copied()))).collect();
         let expected = summary(naive::summarize(regions.iter().flat_map(|region| region.iter().copied())));
-        prop_assert_eq!(Summary::merge(children, shift), expected);
+        prop_assert_eq!(merged(&children, shift), expected);
     }
 
     /// Two regions of different sizes.
@@ -268,7 +268,7 @@ proptest! {
         let joined = children.iter().skip(1).enumerate().fold(children[0], |all, (before, &next)| {
             join((all, (before + 1) << shift), (next, 1 << shift))
         });
-        prop_assert_eq!(Summary::merge(children.iter().copied(), shift), joined);
+        prop_assert_eq!(merged(&children, shift), joined);
     }
 
     #[test]
@@ -286,11 +286,23 @@ proptest! {
     }
 }
 
+/// By both ways there are.
+fn merged(children: &[Summary], shift: u32) -> Summary {
+    let words: Vec<u64> = children.iter().map(|child| child.to_bits()).collect();
+    let merged = Summary::merge(children.iter().copied(), shift);
+    assert_eq!(
+        Summary::merge_block(&words, shift),
+        merged,
+        "{children:?} of 2^{shift} pages"
+    );
+    merged
+}
+
 /// None at all is nothing; eight of 2^18 are everything.
 #[test]
 fn merge_at_its_ends() {
-    assert_eq!(Summary::merge(std::iter::empty(), 9), Summary::NONE);
-    let all = Summary::merge(std::iter::repeat_n(Summary::free(1 << 18), 8), 18);
+    assert_eq!(merged(&[], 9), Summary::NONE);
+    let all = merged(&[Summary::free(1 << 18); 8], 18);
     assert_eq!(all.to_bits(), 1 << 63);
     assert_eq!((all.start(), all.max(), all.end()), (1 << 21, 1 << 21, 1 << 21));
     assert_eq!(format!("{all:?}"), "(2097152, 2097152, 2097152)");

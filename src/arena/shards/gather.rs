@@ -21,7 +21,7 @@ use super::{Shards, unpack};
 use crate::arena::hyaline::Batch;
 use crate::arena::node::Nodes;
 use crate::arena::stack::NIL;
-use crate::sync::{Calm, Ordering, fence_heavy, relax};
+use crate::sync::{Calm, Ordering, relax};
 
 /// How long who gathers waits for one who holds slots and does not move: some seconds. He may be gone: of a process
 /// that forked, one thread is left.
@@ -40,7 +40,7 @@ impl<N: Nodes> Shards<N> {
         self.account.gatherings.fetch_add(1, Ordering::Relaxed);
         self.control.era.fetch_add(1, Ordering::Relaxed);
         self.control.frozen.store(1, Ordering::Relaxed);
-        let seen = fence_heavy(self.asymmetric);
+        let seen = self.barrier.heavy();
         let slot = if seen { self.search() } else { None };
         // Release: what we took out of the shards; partner: the Acquire in `enter`.
         self.control.frozen.store(0, Ordering::Release);

@@ -17,7 +17,7 @@
 //!
 //! *Sections.* An owner is alone in his shard, but for one who gathers. So he says that he is inside, looks whether
 //! somebody gathers, and goes on; that is a store, a load, and a store at the end, with a barrier between that costs
-//! nothing where the kernel has an asymmetric one (`fence_light`). Who gathers says so, makes the heavy barrier,
+//! nothing where the kernel has an asymmetric one ([`Barrier`]). Who gathers says so, makes the heavy barrier,
 //! and then looks who is inside: either he sees the owner, or the owner sees him and keeps out. Those who own no shard
 //! share a few lanes, which are the same but entered by a compare-exchange.
 //!
@@ -49,7 +49,7 @@ use super::controller::{Controller, MAX_BATCH};
 use super::hyaline::{FIRST_ERA, Hyaline};
 use super::node::{Batches, LIVE, Nodes};
 use super::stack::{NIL, Stack};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, SHARED, Table, Turnstile, fence_light};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile};
 
 /// Shards for those who own none.
 pub const LANES: usize = SHARED;
@@ -196,7 +196,7 @@ pub struct Shards<N> {
     /// The lanes, then the owners' shards.
     shards: Table<CachePadded<Shard>>,
     hyaline: Hyaline,
-    asymmetric: bool,
+    barrier: Barrier,
     /// For the lending of shards: the first vacant one, plus one; how many were ever lent.
     lending: Lock,
     vacant: AtomicU32,
@@ -212,7 +212,7 @@ enum As {
 
 impl<N: Nodes> Shards<N> {
     /// A list of the slots of `nodes`, all of them never used. `shards` are all new, and more than [`LANES`].
-    pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, asymmetric: bool) -> Self {
+    pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, barrier: Barrier) -> Self {
         Self {
             nodes,
             control: CachePadded::new(Control {
@@ -231,7 +231,7 @@ impl<N: Nodes> Shards<N> {
             gathering: Lock::new(),
             shards,
             hyaline,
-            asymmetric,
+            barrier,
             lending: Lock::new(),
             vacant: AtomicU32::new(0),
             lent: AtomicUsize::new(0),
@@ -256,7 +256,7 @@ impl<N: Nodes> Shards<N> {
             entered.ok()?;
         }
         let section = Section { shard };
-        fence_light(self.asymmetric);
+        self.barrier.light();
         // Acquire: what was gathered out of this shard; partner: the Release in `gather`. We cannot see a 0 from before
         // a gathering that took something: it looked at `busy` behind its heavy fence and did not see our 1, so its
         // own 1 was there before our fence.

@@ -1,5 +1,7 @@
 //! What the programs print, gathered: for each workload and allocator a figure of each round, and their median.
 
+use super::calls::Calls;
+use super::programs::Workload;
 use std::collections::BTreeMap;
 
 /// What one run was.
@@ -36,8 +38,10 @@ impl Run {
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     pub runs: Vec<Run>,
-    /// System calls by name between the marks, if they were counted.
-    pub calls: Option<BTreeMap<String, u64>>,
+    /// If they were counted.
+    pub calls: Option<Calls>,
+    /// An operation, if they were counted.
+    pub instructions: Option<f64>,
 }
 
 impl Cell {
@@ -67,17 +71,12 @@ impl Cell {
 /// A row of the table.
 #[derive(Debug)]
 pub struct Row {
-    pub group: String,
-    pub workload: String,
+    pub workload: Workload,
     /// By allocator, in the order of the table.
     pub cells: Vec<Cell>,
 }
 
 impl Row {
-    pub fn cpu(&self, allocator: usize) -> Option<f64> {
-        self.cells.get(allocator)?.cpu()
-    }
-
     /// The best of the others than `allocator`: which, and its figure.
     pub fn best_other(&self, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<(usize, f64)> {
         let others = self.cells.iter().enumerate().filter(|(other, _)| *other != allocator);
@@ -115,7 +114,7 @@ mod tests {
         };
         let mut cell = Cell {
             runs: vec![run(9.0), run(1.0), run(2.0)],
-            calls: None,
+            ..Cell::default()
         };
         assert_eq!(cell.cpu(), Some(2.0));
         assert_eq!(cell.spread(), Some(2.0));

@@ -1,85 +1,45 @@
 //! Builds the workloads once for each allocator, runs them interleaved, and writes down who is how fast.
 //!
 //! ```text
-//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--built] [--out DIR]
+//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--built]
+//!         [--calls] [--instructions] [--out DIR]
+//! compare --idle SECONDS [--allocators A,B] [--built] [--out DIR]
 //! ```
 //!
 //! A round runs each chosen workload on each allocator once, one process a run, the allocators right after one another
 //! and in another order each round: what else the machine does meets all of them alike. What is compared is the median
 //! of the processor time an operation took.
 
+mod calls;
+mod chart;
 mod figures;
+mod idle;
+mod instructions;
+mod options;
 mod programs;
 mod table;
 
 use figures::{Cell, Row, Run};
-use programs::{ALLOCATORS, Program};
+use options::Options;
+use programs::Program;
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
-use table::Results;
+use std::path::Path;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use table::{INSTRUCTIONS, Results, TIME};
 
-/// What the command line asks for.
-#[derive(Debug)]
-struct Options {
-    allocators: Vec<String>,
-    /// All if empty.
-    groups: Vec<String>,
-    workloads: Vec<String>,
-    rounds: usize,
-    built: bool,
-    /// Where the results go, beside the terminal.
-    out: Option<PathBuf>,
-}
-
-impl Options {
-    fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self {
-            allocators: ALLOCATORS.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            groups: Vec::new(),
-            workloads: Vec::new(),
-            rounds: 3,
-            built: false,
-            out: None,
-        };
-        let mut args = args;
-        while let Some(arg) = args.next() {
-            let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
-            let list = |text: String| text.split(',').map(str::to_owned).collect();
-            match arg.as_str() {
-                "--allocators" => options.allocators = list(value()?),
-                "--groups" => options.groups = list(value()?),
-                "--workloads" => options.workloads = list(value()?),
-                "--rounds" => options.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
-                "--built" => options.built = true,
-                "--out" => options.out = Some(value()?.into()),
-                other => return Err(format!("no option is called {other}")),
-            }
-        }
-        let unknown = options
-            .allocators
-            .iter()
-            .find(|name| ALLOCATORS.iter().all(|(known, _)| known != name));
-        unknown.map_or(Ok(()), |name| Err(format!("no allocator is called {name}")))?;
-        Ok(options)
-    }
-
-    fn wants(&self, group: &str, workload: &str) -> bool {
-        let none = self.groups.is_empty() && self.workloads.is_empty();
-        none || self.groups.iter().any(|name| name == group) || self.workloads.iter().any(|name| name == workload)
-    }
-}
+/// Longer than that is not waited: the cell stays empty, and the terminal says so.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn run(program: &Program, workload: &str) -> Option<Run> {
-    let output = Command::new(&program.path)
-        .arg(workload)
-        .output()
-        .expect("a program that was built can run");
+    let mut command = Command::new(&program.path);
+    let output = output_within(command.arg(workload), PATIENCE)?;
     let run = Run::parse(&String::from_utf8_lossy(&output.stdout)).filter(|_| output.status.success());
     if run.is_none() {
         let words = String::from_utf8_lossy(&output.stderr);
         eprintln!(
-            "{} on {workload}: {}: {}",
+            "\n{} on {workload}: {}: {}",
             program.allocator,
             output.status,
             words.trim()
@@ -88,46 +48,107 @@ fn run(program: &Program, workload: &str) -> Option<Run> {
     run
 }
 
-fn compare(options: &Options) -> Result<Results, String> {
-    let (programs, missing) = programs::programs(&options.allocators, options.built);
-    let first = programs.first().ok_or("no allocator could be built")?;
-    let chosen = programs::workloads(first)
-        .into_iter()
-        .filter(|(group, name)| options.wants(group, name));
+/// What it printed; `None`, said to the terminal, if it took too long and was ended.
+fn output_within(command: &mut Command, patience: Duration) -> Option<Output> {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("a program that was built can run");
+    let end = Instant::now() + patience;
+    while child.try_wait().expect("a child can be waited for").is_none() {
+        if Instant::now() > end {
+            child.kill().and_then(|()| child.wait()).expect("a child can be ended");
+            eprintln!("\n{command:?}: not done after {patience:?}");
+            return None;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    Some(child.wait_with_output().expect("it has ended"))
+}
+
+fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String)>) -> Results {
+    let chosen = programs::workloads(&programs[0]).into_iter();
+    let chosen = chosen.filter(|workload| options.wants(&workload.group, &workload.name));
     let empty = vec![Cell::default(); programs.len()];
-    let rows = chosen.map(|(group, workload)| Row {
-        group,
-        workload,
-        cells: empty.clone(),
-    });
-    let mut rows: Vec<Row> = rows.collect();
+    let mut rows: Vec<Row> = chosen
+        .map(|workload| Row {
+            workload,
+            cells: empty.clone(),
+        })
+        .collect();
     for round in 0..options.rounds {
         for row in &mut rows {
-            eprint!("\rround {} of {}: {:24}", round + 1, options.rounds, row.workload);
+            eprint!("\rround {} of {}: {:24}", round + 1, options.rounds, row.workload.name);
             for turn in 0..programs.len() {
                 let at = (turn + round) % programs.len();
-                row.cells[at].runs.extend(run(&programs[at], &row.workload));
+                row.cells[at].runs.extend(run(&programs[at], &row.workload.name));
+            }
+        }
+    }
+    if options.calls && calls::possible() {
+        for row in &mut rows {
+            eprint!("\rsystem calls: {:32}", row.workload.name);
+            for (cell, program) in row.cells.iter_mut().zip(programs) {
+                cell.calls = calls::count(program, &row.workload.name, (row.workload.ops / 10).max(1));
+            }
+        }
+    } else if options.calls {
+        eprint!("\nsystem calls are not counted: there is no strace that may trace");
+    }
+    if options.instructions {
+        for row in &mut rows {
+            eprint!("\rinstructions: {:32}", row.workload.name);
+            for (cell, program) in row.cells.iter_mut().zip(programs) {
+                cell.instructions = instructions::count(program, &row.workload);
             }
         }
     }
     eprintln!();
-    let allocators = programs.into_iter().map(|program| program.allocator).collect();
-    Ok(Results {
+    let allocators = programs.iter().map(|program| program.allocator.clone()).collect();
+    Results {
         allocators,
         missing,
         rows,
-    })
+    }
 }
 
-/// The terminal gets a table, the folder of `--out` a CSV.
+fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(folder.join(name), text));
+    written.map_err(|error| format!("{}: {error}", folder.join(name).display()))
+}
+
+/// The terminal gets tables; the folder of `--out` the tables, their figures as CSV, and pictures.
 fn report(options: &Options) -> Result<(), String> {
-    let results = compare(options)?;
-    print!("{}", results.text());
-    if let Some(folder) = &options.out {
-        let written = fs::create_dir_all(folder).and_then(|()| fs::write(folder.join("peers.csv"), results.csv()));
-        written.map_err(|error| format!("{}: {error}", folder.display()))?;
+    let (programs, missing) = programs::programs(&options.allocators, options.built);
+    if programs.is_empty() {
+        return Err(format!("no allocator could be built: {missing:?}"));
     }
-    Ok(())
+    if let Some(silence) = options.idle {
+        let names: Vec<String> = programs.iter().map(|program| program.allocator.clone()).collect();
+        let scenes = idle::scenes(&programs, silence);
+        let text = idle::text(&names, &scenes);
+        print!("{text}");
+        let Some(folder) = &options.out else { return Ok(()) };
+        write(folder, "idle.txt", &text)?;
+        write(folder, "idle.csv", &idle::csv(&names, &scenes))?;
+        return scenes.iter().try_for_each(|scene| {
+            write(
+                folder,
+                &format!("idle-{}.svg", scene.scenario),
+                &idle::svg(&names, scene),
+            )
+        });
+    }
+    let results = compare(options, &programs, missing);
+    print!("{}", results.text(TIME));
+    if options.instructions {
+        print!("{}", results.text(INSTRUCTIONS));
+    }
+    let Some(folder) = &options.out else { return Ok(()) };
+    write(folder, "peers.md", &results.markdown())?;
+    write(folder, "peers.csv", &results.csv())?;
+    results
+        .pictures()
+        .iter()
+        .try_for_each(|(name, svg)| write(folder, name, svg))
 }
 
 fn main() -> ExitCode {

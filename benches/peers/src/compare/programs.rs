@@ -85,15 +85,28 @@ fn build(feature: &str, to: &Path) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// The workloads that the programs have, as (group, name).
-pub fn workloads(program: &Program) -> Vec<(String, String)> {
+/// A workload, as the programs list it.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub group: String,
+    pub name: String,
+    pub ops: u64,
+}
+
+/// The workloads that a program has.
+pub fn workloads(program: &Program) -> Vec<Workload> {
     let output = Command::new(&program.path)
         .output()
         .expect("a program that was built can run");
     let text = String::from_utf8(output.stdout).expect("names are text");
-    let pair = |line: &str| {
+    let workload = |line: &str| {
         let mut words = line.split(' ').map(str::to_owned);
-        words.next().zip(words.next())
+        let (group, name, ops) = (words.next()?, words.next()?, words.next()?);
+        Some(Workload {
+            group,
+            name,
+            ops: ops.parse().ok()?,
+        })
     };
-    text.lines().filter_map(pair).collect()
+    text.lines().filter_map(workload).collect()
 }

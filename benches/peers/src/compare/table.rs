@@ -1,5 +1,6 @@
-//! The results as text, as Markdown and as CSV.
+//! The results as tables (for a terminal and in Markdown), as CSV, and as pictures.
 
+use super::chart;
 use super::figures::{Cell, Row, geometric_mean};
 use super::programs::OURS;
 use std::fmt::Write as _;
@@ -14,50 +15,112 @@ pub struct Results {
     pub rows: Vec<Row>,
 }
 
+/// One of the things that are measured; less is better of all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure {
+    pub title: &'static str,
+    pub of: fn(&Cell) -> Option<f64>,
+}
+
+/// What the verdict is about.
+pub const TIME: Measure = Measure {
+    title: "cpu ns/op",
+    of: Cell::cpu,
+};
+pub const INSTRUCTIONS: Measure = Measure {
+    title: "instructions/op",
+    of: |cell| cell.instructions,
+};
+
+/// All of them; the first is also drawn.
+const MEASURES: [Measure; 7] = [
+    TIME,
+    INSTRUCTIONS,
+    Measure {
+        title: "wall ns/op",
+        of: |cell| cell.median(|run| run.wall_ns),
+    },
+    Measure {
+        title: "peak MB",
+        of: |cell| cell.median(|run| run.peak_kb * 1.024e-3),
+    },
+    Measure {
+        title: "final MB",
+        of: |cell| cell.median(|run| run.final_kb * 1.024e-3),
+    },
+    Measure {
+        title: "minor faults",
+        of: |cell| cell.median(|run| run.faults),
+    },
+    Measure {
+        title: "calls/1000 ops",
+        of: |cell| Some(cell.calls.as_ref()?.values().sum()),
+    },
+];
+
+/// Cells of text, the first line and the first column being names.
+type Grid = Vec<Vec<String>>;
+
 impl Results {
-    pub fn index(&self, allocator: &str) -> Option<usize> {
+    fn index(&self, allocator: &str) -> Option<usize> {
         self.allocators.iter().position(|name| name == allocator)
     }
 
     /// An allocator's figure in a row over the best of the others.
-    pub fn ratio(&self, row: &Row, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<f64> {
-        let own = figure(row.cells.get(allocator)?)?;
-        Some(own / row.best_other(allocator, figure)?.1)
-    }
-
-    /// The geometric mean of that over all rows.
-    pub fn mean(&self, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<f64> {
-        geometric_mean(self.rows.iter().filter_map(|row| self.ratio(row, allocator, &figure)))
+    fn ratio(&self, row: &Row, allocator: usize, measure: Measure) -> Option<f64> {
+        let own = (measure.of)(row.cells.get(allocator)?)?;
+        let ratio = own / row.best_other(allocator, measure.of)?.1;
+        ratio.is_finite().then_some(ratio).filter(|ratio| *ratio > 0.0)
     }
 
     /// Ours over the better of the two mimallocs.
-    fn to_mimalloc(&self, row: &Row) -> Option<f64> {
-        let ours = row.cpu(self.index(OURS)?)?;
-        let theirs = ["mimalloc2", "mimalloc3"]
-            .into_iter()
-            .filter_map(|name| row.cpu(self.index(name)?));
-        theirs.min_by(f64::total_cmp).map(|theirs| ours / theirs)
+    fn to_mimalloc(&self, row: &Row, measure: Measure) -> Option<f64> {
+        let figure = |name| (measure.of)(row.cells.get(self.index(name)?)?);
+        let theirs = ["mimalloc2", "mimalloc3"].into_iter().filter_map(figure);
+        Some(figure(OURS)? / theirs.min_by(f64::total_cmp)?)
     }
 
-    /// Processor time an operation by allocator, ours against the others.
-    pub fn text(&self) -> String {
-        let mut text = format!("{:18}", "cpu ns/op");
-        for name in &self.allocators {
-            write!(text, "{name:>12}").expect("a string");
-        }
-        text.push_str("  ours/best (of)         ours/mimalloc\n");
+    /// A line for each workload, and the geometric means of each allocator over the best of the others.
+    fn grid(&self, measure: Measure) -> Grid {
+        let ours = self.index(OURS);
+        let mut head = vec![measure.title.to_owned()];
+        head.extend(self.allocators.iter().cloned());
+        head.extend(["ours/best", "best other", "ours/mimalloc", "spread"].map(str::to_owned));
+        let mut grid = vec![head];
         for row in &self.rows {
-            write!(text, "{:18}", row.workload).expect("a string");
-            for cell in &row.cells {
-                text.push_str(&format!("{:>12}", figure(cell.cpu())));
-            }
-            text.push_str(&self.verdict(row));
-            text.push('\n');
+            let mut line = vec![row.workload.name.clone()];
+            line.extend(row.cells.iter().map(|cell| figure((measure.of)(cell))));
+            let best = ours.and_then(|ours| row.best_other(ours, measure.of));
+            line.push(figure(ours.and_then(|ours| self.ratio(row, ours, measure))));
+            line.push(best.map_or("-".to_owned(), |(best, _)| self.allocators[best].clone()));
+            line.push(figure(self.to_mimalloc(row, measure)));
+            let spread = ours.and_then(|ours| row.cells[ours].spread());
+            let spread = spread.filter(|_| measure.title == TIME.title);
+            line.push(spread.map_or("-".to_owned(), |spread| format!("{:.0} %", 100.0 * spread)));
+            grid.push(line);
         }
-        for (title, mean) in self.means() {
-            write!(text, "{title:18}").expect("a string");
-            mean.iter()
-                .for_each(|mean| text.push_str(&format!("{:>12}", figure(*mean))));
+        let mean = |allocator| geometric_mean(self.rows.iter().filter_map(|row| self.ratio(row, allocator, measure)));
+        let mut last = vec!["geometric mean".to_owned()];
+        last.extend((0..self.allocators.len()).map(|allocator| figure(mean(allocator))));
+        last.extend(["", "", "", ""].map(str::to_owned));
+        grid.push(last);
+        grid
+    }
+
+    /// For a terminal.
+    pub fn text(&self, measure: Measure) -> String {
+        let grid = self.grid(measure);
+        let width = |column: usize| grid.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..grid[0].len()).map(width).collect();
+        let mut text = String::new();
+        for line in &grid {
+            for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
+                match column {
+                    0 => write!(text, "{cell:width$}"),
+                    _ => write!(text, "  {cell:>width$}"),
+                }
+                .expect("a string");
+            }
             text.push('\n');
         }
         for (name, reason) in &self.missing {
@@ -66,66 +129,74 @@ impl Results {
         text
     }
 
-    fn verdict(&self, row: &Row) -> String {
-        let Some(ours) = self.index(OURS) else {
-            return String::new();
+    /// Everything there is a figure of, in Markdown.
+    pub fn markdown(&self) -> String {
+        let mut text = String::new();
+        let measured = |measure: &Measure| {
+            self.rows
+                .iter()
+                .any(|row| row.cells.iter().any(|cell| (measure.of)(cell).is_some()))
         };
-        let ratio = figure(self.ratio(row, ours, Cell::cpu));
-        let best = row
-            .best_other(ours, Cell::cpu)
-            .map_or("-", |(best, _)| &self.allocators[best]);
-        format!(
-            "  {ratio:>6} {:16} {:>8}",
-            format!("({best})"),
-            figure(self.to_mimalloc(row))
-        )
+        for measure in MEASURES.into_iter().filter(measured) {
+            writeln!(text, "## {}\n", measure.title).expect("a string");
+            for (index, line) in self.grid(measure).into_iter().enumerate() {
+                writeln!(text, "| {} |", line.join(" | ")).expect("a string");
+                if index == 0 {
+                    writeln!(text, "|---{}|", "|--:".repeat(line.len() - 1)).expect("a string");
+                }
+            }
+            text.push('\n');
+        }
+        for (name, reason) in &self.missing {
+            writeln!(text, "{name} could not be built here: {reason}\n").expect("a string");
+        }
+        text
     }
 
-    /// Over all workloads, each allocator over the best of the others: time and peak resident size.
-    pub fn means(&self) -> [(&'static str, Vec<Option<f64>>); 2] {
-        let all = |figure: fn(&Cell) -> Option<f64>| {
-            (0..self.allocators.len())
-                .map(|allocator| self.mean(allocator, figure))
-                .collect()
+    /// A picture for each group, as (file name, SVG).
+    pub fn pictures(&self) -> Vec<(String, String)> {
+        let mut groups: Vec<&str> = self.rows.iter().map(|row| row.workload.group.as_str()).collect();
+        groups.dedup();
+        let picture = |group: &&str| {
+            let rows = self.rows.iter().filter(|row| row.workload.group == **group);
+            let rows: Vec<_> = rows
+                .map(|row| (row.workload.name.clone(), row.cells.iter().map(Cell::cpu).collect()))
+                .collect();
+            let below = "Processor time an operation, over the best allocator of the row. Left is better.";
+            let svg = chart::dots(&format!("Workloads: {group}"), below, &self.allocators, &rows);
+            (format!("peers-{group}.svg"), svg)
         };
-        [
-            ("geomean cpu", all(Cell::cpu)),
-            ("geomean peak", all(|cell| cell.median(|run| run.peak_kb))),
-        ]
+        groups.iter().map(picture).collect()
     }
 
     /// One line for each workload and allocator.
     pub fn csv(&self) -> String {
-        let mut text = String::from(
-            "group,workload,allocator,rounds,cpu_ns_per_op,spread,ops_per_s,minor_faults,peak_kb,final_kb,calls\n",
-        );
+        let mut text = String::from("group,workload,allocator,rounds,spread,ops/s");
+        MEASURES
+            .iter()
+            .for_each(|measure| write!(text, ",{}", measure.title).expect("a string"));
+        text.push('\n');
         for row in &self.rows {
             for (name, cell) in self.allocators.iter().zip(&row.cells) {
+                let (group, workload, rounds) = (&row.workload.group, &row.workload.name, cell.runs.len());
                 let wall = cell.median(|run| run.wall_ns);
-                let calls = cell.calls.as_ref().map(|calls| calls.values().sum::<u64>());
-                writeln!(
-                    text,
-                    "{},{},{name},{},{},{},{},{},{},{},{}",
-                    row.group,
-                    row.workload,
-                    cell.runs.len(),
-                    number(cell.cpu(), 3),
-                    number(cell.spread(), 3),
-                    number(wall.map(|wall| 1e9 / wall), 0),
-                    number(cell.median(|run| run.faults), 0),
-                    number(cell.median(|run| run.peak_kb), 0),
-                    number(cell.median(|run| run.final_kb), 0),
-                    calls.map_or(String::new(), |calls| calls.to_string()),
-                )
-                .expect("a string");
+                let (spread, speed) = (number(cell.spread()), number(wall.map(|wall| 1e9 / wall)));
+                write!(text, "{group},{workload},{name},{rounds},{spread},{speed}").expect("a string");
+                for measure in MEASURES {
+                    write!(text, ",{}", number((measure.of)(cell))).expect("a string");
+                }
+                text.push('\n');
             }
         }
         text
     }
 }
 
-fn number(value: Option<f64>, digits: usize) -> String {
-    value.map_or(String::new(), |value| format!("{value:.digits$}"))
+/// For a machine to read.
+fn number(value: Option<f64>) -> String {
+    value.map_or(String::new(), |value| {
+        format!("{:.*}", if value < 1000.0 { 3 } else { 0 }, value)
+    })
 }
 
 /// About three digits.
@@ -137,5 +208,61 @@ pub fn figure(value: Option<f64>) -> String {
         Some(value) if value >= 100.0 => format!("{value:.0}"),
         Some(value) if value >= 10.0 => format!("{value:.1}"),
         Some(value) => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::Run;
+    use super::super::programs::Workload;
+    use super::*;
+
+    fn results() -> Results {
+        let cell = |cpu_ns| Cell {
+            runs: vec![Run {
+                cpu_ns,
+                peak_kb: 1000.0,
+                ..Run::default()
+            }],
+            ..Cell::default()
+        };
+        let workload = Workload {
+            group: "g".to_owned(),
+            name: "w".to_owned(),
+            ops: 1,
+        };
+        Results {
+            allocators: [OURS, "mimalloc2", "glibc"].map(str::to_owned).to_vec(),
+            missing: vec![("talc".to_owned(), "no compiler".to_owned())],
+            rows: vec![Row {
+                workload,
+                cells: vec![cell(3.0), cell(2.0), cell(6.0)],
+            }],
+        }
+    }
+
+    #[test]
+    fn ours_is_held_against_the_best_of_the_others() {
+        let lines: Vec<Vec<String>> = results().grid(TIME);
+        assert_eq!(
+            lines[1],
+            ["w", "3.00", "2.00", "6.00", "1.50", "mimalloc2", "1.50", "0 %"]
+        );
+        assert_eq!(lines[2][..4], ["geometric mean", "1.50", "0.67", "3.00"]);
+        assert!(
+            results()
+                .text(TIME)
+                .contains("talc: could not be built here: no compiler")
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_has_no_table() {
+        let text = results().markdown();
+        assert!(
+            text.contains("## cpu ns/op") && text.contains("## peak MB") && !text.contains("## calls"),
+            "{text}"
+        );
+        assert_eq!(results().csv().lines().count(), 4);
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! workload                          the list
 //! workload NAME [OPERATIONS]        one of them: an eighth of the operations to warm up, then what is measured
+//! workload idle SCENARIO SECONDS   fill, free, and be silent
 //! ```
 //!
 //! What is measured is printed as one line of `name=value`. Nothing is read from a clock or written in between.
@@ -10,6 +11,7 @@
 mod allocator;
 mod block;
 mod crew;
+mod idle;
 mod meter;
 mod programs;
 mod random;
@@ -18,6 +20,7 @@ mod threaded;
 
 use meter::Reading;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// A workload made ready: does so many operations whenever it is called, and keeps its state between.
 pub type Work = Box<dyn FnMut(u64)>;
@@ -74,7 +77,7 @@ workloads! {
         "vec-64m" 4 single::vec_growth(64 << 20);
         "zeroed-1m" 20_000 single::zeroed(1 << 20, 1 << 16);
         "zeroed-1m-all" 800 single::zeroed(1 << 20, 1 << 12);
-        "zeroed-64m" 2_000 single::zeroed(64 << 20, 1 << 20);
+        "zeroed-64m" 100 single::zeroed(64 << 20, 1 << 20);
         "fragmentation" 3_000_000 single::fragmentation();
     }
     "threads" {
@@ -134,6 +137,19 @@ fn run(workload: &Workload, ops: u64) {
     );
 }
 
+fn idle(mut args: impl Iterator<Item = String>) -> ExitCode {
+    let name = args.next().unwrap_or_default();
+    let seconds = args.next().and_then(|seconds| seconds.parse().ok());
+    let scenario = idle::SCENARIOS.iter().find(|(known, _)| *known == name);
+    let (Some((_, scenario)), Some(seconds)) = (scenario, seconds) else {
+        let names: Vec<&str> = idle::SCENARIOS.iter().map(|(name, _)| *name).collect();
+        eprintln!("workload idle SCENARIO SECONDS, with one of {}", names.join(", "));
+        return ExitCode::FAILURE;
+    };
+    idle::run(*scenario, Duration::from_secs_f64(seconds));
+    ExitCode::SUCCESS
+}
+
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let Some(name) = args.next() else {
@@ -142,6 +158,9 @@ fn main() -> ExitCode {
             .for_each(|workload| println!("{} {} {}", workload.group, workload.name, workload.ops));
         return ExitCode::SUCCESS;
     };
+    if name == "idle" {
+        return idle(args);
+    }
     let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
         eprintln!("no workload is called {name}; without a name there is the list");
         return ExitCode::FAILURE;

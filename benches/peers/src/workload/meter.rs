@@ -81,3 +81,9 @@ pub fn resident_kb() -> (u64, u64) {
     };
     (figure("VmRSS:"), figure("VmHWM:"))
 }
+
+/// Writes to standard output, past all buffers.
+pub fn say(words: &str) {
+    // SAFETY: bytes with their length.
+    unsafe { libc::write(libc::STDOUT_FILENO, words.as_ptr().cast(), words.len()) };
+}

@@ -74,7 +74,8 @@ pub fn larson(threads: usize) -> Work {
     })
 }
 
-/// A queue with a bound, under a lock: what is sent is few and large.
+/// A queue with a bound, under a lock: what is sent is few and large. Who waits does so because it is empty or full, so
+/// nobody need be woken but when it stops to be.
 #[derive(Debug)]
 struct Queue<T> {
     items: Mutex<VecDeque<T>>,
@@ -98,14 +99,18 @@ impl<T> Queue<T> {
             items = self.changed.wait(items).expect("no panic");
         }
         items.push_back(item);
-        self.changed.notify_all();
+        if items.len() == 1 {
+            self.changed.notify_all();
+        }
     }
 
     fn receive(&self) -> T {
         let mut items = self.items.lock().expect("no panic");
         loop {
             if let Some(item) = items.pop_front() {
-                self.changed.notify_all();
+                if items.len() == self.bound - 1 {
+                    self.changed.notify_all();
+                }
                 return item;
             }
             items = self.changed.wait(items).expect("no panic");

@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
 use pageheap::internals::free_list::{
     Batch, FIRST_ERA, FreeSlots, GUESTS, Hyaline, LANES, Links, Node, Nodes, Shards, Stack,
 };
-use pageheap::internals::{AtomicU32, Table, Zeroed};
+use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
 
 use super::{explore, spawn};
 
@@ -174,7 +174,7 @@ struct Read {
 impl Read {
     fn new(slots: u32, spares: usize) -> Arc<Self> {
         let few = Few::<Node>::new(slots);
-        let hyaline = Hyaline::new(&few, table(GUESTS + 2), table(spares), false);
+        let hyaline = Hyaline::new(&few, table(GUESTS + 2), table(spares), Barrier::new());
         hyaline.record_of(0);
         hyaline.record_of(1);
         Arc::new(Self {
@@ -348,8 +348,8 @@ type List = Shards<Few<Node>>;
 
 fn list(slots: u32, owners: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(GUESTS + owners), table(2), false);
-    Arc::new(Shards::new(few, table(LANES + owners), hyaline, false))
+    let hyaline = Hyaline::new(&few, table(GUESTS + owners), table(2), Barrier::new());
+    Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
 }
 
 /// Every slot is in one place.

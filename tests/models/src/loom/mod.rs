@@ -10,6 +10,7 @@ mod negative;
 mod paper;
 mod proof;
 mod scavenge;
+mod seize;
 mod summaries;
 mod sync;
 mod world;

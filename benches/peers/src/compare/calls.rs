@@ -1,0 +1,80 @@
+//! System calls, counted by `strace`: those between the two marks that a workload makes round what it measures.
+//!
+//! The marks are calls of `getppid`, which nothing else makes; the meter's own `getrusage` does not count. A tenth of
+//! the operations is enough: counts do not jitter as times do.
+
+use super::programs::Program;
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::{env, fs, process};
+
+/// Calls by name for each 1,000 operations.
+pub type Calls = BTreeMap<String, f64>;
+
+/// Whether there is a `strace` that may trace.
+pub fn possible() -> bool {
+    let mut command = Command::new("strace");
+    let quiet = command
+        .args(["-o", "/dev/null", "true"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}
+
+pub fn count(program: &Program, workload: &str, ops: u64) -> Option<Calls> {
+    let log = env::temp_dir().join(format!("pageheap-peers-{}.strace", process::id()));
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-o"]).arg(&log).arg(&program.path);
+    let traced = command
+        .arg(workload)
+        .arg(ops.to_string())
+        .stdout(Stdio::null())
+        .status();
+    let text = fs::read_to_string(&log);
+    // Nothing depends on whether the log could be removed.
+    let _ = fs::remove_file(&log);
+    let calls = between_marks(&text.ok()?);
+    traced.is_ok_and(|status| status.success()).then(|| {
+        calls
+            .into_iter()
+            .map(|(name, count)| (name, count as f64 * 1000.0 / ops as f64))
+            .collect()
+    })
+}
+
+/// A line is `PID name(arguments) = result`; the second half of a call that was interrupted begins with `<...`.
+fn between_marks(log: &str) -> BTreeMap<String, u64> {
+    let mut calls = BTreeMap::new();
+    let mut inside = false;
+    for line in log.lines() {
+        let rest = line.split_once(' ').map_or("", |(_, rest)| rest.trim_start());
+        let Some((name, _)) = rest.split_once('(') else {
+            continue;
+        };
+        if name == "getppid" {
+            inside = !inside;
+        } else if inside && name != "getrusage" && is_name(name) {
+            *calls.entry(name.to_owned()).or_insert(0) += 1;
+        }
+    }
+    calls
+}
+
+fn is_name(word: &str) -> bool {
+    word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn calls_between_the_marks_count() {
+        let log = "7 mmap(1) = 2\n7 getppid() = 1\n7 futex(0x1 <unfinished ...>\n8  madvise(2) = 0\n\
+                   7 <... futex resumed>) = 0\n8 +++ exited with 0 +++\n7 madvise(3) = 0\n7 getppid() = 1\n\
+                   7 brk(0) = 1\n";
+        let calls = super::between_marks(log);
+        assert_eq!(
+            calls.into_iter().collect::<Vec<_>>(),
+            [("futex".to_owned(), 1), ("madvise".to_owned(), 2)]
+        );
+    }
+}

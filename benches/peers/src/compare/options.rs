@@ -1,0 +1,86 @@
+//! What the command line asks for.
+
+use super::programs::ALLOCATORS;
+use std::path::PathBuf;
+
+#[derive(Debug)]
+pub struct Options {
+    pub allocators: Vec<String>,
+    /// All of both if both are empty.
+    pub groups: Vec<String>,
+    pub workloads: Vec<String>,
+    pub rounds: usize,
+    /// The programs are there: build none.
+    pub built: bool,
+    /// Count system calls too.
+    pub calls: bool,
+    /// Count instructions too.
+    pub instructions: bool,
+    /// The idle test instead, and the seconds of its silence.
+    pub idle: Option<f64>,
+    /// Where the results go, beside the terminal.
+    pub out: Option<PathBuf>,
+}
+
+impl Options {
+    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self {
+            allocators: ALLOCATORS.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            groups: Vec::new(),
+            workloads: Vec::new(),
+            rounds: 3,
+            built: false,
+            calls: false,
+            instructions: false,
+            idle: None,
+            out: None,
+        };
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
+            let list = |text: String| text.split(',').map(str::to_owned).collect();
+            match arg.as_str() {
+                "--allocators" => options.allocators = list(value()?),
+                "--groups" => options.groups = list(value()?),
+                "--workloads" => options.workloads = list(value()?),
+                "--rounds" => options.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
+                "--idle" => options.idle = Some(value()?.parse().map_err(|_| "--idle needs seconds")?),
+                "--built" => options.built = true,
+                "--calls" => options.calls = true,
+                "--instructions" => options.instructions = true,
+                "--out" => options.out = Some(value()?.into()),
+                other => return Err(format!("no option is called {other}")),
+            }
+        }
+        let unknown = options
+            .allocators
+            .iter()
+            .find(|name| ALLOCATORS.iter().all(|(known, _)| known != name));
+        unknown.map_or(Ok(()), |name| Err(format!("no allocator is called {name}")))?;
+        Ok(options)
+    }
+
+    pub fn wants(&self, group: &str, workload: &str) -> bool {
+        let none = self.groups.is_empty() && self.workloads.is_empty();
+        none || self.groups.iter().any(|name| name == group) || self.workloads.iter().any(|name| name == workload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &str) -> Result<Options, String> {
+        Options::parse(words.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn options_are_read_or_refused() {
+        let options = parse("--groups a,b --rounds 7 --built --allocators glibc,talc").unwrap();
+        assert!(options.wants("b", "x") && !options.wants("c", "x") && options.built && options.rounds == 7);
+        assert_eq!(options.allocators, ["glibc", "talc"]);
+        assert!(parse("").unwrap().wants("any", "any"));
+        for wrong in ["--rounds", "--rounds x", "--what", "--allocators nobody"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

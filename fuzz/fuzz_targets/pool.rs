@@ -1,0 +1,7 @@
+//! See `arenas::pool` in `tests/model`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| pageheap_fuzz::drive::arenas::pool(bytes));

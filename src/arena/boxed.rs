@@ -1,0 +1,85 @@
+//! A value in an arena that is dropped when its box is: the memory stays the arena's, the contents do not.
+//!
+//! ```text
+//!   arena.alloc(value)  ──▶ &mut T         never dropped: files stay open, vectors leak what they own
+//!   arena.boxed(value)  ──▶ ArenaBox<T>    dropped with the box, which is one pointer
+//! ```
+//!
+//! Cost: what the value's own destructor costs.
+
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+use core::ptr;
+
+/// A value in an arena, dropped with the box. The memory goes back when the arena is reset.
+///
+/// ```
+/// use pageheap::arena::Arena;
+///
+/// let arena = Arena::new();
+/// let words = arena.boxed(vec!["dropped", "with", "the", "box"])?;
+/// assert_eq!(words.len(), 4);
+/// # Ok::<(), pageheap::arena::ArenaError>(())
+/// ```
+pub struct ArenaBox<'a, T: ?Sized>(&'a mut T);
+
+impl<'a, T: ?Sized> ArenaBox<'a, T> {
+    /// Takes over the contents.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else drops them or uses them after `'a`: they were put there for this box.
+    pub(super) unsafe fn new(contents: &'a mut T) -> Self {
+        Self(contents)
+    }
+
+    /// The contents, for as long as the arena is borrowed. They are not dropped.
+    #[must_use]
+    pub fn leak(boxed: Self) -> &'a mut T {
+        let contents: *mut T = ptr::from_mut(&mut *core::mem::ManuallyDrop::new(boxed).0);
+        // SAFETY: the box had them for `'a`, and is gone without dropping them.
+        unsafe { &mut *contents }
+    }
+}
+
+impl<T> ArenaBox<'_, T> {
+    /// The value, moved out.
+    #[must_use]
+    pub fn into_inner(boxed: Self) -> T {
+        // SAFETY: the contents are the box's, which is gone without dropping them; nobody reads them again.
+        unsafe { ptr::read(ArenaBox::leak(boxed)) }
+    }
+}
+
+impl<T: ?Sized> Drop for ArenaBox<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the contents are the box's (promise of `new`), and it is dropped once.
+        unsafe { ptr::drop_in_place(self.0) }
+    }
+}
+
+impl<T: ?Sized> Deref for ArenaBox<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0
+    }
+}
+
+impl<T: ?Sized> DerefMut for ArenaBox<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for ArenaBox<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: ?Sized + fmt::Display> fmt::Display for ArenaBox<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

@@ -1,0 +1,51 @@
+//! A heap in the two processes that `fork` makes of one.
+//!
+//! ```text
+//!   hold ──▶ fork ──▶ let go                       in the parent
+//!               └───▶ recover ──▶ let go           in the child, which has one thread
+//! ```
+//!
+//! With the locks held, what they guard is whole in the child. What is done without locks is decided by one
+//! read-modify-write each, so no bit is half done; but a thread that the child does not have may have been inside the
+//! turnstile, or between its bits and the tree: `recover` sends it out and makes the tree anew. Pages that such a
+//! thread held, in its cache or on the way, stay allocated in the child: at most 128 a thread.
+//!
+//! `hold` costs two uncontended locks, ~40 ns; `recover` is O(heap), a few hundred nanoseconds for each 4 MiB.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "std"),
+    allow(dead_code, reason = "without an operating system nobody forks")
+)]
+
+use crate::geometry::Shape;
+use crate::source::Source;
+
+use super::PageHeap;
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// Before the fork: waits until nobody grows the heap or lends a cache, and keeps it so.
+    pub(crate) fn hold(&self) {
+        self.lending.hold();
+        self.lock.hold();
+    }
+
+    /// After the fork, in either process.
+    pub(crate) fn let_go(&self) {
+        self.lock.let_go();
+        self.lending.let_go();
+    }
+
+    /// In the child, before it lets go: nobody else is there, nor will those come back who were.
+    pub(crate) fn recover(&self) {
+        self.scavengers.clear();
+        self.set.recover();
+    }
+
+    /// In the child, before it lets go: takes back the cache of a thread that the child does not have. What it held is
+    /// lost: the thread may have been in the middle of changing it.
+    pub(crate) fn forget_cache(&self, index: usize) {
+        self.slots.get(index).forget();
+        self.put_back(index);
+    }
+}

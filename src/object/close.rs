@@ -1,0 +1,71 @@
+//! The end of a heap whose library is unloaded: all goes back to the source but pages in use.
+//!
+//! ```text
+//!   magazines ─▶ classes ─▶ free pages: released         tables, pages behind the last in use: given up
+//! ```
+//!
+//! The heap itself lies in its tables, so it is moved out of them first.
+
+use core::ptr::{self, NonNull};
+
+use crate::heap::PageHeap;
+use crate::source::{Purpose, Source};
+use crate::units::PageRun;
+
+use super::magazine::List;
+use super::size_class::SizeClass;
+use super::{Objects, Thread};
+
+impl<S: Source + 'static> Objects<S> {
+    /// Ends a heap whose library is unloaded: all goes but pages in use.
+    ///
+    /// # Safety
+    ///
+    /// `heap` is the address of one of this type. Nobody uses it, its tables or its threads' structures at the moment,
+    /// or ever will.
+    pub unsafe fn abandon(heap: NonNull<()>) {
+        let this = heap.cast::<Self>();
+        // SAFETY: a heap, till now (the caller's promise).
+        unsafe { this.as_ref() }.settle_up();
+        // SAFETY: as promised: what is moved out is used no more where it was.
+        unsafe { Self::move_out(this).abandon() };
+    }
+
+    /// The heap of pages, moved out of the tables, which go.
+    ///
+    /// # Safety
+    ///
+    /// As for [`abandon`](Self::abandon).
+    unsafe fn move_out(this: NonNull<Self>) -> PageHeap<S> {
+        // SAFETY: read once; nobody looks at the original again. Nothing else in the object layer needs to be dropped.
+        // The reservation is one for metadata, given up once, with all that refers to it.
+        unsafe {
+            let tables = this.as_ref().tables.reservation();
+            let heap = ptr::read(&raw const (*this.as_ptr()).heap);
+            heap.source().unreserve(Purpose::Metadata, tables);
+            heap
+        }
+    }
+
+    /// Brings what threads hold to the classes, and what is free there to the heap: the structures too.
+    fn settle_up(&self) {
+        let shared = self.shared();
+        self.register.for_each(|thread| self.flush(thread));
+        if let Some(class) = SizeClass::of(size_of::<Thread>(), align_of::<Thread>()) {
+            let mut structures = List::new();
+            // The list is strung through them, over their first field alone, which is not the link the walk reads.
+            self.register.for_each(|thread| {
+                // SAFETY: a slot of this class that nobody uses any more.
+                unsafe { structures.push(ptr::from_ref(thread).cast_mut().cast()) };
+            });
+            self.give_slots(&shared, class, structures);
+        }
+        self.flush(&shared);
+        for class in SizeClass::all() {
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.free_run(&shared, PageRun::known(spare.0, class.pages()));
+            }
+        }
+        self.flush(&shared);
+    }
+}

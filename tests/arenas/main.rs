@@ -1,0 +1,8 @@
+//! The promises of arenas, one test each; and stories told by chance, beside a naive twin.
+
+mod allocators;
+mod arena;
+mod pool;
+mod stories;
+#[path = "../model/arenas.rs"]
+mod twins;

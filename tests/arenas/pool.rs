@@ -1,0 +1,104 @@
+//! [`Pool`] and its handles.
+
+use std::collections::HashSet;
+
+use pageheap::arena::{ArenaConfig, ArenaError, Handle, Pool, Reason};
+use pageheap::source::System;
+use pageheap::{Config, PageHeap};
+
+fn heap() -> PageHeap<System> {
+    PageHeap::new(System, Config::new(1 << 30)).expect("a heap")
+}
+
+#[test]
+fn a_pool_keeps_its_slabs_and_returns_what_is_large() -> Result<(), ArenaError> {
+    let heap = heap();
+    let mut pool = Pool::with_config_in(ArenaConfig::new().slab(64 << 10), &heap)?;
+    for _ in 0..100 {
+        pool.alloc([0_u8; 6144])?;
+    }
+    let slabs = pool.stats();
+    assert_eq!((slabs.slabs, slabs.reserved), (10, 10 * (64 << 10)), "ten to a slab");
+    pool.alloc([0_u8; 40 << 10])?;
+    pool.alloc_slice_with(1 << 20, |_| 0_u8)?;
+    assert_eq!(pool.stats().slabs, 12);
+    pool.reset();
+    assert_eq!((pool.stats().slabs, pool.stats().allocated), (10, 0));
+    for _ in 0..100 {
+        pool.alloc([0_u8; 6144])?;
+    }
+    assert_eq!(pool.stats().slabs, 10);
+    drop(pool);
+    assert_eq!(heap.stats().in_use.0, 0);
+    Ok(())
+}
+
+#[test]
+fn the_limit_holds_for_slabs_and_large_blocks_together() -> Result<(), ArenaError> {
+    let pool = Pool::with_config_in(ArenaConfig::new().limit(1 << 20).slab(256 << 10), heap())?;
+    pool.alloc(0_u8)?;
+    pool.alloc_uninit_slice::<u64>(700 << 7)?;
+    let error = pool.alloc_uninit_slice::<u64>(300 << 7).expect_err("beyond the limit");
+    assert_eq!(
+        (error.reason(), error.left()),
+        (Reason::Limit, (1 << 20) - (256 << 10) - (704 << 10))
+    );
+    assert_eq!(pool.remaining(), error.left());
+    Ok(())
+}
+
+#[test]
+fn a_handle_is_good_until_the_reset() -> Result<(), ArenaError> {
+    let (mut pool, other) = (Pool::new(), Pool::new());
+    let number = pool.insert(17_u64)?;
+    let words = pool.insert_slice(&[1_u32, 2, 3])?;
+    let text = pool.insert_str("text")?;
+    *pool.get_mut(number).expect("good") += 1;
+    pool.get_mut(text).expect("good").make_ascii_uppercase();
+    assert_eq!(
+        (pool.get(number), pool.get(words), pool.get(text)),
+        (Ok(&18), Ok(&[1, 2, 3][..]), Ok("TEXT"))
+    );
+    assert!(other.get(number).is_err(), "another pool's");
+    assert_eq!(number, Clone::clone(&number));
+    assert!(HashSet::from([number]).contains(&number));
+    pool.reset();
+    let again = pool.insert(19_u64)?;
+    assert_ne!(number, again);
+    let error = pool.get(number).expect_err("stale");
+    assert!(error.to_string().contains("has been reset since"), "{error}");
+    assert!(pool.get(words).is_err() && pool.get_mut(text).is_err());
+    assert_eq!(pool.get(again), Ok(&19));
+    Ok(())
+}
+
+#[test]
+fn handles_go_where_their_values_may() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Handle<u64>>();
+    shared::<Handle<[String]>>();
+    assert_eq!(size_of::<Handle<u64>>(), 16);
+}
+
+#[test]
+fn many_threads_fill_one_pool() -> Result<(), ArenaError> {
+    let mut pool = Pool::with_config(ArenaConfig::new().slab(128 << 10).limit(256 << 20))?;
+    for round in 0..5_u64 {
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let handles: Vec<_> = (0..2000).map(|index| pool.insert([thread, index, round])).collect();
+                    let large = pool.alloc_slice_with(100_000, |_| thread as u8).expect("room");
+                    for (index, handle) in handles.into_iter().enumerate() {
+                        let handle = handle.expect("room");
+                        assert_eq!(pool.get(handle), Ok(&[thread, index as u64, round]));
+                    }
+                    assert!(large.iter().all(|&byte| byte == thread as u8));
+                });
+            }
+        });
+        pool.reset();
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Forks under load: the child of a busy program is a whole program.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// Forks in the middle of it all, and what the child does. Not in the parent: the test's own locks are not fork's
+/// affair, so the child calls nothing of std's that has one.
+fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
+    // SAFETY: the child does what `child` does, and ends without unwinding into the parent's frames.
+    match unsafe { libc::fork() } {
+        0 => {
+            let done = panic::catch_unwind(panic::AssertUnwindSafe(child)).unwrap_or(false);
+            // SAFETY: no handlers, no destructors.
+            unsafe { libc::_exit(if done { 0 } else { 1 }) }
+        }
+        id => {
+            assert!(id > 0);
+            id
+        }
+    }
+}
+
+/// Whether the child ended well, within a time that a child that hangs does not keep.
+fn ended_well(id: libc::pid_t) -> bool {
+    let began = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: our child, and a place for its status.
+        let answer = unsafe { libc::waitpid(id, &mut status, libc::WNOHANG) };
+        if answer == id {
+            return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+        }
+        if began.elapsed() > Duration::from_secs(60) {
+            // SAFETY: our child.
+            unsafe { libc::kill(id, libc::SIGKILL) };
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Every size of block there is, filled and looked at.
+fn work(seed: usize) -> bool {
+    let mut kept: Vec<Vec<u8>> = Vec::new();
+    for number in 0..400_usize {
+        let size = (seed * 7919 + number * 104_729) % [100, 1000, 40_000, 300_000][number % 4] + 1;
+        kept.push(vec![number as u8; size]);
+        if number % 3 == 0 {
+            let block = kept.swap_remove(number * 31 % kept.len());
+            if block.iter().any(|&byte| byte != block[0]) {
+                return false;
+            }
+        }
+    }
+    kept.iter().all(|block| block.iter().all(|&byte| byte == block[0]))
+}
+
+/// Eight threads that never rest until the guard is dropped.
+struct Load {
+    over: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn new(threads: usize) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let start = |seed: usize| {
+            let over = Arc::clone(&over);
+            thread::spawn(move || {
+                let mut round = seed;
+                while !over.load(Ordering::Relaxed) {
+                    round += 1;
+                    assert!(work(round));
+                    if round.is_multiple_of(5) {
+                        HEAP.flush_thread();
+                        HEAP.scavenge(pageheap::PageCount(64));
+                    }
+                }
+            })
+        };
+        let threads = (0..threads).map(start).collect();
+        Self { over, threads }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// Requirement 13: every child allocates, frees inherited blocks, starts a thread, forks again.
+#[test]
+fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork_again() {
+    let name = "forks::children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork_again";
+    if !is_child() {
+        return assert!(run(name));
+    }
+    let _load = Load::new(6);
+    let forks = if cfg!(debug_assertions) { 12 } else { 250 };
+    for round in 0..forks {
+        let inherited: Vec<Vec<u8>> = (0..300_usize)
+            .map(|number| vec![5; number * number % 50_000 + 1])
+            .collect();
+        let id = fork(move || {
+            let sound = inherited.iter().all(|block| block.iter().all(|&byte| byte == 5));
+            drop(inherited);
+            let threads = thread::scope(|scope| {
+                let pair = [1, 2].map(|seed| scope.spawn(move || work(round + seed)));
+                pair.into_iter().all(|thread| thread.join().unwrap())
+            });
+            let grandchild = fork(|| work(round) && HEAP.check().is_ok());
+            sound && work(round) && threads && ended_well(grandchild)
+        });
+        assert!(ended_well(id), "child {round}");
+    }
+}
+
+/// The child's heap says of itself what is so, though its parent's threads were anywhere.
+#[test]
+fn in_the_child_every_page_that_is_free_is_found() {
+    if !is_child() {
+        return assert!(run("forks::in_the_child_every_page_that_is_free_is_found"));
+    }
+    let _load = Load::new(4);
+    for round in 0..20 {
+        thread::sleep(Duration::from_millis(1));
+        let id = fork(|| {
+            let stats = HEAP.stats();
+            // One thread, with a structure of its own; no lock is held; the tree knows every free page.
+            stats.threads == 1 && HEAP.check().is_ok() && work(7)
+        });
+        assert!(ended_well(id), "child {round}");
+    }
+}
+
+/// Forks from several threads at once, and while heaps open.
+#[test]
+fn several_threads_may_fork_at_once_and_while_a_heap_opens() {
+    use std::alloc::{GlobalAlloc, Layout};
+    if !is_child() {
+        return assert!(run("forks::several_threads_may_fork_at_once_and_while_a_heap_opens"));
+    }
+    const LAYOUT: Layout = Layout::new::<[u8; 100]>();
+    // SAFETY: freed with the layout.
+    let uses = |heap: &GlobalHeap| unsafe {
+        let block = heap.alloc(LAYOUT);
+        let got = !block.is_null();
+        heap.dealloc(block, LAYOUT);
+        got
+    };
+    for _ in 0..10 {
+        let other: &GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(1 << 30)));
+        thread::scope(|scope| {
+            for seed in 0..3 {
+                scope.spawn(move || assert!(ended_well(fork(|| work(seed) && uses(other)))));
+            }
+            scope.spawn(move || assert!(uses(other)));
+        });
+    }
+}

@@ -1,0 +1,167 @@
+//! Copies of the crate in libraries that are loaded, and unloaded, while threads that used them live on.
+
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+
+use super::*;
+
+/// The library of `tests/plugin`, built as this test is.
+fn built() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    // target/debug/deps/this: the folder of the profile, and that of all.
+    let profile = exe.parent().and_then(Path::parent).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "-q", "--example", "plugin", "--manifest-path"]);
+    cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    cargo.arg("--target-dir").arg(profile.parent().unwrap());
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().unwrap().success());
+    profile.join("examples/libplugin.so")
+}
+
+/// An open library.
+struct Library {
+    handle: *mut libc::c_void,
+    work: extern "C" fn(usize) -> bool,
+    give: extern "C" fn(u8) -> *const u8,
+}
+
+// SAFETY: a handle and functions that any thread may call.
+unsafe impl Sync for Library {}
+
+impl Library {
+    fn open(path: &Path) -> Self {
+        let path = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the library's constructors and functions are ours, and of these types.
+        unsafe {
+            let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            assert!(!handle.is_null(), "{:?}", std::ffi::CStr::from_ptr(libc::dlerror()));
+            let [work, give] = [c"plugin_work", c"plugin_give"].map(|name| libc::dlsym(handle, name.as_ptr()));
+            assert!(!work.is_null() && !give.is_null());
+            Self {
+                handle,
+                work: std::mem::transmute::<*mut libc::c_void, extern "C" fn(usize) -> bool>(work),
+                give: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u8) -> *const u8>(give),
+            }
+        }
+    }
+
+    /// Unloads the library; whether it is gone.
+    fn close(self, path: &Path) -> bool {
+        let path = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: opened once, and nothing of it is used any more but blocks.
+        unsafe {
+            assert_eq!(libc::dlclose(self.handle), 0);
+            libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD).is_null()
+        }
+    }
+}
+
+/// Pages of address space, and resident ones.
+fn memory() -> [usize; 2] {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let mut pages = text.split_whitespace().map(|number| number.parse().unwrap());
+    [pages.next().unwrap(), pages.next().unwrap()]
+}
+
+fn maps() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+/// Requirement 23: threads survive dlclose, and a hundred reloads cost nothing.
+#[test]
+fn a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live() {
+    let name = "libraries::a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live";
+    if !is_child() {
+        return assert!(run(name));
+    }
+    let path = built();
+    let reload = |round: usize| {
+        let library = Library::open(&path);
+        let (used, closed) = (Barrier::new(4), Barrier::new(4));
+        let gone = thread::scope(|scope| {
+            for seed in 0..3 {
+                let (work, used, closed) = (library.work, &used, &closed);
+                scope.spawn(move || {
+                    assert!(work(round + seed));
+                    used.wait();
+                    closed.wait();
+                    // And ends, with destructors of keys.
+                });
+            }
+            assert!((library.work)(round));
+            used.wait();
+            let gone = library.close(&path);
+            closed.wait();
+            gone
+        });
+        assert!(gone, "somebody keeps the library");
+    };
+    (0..5).for_each(reload);
+    let (before, maps_before) = (memory(), maps());
+    (0..100).for_each(reload);
+    let (after, maps_after) = (memory(), maps());
+    // In pages of 4 KiB: 256 MiB of addresses (stacks, and the C library's own), 16 MiB of memory.
+    assert!(after[0] <= before[0] + (256 << 20 >> 12), "{before:?}, {after:?}");
+    assert!(after[1] <= before[1] + (16 << 20 >> 12), "{before:?}, {after:?}");
+    assert!(maps_after <= maps_before + 20, "{maps_before}, {maps_after}");
+}
+
+#[test]
+fn a_block_outlives_the_library_it_came_from() {
+    if !is_child() {
+        return assert!(run("libraries::a_block_outlives_the_library_it_came_from"));
+    }
+    let path = built();
+    let mut blocks = Vec::new();
+    let before = memory();
+    for round in 0..40 {
+        let library = Library::open(&path);
+        assert!((library.work)(round));
+        blocks.push((library.give)(round as u8));
+        assert!(library.close(&path));
+    }
+    for (round, &block) in blocks.iter().enumerate() {
+        // SAFETY: 100 bytes, which nobody frees.
+        let bytes = unsafe { std::slice::from_raw_parts(block, 100) };
+        assert!(bytes.iter().all(|&byte| byte == round as u8));
+    }
+    // Each costs its pages, not its heap's terabytes.
+    let after = memory();
+    assert!(after[0] <= before[0] + 40 * (64 << 20 >> 12), "{before:?}, {after:?}");
+    assert!(after[1] <= before[1] + 40 * (1 << 20 >> 12), "{before:?}, {after:?}");
+}
+
+#[test]
+fn sixteen_copies_live_side_by_side() {
+    if !is_child() {
+        return assert!(run("libraries::sixteen_copies_live_side_by_side"));
+    }
+    let path = built();
+    let folder = std::env::temp_dir().join(format!("pageheap-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let paths: Vec<_> = (0..16)
+        .map(|number| folder.join(format!("libcopy{number}.so")))
+        .collect();
+    for copy in &paths {
+        std::fs::copy(&path, copy).unwrap();
+    }
+    let libraries: Vec<_> = paths.iter().map(|copy| Library::open(copy)).collect();
+    for round in 0..3 {
+        thread::scope(|scope| {
+            for seed in 0..4 {
+                let libraries = &libraries;
+                scope.spawn(move || assert!(libraries.iter().all(|library| (library.work)(round + seed))));
+            }
+        });
+    }
+    for (library, path) in libraries.into_iter().zip(&paths) {
+        assert!(library.close(path));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
