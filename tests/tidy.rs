@@ -36,6 +36,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/slabs.rs",
     "src/arena/typed.rs",
     "src/arena/free_list.rs",
+    "src/arena/owner.rs",
     "src/arena/sharded.rs",
     "src/arena/slot_box.rs",
     "src/arena/slots.rs",

@@ -5,10 +5,10 @@
 //!                                                   └──▶ Σ, |Σ| ≤ 1000 ──÷ 2─┴──▶ 64 − (…)/8, kept in 1..=64
 //! ```
 //!
-//! Large batches make the common path cheap; but slots that lie in the shards' batches are slots that others must fetch.
-//! So as long as a fifth of all slots is at hand for anybody a batch has 64 slots, and the further the share falls
-//! below, and the longer it stays there, the smaller batches get: at worst they have one slot, and nothing is kept
-//! back.
+//! Large batches make the common path cheap; but slots that lie in the shards' batches are slots that others must
+//! fetch. So as long as a fifth of all slots is at hand for anybody a batch has 64 slots, and the further the share
+//! falls below, and the longer it stays there, the smaller batches get: at worst they have one slot, and nothing is
+//! kept back.
 //!
 //! Worked: 10 % of a list are free, and it stays so. The error is 100 per mille; the proportional part takes 25 from
 //! the batch at once, the integral 6 with each step: batches of 33, 27, 21, 14, 8, 2 slots, and of one from the seventh

@@ -5,10 +5,12 @@
 //!            └─── Slots         where they are: slabs that double, four bytes beside each slot
 //! ```
 //!
-//! All of it is in those two. A slot is memory: not cleared, not touched by the list, and the same as when it was freed.
+//! All of it is in those two. A slot is memory: not cleared, not touched by the list, and the same as when it was
+//! freed.
 //!
-//! Worked: vectors of 1536 floats are slots of 6144 bytes. The first slab of 256 KiB has 32 numbers for them (the powers
-//! of two below 42); the list grows to 64, 128 and so on, by as much as it has, until the limit: then by what is left.
+//! Worked: vectors of 1536 floats are slots of 6144 bytes. The first slab of 256 KiB has 32 numbers for them (the
+//! powers of two below 42); the list grows to 64, 128 and so on, by as much as it has, until the limit: then by what is
+//! left.
 //!
 //! Cost: 11 ns to allocate and 11 to free, each one compare-exchange; 2 where the list is not shared (`&mut`); for
 //! batches of 64 about 2 ns a slot. Many threads at once are the business of the

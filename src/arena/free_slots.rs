@@ -35,8 +35,8 @@ struct Chain<'n, N>(&'n N);
 impl<N: Nodes<AtomicU32>> Links for Chain<'_, N> {
     #[inline(always)]
     fn next(&self, slot: u32) -> u32 {
-        // Acquire: who walks a chain that changes under him may come to any slot, but to one that exists: whoever linked
-        // to it knew of it, and released that below.
+        // Acquire: who walks a chain that changes under him may come to any slot, but to one that exists: whoever
+        // linked to it knew of it, and released that below.
         match self.0.node(slot).load(Ordering::Acquire) {
             LIVE => NIL,
             next => next,
@@ -86,8 +86,8 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         fresh.or_else(|| self.stack.pop(&Chain(&self.nodes)))
     }
 
-    /// Takes up to `most` slots, one call of `each` for one of them: by one exchange for all that the stack has, and one
-    /// for a run of fresh ones. How many there were.
+    /// Takes up to `most` slots, one call of `each` for one of them: by one exchange for all that the stack has, and
+    /// one for a run of fresh ones. How many there were.
     pub fn allocate_many(&self, most: usize, mut each: impl FnMut(u32)) -> usize {
         let chain = Chain(&self.nodes);
         let mut taken = 0;

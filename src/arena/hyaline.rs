@@ -11,24 +11,24 @@
 //! ```
 //!
 //! A reader *enters* by saying so in a record, and *leaves* by taking the list that has grown in it and counting down
-//! each batch he finds. Who *retires* a batch of slots (which no newcomer can reach any more) puts one of its nodes into
-//! the list of every record in which somebody is, and then adds the number of those records to the batch's count; the
-//! count may have been counted down below zero by then, and only the sum decides. Whoever brings it to zero, a reader
-//! who leaves or the one who retires, has the batch for himself and frees it: exactly one does.
+//! each batch he finds. Who *retires* a batch of slots (which no newcomer can reach any more) puts one of its nodes
+//! into the list of every record in which somebody is, and then adds the number of those records to the batch's count;
+//! the count may have been counted down below zero by then, and only the sum decides. Whoever brings it to zero, a
+//! reader who leaves or the one who retires, has the batch for himself and frees it: exactly one does.
 //!
 //! So nobody scans other threads' epochs again and again, nobody waits, a batch is freed by the last reader who could
 //! see it at the moment he leaves, and nothing is allocated: the lists are made of the nodes of the batch itself. If it
 //! has too few (one node is needed for each record, and one for the count) *spare* nodes without a slot help out.
 //!
-//! Worked: A and B are inside. A batch of slots 5, 6, 8 is retired: its count is in 5, node 6 goes to A's list, node 8 to
-//! B's, 2 is added. B leaves: takes 8, counts 2 → 1. C enters: nothing, C cannot have seen the three. A leaves: 6, 1 → 0,
-//! and A frees 5, 6 and 8.
+//! Worked: A and B are inside. A batch of slots 5, 6, 8 is retired: its count is in 5, node 6 goes to A's list, node 8
+//! to B's, 2 is added. B leaves: takes 8, counts 2 → 1. C enters: nothing, C cannot have seen the three. A leaves: 6, 1
+//! → 0, and A frees 5, 6 and 8.
 //!
-//! **Bounded.** A reader who falls asleep inside would, as it stands, hold back everything that is retired from then on.
-//! So a slot knows the *era* it was allocated in, a batch the oldest of its slots', and a reader who promises to look at
-//! shared pointers only by [`protect`](Hyaline::protect) the era up to which he has looked. A batch that is younger than
-//! that is none of his, and passes him by. He holds back what was allocated before he fell asleep, and no more.
-//! (Hyaline-1S. Who makes no such promise has era 0 and holds back everything.)
+//! **Bounded.** A reader who falls asleep inside would, as it stands, hold back everything that is retired from then
+//! on. So a slot knows the *era* it was allocated in, a batch the oldest of its slots', and a reader who promises to
+//! look at shared pointers only by [`protect`](Hyaline::protect) the era up to which he has looked. A batch that is
+//! younger than that is none of his, and passes him by. He holds back what was allocated before he fell asleep, and no
+//! more. (Hyaline-1S. Who makes no such promise has era 0 and holds back everything.)
 //!
 //! **Records.** One for each owner of a shard, who is alone in it and enters by a plain store; and a few that guests
 //! share: a record is left when its last reader leaves.
@@ -313,12 +313,12 @@ impl Hyaline {
         self.idle_spares.push(&chain, spare, end);
     }
 
-    /// Retires a batch, whose slots no reader who enters from now on can reach: it is freed by `free` at once, if nobody
-    /// is inside who may have seen it, or by the last of them.
+    /// Retires a batch, whose slots no reader who enters from now on can reach: it is freed by `free` at once, if
+    /// nobody is inside who may have seen it, or by the last of them.
     ///
     /// # Errors
-    /// The batch, as it was, if it has too few slots for the readers there are, and the spares are used up: a larger one
-    /// will do.
+    /// The batch, as it was, if it has too few slots for the readers there are, and the spares are used up: a larger
+    /// one will do.
     pub fn retire(&self, nodes: &impl Nodes, batch: Batch, mut free: impl FnMut(u32, u32)) -> Result<(), Batch> {
         // What was unlinked before is not found by those whom we do not find below; see `enter`.
         if !self.barrier.heavy() {

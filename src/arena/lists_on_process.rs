@@ -56,7 +56,8 @@ impl ShardedFreeList {
         Self::new_in(layout, owners, ProcessHeap)
     }
 
-    /// A list of slots for `layout` on the process's own heap, with up to `owners` owners at a time, set up by `config`.
+    /// A list of slots for `layout` on the process's own heap, with up to `owners` owners at a time, set up by
+    /// `config`.
     ///
     /// # Errors
     /// As for [`with_config_in`](Self::with_config_in).

@@ -10,9 +10,10 @@
 //!   … the batch's first  next in the batch    how many                readers still to leave
 //! ```
 //!
-//! A slot is in one state at a time, so its three words serve all of them. That the link of a slot says LIVE while it is
-//! allocated, and never otherwise, is what finds a slot freed twice, retired twice, or freed before it was allocated.
-//! The check is a load and a comparison: two threads that free one slot within the same few nanoseconds can both pass.
+//! A slot is in one state at a time, so its three words serve all of them. That the link of a slot says LIVE while it
+//! is allocated, and never otherwise, is what finds a slot freed twice, retired twice, or freed before it was
+//! allocated. The check is a load and a comparison: two threads that free one slot within the same few nanoseconds can
+//! both pass.
 //!
 //! Cost: 16 bytes a slot, in one cache line out of four neighbours'; a slot's own memory is never read or written.
 
