@@ -31,6 +31,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
+use crate::guard::{self, Place, Plain};
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
 use crate::scavenge::pressure::Notice;
@@ -55,9 +56,11 @@ mod fork;
 mod unload;
 
 #[cfg(all(unix, feature = "std"))]
-use fork::Opening;
+pub(crate) use fork::Opening;
 #[cfg(not(all(unix, feature = "std")))]
-use nowhere::{self as local, Opening};
+use nowhere as local;
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) use nowhere::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
 
@@ -277,6 +280,44 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().into_iter().flat_map(Objects::map)
     }
 
+    /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages.
+    /// O(1), and touches no memory at the address.
+    ///
+    /// ```
+    /// # use std::alloc::{GlobalAlloc, Layout};
+    /// # use pageheap::GlobalHeap;
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// let layout = Layout::new::<[u8; 100]>();
+    /// // SAFETY: freed with the layout it was allocated with.
+    /// unsafe {
+    ///     let block = HEAP.alloc(layout);
+    ///     assert!(HEAP.contains(block) && !HEAP.contains(&raw const HEAP as _));
+    ///     HEAP.dealloc(block, layout);
+    /// }
+    /// ```
+    pub fn contains(&self, address: *const u8) -> bool {
+        self.opened().is_some_and(|objects| objects.contains(address))
+    }
+
+    /// How many bytes a block allocated with this layout has: the layout's size, rounded up to a slot or to pages. All
+    /// may be used, and the block may be freed or resized with this size in its layout instead. O(1), the same for
+    /// every heap.
+    ///
+    /// With the feature `checks` it is the layout's size: what lies behind is the checker's.
+    ///
+    /// ```
+    /// # use std::alloc::Layout;
+    /// # use pageheap::GlobalHeap;
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// assert!(HEAP.usable_size(Layout::new::<[u8; 100]>()) >= 100);
+    /// ```
+    #[must_use]
+    pub fn usable_size(&self, layout: Layout) -> usize {
+        guard::usable_size(layout, Objects::<S>::usable_size(layout))
+    }
+
     /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap.
     pub fn flush_thread(&self) {
         if let Some(objects) = self.opened() {
@@ -446,6 +487,57 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
     memory.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
+impl<S: Source + 'static> Plain for GlobalHeap<S> {
+    #[inline(always)]
+    fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        // Fast: a slot from this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            && let Some(slot) = thread.magazine(class).pop()
+        {
+            if zeroed {
+                // SAFETY: a slot of at least as many bytes.
+                unsafe { slot.write_bytes(0, layout.size()) };
+            }
+            return NonNull::new(slot);
+        }
+        if zeroed {
+            self.alloc_zeroed_slow(layout)
+        } else {
+            self.alloc_slow(layout)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
+        // Fast: into this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    #[inline(always)]
+    unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // Fast: the slot is as good for the new size.
+        let class = SizeClass::of(layout.size(), layout.align());
+        if class.is_some() && class == SizeClass::of(size, layout.align()) {
+            return Some(memory);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.realloc_slow(memory, layout, size) }
+    }
+
+    fn place(&self, address: usize) -> Option<Place> {
+        self.opened()?.place(address)
+    }
+}
+
 // SAFETY:
 // * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
 // and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
@@ -456,55 +548,24 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // Fast: a slot from this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            && let Some(slot) = thread.magazine(class).pop()
-        {
-            return slot;
-        }
-        or_null(self.alloc_slow(layout))
+        or_null(guard::allocate(self, layout, false))
     }
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // Fast: into this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.magazine(class).push(memory) }
-        {
-            return;
-        }
-        if let Some(memory) = NonNull::new(memory) {
-            // SAFETY: the caller's promise.
-            unsafe { self.dealloc_slow(memory, layout) };
-        }
+        // SAFETY: the caller's promise: a block, so not null.
+        unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // Fast: a slot from this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            && let Some(slot) = thread.magazine(class).pop()
-        {
-            // SAFETY: a slot of at least as many bytes.
-            unsafe { slot.write_bytes(0, layout.size()) };
-            return slot;
-        }
-        or_null(self.alloc_zeroed_slow(layout))
+        or_null(guard::allocate(self, layout, true))
     }
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Fast: the slot is as good for the new size.
-        let class = SizeClass::of(layout.size(), layout.align());
-        if class.is_some() && class == SizeClass::of(size, layout.align()) {
-            return memory;
-        }
         // SAFETY: the caller's promise.
-        or_null(NonNull::new(memory).and_then(|memory| unsafe { self.realloc_slow(memory, layout, size) }))
+        or_null(NonNull::new(memory).and_then(|memory| unsafe { guard::resize(self, memory, layout, size) }))
     }
 }
 
