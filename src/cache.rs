@@ -21,6 +21,16 @@
 //! the length of one call. Only the owner writes; the fields are atomics so that statistics may read them from
 //! anywhere, which costs the owner nothing.
 //!
+//! **Seizing.** What the cache of a sleeping thread holds must not stay with it. So an owner says when it is at work,
+//! by two plain stores around each call, and looks whether the heap is seizing in between. Who seizes (the scavenger)
+//! says so, has the system pass a fence through every thread, and empties the caches whose owners are not at work.
+//! Either he sees an owner busy, or the owner sees him: Dekker's way, with the fence paid by the one who seldom comes.
+//!
+//! ```text
+//!   owner   busy = 1 ── light fence ── seizing? no: take pages … busy = 0      yes: busy = 0, go past the cache
+//!   seizer  seizing = 1 ── heavy fence ── busy? no: flush …      seizing = 0   yes: leave it alone
+//! ```
+//!
 //! Measured: allocate 1.2 ns and free 1.6 ns, refills and flushes aside.
 
 #![forbid(unsafe_code)]
@@ -28,7 +38,7 @@
 use crate::bitmap;
 use crate::free_set::{Claim, FreeSet, Word};
 use crate::geometry::{Shape, WORD_PAGES, WORD_SHIFT};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence_light};
 
 /// The longest run that is looked for in a cache.
 pub const MAX_CACHED_PAGES: usize = 16;
@@ -53,7 +63,7 @@ impl Word {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot {
-    /// Shards only: 1 while somebody works on it.
+    /// 1 while somebody works on it: whoever came first to a shard's, its owner to another.
     busy: AtomicU32,
     /// Free slots: the next free one, plus one. Owned slots: the last call for a flush that was heeded.
     pub(crate) link: AtomicU32,
@@ -102,6 +112,30 @@ impl Slot {
     }
 
     // Relaxed throughout: one owner. Ownership passes with the heap's lock or with `busy`, which release and acquire.
+
+    /// The owner's way in, for the length of one call: no read-modify-write. `None` while caches are being seized; the
+    /// call then goes past the cache.
+    #[inline(always)]
+    pub(crate) fn own(&self, seizing: &AtomicU32) -> Option<Entered<'_>> {
+        // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
+        // and load (`PageHeap::seize_caches`): he sees us busy, or we see him seizing.
+        self.busy.store(1, Ordering::Relaxed);
+        let entered = Entered { slot: self };
+        fence_light();
+        // Acquire: pairs with the release that ends a seizure; the slot is as it left it.
+        (seizing.load(Ordering::Acquire) == 0).then_some(entered)
+    }
+
+    /// Whether its owner is not at work on it. For who has let `seizing` be seen by a heavy fence: then he stays away.
+    pub(crate) fn is_left(&self) -> bool {
+        // Acquire: pairs with the release in `Entered::drop`; the slot is as its owner left it.
+        self.busy.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether it holds pages, read from anywhere: a moment's picture.
+    pub(crate) fn holds_pages(&self) -> bool {
+        self.free.load(Ordering::Relaxed) | self.buffer.load(Ordering::Relaxed) != 0
+    }
 
     /// The owned word has no page left.
     #[inline(always)]
@@ -231,6 +265,7 @@ impl Slot {
         self.free.store(0, Ordering::Relaxed);
         self.scavenged.store(0, Ordering::Relaxed);
         self.buffer.store(0, Ordering::Relaxed);
+        self.busy.store(0, Ordering::Relaxed);
     }
 
     /// Becomes the slot's owner for the length of one call, if nobody is.
@@ -285,7 +320,7 @@ impl core::ops::Deref for Entered<'_> {
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: hands the slot to the next `try_enter`.
+        // Release: hands the slot to the next `try_enter`, or to who seizes it.
         self.slot.busy.store(0, Ordering::Release);
     }
 }

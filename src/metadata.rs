@@ -12,8 +12,8 @@
 //! ahead of the pages it is about. A table that would not fill one granule of the operating system shares the first
 //! part with others of its kind.
 //!
-//! Per page: one free bit, one scavenged bit, and 8/7 of a summary for 512 pages: 0.268 bytes. A heap of 1 TiB reserves
-//! 34 MiB for that and, holding one page, has 5 granules of it in memory.
+//! Per page: one free bit, one scavenged bit, and of 512 pages a word of the scavenger's and 8/7 of a summary: 0.283
+//! bytes. A heap of 1 TiB reserves 36 MiB for that and, holding one page, has 5 granules of it in memory.
 
 use core::ptr::NonNull;
 
@@ -23,14 +23,15 @@ use crate::free_set::FreeSet;
 use crate::geometry::{MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
 use crate::radix::Tree;
 use crate::source::{Purpose, Refused, Reservation, Source};
-use crate::sync::{AtomicUsize, Ordering, Table, Zeroed};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, Table, Zeroed};
 
-/// Free bits, scavenged bits, the levels, the slots of caches.
-const TABLES: usize = 2 + MAX_LEVELS + 1;
+/// Free bits, scavenged bits, the levels, what the scavenger knows of chunks, the slots of caches.
+const TABLES: usize = 2 + MAX_LEVELS + 2;
 const FREE: usize = 0;
 const SCAVENGED: usize = 1;
 const LEVELS: usize = 2;
-const SLOTS: usize = LEVELS + MAX_LEVELS;
+const CHUNKS: usize = LEVELS + MAX_LEVELS;
+const SLOTS: usize = CHUNKS + 1;
 
 /// Tables start on a cache line, so that a block of children is one.
 const LINE: usize = 64;
@@ -100,6 +101,7 @@ impl Plan {
                 .div_ceil(G::CHUNK_PAGES)
                 .checked_mul(G::CHUNK_PAGES / WORD_PAGES)?,
             SLOTS => return slots.checked_mul(size_of::<Slot>()),
+            CHUNKS => pages.div_ceil(G::CHUNK_PAGES),
             level if level - LEVELS < G::LEVELS => Tree::<G>::entries(level - LEVELS, pages),
             _ => 0,
         };
@@ -204,21 +206,24 @@ impl Metadata {
         Ok(1)
     }
 
-    /// The set of free pages over the tables, and the slots. Called once for each heap.
+    /// The set of free pages over the tables, a word for each chunk, and the slots. Called once for each heap.
     ///
     /// # Safety
     ///
     /// The reservation outlives what is returned, this is called once, and no page's tables are reached before
     /// [`cover`](Self::cover) has prepared them, no slot before [`cover_slots`](Self::cover_slots).
-    pub unsafe fn tables<G: Shape>(&self) -> (FreeSet<G>, Table<Slot>) {
+    pub unsafe fn tables<G: Shape>(&self) -> (FreeSet<G>, Table<AtomicU64>, Table<Slot>) {
         let levels = core::array::from_fn(|level| {
             // SAFETY: as for `table`, which this function's contract repeats.
             unsafe { self.table(LEVELS + level) }
         });
         // SAFETY: the same.
-        let (free, scavenged, slots) = unsafe { (self.table(FREE), self.table(SCAVENGED), self.table(SLOTS)) };
+        let (free, scavenged) = unsafe { (self.table(FREE), self.table(SCAVENGED)) };
+        // SAFETY: the same.
+        let (chunks, slots) = unsafe { (self.table(CHUNKS), self.table(SLOTS)) };
         (
             FreeSet::new(Bitmap::new(free), Bitmap::new(scavenged), Tree::new(levels)),
+            chunks,
             slots,
         )
     }

@@ -18,14 +18,14 @@
 
 use core::cell::Cell;
 use core::ffi::c_int;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::object::{Forks, Objects};
 use crate::source::{KeepErrno, Source};
 use crate::sync::{Guard, Lock};
 
-use super::pthread;
+use super::{background, pthread};
 
 // Not in the libc crate for every Unix.
 unsafe extern "C" {
@@ -48,22 +48,32 @@ struct Heaps(Cell<Option<NonNull<dyn Forks>>>);
 unsafe impl Sync for Heaps {}
 
 /// The right to open and to close heaps.
-pub(super) struct Opening {
+pub(crate) struct Opening {
     _guard: Guard<'static>,
 }
 
 impl Opening {
     /// Waits until nobody else opens or closes a heap, nor forks.
     #[cold]
-    pub(super) fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         register();
         Self { _guard: OPENING.lock() }
     }
 
     /// A heap has been opened.
-    pub(super) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
+    pub(crate) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
         objects.kin().next.set(HEAPS.0.get());
         HEAPS.0.set(Some(NonNull::from_ref(objects)));
+    }
+
+    /// A heap is about to be closed. O(heaps).
+    pub(crate) fn leave<S: Source + 'static>(&self, objects: &Objects<S>) {
+        let is_it = |heap: NonNull<dyn Forks>| ptr::addr_eq(heap.as_ptr(), objects);
+        let behind = objects.kin().next.take();
+        match heaps().find(|heap| heap.kin().next.get().is_some_and(is_it)) {
+            Some(before) => before.kin().next.set(behind),
+            None => HEAPS.0.set(behind),
+        }
     }
 }
 
@@ -75,6 +85,8 @@ impl Opening {
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn abandon_all() {
     OPENING.hold();
+    // SAFETY: nobody uses the heaps but these threads (the caller's promise).
+    heaps().for_each(|heap| unsafe { background::end(heap.keeper()) });
     let mut next = HEAPS.0.take();
     while let Some(heap) = next {
         // SAFETY: open till now, and nobody uses it (the caller's promise). The next is looked at before, as the heap

@@ -22,18 +22,26 @@
 
 mod cached;
 mod config;
+mod limit;
+mod driver;
 mod end;
 mod error;
 mod fork;
 mod grow;
 mod ladder;
+mod map;
 mod scan;
 mod stats;
 
 pub use cached::Cache;
 pub use config::Config;
+pub(crate) use driver::Beside;
+pub use driver::Clock;
+use driver::Driver;
 pub use error::{FreeError, NewHeapError};
 pub(crate) use ladder::lower;
+pub(crate) use map::Joined;
+pub use map::{MapEntry, PageUse};
 pub use stats::{Calls, Stats};
 
 use core::ptr::NonNull;
@@ -91,6 +99,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     flush_calls: AtomicU32,
     /// Who is releasing a run, which is nobody's meanwhile.
     scavengers: Turnstile,
+    driver: Driver,
     /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
     counters: Counters,
@@ -158,7 +167,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
         // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
         // `cover` and `cover_slots`.
-        let (set, slots) = unsafe { metadata.tables::<G>() };
+        let (set, chunks, slots) = unsafe { metadata.tables::<G>() };
         let address = pages.base.addr().get();
         let heap = Self {
             set,
@@ -175,6 +184,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
             scavengers: Turnstile::new(),
+            driver: Driver::new(chunks, config.soft_limit.map_or(usize::MAX, |limit| limit.0)),
             doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
@@ -325,6 +335,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Of `scavenged` pages just taken, how many are known to read as zero: all, or none once that was in doubt.
     #[inline(always)]
     pub(super) fn known_zero(&self, scavenged: usize) -> PageCount {
+        if scavenged != 0 {
+            self.count_taken(scavenged);
+        }
         // Relaxed: see `to_mark`.
         let doubtful = S::COMMITS && self.doubtful.load(Ordering::Relaxed) != 0;
         PageCount(if doubtful { 0 } else { scavenged })

@@ -1,8 +1,8 @@
 //! The object layer in the two processes that `fork` makes of one; see `heap/fork.rs` for the pages below.
 //!
-//! All locks are held across the fork, outermost first: the shared thread's, the classes', the register's, the tables',
-//! then the heap's. So in the child every list is whole. Threads that the child does not have may have been anywhere
-//! outside the locks:
+//! All locks are held across the fork, outermost first: the scavenger's, the shared thread's, the classes', the
+//! register's, the tables', then the heap's. So in the child every list is whole. Threads that the child does not have
+//! may have been anywhere outside the locks:
 //!
 //! * a slot or a span in their hands stays out: it is lost to the child;
 //! * a magazine may be half changed, and is not read: its slots are lost, its structure serves the next thread;
@@ -26,7 +26,7 @@ use crate::source::Source;
 use crate::sync::Ordering;
 
 use super::size_class::SizeClass;
-use super::{Objects, Thread};
+use super::{Keeper, Objects, Thread};
 
 /// A heap's place in the list of all heaps of the process, which `global/fork.rs` keeps.
 #[derive(Default)]
@@ -51,6 +51,9 @@ pub trait Forks {
     /// The place in the list.
     fn kin(&self) -> &Kin;
 
+    /// Whoever scavenges, by a thread of his own.
+    fn keeper(&self) -> &Keeper;
+
     /// Before the fork: waits for whoever is inside a lock, and keeps everybody out.
     fn hold(&self);
 
@@ -70,7 +73,13 @@ impl<S: Source + 'static> Forks for Objects<S> {
         &self.kin
     }
 
+    fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
     fn hold(&self) {
+        // Whoever scavenges works with all that is held below.
+        self.heap.driver().hold();
         self.shared.hold();
         SizeClass::all().for_each(|class| self.central(class).lock.hold());
         self.register.lock.hold();
@@ -84,9 +93,11 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.register.lock.let_go();
         SizeClass::all().for_each(|class| self.central(class).lock.let_go());
         self.shared.let_go();
+        self.heap.driver().let_go();
     }
 
     fn recover(&self, own: Option<NonNull<Thread>>) {
+        self.keeper.has_gone();
         self.heap.recover();
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
         let cached = self.register.bereave(is_own, |cache| self.heap.forget_cache(cache));

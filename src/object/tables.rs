@@ -13,7 +13,7 @@
 
 use core::ptr::NonNull;
 
-use crate::heap::PageHeap;
+use crate::heap::{Beside, PageHeap};
 use crate::source::{Purpose, Refused, Reservation, Source};
 use crate::sync::{AtomicU64, Lock, Ordering, Table, Zeroed};
 use crate::units::PageIndex;
@@ -127,6 +127,15 @@ impl Tables {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
             let spans = Table::new(self.base.add(self.spans), self.pages);
             (centrals, Spans::new(spans, heap.address(PageIndex(0))))
+        }
+    }
+
+    /// The spans' entries, for who releases pages: of a free page they mean nothing but their tag, which is zero.
+    pub fn beside(&self) -> Beside {
+        Beside {
+            // SAFETY: inside the reservation, on a granule.
+            base: unsafe { self.base.add(self.spans) },
+            entry: size_of::<Span>(),
         }
     }
 

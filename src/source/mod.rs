@@ -152,6 +152,17 @@ pub unsafe trait Source {
     /// Its contents are lost.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
+    /// Of [`Purpose::Metadata`]: what is in the range is of no use for now, and its memory may go back. Afterwards
+    /// every byte reads as before or as zero, and may be written again at once. Doing nothing, as this does where it is
+    /// not overridden, is well.
+    ///
+    /// # Safety
+    /// The range lies in a reservation for metadata, on granule borders, and is Ready. It may be read meanwhile, but
+    /// nobody writes to it.
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        let _ = (start, bytes);
+    }
+
     /// Any state → None, of a whole reservation.
     ///
     /// # Safety
@@ -210,6 +221,11 @@ unsafe impl<S: Source> Source for &S {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).release(start, bytes) }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).discard(start, bytes) }
     }
 
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {

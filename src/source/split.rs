@@ -79,6 +79,11 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
         unsafe { self.pages.release(start, bytes) }
     }
 
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's promise; a range of metadata comes from this source.
+        unsafe { self.metadata.discard(start, bytes) };
+    }
+
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         match purpose {
             // SAFETY: the caller's promise, for a reservation that `reserve` has taken from this source.

@@ -5,7 +5,7 @@
 //! | `reserve` | `mmap(PROT_NONE)`, `munmap` of what alignment leaves over | addresses, no memory, no charge |
 //! | `prepare` | `mprotect(READ \| WRITE)` | reads as zero, faults in on first touch |
 //! | `commit` | none | - |
-//! | `release` | `madvise` | the memory is the kernel's again, the addresses are still ours |
+//! | `release`, `discard` | `madvise` | the memory is the kernel's again, the addresses are still ours |
 //! | `unreserve` | `munmap` | nothing |
 //!
 //! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
@@ -133,6 +133,12 @@ unsafe impl Source for System {
             Effect::Discards => Ok(Contents::Zero),
             _ => Ok(Contents::Unknown),
         }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        let _errno = KeepErrno::new();
+        // SAFETY: the caller promises a range of ours whose contents may be lost; refused, it is as it was.
+        unsafe { advise(start, bytes) };
     }
 
     /// Should the kernel refuse (map count), the addresses stay taken until the process ends; nobody is told.

@@ -28,6 +28,9 @@ use shuttle::{
 /// One stripe: every walk meets every other, and there is less to explore.
 pub(crate) const STRIPES: usize = 1;
 
+/// One place where all meet.
+pub(crate) const SHARED: usize = 1;
+
 /// A sequentially consistent (SeqCst) fence.
 pub(crate) fn fence() {
     checker_fence(Ordering::SeqCst);
@@ -38,6 +41,18 @@ pub(crate) fn fence_after_rmw() {
     fence();
 }
 
+/// The light half of an asymmetric fence. What the system call promises the heavy half is to a model a fence on this
+/// side too.
+pub(crate) fn fence_light() {
+    fence();
+}
+
+/// The heavy half.
+pub(crate) fn fence_heavy() -> bool {
+    fence();
+    true
+}
+
 /// Lets another thread go first.
 pub(crate) fn relax(_round: u32) {
     yield_now();
@@ -46,6 +61,11 @@ pub(crate) fn relax(_round: u32) {
 /// Returns for no reason, after letting others go first.
 pub(crate) fn wait(_word: &AtomicU32, _expected: u32, _round: u32) {
     yield_now();
+}
+
+/// As [`wait`].
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
+    wait(word, expected, 0);
 }
 
 /// Nobody sleeps.

@@ -14,6 +14,9 @@ use libc::__errno_location as errno;
 /// them all.
 pub(crate) const STRIPES: usize = 8;
 
+/// Places where those meet who own none: lanes of a sharded list, records of its readers.
+pub(crate) const SHARED: usize = 8;
+
 /// A sequentially consistent (SeqCst) fence.
 #[inline(always)]
 pub(crate) fn fence() {
@@ -31,6 +34,46 @@ pub(crate) fn fence_after_rmw() {
     } else {
         fence();
     }
+}
+
+/// The light half of an asymmetric fence: free, for the thread that comes by often. It orders nothing but against
+/// [`fence_heavy`] of another thread, and against that it is a sequentially consistent (SeqCst) fence.
+#[inline(always)]
+pub(crate) fn fence_light() {
+    // Only the compiler is told; where the system has no heavy half, that one says so and nothing is concluded.
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
+/// The heavy half: when it returns true, every thread of the process has passed a full fence since it was called,
+/// between two of its instructions. Some microseconds; the first in a process may take milliseconds. False where the
+/// system cannot do that, or is not let.
+#[cold]
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn fence_heavy() -> bool {
+    const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+    let ask = |command: libc::c_int| {
+        // SAFETY: membarrier reads and writes no memory of ours; it may be refused.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    };
+    // SAFETY: errno is the calling thread's own.
+    unsafe {
+        let errno = errno();
+        let saved = *errno;
+        // The first of a process, and of a child perhaps, has to register.
+        let done = ask(PRIVATE_EXPEDITED) || ask(REGISTER_PRIVATE_EXPEDITED) && ask(PRIVATE_EXPEDITED);
+        *errno = saved;
+        // The compiler must not move accesses over the call; the kernel orders this thread's with the others'.
+        fence();
+        done
+    }
+}
+
+/// Elsewhere there is none.
+#[cold]
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn fence_heavy() -> bool {
+    false
 }
 
 /// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a
@@ -53,7 +96,18 @@ pub(crate) fn relax(round: u32) {
 /// Sleeps while `word` is `expected`, or returns at once, or for no reason: the caller looks again.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
-    // SAFETY: errno is the calling thread's own; the futex call reads the word, which outlives it, and has no time-out.
+    wait_for(word, expected, None);
+}
+
+/// As [`wait`], and not longer than `time`, if there is one.
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
+    let time = time.map(|time| libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        // Less than a billion, which every type of this field holds.
+        tv_nsec: time.subsec_nanos() as _,
+    });
+    // SAFETY: errno is the calling thread's own; the futex call reads the word and the time, which outlive it.
     // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
     // back.
     unsafe {
@@ -65,7 +119,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
             word.as_ptr(),
             flags,
             expected,
-            core::ptr::null::<libc::timespec>(),
+            time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref),
         );
         *errno = saved;
     }
@@ -95,6 +149,24 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
     if word.load(Ordering::Relaxed) == expected {
         relax(round);
     }
+}
+
+/// Without a futex the whole time is slept.
+#[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::time::Duration>) {
+    let time = time.unwrap_or(core::time::Duration::from_secs(1));
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos() as _,
+    };
+    // SAFETY: `time` is a valid place to read from. Woken early is no harm.
+    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+}
+
+/// Without an operating system it is a round of waiting.
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
+    wait(word, expected, 0);
 }
 
 /// Without a futex nobody sleeps.

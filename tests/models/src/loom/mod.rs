@@ -3,6 +3,7 @@
 mod arenas;
 mod caches;
 mod claims;
+mod free_lists;
 mod growth;
 mod hints;
 mod long;
@@ -10,6 +11,7 @@ mod negative;
 mod paper;
 mod proof;
 mod scavenge;
+mod seize;
 mod summaries;
 mod sync;
 mod world;

@@ -15,8 +15,16 @@
 //!
 //! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay);
 //! the driver is [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+//!
+//! Beside it: [`index`] knows which chunks are worth a look, [`retention`] how much is to be kept, [`pacer`] how fast
+//! to go. All of them are numbers in, numbers out; who drives them brings the clock.
 
 #![forbid(unsafe_code)]
+
+pub mod index;
+pub mod pacer;
+pub mod pressure;
+pub mod retention;
 
 use crate::geometry::WORD_PAGES;
 

@@ -1,0 +1,262 @@
+//! The thread that gives memory back while the program does something else, or nothing.
+//!
+//! ```text
+//!   a block is freed, the slow way ─▶ 1 MiB free and nobody about? ─▶ after all constructors? ─▶ a thread, once
+//!
+//!   thread   tick ─▶ pause ─▶ tick ─▶ … nothing left: sleep until 1 MiB more has been freed
+//! ```
+//!
+//! **Its birth.** It is started by whoever frees, at the end of the call, with nothing held; never by an allocation, so
+//! never by the first one; never before the constructors of the program have run. It is made from the C library's own
+//! parts on a stack of our own mapping, so nothing here asks this allocator for memory. A system that refuses (a limit
+//! on threads, a filter) is asked again after the next MiB, sixteen times in all; the heap works without.
+//!
+//! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
+//! two clocks and sleeps; with nothing left to do it waits on a futex for ever and costs nothing. (Where there is none
+//! it looks once a second.) It never allocates and never runs code of the program's.
+//!
+//! **Its end.** Before a fork, scavengers are held until they have finished the millisecond they are at, with all other
+//! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
+//! thread to end. At the end of the process it simply stops with it.
+//!
+//! Cost: a stack of 256 KiB of addresses, of which 8 to 12 KiB are ever touched.
+
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+use core::ptr;
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::time::Duration;
+
+use crate::heap::Clock;
+use crate::object::{ABSENT, ASLEEP, AWAKE, Keeper, OFF, Objects};
+use crate::source::{KeepErrno, Source};
+use crate::sync::{fence_heavy, wait_for};
+use crate::units::PageCount;
+
+use super::pressure::Watch;
+
+/// Address space for the stack. The C library puts the thread's static thread-locals there too.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Before it goes to sleep it waits for as long as this, and looks once more: more than the time between two looks.
+const ANOTHER_LOOK: Duration = Duration::from_millis(300);
+
+/// How often the system is asked how things stand.
+const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
+
+/// How often a start is tried.
+const TRIES: u32 = 16;
+
+/// Whoever frees calls this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or cannot be done.
+#[cold]
+pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {
+    static FAILED: AtomicU32 = AtomicU32::new(0);
+    if !constructors_have_run() || !objects.keeper().change(ABSENT, AWAKE) {
+        return;
+    }
+    let _errno = KeepErrno::new();
+    // Relaxed: written by who starts, who is one at a time; read when he has gone.
+    let [thread, stack] = &objects.keeper().marks;
+    let argument = ptr::from_ref(objects).cast_mut().cast();
+    if let Some(made) = spawn(run::<S>, argument, stack.load(Ordering::Relaxed)) {
+        thread.store(made.0, Ordering::Relaxed);
+        stack.store(made.1, Ordering::Relaxed);
+    } else {
+        // Relaxed: a count.
+        let often = FAILED.fetch_add(1, Ordering::Relaxed) >= TRIES;
+        objects.keeper().change(AWAKE, if often { OFF } else { ABSENT });
+    }
+}
+
+/// A thread on pages of our own, with all signals blocked: its number, and its stack. `old` is the stack of one that
+/// the parent of this process has, or 0.
+fn spawn(
+    entry: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+    old: usize,
+) -> Option<(usize, usize)> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
+    // SAFETY: a new mapping replaces nothing; its lowest page is made the guard. The attributes are initialised before
+    // they are used and destroyed once. The signal mask is this thread's own and is put back. The stack is the new
+    // thread's until it has ended, unless there is none: then nobody knows of it. An old one is that of a thread that
+    // this process does not have.
+    unsafe {
+        let stack = match old {
+            0 => libc::mmap(ptr::null_mut(), STACK_BYTES, access, flags, -1, 0),
+            old => ptr::without_provenance_mut(old),
+        };
+        if stack == libc::MAP_FAILED {
+            return None;
+        }
+        libc::mprotect(stack, STACK_BYTES / 16, libc::PROT_NONE);
+        let mut attributes = MaybeUninit::uninit();
+        let mut started = None;
+        if libc::pthread_attr_init(attributes.as_mut_ptr()) == 0 {
+            let attributes = attributes.as_mut_ptr();
+            let (mut every, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+            libc::sigfillset(every.as_mut_ptr());
+            let usable = libc::pthread_attr_setstack(attributes, stack, STACK_BYTES) == 0;
+            if usable && libc::pthread_sigmask(libc::SIG_SETMASK, every.as_ptr(), before.as_mut_ptr()) == 0 {
+                let mut thread = MaybeUninit::uninit();
+                if libc::pthread_create(thread.as_mut_ptr(), attributes, entry, argument) == 0 {
+                    started = Some((thread.assume_init() as usize, stack.addr()));
+                }
+                libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+            }
+            libc::pthread_attr_destroy(attributes);
+        }
+        if started.is_none() && old == 0 {
+            libc::munmap(stack, STACK_BYTES);
+        }
+        started
+    }
+}
+
+/// What the thread does, for ever.
+extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *mut c_void {
+    name();
+    // SAFETY: `start` passed a heap of this type, which is never unmade.
+    let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
+    let keeper = objects.keeper();
+    let mut watch = Watched::new();
+    // Who wants to hear of pressure hears of it though there is nothing to do.
+    let most = keeper.notice.map(|_| BETWEEN_WATCHES);
+    while !keeper.is(OFF) {
+        watch.look(objects);
+        let pause = objects.tick(&ThreadClock);
+        if pause != Duration::MAX {
+            wait_for(keeper.state(), AWAKE, Some(pause));
+            continue;
+        }
+        // Frees are counted from here on; what came before is seen by the next look, behind the fence.
+        keeper.change(AWAKE, ASLEEP);
+        fence_heavy();
+        wait_for(keeper.state(), ASLEEP, Some(ANOTHER_LOOK));
+        while keeper.is(ASLEEP) && objects.tick(&ThreadClock) == Duration::MAX {
+            wait_for(keeper.state(), ASLEEP, most);
+            watch.look(objects);
+        }
+        keeper.change(ASLEEP, AWAKE);
+    }
+    ptr::null_mut()
+}
+
+/// Keeps an eye on the system, once a second.
+struct Watched {
+    watch: Watch,
+    last: Duration,
+}
+
+impl Watched {
+    fn new() -> Self {
+        Self {
+            watch: Watch::new(),
+            last: Duration::ZERO,
+        }
+    }
+
+    fn look<S: Source + 'static>(&mut self, objects: &Objects<S>) {
+        let now = ThreadClock.now();
+        if now.saturating_sub(self.last) < BETWEEN_WATCHES {
+            return;
+        }
+        self.last = now;
+        let pressure = self.watch.look();
+        if pressure.is_high() {
+            objects.release(PageCount(usize::MAX));
+        }
+        if let Some(notice) = objects.keeper().notice {
+            notice.give(pressure);
+        }
+    }
+}
+
+/// The time of day that never goes back, and what this thread has worked.
+struct ThreadClock;
+
+impl Clock for ThreadClock {
+    fn now(&self) -> Duration {
+        read(libc::CLOCK_MONOTONIC)
+    }
+
+    fn work(&self) -> Duration {
+        read(libc::CLOCK_THREAD_CPUTIME_ID)
+    }
+}
+
+fn read(clock: libc::clockid_t) -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place to write to. A clock that is refused stands still.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn name() {
+    // SAFETY: names the calling thread, by a string that ends with zero.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"pageheap".as_ptr()) };
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn name() {}
+
+// ---- constructors
+// -----------------------------------------------------------------------------------------------------------------
+
+/// Whether the program's constructors have run, as far as can be told: those of its libraries have, and ours, which
+/// stands behind those of the program's own objects.
+#[cfg(any(
+    target_os = "linux",
+    target_os = "android",
+    target_os = "freebsd",
+    target_os = "netbsd"
+))]
+fn constructors_have_run() -> bool {
+    static RUN: AtomicU8 = AtomicU8::new(0);
+    extern "C" fn constructor() {
+        // Relaxed: a number by itself.
+        RUN.store(1, Ordering::Relaxed);
+    }
+    // SAFETY: the section is a list of functions of this type, which the loader calls one by one.
+    #[used]
+    #[unsafe(link_section = ".init_array")]
+    static CONSTRUCTOR: extern "C" fn() = constructor;
+    // Relaxed: as above.
+    RUN.load(Ordering::Relaxed) != 0
+}
+
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    target_os = "freebsd",
+    target_os = "netbsd"
+)))]
+fn constructors_have_run() -> bool {
+    true
+}
+
+// ---- the end
+// ----------------------------------------------------------------------------------------------------------------
+
+/// Ends the thread, if there is one, and waits until it has ended: its code is about to go.
+///
+/// # Safety
+///
+/// Nobody else uses the heap any more.
+#[cfg(target_os = "linux")]
+pub(super) unsafe fn end(keeper: &Keeper) {
+    keeper.dismiss();
+    // Relaxed: by whoever is alone.
+    let [thread, stack] = keeper.marks.each_ref().map(|mark| mark.swap(0, Ordering::Relaxed));
+    // SAFETY: a thread that `start` made, not joined yet, which ends by itself within a quantum; its stack, which it
+    // does not use then. 0: there is none.
+    unsafe {
+        if thread != 0 && libc::pthread_join(thread as libc::pthread_t, ptr::null_mut()) == 0 {
+            libc::munmap(ptr::without_provenance_mut(stack), STACK_BYTES);
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Who drives the scavenger: a look at the heap four times a second, and work in between, a millisecond at a time.
+//!
+//! ```text
+//!   tick ─▶ time for a look? ── yes ─▶ count every chunk ─▶ how much is to be kept? ─▶ caches that sleep are emptied
+//!                 │ no                                                                        │
+//!                 ▼                                                                           ▼
+//!           is there a campaign? ── yes ─▶ a quantum: whole huge pages first, then runs, from the top ─▶ pause
+//!                 └── no ─▶ pause until the next look
+//! ```
+//!
+//! A tick is a step of a machine without a clock or a thread of its own: the background thread of a
+//! [`GlobalHeap`](crate::GlobalHeap) calls it, or a program's own loop, or a kernel's idle task. It is one thread's at
+//! a time; who comes while another is at it goes away again.
+//!
+//! A **campaign** is one walk over the heap, from its end to its beginning, twice: first for whole huge pages, then for
+//! runs of any length. It ends when as much has gone as there was too much, and a new one begins when a look finds
+//! something again.
+//!
+//! Cost of a look: 1 ns for each 64 pages, twice that where caches are emptied. It is paid from the same account as the
+//! releasing, so that the larger a heap is the more seldom it is looked at (1 TiB: every half second).
+
+#![forbid(unsafe_code)]
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::time::Duration;
+
+use crate::geometry::Shape;
+use crate::metadata::offset;
+use crate::scavenge::index::Chunk;
+use crate::scavenge::pacer::{Pacer, QUANTUM};
+use crate::scavenge::retention::{Advice, PERIOD, Retention};
+use crate::source::Source;
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::units::PageCount;
+
+use super::PageHeap;
+use super::limit::Ceiling;
+
+/// Time, as [`PageHeap::tick`] wants to be told it.
+///
+/// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that makes memory go
+/// back sooner or later, and nothing else.
+pub trait Clock {
+    /// Time that passes also while nobody works, since any moment.
+    fn now(&self) -> Duration;
+
+    /// Time this thread has worked, since any moment. Passing time will do.
+    fn work(&self) -> Duration {
+        self.now()
+    }
+}
+
+impl<F: Fn() -> Duration> Clock for F {
+    fn now(&self) -> Duration {
+        self()
+    }
+}
+
+/// The clock is read once for so many chunks in which there is nothing to do.
+const PASSED_OVER: u32 = 256;
+
+/// Every so many looks, a second, sleeping caches are emptied though the program is not silent.
+const LOOKS_TO_TRIM: u32 = 4;
+
+/// What a tick leaves for the next.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    retention: Retention,
+    pacer: Pacer,
+    campaign: Option<Campaign>,
+    /// Silent, and nothing left to do.
+    resting: bool,
+    silent: bool,
+    /// Pages with memory behind them, as the last look and the work since have left them.
+    backed: usize,
+    looks: u32,
+}
+
+/// One walk over the heap.
+#[derive(Clone, Copy, Debug)]
+struct Campaign {
+    /// Pages still to go.
+    pages: usize,
+    /// The chunk behind the next.
+    end: usize,
+    huge: bool,
+    forced: bool,
+}
+
+/// The scavenger of one heap.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    /// 1 while caches are being seized; see `src/cache.rs`.
+    pub(super) seizing: AtomicU32,
+    /// Held by who seizes.
+    pub(super) seizer: Lock,
+    /// Held by whose turn it is. The outermost lock of all: nothing is held when it is taken.
+    turn: Lock,
+    /// Only under `turn`.
+    state: Cell<State>,
+    /// What is known of each chunk: [`Chunk`], packed. Written under `turn`.
+    pub(super) chunks: Table<AtomicU64>,
+    pub(super) ceiling: Ceiling,
+    /// A table of a layer above, if there is one. Set before the heap is shared.
+    beside: Cell<Option<Beside>>,
+    /// Pages that table reaches.
+    beside_pages: AtomicUsize,
+}
+
+/// A table with an entry for each page, that means nothing as long as the page is free.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside {
+    /// The entry of page 0, on a border of granules.
+    pub(crate) base: NonNull<u8>,
+    /// Bytes in an entry.
+    pub(crate) entry: usize,
+}
+
+/// A heap at one look.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    live: usize,
+    /// Pages free, or in caches, with memory behind them.
+    idle: usize,
+    /// Pages in caches.
+    cached: usize,
+    print: u64,
+}
+
+impl Driver {
+    pub(super) fn new(chunks: Table<AtomicU64>, soft_limit: usize) -> Self {
+        Self {
+            seizing: AtomicU32::new(0),
+            seizer: Lock::new(),
+            turn: Lock::new(),
+            state: Cell::new(State {
+                retention: Retention::new(),
+                pacer: Pacer::new(),
+                campaign: None,
+                resting: false,
+                silent: false,
+                backed: 0,
+                looks: 0,
+            }),
+            chunks,
+            ceiling: Ceiling::new(soft_limit),
+            beside: Cell::new(None),
+            beside_pages: AtomicUsize::new(0),
+        }
+    }
+
+    /// Tells of a table beside the pages. By who makes the heap, before he shares it.
+    pub(crate) fn set_beside(&self, beside: Beside) {
+        self.beside.set(Some(beside));
+    }
+
+    /// The table beside the pages reaches so far.
+    pub(crate) fn beside_reaches(&self, pages: usize) {
+        // Relaxed: what is not known to be there stays as it is.
+        self.beside_pages.fetch_max(pages, Ordering::Relaxed);
+    }
+
+    /// The bytes of the table beside that are of these pages alone, in whole granules: where, and how many.
+    pub(super) fn beside(&self, start: usize, pages: usize, granule: usize) -> Option<(NonNull<u8>, usize)> {
+        let Beside { base, entry } = self.beside.get()?;
+        // Relaxed: as above.
+        let end = (start + pages).min(self.beside_pages.load(Ordering::Relaxed));
+        let first = (start * entry).next_multiple_of(granule);
+        let bytes = (end * entry / granule * granule)
+            .checked_sub(first)
+            .filter(|&bytes| bytes > 0)?;
+        Some((offset(base, first), bytes))
+    }
+
+    /// Waits for the turn.
+    pub(crate) fn turn(&self) -> Guard<'_> {
+        self.turn.lock()
+    }
+
+    /// Keeps scavengers away, after what they are doing now (some milliseconds), until [`let_go`](Self::let_go): before
+    /// the process forks.
+    pub(crate) fn hold(&self) {
+        self.turn.hold();
+        self.seizer.hold();
+    }
+
+    /// Whoever has held may go on, or his copy in a child.
+    pub(crate) fn let_go(&self) {
+        self.seizer.let_go();
+        self.turn.let_go();
+    }
+}
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next; who
+    /// comes earlier or later does no harm. [`Duration::MAX`]: everything has gone back, and nothing need be done until
+    /// pages are allocated and freed again.
+    ///
+    /// What goes back, and when: as long as pages are allocated or freed the heap keeps what was live at any time in
+    /// the last ten seconds and a tenth of that. After a second in which none was, all that is free goes. Work is 1 %
+    /// of the time that passes, and 100 ms at most ahead of that; a step is about one millisecond, and a look at the
+    /// whole heap four times a second (1 ns for each 64 pages).
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use pageheap::source::System;
+    /// use pageheap::{Config, PageCount, PageHeap};
+    ///
+    /// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+    /// let begin = Instant::now();
+    /// let pause = heap.tick(&|| begin.elapsed());
+    /// assert!(pause <= Duration::from_secs(10) || pause == Duration::MAX);
+    /// ```
+    pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
+        self.tick_with(clock, || 0, || ())
+    }
+
+    /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what
+    /// it keeps in store.
+    pub(crate) fn tick_with<C: Clock + ?Sized>(
+        &self,
+        clock: &C,
+        activity: impl Fn() -> u64,
+        trim: impl FnOnce(),
+    ) -> Duration {
+        let driver = &self.driver;
+        let Some(_turn) = driver.turn.try_lock() else {
+            return Duration::from_nanos(PERIOD);
+        };
+        let mut state = driver.state.get();
+        let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
+        if state.retention.is_due(now) {
+            self.look(&mut state, now, &activity, trim);
+        }
+        let mut granules = 0;
+        if let Some(campaign) = &mut state.campaign {
+            let before = campaign.pages;
+            granules = self.work(campaign, || nanoseconds(clock.work()).saturating_sub(begin) < QUANTUM);
+            state.backed -= before.abs_diff(campaign.pages).min(state.backed);
+            if campaign.is_over() {
+                state.campaign = None;
+            }
+        }
+        let worked = nanoseconds(clock.work()).saturating_sub(begin);
+        let pause = state
+            .pacer
+            .pause(nanoseconds(clock.now()), worked, granules, state.silent);
+        driver.state.set(state);
+        match state.campaign {
+            Some(_) => Duration::from_nanos(pause),
+            None if state.resting => Duration::MAX,
+            None => Duration::from_nanos(pause.max(PERIOD)),
+        }
+    }
+
+    /// Gives back all that is free, at once: what sleeping caches hold too. Returns how many pages. What is being
+    /// released by another thread at the moment is not waited for.
+    ///
+    /// Cost: that of [`scavenge`](Self::scavenge), and a system call or two.
+    pub fn release(&self, pages: PageCount) -> PageCount {
+        self.flush_shards();
+        self.seize_caches();
+        self.scavenge(pages)
+    }
+
+    /// Counts, and plans.
+    fn look(&self, state: &mut State, now: u64, activity: impl Fn() -> u64, trim: impl FnOnce()) {
+        let mut look = self.see(activity(), state.retention.turns(now), false);
+        let backed = look.live + look.idle;
+        let needed = if backed > state.backed { backed } else { look.live };
+        let Advice { keep, silent } = state.retention.look(now, look.live, needed, look.print);
+        state.looks = state.looks.wrapping_add(1);
+        // When the program has just fallen silent, and once a second: others of its threads may sleep.
+        let fell_silent = silent && !state.silent;
+        if fell_silent || look.cached > 0 && state.looks.is_multiple_of(LOOKS_TO_TRIM) {
+            trim();
+            self.flush_shards();
+            self.seize_caches();
+            look = self.see(activity(), false, fell_silent);
+            state.retention.overlook(look.print);
+        }
+        let goal = self.driver.ceiling.goal();
+        let over = look.live + look.idle > goal;
+        let keep = if silent {
+            look.live
+        } else {
+            keep.min(goal).max(look.live)
+        };
+        let pages = (look.live + look.idle).saturating_sub(keep);
+        (state.silent, state.backed) = (silent, look.live + look.idle);
+        // What cannot be released is not asked for again.
+        state.resting = silent && (pages == 0 || self.is_done());
+        let end = self.set.grown().div_ceil(G::CHUNK_PAGES);
+        let (end, huge) = state.campaign.map_or((end, true), |now| (now.end, now.huge));
+        state.campaign = (pages > 0 && !state.resting).then_some(Campaign {
+            pages,
+            end,
+            huge,
+            forced: silent || over,
+        });
+    }
+
+    /// Counts every chunk and every cache, and writes down what is seen of the chunks. `anew`: none is done with.
+    fn see(&self, activity: u64, turned: bool, anew: bool) -> Look {
+        let mut look = Look {
+            print: activity,
+            ..Look::default()
+        };
+        let grown = self.set.grown();
+        let mut free = 0;
+        for chunk in 0..grown.div_ceil(G::CHUNK_PAGES) {
+            let (bits, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+            let (mut here, mut here_free, mut print) = (0, 0, 0);
+            for (&bits, &scavenged) in bits[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]) {
+                here += bits.count_ones() as usize;
+                look.idle += (bits & !scavenged).count_ones() as usize;
+                print = mix(mix(print, bits), scavenged);
+                here_free = mix(here_free, bits);
+            }
+            free += here;
+            look.print = mix(look.print, here_free);
+            // Relaxed: one writer, whose turn it is.
+            let entry = self.driver.chunks.get(chunk);
+            let seen = Chunk::unpack(entry.load(Ordering::Relaxed)).seen(G::CHUNK_PAGES - here, print, turned);
+            let done = seen.done && !anew;
+            entry.store(Chunk { done, ..seen }.pack(), Ordering::Relaxed);
+        }
+        self.for_each_slot(|slot| {
+            let state = slot.state();
+            look.cached += state.pages;
+            look.idle += state.pages - state.scavenged.min(state.pages);
+            for (word, pages) in slot.words() {
+                look.print = mix(look.print, pages ^ word as u64);
+            }
+            look.print = mix(look.print, state.refills);
+        });
+        look.live = grown.saturating_sub(free).saturating_sub(look.cached);
+        look
+    }
+
+    /// Works on a campaign while `go_on`. Returns how many granules were released.
+    fn work(&self, campaign: &mut Campaign, go_on: impl Fn() -> bool) -> usize {
+        let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
+        let mut granules = 0;
+        let mut passed_over = 0;
+        while !campaign.is_over() && (passed_over % PASSED_OVER != 0 || go_on()) {
+            let Some(chunk) = campaign.end.checked_sub(1) else {
+                break;
+            };
+            passed_over += 1;
+            // Relaxed: as in `see`.
+            let entry = self.driver.chunks.get(chunk);
+            let known = Chunk::unpack(entry.load(Ordering::Relaxed));
+            let huge = self.huge_pages();
+            let fits = granule <= G::CHUNK_PAGES;
+            if fits && known.is_ready(G::CHUNK_PAGES, campaign.forced) {
+                passed_over = 0;
+                let least = if campaign.huge { huge.max(granule) } else { granule };
+                let released = self.scavenge_chunk(chunk, least, campaign.pages);
+                campaign.pages = campaign.pages.saturating_sub(released);
+                granules += released.div_ceil(granule);
+                // Done with, unless enough had gone before its end was reached.
+                let done = !campaign.huge && campaign.pages > 0;
+                entry.store(Chunk { done, ..known }.pack(), Ordering::Relaxed);
+            }
+            campaign.end = chunk;
+            if chunk == 0 && campaign.huge {
+                campaign.huge = false;
+                campaign.end = self.set.grown().div_ceil(G::CHUNK_PAGES);
+            }
+        }
+        granules
+    }
+
+    /// Whether no chunk is worth looking through, by force or not.
+    fn is_done(&self) -> bool {
+        let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
+        // Relaxed: as in `see`.
+        let ready = |chunk| Chunk::unpack(self.driver.chunks.get(chunk).load(Ordering::Relaxed));
+        !(0..chunks).any(|chunk| ready(chunk).is_ready(G::CHUNK_PAGES, true))
+    }
+}
+
+impl Campaign {
+    fn is_over(&self) -> bool {
+        self.pages == 0 || self.end == 0 && !self.huge
+    }
+}
+
+/// Stirs a number into a print.
+fn mix(print: u64, number: u64) -> u64 {
+    (print ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,165 @@
+//! What the object layer does for the scavenger: it tells what happens, empties its stores, and rings for a keeper.
+//!
+//! ```text
+//!              1 MiB freed, a thread starts one            nothing left to do
+//!   ABSENT ──────────────────────────────────▶ AWAKE ◀──────────────────────▶ ASLEEP
+//!      ▲            it could not                 │         1 MiB freed: a bell
+//!      ├─────────────────────────────────────────┤
+//!      └────────── fork: not in the child ───────┘         OFF: nobody is wanted
+//! ```
+//!
+//! A **keeper** is whoever calls [`Objects::tick`] again and again: the background thread of a global heap. While it is
+//! absent or asleep, runs of pages that are given back are counted; with the first MiB of them somebody has to be
+//! there. That is one load of a shared word for each run freed, which nobody writes meanwhile; blocks that go into a
+//! magazine know nothing of it. While the keeper is awake nothing is counted: it looks for itself.
+
+#![forbid(unsafe_code)]
+
+use core::time::Duration;
+
+use crate::heap::Clock;
+use crate::scavenge::pressure::Notice;
+use crate::source::Source;
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, wake};
+use crate::units::{PageCount, PageRun};
+
+use super::Objects;
+use super::size_class::{PAGE_BYTES, SizeClass};
+
+/// Nobody is wanted.
+pub const OFF: u32 = 0;
+/// At work, or about to look.
+pub const AWAKE: u32 = 1;
+/// There is none yet.
+pub const ABSENT: u32 = 2;
+/// Sleeps until it is woken.
+pub const ASLEEP: u32 = 3;
+
+/// Pages freed that a keeper is wanted for: 1 MiB.
+const PAGES_TO_RING: usize = (1 << 20) / PAGE_BYTES;
+
+/// Whether somebody keeps the heap, and what has been freed since he was last seen.
+#[derive(Debug)]
+pub struct Keeper {
+    state: AtomicU32,
+    freed: AtomicUsize,
+    /// Whom he tells of pressure.
+    pub notice: Option<Notice>,
+    /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
+    pub marks: [AtomicUsize; 2],
+}
+
+impl Keeper {
+    /// None yet; `wanted` or not.
+    pub fn new(wanted: bool, notice: Option<Notice>) -> Self {
+        Self {
+            state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
+            freed: AtomicUsize::new(0),
+            notice,
+            marks: [AtomicUsize::new(0), AtomicUsize::new(0)],
+        }
+    }
+
+    /// The word that he sleeps on.
+    pub fn state(&self) -> &AtomicU32 {
+        &self.state
+    }
+
+    /// Whether runs are to be counted.
+    #[inline(always)]
+    pub(super) fn is_away(&self) -> bool {
+        // Relaxed: who goes to sleep looks once more behind a heavy fence, and after a while.
+        self.state.load(Ordering::Relaxed) > AWAKE
+    }
+
+    /// Pages were freed while he was away. Wakes him if he sleeps.
+    #[cold]
+    pub(super) fn count(&self, pages: usize) {
+        // Relaxed, here and below: a count, and a state that hands nothing over.
+        let freed = self.freed.fetch_add(pages, Ordering::Relaxed).saturating_add(pages);
+        if freed >= PAGES_TO_RING && self.change(ASLEEP, AWAKE) {
+            wake(&self.state);
+        }
+    }
+
+    /// What he is at.
+    pub fn is(&self, state: u32) -> bool {
+        // Relaxed: as in `count`; whoever sleeps on it is told by the system if it has changed.
+        self.state.load(Ordering::Relaxed) == state
+    }
+
+    /// Whether one should be started: by somebody who holds nothing.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        // Relaxed: as in `count`.
+        self.state.load(Ordering::Relaxed) == ABSENT && self.freed.load(Ordering::Relaxed) >= PAGES_TO_RING
+    }
+
+    /// From one state to another, for one thread only.
+    pub fn change(&self, from: u32, to: u32) -> bool {
+        // Relaxed: as in `count`.
+        let changed = self
+            .state
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok();
+        if changed && to != AWAKE {
+            self.freed.store(0, Ordering::Relaxed);
+        }
+        changed
+    }
+
+    /// He is to go: nobody is wanted any more.
+    pub fn dismiss(&self) {
+        // Relaxed: as in `count`.
+        self.state.store(OFF, Ordering::Relaxed);
+        wake(&self.state);
+    }
+
+    /// There is none, and none for what was freed so far: in the child of a fork, which may end soon.
+    pub fn has_gone(&self) {
+        // Relaxed: the child has one thread.
+        if self.state.load(Ordering::Relaxed) != OFF {
+            self.state.store(ABSENT, Ordering::Relaxed);
+            self.freed.store(0, Ordering::Relaxed);
+            self.marks[0].store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<S: Source + 'static> Objects<S> {
+    /// As [`PageHeap::tick`](crate::PageHeap::tick), for both layers.
+    pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
+        self.heap.tick_with(clock, || self.activity(), || self.trim())
+    }
+
+    /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
+    /// for who scavenges at the moment, and for a fork.
+    pub fn release(&self, pages: PageCount) -> PageCount {
+        let _turn = self.heap.driver().turn();
+        self.trim();
+        self.heap.release(pages)
+    }
+
+    /// Whoever keeps the heap.
+    pub fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
+    /// A number that changes whenever slots go between threads and classes.
+    fn activity(&self) -> u64 {
+        let visits = SizeClass::all().map(|class| self.central(class).state().visits);
+        visits.fold(0, u64::wrapping_add)
+    }
+
+    /// Gives pages that lie in store back to the heap: spare spans, and what the shared thread keeps.
+    fn trim(&self) {
+        if let Some(guard) = self.shared.try_lock() {
+            self.flush(&self.hold_shared(guard));
+        }
+        for class in SizeClass::all() {
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.give_pages(None, PageRun::known(spare.0, class.pages()));
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The thread's own life: when it is born, what it has to do with signals, forks, and a program that wants none.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::shapes::blocks;
+use super::*;
+
+/// Threads of this process.
+fn tasks() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// The one that is called `pageheap`.
+fn keeper() -> Option<std::path::PathBuf> {
+    let named =
+        |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "pageheap\n");
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.map(|task| task.unwrap().path()).find(named)
+}
+
+/// Waits for what another thread is about to do.
+fn soon(what: impl Fn() -> bool) -> bool {
+    (0..400).any(|_| {
+        std::thread::sleep(Duration::from_millis(25));
+        what()
+    })
+}
+
+/// How many threads there were when the constructor below had freed a hundred MiB.
+static TASKS_IN_CONSTRUCTOR: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn constructor() {
+    if is_child() {
+        drop(blocks(100 << 20, 100_000));
+        TASKS_IN_CONSTRUCTOR.store(tasks(), Ordering::Relaxed);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+#[test]
+fn it_is_not_born_in_a_constructor_nor_for_little() {
+    if !is_child() {
+        return assert!(run("life::it_is_not_born_in_a_constructor_nor_for_little"));
+    }
+    assert_eq!(TASKS_IN_CONSTRUCTOR.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn it_is_born_with_the_first_mebibyte_freed() {
+    if !is_child() {
+        return assert!(run("life::it_is_born_with_the_first_mebibyte_freed"));
+    }
+    drop(blocks(2 << 20, 1000));
+    assert!(soon(|| keeper().is_some()));
+    let status = std::fs::read_to_string(keeper().unwrap().join("status")).unwrap();
+    let blocked = status.lines().find(|line| line.starts_with("SigBlk")).unwrap();
+    let blocked = u64::from_str_radix(blocked.split_whitespace().nth(1).unwrap(), 16).unwrap();
+    // All but the two that cannot be blocked, and the C library's own.
+    assert!(blocked.count_ones() >= 60, "{blocked:#x}");
+    assert!(blocked >> (libc::SIGTERM - 1) & 1 == 1 && blocked >> (libc::SIGUSR1 - 1) & 1 == 1);
+}
+
+#[test]
+fn a_child_has_none_and_gets_its_own() {
+    if !is_child() {
+        return assert!(run("life::a_child_has_none_and_gets_its_own"));
+    }
+    drop(blocks(200 << 20, 1000));
+    assert!(soon(|| keeper().is_some()));
+    for round in 0..40 {
+        // While it is at work, and while it sleeps.
+        drop(blocks(8 << 20, 1000 + round));
+        // SAFETY: the child allocates, which is what is tested, starts a thread and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let gone = keeper().is_none();
+            let before = resident();
+            drop(blocks(100 << 20, 3000));
+            let born = round % 10 != 0 || soon(|| keeper().is_some());
+            let low = round % 20 != 0 || soon(|| resident() <= before + (4 << 20));
+            // SAFETY: ends the child without running what is the parent's.
+            unsafe { libc::_exit(i32::from(!gone) + 2 * i32::from(!born) + 4 * i32::from(!low)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            "child {round}: {status:#x}"
+        );
+    }
+}
+
+#[test]
+fn it_may_be_refused() {
+    if !is_child() {
+        return assert!(run("life::it_may_be_refused"));
+    }
+    let limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a limit is read from a valid place. (Whoever has the right to go beyond it is not limited.)
+    unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &limit) };
+    (0..40).for_each(|_| drop(blocks(4 << 20, 1000)));
+    assert!(HEAP.release(usize::MAX) > 0 || keeper().is_some());
+}

@@ -1,0 +1,171 @@
+//! What the programs leave behind.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use super::*;
+
+/// A tree as a parser of JSON makes it.
+enum Json {
+    Number(f64),
+    Text(String),
+    List(Vec<Json>),
+    Object(Vec<(String, Json)>),
+}
+
+/// A tree of about `nodes` nodes, and how many there are.
+fn tree(nodes: usize, seed: usize) -> Json {
+    if nodes <= 1 {
+        return match seed % 3 {
+            0 => Json::Number(seed as f64),
+            1 => Json::Text("a value".repeat(1 + seed % 5)),
+            _ => Json::List(Vec::new()),
+        };
+    }
+    let children = 2 + seed % 7;
+    let part = |index: usize| tree((nodes - 1) / children, seed.wrapping_mul(31).wrapping_add(index));
+    if seed.is_multiple_of(2) {
+        Json::List((0..children).map(part).collect())
+    } else {
+        Json::Object(
+            (0..children)
+                .map(|index| (format!("key number {index}"), part(index)))
+                .collect(),
+        )
+    }
+}
+
+fn count(tree: &Json) -> usize {
+    match tree {
+        Json::Number(number) => usize::from(*number >= 0.0),
+        Json::Text(text) => usize::from(!text.is_empty()),
+        Json::List(list) => 1 + list.iter().map(count).sum::<usize>(),
+        Json::Object(object) => {
+            1 + object
+                .iter()
+                .map(|(key, value)| key.len().min(1) + count(value))
+                .sum::<usize>()
+        }
+    }
+}
+
+#[test]
+fn a_tree_of_json_is_dropped() {
+    if !is_child() {
+        return assert!(run("shapes::a_tree_of_json_is_dropped"));
+    }
+    let before = resident();
+    let trees: Vec<Json> = (0..64).map(|seed| tree(85_000, seed)).collect();
+    assert!(trees.iter().map(count).sum::<usize>() > 1_000_000);
+    println!("peak {:.1} MiB", mib(resident()));
+    assert!(resident() > before + (300 << 20));
+    drop(trees);
+    settle(before, 0);
+}
+
+#[test]
+fn trees_of_two_threads_are_freed_by_a_third() {
+    if !is_child() {
+        return assert!(run("shapes::trees_of_two_threads_are_freed_by_a_third"));
+    }
+    let before = resident();
+    let make =
+        |seed: usize| thread::spawn(move || (0..16).map(|tree_of| tree(100_000, seed + tree_of)).collect::<Vec<_>>());
+    let (one, two) = (make(1), make(1000));
+    let trees = (one.join().unwrap(), two.join().unwrap());
+    let barrier = Arc::new(Barrier::new(2));
+    let other = barrier.clone();
+    // The third stays, with what it has freed in its magazines.
+    let third = thread::spawn(move || {
+        drop(trees);
+        other.wait();
+        other.wait();
+    });
+    barrier.wait();
+    settle(before, 0);
+    barrier.wait();
+    third.join().unwrap();
+}
+
+/// Blocks of about `bytes` bytes in all, written to.
+pub fn blocks(bytes: usize, size: usize) -> Vec<Vec<u8>> {
+    (0..bytes / size).map(|_| vec![1; size]).collect()
+}
+
+fn waves(threads: usize) {
+    for (size, name) in [(100, "small"), (3000, "medium"), (200_000, "large")] {
+        let before = resident();
+        let barrier = Arc::new(Barrier::new(threads + 1));
+        let asleep: Vec<_> = (0..threads)
+            .map(|_| {
+                let barrier = barrier.clone();
+                thread::spawn(move || {
+                    drop(blocks((256 << 20) / threads, size));
+                    barrier.wait();
+                    barrier.wait();
+                })
+            })
+            .collect();
+        barrier.wait();
+        print!("{name}, {threads} threads: ");
+        settle(before, 0);
+        barrier.wait();
+        asleep.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn waves_of_blocks_by_one_thread() {
+    if !is_child() {
+        return assert!(run("shapes::waves_of_blocks_by_one_thread"));
+    }
+    waves(1);
+}
+
+#[test]
+fn waves_of_blocks_by_four_threads() {
+    if !is_child() {
+        return assert!(run("shapes::waves_of_blocks_by_four_threads"));
+    }
+    waves(4);
+}
+
+#[test]
+fn a_part_stays() {
+    if !is_child() {
+        return assert!(run("shapes::a_part_stays"));
+    }
+    let before = resident();
+    let keep = blocks(64 << 20, 5000);
+    let rest = blocks(256 << 20, 5000);
+    drop(rest);
+    settle(before, 64 << 20);
+    assert!(keep.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+}
+
+#[test]
+fn threads_that_sleep_with_full_caches() {
+    if !is_child() {
+        return assert!(run("shapes::threads_that_sleep_with_full_caches"));
+    }
+    const THREADS: usize = 32;
+    let before = resident();
+    let barrier = Arc::new(Barrier::new(THREADS + 1));
+    let asleep: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let barrier = barrier.clone();
+            thread::spawn(move || {
+                // A word of pages for its cache, another in its buffer, each page written to.
+                let runs: Vec<Vec<u8>> = (0..60).map(|_| vec![1; 40_000]).collect();
+                drop(runs);
+                barrier.wait();
+                barrier.wait();
+            })
+        })
+        .collect();
+    barrier.wait();
+    settle(before, 0);
+    assert_eq!(HEAP.stats().pages.cached.0, 0, "{}", HEAP.stats());
+    barrier.wait();
+    asleep.into_iter().for_each(|thread| thread.join().unwrap());
+}
