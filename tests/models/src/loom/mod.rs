@@ -1,7 +1,9 @@
 //! Models for loom: few threads, every interleaving.
 
+mod arenas;
 mod caches;
 mod claims;
+mod free_lists;
 mod growth;
 mod hints;
 mod long;
