@@ -88,7 +88,11 @@ fn sums_agree_and_machines_can_read_them() {
         (empty.stats.pages.grown, empty.stats.batches)
     );
     assert_eq!(empty.since(&empty).stats.batches, 0);
+    machines_can_read(&full);
+}
 
+/// As JSON, and as Prometheus' text.
+fn machines_can_read(full: &Snapshot) {
     let mut json = String::new();
     full.json(&mut json).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
