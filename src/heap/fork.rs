@@ -50,18 +50,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 }
 
-#[cfg(all(test, unix, feature = "std"))]
+#[cfg(test)]
 mod tests {
     use crate::geometry::WORD_PAGES;
     use crate::heap::{Config, PageHeap};
-    use crate::source::System;
+    use crate::source::Simulated;
     use crate::units::PageCount;
 
     /// What the child of a fork may find: pages free that nobody was told of, and threads inside that do not exist.
     #[test]
     fn what_others_left_half_done_is_made_right() {
         let pages = PageCount(3000);
-        let heap: PageHeap<System> = PageHeap::new(System, Config::new(64 << 20).limit(pages)).unwrap();
+        let heap: PageHeap<Simulated> =
+            PageHeap::new(Simulated::new(4096), Config::new(64 << 20).limit(pages)).unwrap();
         let run = heap.allocate(pages).unwrap();
         assert!(heap.allocate(PageCount(1)).is_none());
         // As a release does first of all.
