@@ -68,7 +68,7 @@ use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
-use magazine::List;
+use magazine::{List, Magazine};
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 use thread::Register;
@@ -253,8 +253,11 @@ impl<S: Source + 'static> Objects<S> {
     /// Gives back all that a thread keeps: its slots to their classes, its pages to the heap.
     pub fn flush(&self, thread: &Thread) {
         for class in SizeClass::all() {
-            let list = thread.magazine(class).empty();
-            self.give_slots(thread, class, list);
+            let magazine = thread.magazine(class);
+            if let Some(batch) = magazine.take_spare() {
+                self.give_slots(thread.cache(), class, batch.into_list(class));
+            }
+            self.give_slots(thread.cache(), class, magazine.empty());
         }
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
@@ -269,13 +272,21 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         self.flush(thread);
-        for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-                self.free_run(thread, PageRun::known(spare.0, class.pages()));
-            }
-        }
+        self.empty_stores(thread.cache());
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
+        }
+    }
+
+    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.
+    fn empty_stores(&self, cache: Option<usize>) {
+        for class in SizeClass::all() {
+            while let Some(batch) = self.central(class).take_batch() {
+                self.give_slots(cache, class, batch.into_list(class));
+            }
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.give_pages(cache, PageRun::known(spare.0, class.pages()));
+            }
         }
     }
 
@@ -320,9 +331,7 @@ impl<S: Source + 'static> Objects<S> {
     fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
         let magazine = thread.magazine(class);
         let slot = magazine.pop().or_else(|| {
-            self.heed_calls(thread);
-            let list = self.take_slots(thread.cache(), class, magazine.widen(class));
-            magazine.fill(list);
+            self.refill(thread, magazine, class);
             magazine.pop()
         });
         let slot = slot.or_else(|| {
@@ -330,6 +339,37 @@ impl<S: Source + 'static> Objects<S> {
             self.take_slots(thread.cache(), class, 1).pop()
         });
         NonNull::new(slot?)
+    }
+
+    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans.
+    fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        if magazine.unwrap_spare() {
+            return;
+        }
+        self.heed_calls(thread);
+        if magazine.is_wide(class)
+            && let Some(batch) = self.central(class).take_batch()
+        {
+            magazine.load(batch);
+            return;
+        }
+        let room = magazine.widen(class);
+        magazine.fill(self.take_slots(thread.cache(), class, room));
+    }
+
+    /// Makes room in a full magazine.
+    fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        self.heed_calls(thread);
+        if !magazine.is_wide(class) {
+            magazine.widen(class);
+            return;
+        }
+        if let Some(batch) = magazine.take_spare()
+            && let Err(batch) = self.central(class).store_batch(batch)
+        {
+            self.give_slots(thread.cache(), class, batch.into_list(class));
+        }
+        magazine.set_aside();
     }
 
     fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
@@ -392,19 +432,14 @@ impl<S: Source + 'static> Objects<S> {
     /// It was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            self.free_run(thread, self.run_of(memory, layout.size()));
+            self.free_run(thread.cache(), self.run_of(memory, layout.size()));
             return;
         };
         let magazine = thread.magazine(class);
         // SAFETY: the caller's promise: the slot is given up, and of this class.
         while !unsafe { magazine.push(memory.as_ptr()) } {
-            self.heed_calls(thread);
-            let count = magazine.count();
-            let half = magazine.widen(class);
-            if half <= count / 2 {
-                // As wide as it gets, and full.
-                self.give_slots(thread, class, magazine.cut(half));
-            }
+            magazine.refuse_twice(memory, class);
+            self.make_room(thread, magazine, class);
         }
     }
 
@@ -421,14 +456,14 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    fn give_slots(&self, thread: &Thread, class: SizeClass, list: List) {
+    fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) {
         if list.is_empty() {
             return;
         }
         let mut leaving = self.central(class).give(&self.spans, class, list);
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
-            self.free_run(thread, PageRun::known(span.0, class.pages()));
+            self.free_run(cache, PageRun::known(span.0, class.pages()));
         }
     }
 
@@ -479,7 +514,7 @@ impl<S: Source + 'static> Objects<S> {
             return room && self.heap.grow_in_place(run, to).is_some();
         }
         if let Some((_, tail)) = run.split_at(to) {
-            self.free_run(thread, tail);
+            self.free_run(thread.cache(), tail);
         }
         true
     }
@@ -496,8 +531,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    fn free_run(&self, thread: &Thread, run: PageRun) {
-        self.give_pages(thread.cache(), run);
+    fn free_run(&self, cache: Option<usize>, run: PageRun) {
+        self.give_pages(cache, run);
     }
 
     #[inline]

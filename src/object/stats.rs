@@ -25,6 +25,8 @@ pub struct GlobalStats {
     pub slot_bytes: usize,
     /// Free slots in the magazines of threads.
     pub magazine_bytes: usize,
+    /// Free slots in the stores of classes.
+    pub stored_bytes: usize,
     /// Batches that went between magazines and classes.
     pub batches: u64,
     /// Threads that have a structure of their own at the moment.
@@ -50,18 +52,21 @@ impl<S: Source + 'static> Objects<S> {
             ..GlobalStats::default()
         };
         for class in SizeClass::all() {
-            let state = self.central(class).state();
+            let state = self.central(class).state(class);
             stats.spans += state.spans as usize;
             stats.span_pages.0 += state.spans as usize * class.pages();
             stats.slot_bytes += state.out as usize * class.bytes();
+            stats.stored_bytes += state.stored as usize * class.bytes();
             stats.batches += state.visits;
         }
         self.for_each_thread(|thread| {
             for class in SizeClass::all() {
-                stats.magazine_bytes += thread.magazine(class).count() as usize * class.bytes();
+                stats.magazine_bytes += thread.magazine(class).count(class) as usize * class.bytes();
             }
         });
-        stats.slot_bytes = stats.slot_bytes.saturating_sub(stats.magazine_bytes);
+        stats.slot_bytes = stats
+            .slot_bytes
+            .saturating_sub(stats.magazine_bytes + stats.stored_bytes);
         (stats.threads, stats.thread_structures) = self.register.counts();
         let (prepare, bytes) = self.tables.state(&self.spans);
         stats.pages.calls.prepare += prepare;
@@ -86,8 +91,8 @@ impl fmt::Display for GlobalStats {
         )?;
         writeln!(
             f,
-            "magazines {:>9} bytes, {} batches",
-            self.magazine_bytes, self.batches
+            "magazines {:>9} bytes, in store {} bytes, {} batches",
+            self.magazine_bytes, self.stored_bytes, self.batches
         )?;
         write!(
             f,

@@ -77,10 +77,8 @@ impl Thread {
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
-        match self.magazines.get(class.index()) {
-            Some(magazine) => magazine,
-            None => fatal::abort("no such size class", class.index(), CLASSES),
-        }
+        // SAFETY: a class's number is less than CLASSES (I9).
+        unsafe { self.magazines.get_unchecked(class.index()) }
     }
 
     /// The slot of the thread's cache of pages.
@@ -232,7 +230,7 @@ impl Register {
             }
             for magazine in &thread.magazines {
                 // Not looked at: it may be half changed.
-                let _lost = magazine.empty();
+                let _lost = (magazine.take_spare(), magazine.empty());
             }
             if let Some(cache) = thread.cache() {
                 thread.set_cache(None);
