@@ -10,7 +10,7 @@
 #[inline(never)]
 pub(crate) fn abort(what: &str, first: usize, second: usize) -> ! {
     let mut line = Line {
-        bytes: [0; 160],
+        bytes: [0; 200],
         len: 0,
     };
     line.push("pageheap: ");
@@ -22,8 +22,28 @@ pub(crate) fn abort(what: &str, first: usize, second: usize) -> ! {
     finish(&mut line)
 }
 
+/// Ends the process: `what`, then each number with its name, in hexadecimal.
+#[cold]
+#[inline(never)]
+#[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
+pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
+    let mut line = Line {
+        bytes: [0; 200],
+        len: 0,
+    };
+    line.push("pageheap: ");
+    line.push(what);
+    for (index, (name, number)) in numbers.iter().enumerate() {
+        line.push(if index == 0 { ": " } else { ", " });
+        line.push(name);
+        line.push(" ");
+        line.push_hex(*number);
+    }
+    finish(&mut line)
+}
+
 struct Line {
-    bytes: [u8; 160],
+    bytes: [u8; 200],
     len: usize,
 }
 

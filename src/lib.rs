@@ -34,6 +34,7 @@
 //! | feature | default | gives |
 //! |---|---|---|
 //! | `std` | yes | the operating system as a source, waiting on a futex instead of spinning |
+//! | `checks` | no | every block of an object heap under a seal: misuse ends the process with a message |
 //! | `allocator-api2-02`, `-04` | no | `Allocator` of that version of the crate `allocator-api2` for arenas and heaps |
 //!
 //! Without `std` the crate is `no_std` and does not allocate; it needs 64-bit atomics.
@@ -75,11 +76,15 @@ pub mod arena;
 
 // Objects.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod guard;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod object;
 
 // Doors.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod global;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod instance;
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
@@ -89,7 +94,10 @@ pub use geometry::Geometry;
 pub use global::GlobalHeap;
 pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, NewHeapError, PageHeap, Stats};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub use instance::Heap;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{GlobalStats, ObjectFault};
+pub use scavenge::pressure::Pressure;
 pub use units::{PageCount, PageIndex, PageRun};
 
 /// The README's examples, as tests.

@@ -31,12 +31,18 @@ use crate::heap::Clock;
 use crate::object::{ABSENT, ASLEEP, AWAKE, Keeper, OFF, Objects};
 use crate::source::{KeepErrno, Source};
 use crate::sync::{fence_heavy, wait_for};
+use crate::units::PageCount;
+
+use super::pressure::Watch;
 
 /// Address space for the stack. The C library puts the thread's static thread-locals there too.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Before it goes to sleep it waits for as long as this, and looks once more: more than the time between two looks.
 const ANOTHER_LOOK: Duration = Duration::from_millis(300);
+
+/// How often the system is asked how things stand.
+const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
 /// How often a start is tried.
 const TRIES: u32 = 16;
@@ -113,7 +119,11 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     // SAFETY: `start` passed a heap of this type, which is never unmade.
     let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
     let keeper = objects.keeper();
+    let mut watch = Watched::new();
+    // Who wants to hear of pressure hears of it though there is nothing to do.
+    let most = keeper.notice.map(|_| BETWEEN_WATCHES);
     while !keeper.is(OFF) {
+        watch.look(objects);
         let pause = objects.tick(&ThreadClock);
         if pause != Duration::MAX {
             wait_for(keeper.state(), AWAKE, Some(pause));
@@ -124,11 +134,42 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
         fence_heavy();
         wait_for(keeper.state(), ASLEEP, Some(ANOTHER_LOOK));
         while keeper.is(ASLEEP) && objects.tick(&ThreadClock) == Duration::MAX {
-            wait_for(keeper.state(), ASLEEP, None);
+            wait_for(keeper.state(), ASLEEP, most);
+            watch.look(objects);
         }
         keeper.change(ASLEEP, AWAKE);
     }
     ptr::null_mut()
+}
+
+/// Keeps an eye on the system, once a second.
+struct Watched {
+    watch: Watch,
+    last: Duration,
+}
+
+impl Watched {
+    fn new() -> Self {
+        Self {
+            watch: Watch::new(),
+            last: Duration::ZERO,
+        }
+    }
+
+    fn look<S: Source + 'static>(&mut self, objects: &Objects<S>) {
+        let now = ThreadClock.now();
+        if now.saturating_sub(self.last) < BETWEEN_WATCHES {
+            return;
+        }
+        self.last = now;
+        let pressure = self.watch.look();
+        if pressure.is_high() {
+            objects.release(PageCount(usize::MAX));
+        }
+        if let Some(notice) = objects.keeper().notice {
+            notice.give(pressure);
+        }
+    }
 }
 
 /// The time of day that never goes back, and what this thread has worked.

@@ -18,7 +18,7 @@
 
 use core::cell::Cell;
 use core::ffi::c_int;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::object::{Forks, Objects};
@@ -48,22 +48,32 @@ struct Heaps(Cell<Option<NonNull<dyn Forks>>>);
 unsafe impl Sync for Heaps {}
 
 /// The right to open and to close heaps.
-pub(super) struct Opening {
+pub(crate) struct Opening {
     _guard: Guard<'static>,
 }
 
 impl Opening {
     /// Waits until nobody else opens or closes a heap, nor forks.
     #[cold]
-    pub(super) fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         register();
         Self { _guard: OPENING.lock() }
     }
 
     /// A heap has been opened.
-    pub(super) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
+    pub(crate) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
         objects.kin().next.set(HEAPS.0.get());
         HEAPS.0.set(Some(NonNull::from_ref(objects)));
+    }
+
+    /// A heap is about to be closed. O(heaps).
+    pub(crate) fn leave<S: Source + 'static>(&self, objects: &Objects<S>) {
+        let is_it = |heap: NonNull<dyn Forks>| ptr::addr_eq(heap.as_ptr(), objects);
+        let behind = objects.kin().next.take();
+        match heaps().find(|heap| heap.kin().next.get().is_some_and(is_it)) {
+            Some(before) => before.kin().next.set(behind),
+            None => HEAPS.0.set(behind),
+        }
     }
 }
 

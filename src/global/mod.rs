@@ -31,8 +31,12 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
+use crate::guard::{self, Place, Plain};
 use crate::heap::{Clock, Config};
-use crate::object::{GlobalStats, ObjectFault, Objects, SizeClass, Thread};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
+use crate::scavenge::pressure::Notice;
+#[cfg(all(unix, feature = "std"))]
+use crate::scavenge::pressure::Pressure;
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
@@ -40,6 +44,8 @@ use crate::units::PageCount;
 
 #[cfg(not(all(unix, feature = "std")))]
 mod nowhere;
+#[cfg(all(unix, feature = "std"))]
+mod pressure;
 #[cfg(all(unix, feature = "std"))]
 mod background;
 #[cfg(all(unix, feature = "std"))]
@@ -50,11 +56,15 @@ mod fork;
 mod unload;
 
 #[cfg(all(unix, feature = "std"))]
-use fork::Opening;
+pub(crate) use fork::Opening;
 #[cfg(not(all(unix, feature = "std")))]
-use nowhere::{self as local, Opening};
+use nowhere as local;
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) use nowhere::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
+
+mod exhausted;
 
 /// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
 #[cfg(all(unix, feature = "std"))]
@@ -97,6 +107,10 @@ pub struct GlobalHeap<
     config: Config,
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
+    /// Whom the thread tells of pressure.
+    notice: Option<Notice>,
+    /// The program's last word before a refusal.
+    exhausted: Option<fn(Layout) -> bool>,
 }
 
 // SAFETY: the cell is used under the lock of `Opening` only, and `objects` leads to what is `Sync` if the source is.
@@ -153,6 +167,28 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
         self.background = if on { Some(background::start::<S>) } else { None };
         self
     }
+
+    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
+    /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
+    /// ten seconds. On Linux; elsewhere, and where the system does not say, nothing is heard.
+    ///
+    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
+    /// must not unwind. The thread exists from the first MiB freed on.
+    ///
+    /// ```
+    /// use pageheap::{GlobalHeap, Pressure};
+    ///
+    /// fn tell(pressure: Pressure) {
+    ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
+    /// ```
+    #[must_use]
+    pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
+        self.notice = Some(Notice { from, hook });
+        self
+    }
 }
 
 impl<S: Source + 'static> GlobalHeap<S> {
@@ -169,6 +205,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
             source: Cell::new(Some(source)),
             config,
             background: None,
+            notice: None,
+            exhausted: None,
         }
     }
 
@@ -187,6 +225,39 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
+    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
+    /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
+    /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
+    #[must_use]
+    pub const fn soft_limit(mut self, bytes: usize) -> Self {
+        self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
+    /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
+    /// allocation should be tried once more, 16 times at the most.
+    ///
+    /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,
+    /// without being asked again. It must not wait for a lock of the program's that an allocating thread may hold, and
+    /// must not unwind: that ends the process.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use pageheap::GlobalHeap;
+    ///
+    /// fn drop_caches(_wanted: Layout) -> bool {
+    ///     false // Nothing was found to free.
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30).on_exhausted(drop_caches);
+    /// ```
+    #[must_use]
+    pub const fn on_exhausted(mut self, hook: fn(Layout) -> bool) -> Self {
+        self.exhausted = Some(hook);
+        self
+    }
+
     // ---- what it knows
     // ------------------------------------------------------------------------------------------------------
 
@@ -201,6 +272,44 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// The first broken invariant.
     pub fn check(&self) -> Result<(), ObjectFault> {
         self.opened().map_or(Ok(()), Objects::check)
+    }
+
+    /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages.
+    /// O(1), and touches no memory at the address.
+    ///
+    /// ```
+    /// # use std::alloc::{GlobalAlloc, Layout};
+    /// # use pageheap::GlobalHeap;
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// let layout = Layout::new::<[u8; 100]>();
+    /// // SAFETY: freed with the layout it was allocated with.
+    /// unsafe {
+    ///     let block = HEAP.alloc(layout);
+    ///     assert!(HEAP.contains(block) && !HEAP.contains(&raw const HEAP as _));
+    ///     HEAP.dealloc(block, layout);
+    /// }
+    /// ```
+    pub fn contains(&self, address: *const u8) -> bool {
+        self.opened().is_some_and(|objects| objects.contains(address))
+    }
+
+    /// How many bytes a block allocated with this layout has: the layout's size, rounded up to a slot or to pages. All
+    /// may be used, and the block may be freed or resized with this size in its layout instead. O(1), the same for
+    /// every heap.
+    ///
+    /// With the feature `checks` it is the layout's size: what lies behind is the checker's.
+    ///
+    /// ```
+    /// # use std::alloc::Layout;
+    /// # use pageheap::GlobalHeap;
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// assert!(HEAP.usable_size(Layout::new::<[u8; 100]>()) >= 100);
+    /// ```
+    #[must_use]
+    pub fn usable_size(&self, layout: Layout) -> usize {
+        guard::usable_size(layout, Objects::<S>::usable_size(layout))
     }
 
     /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap.
@@ -259,7 +368,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if let Some(objects) = self.opened() {
             return Some(objects);
         }
-        match Objects::open(self.source.take()?, self.config, self.background.is_some()) {
+        match Objects::open(
+            self.source.take()?,
+            self.config,
+            Keeper::new(self.background.is_some(), self.notice),
+        ) {
             Ok(objects) => {
                 opening.enter(objects);
                 // Release: pairs with `opened`.
@@ -295,13 +408,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        self.with_thread(objects, |thread| objects.allocate(thread, layout))
+        let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
+        attempt().or_else(|| self.retry(objects, layout, attempt))
     }
 
     #[inline(never)]
     fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout))
+        let attempt = || self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout));
+        attempt().or_else(|| self.retry(objects, layout, attempt))
     }
 
     /// # Safety
@@ -327,12 +442,27 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        // SAFETY: the caller's promise.
-        let moved = self.with_thread(objects, |thread| unsafe {
-            objects.resize(thread, memory, layout, size)
+        let attempt = || {
+            // SAFETY: the caller's promise; what fails changes nothing.
+            self.with_thread(objects, |thread| unsafe {
+                objects.resize(thread, memory, layout, size)
+            })
+        };
+        let moved = attempt().or_else(|| {
+            let layout = Layout::from_size_align(size, layout.align()).ok()?;
+            self.retry(objects, layout, attempt)
         });
         self.after_free(objects);
         moved
+    }
+
+    /// The program's hook is asked, if there is one and the layout could ever be met.
+    #[cold]
+    fn retry<R>(&self, objects: &'static Objects<S>, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
+        let possible = PageCount::holding(layout.size(), SizeClass::PAGE_SHIFT) <= objects.heap().limit();
+        self.exhausted
+            .filter(|_| possible)
+            .and_then(|hook| exhausted::retry(hook, layout, attempt))
     }
 
     /// With nothing held: starts the background thread, if it is time for one.
@@ -351,6 +481,57 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
     memory.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
+impl<S: Source + 'static> Plain for GlobalHeap<S> {
+    #[inline(always)]
+    fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        // Fast: a slot from this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            && let Some(slot) = thread.magazine(class).pop()
+        {
+            if zeroed {
+                // SAFETY: a slot of at least as many bytes.
+                unsafe { slot.write_bytes(0, layout.size()) };
+            }
+            return NonNull::new(slot);
+        }
+        if zeroed {
+            self.alloc_zeroed_slow(layout)
+        } else {
+            self.alloc_slow(layout)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
+        // Fast: into this thread's magazine.
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && let Some(thread) = self.current()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    #[inline(always)]
+    unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // Fast: the slot is as good for the new size.
+        let class = SizeClass::of(layout.size(), layout.align());
+        if class.is_some() && class == SizeClass::of(size, layout.align()) {
+            return Some(memory);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.realloc_slow(memory, layout, size) }
+    }
+
+    fn place(&self, address: usize) -> Option<Place> {
+        self.opened()?.place(address)
+    }
+}
+
 // SAFETY:
 // * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
 // and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
@@ -361,55 +542,24 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // Fast: a slot from this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            && let Some(slot) = thread.magazine(class).pop()
-        {
-            return slot;
-        }
-        or_null(self.alloc_slow(layout))
+        or_null(guard::allocate(self, layout, false))
     }
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // Fast: into this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.magazine(class).push(memory) }
-        {
-            return;
-        }
-        if let Some(memory) = NonNull::new(memory) {
-            // SAFETY: the caller's promise.
-            unsafe { self.dealloc_slow(memory, layout) };
-        }
+        // SAFETY: the caller's promise: a block, so not null.
+        unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // Fast: a slot from this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            && let Some(slot) = thread.magazine(class).pop()
-        {
-            // SAFETY: a slot of at least as many bytes.
-            unsafe { slot.write_bytes(0, layout.size()) };
-            return slot;
-        }
-        or_null(self.alloc_zeroed_slow(layout))
+        or_null(guard::allocate(self, layout, true))
     }
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Fast: the slot is as good for the new size.
-        let class = SizeClass::of(layout.size(), layout.align());
-        if class.is_some() && class == SizeClass::of(size, layout.align()) {
-            return memory;
-        }
         // SAFETY: the caller's promise.
-        or_null(NonNull::new(memory).and_then(|memory| unsafe { self.realloc_slow(memory, layout, size) }))
+        or_null(NonNull::new(memory).and_then(|memory| unsafe { guard::resize(self, memory, layout, size) }))
     }
 }
 

@@ -10,19 +10,32 @@ use crate::sync::{Guard, Lock};
 static OPENING: Lock = Lock::new();
 
 /// The right to open heaps.
-pub(super) struct Opening {
+pub(crate) struct Opening {
     _guard: Guard<'static>,
 }
 
 impl Opening {
     /// Waits until nobody else opens a heap.
     #[cold]
-    pub(super) fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         Self { _guard: OPENING.lock() }
     }
 
     /// Nobody needs to know: without an operating system nobody forks.
-    pub(super) fn enter<S: Source>(&self, _objects: &'static Objects<S>) {}
+    pub(crate) fn enter<S: Source>(&self, _objects: &'static Objects<S>) {}
+
+    /// As [`enter`](Self::enter).
+    pub(crate) fn leave<S: Source>(&self, _objects: &Objects<S>) {}
+}
+
+/// Whoever is inside the hook for exhausted memory. Here nobody can tell: the hook must not allocate.
+pub(super) struct Inside;
+
+impl Inside {
+    /// In.
+    pub(super) fn enter() -> Option<Self> {
+        Some(Self)
+    }
 }
 
 /// None.

@@ -61,6 +61,27 @@ pub(super) fn here() -> usize {
     CURRENT.with(|current| ptr::from_ref(current).addr())
 }
 
+std::thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whoever is inside the hook for exhausted memory: once a thread.
+pub(super) struct Inside(());
+
+impl Inside {
+    /// In, if this thread is not already.
+    pub(super) fn enter() -> Option<Self> {
+        // Not `then_some`: one made in vain would let the thread in when dropped.
+        (!INSIDE.replace(true)).then(|| Self(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
 /// This thread's structure, of whichever heap.
 pub(super) fn own() -> Option<NonNull<Thread>> {
     let owner = CURRENT.get();

@@ -12,8 +12,8 @@
 //! **What others see.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor
 //! free: [`Stats`](crate::Stats) counts them as cached, and nobody else can have them until a flush. A handle flushes
 //! when it is dropped, when it is told to, before it grows the heap or reports that there is no room, and after anybody
-//! has run out: the next time that it cannot serve an allocation. And what a cache holds that nobody is at work on may be
-//! seized, see `src/cache.rs`: a thread that sleeps keeps nothing.
+//! has run out: the next time that it cannot serve an allocation. And what a cache holds that nobody is at work on may
+//! be seized, see `src/cache.rs`: a thread that sleeps keeps nothing.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -25,7 +25,7 @@ use crate::free_set::{Claim, Request, Word};
 use crate::geometry::{Geometry, Shape, WORD_PAGES};
 use crate::source::Source;
 use crate::sync::{Ordering, fence_heavy, relax};
-use crate::units::{PageCount, PageRun};
+use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::{Allocation, FreeError, PageHeap};
 
@@ -104,6 +104,16 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     /// Gives everything in the cache back to the heap.
     pub fn flush(&self) {
         self.heap.flush_slot(&self.heap.own_at_last(self.slot));
+    }
+
+    /// Whether the page is in the cache, or in its buffer.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn holds(&self, page: PageIndex) -> bool {
+        let (word, bit) = (page.0 / WORD_PAGES, page.0 % WORD_PAGES);
+        self.slot
+            .words()
+            .iter()
+            .any(|&(index, pages)| index == word && pages >> bit & 1 == 1)
     }
 
     /// The heap.

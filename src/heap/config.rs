@@ -12,6 +12,7 @@ use crate::units::PageCount;
 pub struct Config {
     pub(crate) reserve: usize,
     pub(crate) limit: Option<PageCount>,
+    pub(crate) soft_limit: Option<PageCount>,
     pub(crate) align: usize,
     pub(crate) caches: usize,
     pub(crate) shards: usize,
@@ -28,6 +29,7 @@ impl Config {
         Self {
             reserve: bytes,
             limit: None,
+            soft_limit: None,
             align: 1,
             caches: 64,
             shards: 0,
@@ -38,6 +40,14 @@ impl Config {
     #[must_use]
     pub const fn limit(mut self, pages: PageCount) -> Self {
         self.limit = Some(pages);
+        self
+    }
+
+    /// Not more than `pages` pages with memory behind them, as far as others can be released: who takes more releases
+    /// some, 2 MiB a call at the most. Nothing is refused.
+    #[must_use]
+    pub const fn soft_limit(mut self, pages: PageCount) -> Self {
+        self.soft_limit = Some(pages);
         self
     }
 

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A tick is a step of a machine without a clock or a thread of its own: the background thread of a
-//! [`GlobalHeap`](crate::GlobalHeap) calls it, or a program's own loop, or a kernel's idle task. It is one thread's at a
-//! time; who comes while another is at it goes away again.
+//! [`GlobalHeap`](crate::GlobalHeap) calls it, or a program's own loop, or a kernel's idle task. It is one thread's at
+//! a time; who comes while another is at it goes away again.
 //!
 //! A **campaign** is one walk over the heap, from its end to its beginning, twice: first for whole huge pages, then for
 //! runs of any length. It ends when as much has gone as there was too much, and a new one begins when a look finds
@@ -31,15 +31,16 @@ use crate::scavenge::index::Chunk;
 use crate::scavenge::pacer::{Pacer, QUANTUM};
 use crate::scavenge::retention::{Advice, PERIOD, Retention};
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::PageCount;
 
 use super::PageHeap;
+use super::limit::Ceiling;
 
 /// Time, as [`PageHeap::tick`] wants to be told it.
 ///
-/// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that makes memory go back
-/// sooner or later, and nothing else.
+/// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that makes memory go
+/// back sooner or later, and nothing else.
 pub trait Clock {
     /// Time that passes also while nobody works, since any moment.
     fn now(&self) -> Duration;
@@ -71,6 +72,8 @@ struct State {
     /// Silent, and nothing left to do.
     resting: bool,
     silent: bool,
+    /// Pages with memory behind them, as the last look and the work since have left them.
+    backed: usize,
     looks: u32,
 }
 
@@ -98,6 +101,7 @@ pub(crate) struct Driver {
     state: Cell<State>,
     /// What is known of each chunk: [`Chunk`], packed. Written under `turn`.
     pub(super) chunks: Table<AtomicU64>,
+    pub(super) ceiling: Ceiling,
     /// A table of a layer above, if there is one. Set before the heap is shared.
     beside: Cell<Option<Beside>>,
     /// Pages that table reaches.
@@ -125,7 +129,7 @@ struct Look {
 }
 
 impl Driver {
-    pub(super) fn new(chunks: Table<AtomicU64>) -> Self {
+    pub(super) fn new(chunks: Table<AtomicU64>, soft_limit: usize) -> Self {
         Self {
             seizing: AtomicU32::new(0),
             seizer: Lock::new(),
@@ -136,9 +140,11 @@ impl Driver {
                 campaign: None,
                 resting: false,
                 silent: false,
+                backed: 0,
                 looks: 0,
             }),
             chunks,
+            ceiling: Ceiling::new(soft_limit),
             beside: Cell::new(None),
             beside_pages: AtomicUsize::new(0),
         }
@@ -167,6 +173,11 @@ impl Driver {
         Some((offset(base, first), bytes))
     }
 
+    /// Waits for the turn.
+    pub(crate) fn turn(&self) -> Guard<'_> {
+        self.turn.lock()
+    }
+
     /// Keeps scavengers away, after what they are doing now (some milliseconds), until [`let_go`](Self::let_go): before
     /// the process forks.
     pub(crate) fn hold(&self) {
@@ -190,10 +201,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// comes earlier or later does no harm. [`Duration::MAX`]: everything has gone back, and nothing need be done until
     /// pages are allocated and freed again.
     ///
-    /// What goes back, and when: as long as pages are allocated or freed the heap keeps what was live at any time in the
-    /// last ten seconds and a tenth of that. After a second in which none was, all that is free goes. Work is 1 % of the
-    /// time that passes, and 100 ms at most ahead of that; a step is about one millisecond, and a look at the whole heap
-    /// four times a second (1 ns for each 64 pages).
+    /// What goes back, and when: as long as pages are allocated or freed the heap keeps what was live at any time in
+    /// the last ten seconds and a tenth of that. After a second in which none was, all that is free goes. Work is 1 %
+    /// of the time that passes, and 100 ms at most ahead of that; a step is about one millisecond, and a look at the
+    /// whole heap four times a second (1 ns for each 64 pages).
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -209,8 +220,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.tick_with(clock, || 0, || ())
     }
 
-    /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what it
-    /// keeps in store.
+    /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what
+    /// it keeps in store.
     pub(crate) fn tick_with<C: Clock + ?Sized>(
         &self,
         clock: &C,
@@ -228,7 +239,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         let mut granules = 0;
         if let Some(campaign) = &mut state.campaign {
+            let before = campaign.pages;
             granules = self.work(campaign, || nanoseconds(clock.work()).saturating_sub(begin) < QUANTUM);
+            state.backed -= before.abs_diff(campaign.pages).min(state.backed);
             if campaign.is_over() {
                 state.campaign = None;
             }
@@ -258,7 +271,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Counts, and plans.
     fn look(&self, state: &mut State, now: u64, activity: impl Fn() -> u64, trim: impl FnOnce()) {
         let mut look = self.see(activity(), state.retention.turns(now), false);
-        let Advice { keep, silent } = state.retention.look(now, look.live, look.print);
+        let backed = look.live + look.idle;
+        let needed = if backed > state.backed { backed } else { look.live };
+        let Advice { keep, silent } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
         // When the program has just fallen silent, and once a second: others of its threads may sleep.
         let fell_silent = silent && !state.silent;
@@ -269,9 +284,15 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             look = self.see(activity(), false, fell_silent);
             state.retention.overlook(look.print);
         }
-        let keep = if silent { look.live } else { keep };
+        let goal = self.driver.ceiling.goal();
+        let over = look.live + look.idle > goal;
+        let keep = if silent {
+            look.live
+        } else {
+            keep.min(goal).max(look.live)
+        };
         let pages = (look.live + look.idle).saturating_sub(keep);
-        state.silent = silent;
+        (state.silent, state.backed) = (silent, look.live + look.idle);
         // What cannot be released is not asked for again.
         state.resting = silent && (pages == 0 || self.is_done());
         let end = self.set.grown().div_ceil(G::CHUNK_PAGES);
@@ -280,7 +301,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             pages,
             end,
             huge,
-            forced: silent,
+            forced: silent || over,
         });
     }
 

@@ -22,6 +22,7 @@
 
 mod cached;
 mod config;
+mod limit;
 mod driver;
 mod end;
 mod error;
@@ -180,7 +181,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
             scavengers: Turnstile::new(),
-            driver: Driver::new(chunks),
+            driver: Driver::new(chunks, config.soft_limit.map_or(usize::MAX, |limit| limit.0)),
             doubtful: AtomicU32::new(0),
             counters: Counters::new(),
             pages,
@@ -331,6 +332,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Of `scavenged` pages just taken, how many are known to read as zero: all, or none once that was in doubt.
     #[inline(always)]
     pub(super) fn known_zero(&self, scavenged: usize) -> PageCount {
+        if scavenged != 0 {
+            self.count_taken(scavenged);
+        }
         // Relaxed: see `to_mark`.
         let doubtful = S::COMMITS && self.doubtful.load(Ordering::Relaxed) != 0;
         PageCount(if doubtful { 0 } else { scavenged })

@@ -7,7 +7,8 @@
 //! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the
 //! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap.
 
-use crate::geometry::{Shape, WORD_PAGES};
+use crate::bitmap;
+use crate::geometry::{Block, MAX_CHUNK_WORDS, Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::scavenge::{self, Limits};
 use crate::source::Source;
@@ -47,28 +48,34 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
     pub(super) fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize) -> usize {
         let (mut released, mut from) = (0, G::CHUNK_PAGES - 1);
+        // Released, though the source does not say that they are zero.
+        let mut unmarked = [0; MAX_CHUNK_WORDS];
         while released < pages {
             let limits = Limits {
                 least: granule,
                 most: pages - released,
                 huge: self.huge_pages(),
             };
-            let Some((start, run)) = self.candidate(chunk, from, limits) else {
+            let Some((start, run)) = self.candidate(chunk, from, limits, &unmarked) else {
                 break;
             };
             let (now, marked) = self.release_run((chunk << G::CHUNK_SHIFT) + start, run);
             released += now;
-            // A run not marked is no less a candidate than before: on to the word below.
-            let end = if marked { start } else { start & !(WORD_PAGES - 1) };
+            if now > 0 && !marked {
+                bitmap::set(&mut unmarked, start, run);
+            }
+            // What could not be released is no less a candidate than before: on to the word below.
+            let end = if now > 0 { start } else { start & !(WORD_PAGES - 1) };
             let Some(below) = end.checked_sub(1) else { break };
             from = below;
         }
         released
     }
 
-    /// A run of the chunk worth releasing; see [`scavenge::candidate`].
-    fn candidate(&self, chunk: usize, from: usize, limits: Limits) -> Option<(usize, usize)> {
-        let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+    /// A run of the chunk worth releasing; but for those of `not`; see [`scavenge::candidate`].
+    fn candidate(&self, chunk: usize, from: usize, limits: Limits, not: &Block) -> Option<(usize, usize)> {
+        let (free, mut scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+        scavenged.iter_mut().zip(not).for_each(|(word, not)| *word |= not);
         scavenge::candidate(&free[..G::CHUNK_WORDS], &scavenged[..G::CHUNK_WORDS], from, limits)
     }
 
@@ -94,7 +101,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mark = contents.is_ok_and(|contents| self.to_mark(contents));
         if !mark && !S::COMMITS {
             // Another scavenger's marks, perhaps: what the pages read as is not known any more.
-            self.set.take_scavenged(start, pages);
+            self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);
+        }
+        if mark {
+            let more = pages - self.set.scavenged_in(start, pages);
+            self.driver.ceiling.change(0, more);
         }
         if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();

@@ -1,7 +1,8 @@
-//! The end of a heap whose library is unloaded: all goes back to the source but pages in use.
+//! The end of a heap: all of it goes back to the source; or, where its library is unloaded, all but pages in use.
 //!
 //! ```text
-//!   magazines ─▶ classes ─▶ free pages: released         tables, pages behind the last in use: given up
+//!   dropped      pages, tables: given up
+//!   unloaded     magazines ─▶ classes ─▶ free pages: released         tables, pages behind the last in use: given up
 //! ```
 //!
 //! The heap itself lies in its tables, so it is moved out of them first.
@@ -28,6 +29,16 @@ impl<S: Source + 'static> Objects<S> {
         unsafe { this.as_ref() }.settle_up();
         // SAFETY: as promised: what is moved out is used no more where it was.
         unsafe { Self::move_out(this).abandon() };
+    }
+
+    /// Ends a heap, its blocks with it. O(1), but for the system's work.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses the heap, its tables, its threads' structures or its blocks at the moment, or ever will.
+    pub unsafe fn close(this: NonNull<Self>) {
+        // SAFETY: as promised: what is moved out is used no more where it was.
+        drop(unsafe { Self::move_out(this) });
     }
 
     /// The heap of pages, moved out of the tables, which go.

@@ -18,6 +18,7 @@
 use core::time::Duration;
 
 use crate::heap::Clock;
+use crate::scavenge::pressure::Notice;
 use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, wake};
 use crate::units::PageCount;
@@ -42,16 +43,19 @@ const PAGES_TO_RING: usize = (1 << 20) / PAGE_BYTES;
 pub struct Keeper {
     state: AtomicU32,
     freed: AtomicUsize,
+    /// Whom he tells of pressure.
+    pub notice: Option<Notice>,
     /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
     pub marks: [AtomicUsize; 2],
 }
 
 impl Keeper {
     /// None yet; `wanted` or not.
-    pub fn new(wanted: bool) -> Self {
+    pub fn new(wanted: bool, notice: Option<Notice>) -> Self {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
             freed: AtomicUsize::new(0),
+            notice,
             marks: [AtomicUsize::new(0), AtomicUsize::new(0)],
         }
     }
@@ -128,8 +132,10 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.tick_with(clock, || self.activity(), || self.trim())
     }
 
-    /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too.
+    /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
+    /// for who scavenges at the moment, and for a fork.
     pub fn release(&self, pages: PageCount) -> PageCount {
+        let _turn = self.heap.driver().turn();
         self.trim();
         self.heap.release(pages)
     }

@@ -62,6 +62,7 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::geometry::WORD_PAGES;
+use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
@@ -112,11 +113,11 @@ impl core::ops::Deref for Shared<'_> {
 
 impl<S: Source + 'static> Objects<S> {
     /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
-    /// stays reserved, and the source comes back. `kept`: somebody is to be found who scavenges.
+    /// stays reserved, and the source comes back. `keeper`: who scavenges, if anybody.
     ///
     /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
     /// space is in vain.
-    pub fn open(source: S, config: Config, kept: bool) -> Result<&'static Self, S> {
+    pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, S> {
         let mut source = source;
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
@@ -132,7 +133,7 @@ impl<S: Source + 'static> Objects<S> {
                         ..config
                     },
                 ) {
-                    Ok(heap) => return Ok(Self::settle(heap, tables, kept)),
+                    Ok(heap) => return Ok(Self::settle(heap, tables, keeper)),
                     Err((back, _)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
                         unsafe { back.unreserve(Purpose::Metadata, reservation) };
@@ -148,7 +149,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Moves in.
-    fn settle(heap: PageHeap<S>, tables: Tables, kept: bool) -> &'static Self {
+    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
         heap.driver().set_beside(tables.beside());
@@ -163,7 +164,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
-                keeper: Keeper::new(kept),
+                keeper,
                 kin: Kin::default(),
             });
             place.as_ref()
@@ -443,17 +444,26 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there.
+    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there, or if its first or last page
+    /// is a span's.
     fn run_of(&self, memory: NonNull<u8>, size: usize) -> PageRun {
-        let run = self.heap.run_of(memory.as_ptr(), size.max(1));
-        match run {
-            Some(run) if memory.addr().get() & (PAGE_BYTES - 1) == 0 => run,
-            _ => fatal::abort(
+        let address = memory.addr().get();
+        let Some(run) = self.heap.run_of(memory.as_ptr(), size.max(1)) else {
+            fatal::abort(
                 "a large block was freed that is not of this heap; its address, its size",
-                memory.addr().get(),
+                address,
                 size,
-            ),
+            );
+        };
+        let in_span = |page: usize| page < self.spans.covered() && self.span_at(PageIndex(page)).is_some();
+        if in_span(run.start().0) || in_span(run.end().0 - 1) {
+            fatal::abort(
+                "a block was freed as a large one, with the wrong layout; its address, its size",
+                address,
+                size,
+            );
         }
+        run
     }
 
     fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) {
@@ -511,12 +521,26 @@ impl<S: Source + 'static> Objects<S> {
             let reach = run.start().0.saturating_add(to.0);
             let room =
                 reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
-            return room && self.heap.grow_in_place(run, to).is_some();
+            return room && self.grow_run(thread, run, to);
         }
         if let Some((_, tail)) = run.split_at(to) {
             self.free_run(thread.cache(), tail);
         }
         true
+    }
+
+    /// Makes a run longer where it is. The pages behind it may be in the thread's own cache.
+    fn grow_run(&self, thread: &Thread, run: PageRun, to: PageCount) -> bool {
+        let grow = || self.heap.grow_in_place(run, to).is_some();
+        grow()
+            || thread.cache().is_some_and(|cache| {
+                let cache = self.heap.cache_at(cache);
+                let held = cache.holds(run.end());
+                if held {
+                    cache.flush();
+                }
+                held && grow()
+            })
     }
 
     // ---- pages
@@ -559,6 +583,29 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     fn central(&self, class: SizeClass) -> &Central {
         self.centrals.get(class.index())
+    }
+
+    /// Whether the address lies in the part of the heap that has grown.
+    pub fn contains(&self, address: *const u8) -> bool {
+        self.heap.page_of(address).is_some()
+    }
+
+    /// Where an address lies; `None` outside the heap.
+    #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
+    pub fn place(&self, address: usize) -> Option<Place> {
+        let page = self.heap.page_of(ptr::without_provenance(address))?;
+        let tag = (page.0 < self.spans.covered()).then(|| self.span_at(page)).flatten();
+        let (class, back) = tag.map_or((0, 0), |(class, back)| (class.bytes(), back));
+        let span = page.0.saturating_sub(back);
+        Some(Place { class, span })
+    }
+
+    /// How many bytes a block of this layout has: its slot, or its pages. Freed with that many it is the same block.
+    pub fn usable_size(layout: Layout) -> usize {
+        match SizeClass::of(layout.size(), layout.align()) {
+            Some(class) => class.bytes(),
+            None => layout.size().saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1),
+        }
     }
 
     /// The heap of pages below.

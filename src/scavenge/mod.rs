@@ -23,6 +23,7 @@
 
 pub mod index;
 pub mod pacer;
+pub mod pressure;
 pub mod retention;
 
 use crate::geometry::WORD_PAGES;

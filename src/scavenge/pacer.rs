@@ -29,8 +29,10 @@ const PARTS: u64 = 100;
 const MOST_CREDIT: u64 = 100 * MILLISECOND;
 /// In a hurry: this many times the work is slept.
 const HURRIED_PAUSE: u64 = 4;
-/// More than this never counts as passed between two quanta, nor is paused.
+/// More than this never counts as passed between two quanta.
 const LONGEST: u64 = 10_000 * MILLISECOND;
+/// More work than this is not believed, nor debt: a second.
+const MOST_WORK: u64 = 1_000 * MILLISECOND;
 /// What releasing a granule of the system takes, should the clock not say: Go's figure.
 const GRANULE_WORK: u64 = 10_000;
 
@@ -66,6 +68,8 @@ impl Controller {
         let output = raw.clamp(Self::LEAST, Self::MOST);
         self.integral += Self::GAIN * period / Self::INTEGRAL_TIME * error + period / Self::RESET_TIME * (output - raw);
         if output.is_finite() && self.integral.is_finite() {
+            // Whatever was put in, the way back is not far.
+            self.integral = self.integral.clamp(-Self::MOST, Self::MOST);
             return output;
         }
         self.integral = 0.0;
@@ -109,7 +113,7 @@ impl Pacer {
         } else {
             worked
         }
-        .min(LONGEST);
+        .min(MOST_WORK);
         // The work is part of what has passed, though a clock that steps back may not say so.
         let passed = now.saturating_sub(self.last).clamp(worked, LONGEST);
         self.last = now;
@@ -117,7 +121,7 @@ impl Pacer {
             .credit
             .saturating_add((passed / PARTS) as i64)
             .min(MOST_CREDIT as i64);
-        self.credit = earned.saturating_sub(worked as i64);
+        self.credit = earned.saturating_sub(worked as i64).max(-(MOST_WORK as i64));
         if worked == 0 {
             return 0;
         }
@@ -130,8 +134,6 @@ impl Pacer {
         let overdrawn = u64::try_from(self.credit.saturating_neg()).unwrap_or(0);
         // Not negative, and cut off at the top where it would not fit.
         let steady = (worked as f64 / ratio) as u64;
-        steady
-            .max(overdrawn.saturating_mul(PARTS))
-            .min(LONGEST.max(overdrawn.saturating_mul(PARTS)))
+        steady.min(LONGEST).max(overdrawn.saturating_mul(PARTS))
     }
 }

@@ -18,6 +18,10 @@
 //! five looks in a row have found everything as it was; at 1.5 s the heap is down to what is live. Had the program gone
 //! on working, the 480 MiB (528 at most) would have stayed until t = 10 s.
 //!
+//! What was needed between two looks is not seen but by what it leaves behind: if more memory stands behind the pages
+//! than the last look and the releasing since have left, all of it was needed. So a load that swings faster than the
+//! looks are pays for what it hides once in ten seconds at most.
+//!
 //! Silence wants the clock *and* the number of looks to say so: a clock that jumps does not make any.
 
 #![forbid(unsafe_code)]
@@ -83,8 +87,9 @@ impl Retention {
         now / GENERATION != self.generation
     }
 
-    /// `live` pages are in use `now`, and `print` changes when any page is allocated or freed.
-    pub fn look(&mut self, now: u64, live: usize, print: u64) -> Advice {
+    /// `live` pages are in use `now`, `needed` were since the last look, and `print` changes when any page is allocated
+    /// or freed.
+    pub fn look(&mut self, now: u64, live: usize, needed: usize, print: u64) -> Advice {
         if print != self.print || now < self.last {
             (self.quiet_since, self.quiet_looks) = (now, 0);
         } else {
@@ -93,9 +98,9 @@ impl Retention {
         (self.print, self.last) = (print, now);
         self.turn(now / GENERATION);
         let slot = &mut self.peaks[(self.generation % PEAKS as u64) as usize];
-        *slot = live.max(*slot);
+        *slot = needed.max(live).max(*slot);
         let silent = self.quiet_looks >= LOOKS && now - self.quiet_since >= SILENCE;
-        let peak = self.peaks.iter().fold(live, |peak, &seen| peak.max(seen));
+        let peak = self.peaks.iter().fold(needed.max(live), |peak, &seen| peak.max(seen));
         Advice {
             keep: if silent {
                 live

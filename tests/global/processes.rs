@@ -6,18 +6,21 @@ use super::*;
 
 const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
-/// Runs the test `name` of this file in a child.
+/// The test `name` of this file, to be run in a child.
+fn child(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([
+        &format!("processes::{name}"),
+        "--exact",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command.env(CHILD, "1");
+    command
+}
+
 fn run(name: &str) -> Output {
-    Command::new(std::env::current_exe().unwrap())
-        .args([
-            &format!("processes::{name}"),
-            "--exact",
-            "--nocapture",
-            "--test-threads=1",
-        ])
-        .env(CHILD, "1")
-        .output()
-        .unwrap()
+    child(name).output().unwrap()
 }
 
 fn is_child() -> bool {
@@ -57,7 +60,8 @@ fn a_quarter_of_a_gigabyte_is_enough_to_start_and_half_is_usable() {
     assert!(fill(1 << 20) >= first / 10 * 8);
 }
 
-/// Misuse ends the process with a message; each case is one that costs nothing to find.
+/// Misuse ends the process with a message.
+#[cfg(not(feature = "checks"))]
 macro_rules! aborts {
     ($($name:ident: $message:literal, $work:expr;)*) => {$(
         #[test]
@@ -76,6 +80,8 @@ macro_rules! aborts {
     )*};
 }
 
+// What costs nothing to find.
+#[cfg(not(feature = "checks"))]
 aborts! {
     a_foreign_block_is_refused: "not of this heap", |heap| {
         Block::new(heap, layout(64, 8), 0).unwrap().free(heap);
@@ -93,6 +99,20 @@ aborts! {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory, layout(640, 8)) };
+    };
+    a_small_block_is_not_freed_as_a_large_one: "wrong layout", |heap| {
+        let block = Block::new(heap, layout(8192, 8192), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
+    };
+    a_large_block_is_not_freed_with_pages_of_a_span: "wrong layout", |heap| {
+        let large = Block::new(heap, layout(40 << 10, 8), 0).unwrap();
+        // Where there is a span behind it, two pages more are its.
+        let small: Vec<_> = (0..64).map(|_| Block::new(heap, layout(8192, 8192), 0).unwrap()).collect();
+        let behind = large.memory.wrapping_add(40 << 10);
+        assert!(small.iter().any(|small| small.memory == behind));
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(large.memory, layout(48 << 10, 8)) };
     };
     the_inside_of_a_block_is_refused: "inside it", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
@@ -123,4 +143,125 @@ aborts! {
         }
         let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(1024, 8), 0)).collect();
     };
+}
+
+/// What the checked build finds: address, size class and span in the message.
+#[cfg(feature = "checks")]
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "there is no safety: that is what must be found out"
+)]
+mod checked {
+    use super::*;
+
+    /// Does to a fresh block of so many bytes what must be found out, in many sizes and alignments, of which the child
+    /// is told one.
+    const SHAPES: [(usize, usize); 8] = [
+        (1, 1),
+        (8, 8),
+        (100, 4),
+        (1000, 64),
+        (4096, 4096),
+        (32 << 10, 16),
+        (100_000, 8),
+        (3 << 20, 65536),
+    ];
+
+    macro_rules! sealed {
+        ($($name:ident: $message:literal, $work:expr;)*) => {$(
+            #[test]
+            fn $name() {
+                static HEAP: GlobalHeap = GlobalHeap::new();
+                const SHAPE: &str = "PAGEHEAP_TEST_SHAPE";
+                if !is_child() {
+                    for number in 0..SHAPES.len() {
+                        let output = child(concat!("checked::", stringify!($name)))
+                            .env(SHAPE, number.to_string())
+                            .output()
+                            .unwrap();
+                        let errors = String::from_utf8_lossy(&output.stderr);
+                        let said = [$message, "address 0x", "size class 0x", "span at page 0x"];
+                        let all = said.iter().all(|said| errors.contains(said));
+                        assert!(!output.status.success() && all, "{:?}: {output:?}", SHAPES[number]);
+                    }
+                    return;
+                }
+                let number: usize = std::env::var(SHAPE).unwrap().parse().unwrap();
+                let (size, align) = SHAPES[number];
+                // Others before and behind it.
+                let other = |seed| Block::new(&HEAP, layout(size, align), seed).unwrap();
+                let (_before, block, _behind) = (other(1), other(2), other(3));
+                let work: unsafe fn(&GlobalHeap, *mut u8, Layout) = $work;
+                // SAFETY: none: this is what must be found out.
+                unsafe { work(&HEAP, block.memory, block.layout) };
+            }
+        )*};
+    }
+
+    sealed! {
+        a_block_freed_twice_in_a_row_is_found: "freed twice", |heap, block, layout| unsafe {
+            heap.dealloc(block, layout);
+            heap.dealloc(block, layout);
+        };
+        a_block_freed_twice_with_others_between_is_found: "freed twice", |heap, block, layout| unsafe {
+            let others = [(); 5].map(|()| heap.alloc(layout));
+            heap.dealloc(block, layout);
+            others.into_iter().for_each(|other| heap.dealloc(other, layout));
+            heap.dealloc(block, layout);
+        };
+        a_block_freed_twice_by_two_threads_is_found: "freed twice", |heap, block, layout| unsafe {
+            heap.dealloc(block, layout);
+            heap.flush_thread();
+            let address = block.expose_provenance();
+            std::thread::scope(|scope| {
+                scope.spawn(move || heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout));
+            });
+        };
+        a_block_freed_by_an_address_inside_it_is_found: "not allocated", |heap, block, layout| unsafe {
+            // On a word, at least: other addresses are no block's.
+            heap.dealloc(block.add(layout.size().next_multiple_of(8)), layout);
+        };
+        a_block_freed_with_another_size_is_found: "wrong layout", |heap, block, layout| unsafe {
+            heap.dealloc(block, Layout::from_size_align(layout.size() + 1, layout.align()).unwrap());
+        };
+        a_block_freed_with_another_alignment_is_found: "wrong layout", |heap, block, layout| unsafe {
+            heap.dealloc(block, Layout::from_size_align(layout.size(), layout.align() * 2).unwrap());
+        };
+        a_byte_written_past_the_end_is_found: "written past its end", |heap, block, layout| unsafe {
+            let past = block.add(layout.size());
+            past.write(!past.read());
+            heap.dealloc(block, layout);
+        };
+        a_zero_written_past_the_end_is_found: "written past its end", |heap, block, layout| unsafe {
+            block.add(layout.size()).write(0);
+            heap.dealloc(block, layout);
+        };
+        a_byte_written_before_the_beginning_is_found: "bytes before it", |heap, block, layout| unsafe {
+            let before = block.sub(1);
+            before.write(!before.read());
+            heap.dealloc(block, layout);
+        };
+        an_overflow_is_found_by_resizing_too: "written past its end", |heap, block, layout| unsafe {
+            block.add(layout.size()).write(0);
+            heap.realloc(block, layout, layout.size() * 2);
+        };
+        a_resize_of_a_freed_block_is_found: "freed twice", |heap, block, layout| unsafe {
+            heap.dealloc(block, layout);
+            heap.realloc(block, layout, layout.size() * 2);
+        };
+        a_stranger_is_found: "not of this heap", |heap, _, layout| unsafe {
+            let stranger = Box::leak(Box::new([0_u64; 64]));
+            heap.dealloc(stranger.as_mut_ptr().cast(), layout);
+        };
+    }
+
+    #[test]
+    fn what_was_freed_does_not_read_as_it_was() {
+        static HEAP: GlobalHeap = GlobalHeap::new();
+        let block = Block::new(&HEAP, layout(1000, 8), 7).unwrap();
+        let memory = block.memory;
+        block.free(&HEAP);
+        // SAFETY: the heap's memory, and nobody else's heap.
+        assert!((0..1000).all(|index| unsafe { memory.add(index).read_volatile() } == 0xdf));
+    }
 }

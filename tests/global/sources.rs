@@ -135,6 +135,7 @@ fn every_request_may_be_refused_at_times() {
 }
 
 #[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn bytes_that_are_there_serve_as_well() {
     const BYTES: usize = 2 << 20;
     static mut MEMORY: [MaybeUninit<u8>; BYTES] = [MaybeUninit::uninit(); BYTES];
@@ -154,6 +155,7 @@ fn bytes_that_are_there_serve_as_well() {
 }
 
 #[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn a_small_region_is_a_small_heap() {
     for bytes in [48 << 10, 128 << 10, 300_000, 1 << 20] {
         let memory = vec![MaybeUninit::uninit(); bytes].leak();

@@ -143,7 +143,7 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
         // SAFETY: a place for a key.
         assert_eq!(unsafe { libc::pthread_key_create(&mut made, None) }, 0);
     }
-    let layout = Layout::from_size_align(100, 8).unwrap();
+    let layout = Layout::new::<[u64; 13]>();
     // SAFETY: what is freed was allocated with the layout; each address stands for a block of its own.
     unsafe {
         let block = alloc(layout).expose_provenance();
@@ -161,7 +161,7 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
             assert_eq!(libc::pthread_join(id, std::ptr::null_mut()), 0);
             pair.1
         };
-        const LAYOUT: Layout = Layout::new::<[u8; 100]>();
+        const LAYOUT: Layout = Layout::new::<[u64; 13]>();
         let block = raw(
             |block| realloc(std::ptr::with_exposed_provenance_mut(block), LAYOUT, 100_000).expose_provenance(),
             block,
@@ -169,7 +169,7 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
         assert_ne!(block, 0);
         raw(
             |block| {
-                let large = Layout::from_size_align(100_000, 1).unwrap();
+                let large = Layout::from_size_align(100_000, 8).unwrap();
                 dealloc(std::ptr::with_exposed_provenance_mut(block), large);
                 0
             },

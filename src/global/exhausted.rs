@@ -1,0 +1,49 @@
+//! The last word before an allocation is refused: the program's own, if it wants one.
+//!
+//! ```text
+//!   alloc ─▶ no room, after all caches were asked ─▶ hook(layout) ── false ─▶ null
+//!               ▲                                        │ true: something was freed
+//!               └──────────── once more, 16 times ───────┘
+//! ```
+//!
+//! The hook runs on the allocating thread, in the middle of its call, with none of this crate's locks held. It may
+//! free, drop what it caches, call `release`; it may allocate, and gets null where there is no room, not the hook
+//! again. It must not wait for a lock that somebody may hold who allocates. Should it unwind, the process ends.
+//!
+//! Layouts larger than the heap's limit are refused without asking.
+
+#![forbid(unsafe_code)]
+
+use core::alloc::Layout;
+
+use super::local;
+
+/// How often a hook may ask for another try.
+const TRIES: usize = 16;
+
+/// Asks the hook, and tries again as long as it says so.
+#[cold]
+#[inline(never)]
+pub(super) fn retry<R>(hook: fn(Layout) -> bool, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
+    let _inside = local::Inside::enter()?;
+    (0..TRIES)
+        .map_while(|_| ask(hook, layout).then(&attempt))
+        .find_map(|found| found)
+}
+
+fn ask(hook: fn(Layout) -> bool, layout: Layout) -> bool {
+    struct Unwinding(Layout);
+    impl Drop for Unwinding {
+        fn drop(&mut self) {
+            crate::fatal::abort(
+                "the hook for exhausted memory has unwound; the size asked for, its alignment",
+                self.0.size(),
+                self.0.align(),
+            );
+        }
+    }
+    let bomb = Unwinding(layout);
+    let again = hook(layout);
+    core::mem::forget(bomb);
+    again
+}

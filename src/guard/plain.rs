@@ -1,0 +1,39 @@
+//! The build that ships: blocks are what the heap hands out, and this layer is nothing. Equal in shape to `sealed`.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use super::Plain;
+
+/// How many bytes of a block the program may use: all there are.
+pub const fn usable_size(_layout: Layout, plain: usize) -> usize {
+    plain
+}
+
+/// Memory for `layout`; all zero, if asked.
+#[inline(always)]
+pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+    heap.take(layout, zeroed)
+}
+
+/// Takes memory back.
+///
+/// # Safety
+///
+/// As for [`Plain::give`].
+#[inline(always)]
+pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
+    // SAFETY: the caller's promise.
+    unsafe { heap.give(memory, layout) };
+}
+
+/// Makes a block `size` bytes long.
+///
+/// # Safety
+///
+/// As for [`Plain::resize`].
+#[inline(always)]
+pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+    // SAFETY: the caller's promise.
+    unsafe { heap.resize(memory, layout, size) }
+}

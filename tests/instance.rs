@@ -1,0 +1,254 @@
+//! `Heap`: blocks of its own, a limit of its own, and all back when it is dropped.
+
+#![cfg(all(unix, target_pointer_width = "64"))]
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicIsize, Ordering};
+
+use pageheap::source::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
+use pageheap::{Config, Heap, PageCount};
+
+/// A generator of numbers that are random enough: xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) as usize % end
+    }
+}
+
+/// The system, with an account of what is reserved.
+#[derive(Clone, Copy)]
+struct Counted(&'static AtomicIsize);
+
+// SAFETY: the system's verbs, and a count.
+unsafe impl Source for Counted {
+    fn granule(&self) -> usize {
+        System.granule()
+    }
+
+    fn budget(&self) -> usize {
+        System.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        let reservation = System.reserve(purpose, bytes, align)?;
+        self.0.fetch_add(reservation.bytes as isize, Ordering::Relaxed);
+        Some(reservation)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.commit(start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        self.0.fetch_sub(reservation.bytes as isize, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.unreserve(purpose, reservation) };
+    }
+}
+
+// SAFETY: the system's pages are memory.
+unsafe impl Memory for Counted {}
+
+fn small() -> Heap<System> {
+    Heap::new(System, Config::new(1 << 30)).unwrap()
+}
+
+#[test]
+fn blocks_are_as_they_were_left_and_never_two_in_one_place() {
+    let heap = small();
+    let mut random = Random(0x5eed);
+    // By address: the layout, and what is written there.
+    let mut live: BTreeMap<usize, (NonNull<u8>, Layout, u8)> = BTreeMap::new();
+    let rounds = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
+    for round in 0..rounds {
+        if random.below(5) < 3 || live.is_empty() {
+            let shift = random.below(18) + 1;
+            let layout = Layout::from_size_align(1 + random.below(1 << shift), 1 << random.below(14)).unwrap();
+            let zeroed = random.below(4) == 0;
+            let block = if zeroed {
+                heap.allocate_zeroed(layout)
+            } else {
+                heap.allocate(layout)
+            };
+            let block = block.unwrap();
+            let (start, end) = (block.addr().get(), block.addr().get() + layout.size());
+            assert_eq!(start % layout.align(), 0);
+            let before = live.range(..end).next_back();
+            assert!(before.is_none_or(|(&at, (_, layout, _))| at + layout.size() <= start));
+            // SAFETY: ours, of that size.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), layout.size()) };
+            assert!(!zeroed || bytes.iter().all(|&byte| byte == 0));
+            bytes.fill(round as u8);
+            live.insert(start, (block, layout, round as u8));
+        } else {
+            let number = random.below(live.len());
+            let &start = live.keys().nth(number).unwrap();
+            let (block, layout, seed) = live.remove(&start).unwrap();
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), layout.size()) };
+            assert!(bytes.iter().all(|&byte| byte == seed));
+            // SAFETY: allocated with this layout.
+            unsafe { heap.free(block, layout) };
+        }
+        // Looking a block up costs as much as there are.
+        if live.len() > 300 {
+            let all = std::mem::take(&mut live);
+            // SAFETY: as above.
+            all.into_values()
+                .for_each(|(block, layout, _)| unsafe { heap.free(block, layout) });
+        }
+    }
+    heap.check().unwrap();
+}
+
+#[test]
+fn a_limit_is_its_own() {
+    let config = Config::new(1 << 30).limit(PageCount(512));
+    let [one, other] = [(); 2].map(|()| Heap::new(System, config).unwrap());
+    let layout = Layout::from_size_align(1000, 8).unwrap();
+    let fill = |heap: &Heap<System>| std::iter::from_fn(|| heap.allocate(layout)).collect::<Vec<_>>();
+    let blocks = fill(&one);
+    assert!(blocks.len() * layout.size() > 512 * 8192 / 4 * 3, "{}", blocks.len());
+    assert!(other.allocate(layout).is_some(), "the other has its own");
+    // SAFETY: allocated with this layout.
+    blocks.iter().for_each(|&block| unsafe { one.free(block, layout) });
+    assert!(fill(&one).len() >= blocks.len() / 10 * 9);
+    other.set_limit(PageCount(1024));
+    assert_eq!(other.limit(), PageCount(1024));
+}
+
+#[test]
+fn all_goes_back_when_it_is_dropped_whatever_is_still_allocated() {
+    static RESERVED: AtomicIsize = AtomicIsize::new(0);
+    for round in 0..200_usize {
+        let heap = Heap::new(Counted(&RESERVED), Config::new(1 << 28)).unwrap();
+        for number in 0..100 {
+            let layout = Layout::from_size_align(number * round + 1, 1).unwrap();
+            heap.allocate_zeroed(layout).unwrap();
+        }
+        assert!(RESERVED.load(Ordering::Relaxed) > 0);
+        drop(heap);
+        assert_eq!(RESERVED.load(Ordering::Relaxed), 0);
+    }
+}
+
+#[test]
+fn a_source_that_has_nothing_makes_no_heap_and_keeps_nothing() {
+    static RESERVED: AtomicIsize = AtomicIsize::new(0);
+    assert!(Heap::new(Counted(&RESERVED), Config::new(usize::MAX >> 1)).is_ok_and(|heap| heap.stats().threads == 0));
+    assert_eq!(RESERVED.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn threads_share_it_and_free_for_each_other() {
+    let heap = small();
+    let layout = Layout::from_size_align(200, 8).unwrap();
+    let (to, from) = std::sync::mpsc::channel::<usize>();
+    std::thread::scope(|scope| {
+        for seed in 1..=4_u8 {
+            let (heap, to) = (&heap, to.clone());
+            scope.spawn(move || {
+                for _ in 0..2_000 {
+                    let block = heap.allocate(layout).unwrap();
+                    // SAFETY: ours, of that size.
+                    unsafe { block.write_bytes(seed, 200) };
+                    to.send(block.expose_provenance().get()).unwrap();
+                }
+            });
+        }
+        drop(to);
+        for address in from {
+            let block = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)).unwrap();
+            // SAFETY: sent by whoever filled it, and freed once.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(block.as_ptr(), 200);
+                assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+                heap.free(block, layout);
+            }
+        }
+    });
+    heap.check().unwrap();
+    heap.scavenge(PageCount(usize::MAX));
+    assert_eq!(heap.stats().slot_bytes, 0);
+}
+
+#[test]
+fn heaps_come_and_go_in_many_threads() {
+    std::thread::scope(|scope| {
+        for seed in 1..=4_usize {
+            scope.spawn(move || {
+                let mut kept = Vec::new();
+                for round in 0..50_usize {
+                    let heap = small();
+                    let layout = Layout::from_size_align(seed * round + 8, 8).unwrap();
+                    assert!(heap.contains(heap.allocate(layout).unwrap().as_ptr()));
+                    kept.push(heap);
+                    if kept.len() > 5 {
+                        kept.swap_remove(round % 5);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_block_may_be_used_to_its_usable_size_and_freed_with_it() {
+    let heap = small();
+    for size in (1..100_000).step_by(611) {
+        for align in [1, 16, 256, 8192, 65536] {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            let usable = heap.usable_size(layout);
+            let whole = Layout::from_size_align(usable, align).unwrap();
+            assert!(usable >= size && heap.usable_size(whole) == usable);
+            let block = heap.allocate(layout).unwrap();
+            // SAFETY: as many bytes as it has; freed with what `usable_size` says.
+            unsafe {
+                block.write_bytes(1, usable);
+                heap.free(block, whole);
+            }
+        }
+    }
+    heap.check().unwrap();
+}
+
+#[test]
+fn collections_of_both_versions_live_in_it() {
+    let heap = small();
+    let mut old = allocator_api2_02::vec::Vec::new_in(&heap);
+    let mut new = allocator_api2_04::vec::Vec::new_in(&heap);
+    for number in 0..100_000_u64 {
+        old.push(number);
+        new.push(number);
+    }
+    old.truncate(10);
+    old.shrink_to_fit();
+    assert!(old.iter().copied().eq(0..10) && new.iter().copied().eq(0..100_000));
+    let boxed = allocator_api2_04::boxed::Box::new_in([7_u8; 3000], &heap);
+    assert!(heap.contains(boxed.as_ptr()));
+    drop((old, new, boxed));
+    // An allocator of one's own, moved with the collection.
+    let mut owned = allocator_api2_02::vec::Vec::new_in(small());
+    owned.extend(0..5000);
+    let moved = Box::new(owned);
+    assert!(moved.iter().copied().eq(0..5000));
+    heap.check().unwrap();
+}

@@ -1,0 +1,158 @@
+//! Under a limit: what is backed, and who is asked before a no.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use pageheap::GlobalHeap;
+use pageheap::source::{Contents, Failure, Verb};
+
+use super::*;
+
+/// What is counted is what the bits say.
+#[track_caller]
+fn agree<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
+    let stats = heap.stats();
+    assert_eq!(heap.backed().0, stats.grown.0 - stats.scavenged.0, "{stats}");
+    heap.check().unwrap();
+}
+
+#[test]
+fn a_soft_limit_is_kept_by_those_who_allocate() {
+    const SOFT: usize = 4096;
+    for granule in [4 << 10, 16 << 10, 64 << 10] {
+        let config = Config::new(1 << 30).soft_limit(PageCount(SOFT));
+        let heap = PageHeap::<Simulated>::new(Simulated::new(granule), config).unwrap();
+        let (mut most, mut seed) = (0, 1_usize);
+        for _ in 0..400 {
+            // Longer and longer runs, which do not fit where the shorter ones were.
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let length = 8 + (seed >> 33) % 120;
+            let runs: Vec<_> = (0..2000 / length)
+                .map(|_| heap.allocate(PageCount(length)).unwrap())
+                .collect();
+            most = most.max(heap.backed().0);
+            // SAFETY: just allocated.
+            runs.into_iter().for_each(|run| unsafe { heap.free(run) });
+            let high = heap.allocate(PageCount(3000 + length)).unwrap();
+            most = most.max(heap.backed().0);
+            // SAFETY: just allocated.
+            unsafe { heap.free(high) };
+        }
+        agree(&heap);
+        assert!(most <= SOFT + SOFT / 20 + 256, "{most} at most\n{}", heap.stats());
+    }
+}
+
+#[test]
+fn where_all_is_live_a_soft_limit_costs_little_and_refuses_nothing() {
+    let config = Config::new(1 << 28).soft_limit(PageCount(1000));
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), config).unwrap();
+    let runs: Vec<_> = (0..20_000).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
+    assert_eq!((runs.len(), heap.backed()), (20_000, PageCount(20_000)));
+    assert!(heap.source().calls(Verb::Release) <= 400, "{}", heap.stats());
+    agree(&heap);
+}
+
+#[test]
+fn a_tick_brings_a_heap_below_its_soft_limit_while_work_goes_on() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let run = heap.allocate(PageCount(8192)).unwrap();
+    // SAFETY: just allocated.
+    unsafe { heap.free(run) };
+    let clock = Hand {
+        now: Cell::new(Duration::from_secs(1)),
+        step: Duration::from_micros(20),
+        ..Hand::default()
+    };
+    heap.set_soft_limit(PageCount(2000));
+    for step in 0..200 {
+        let run = heap.allocate(PageCount(1 + step % 3)).unwrap();
+        clock.pass(heap.tick(&clock).min(Duration::from_millis(100)));
+        // SAFETY: just allocated.
+        unsafe { heap.free(run) };
+    }
+    assert!(heap.backed().0 <= 2000, "{}", heap.backed().0);
+    agree(&heap);
+}
+
+#[test]
+fn what_is_backed_is_counted_whatever_the_source_does() {
+    let sources = [
+        Simulated::new(4096).failing(Verb::Release, Failure::Every(3)),
+        Simulated::new(4096).with_contents(Contents::Unknown),
+    ];
+    sources.into_iter().for_each(work);
+    work(Simulated::committing(4096));
+}
+
+fn work<const COMMITS: bool>(source: Simulated<COMMITS>) {
+    let heap = PageHeap::<Simulated<COMMITS>>::new(source, Config::new(1 << 26)).unwrap();
+    let cache = heap.cache().unwrap();
+    for round in 0..50 {
+        let runs: Vec<_> = (1..40).filter_map(|pages| cache.allocate(PageCount(pages))).collect();
+        // SAFETY: just allocated.
+        runs.into_iter().for_each(|run| unsafe { cache.free(run) });
+        heap.scavenge(PageCount(round * 7));
+        agree(&heap);
+    }
+    heap.release(PageCount(usize::MAX));
+    agree(&heap);
+}
+
+/// A block that the hook frees when it is asked, and how often it was.
+static SPARE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+const LARGE: Layout = match Layout::from_size_align(10 << 20, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a layout"),
+};
+
+static HEAP: GlobalHeap = GlobalHeap::new()
+    .limit(16 << 20)
+    .background(false)
+    .on_exhausted(free_the_spare);
+
+fn free_the_spare(wanted: Layout) -> bool {
+    assert_eq!(wanted.size(), LARGE.size());
+    ASKED.fetch_add(1, Ordering::Relaxed);
+    // It may allocate, and is not asked about that.
+    // SAFETY: layouts are not empty; the spare was allocated with its layout.
+    unsafe {
+        assert!(HEAP.alloc(LARGE).is_null());
+        let spare = SPARE.swap(std::ptr::null_mut(), Ordering::Relaxed);
+        if !spare.is_null() {
+            HEAP.dealloc(spare, LARGE);
+        }
+        !spare.is_null()
+    }
+}
+
+#[test]
+fn the_hook_is_asked_before_a_refusal_and_may_free() {
+    // SAFETY: layouts are not empty; blocks are freed with theirs.
+    unsafe {
+        SPARE.store(HEAP.alloc(LARGE), Ordering::Relaxed);
+        let block = HEAP.alloc(LARGE);
+        assert!(!block.is_null() && ASKED.load(Ordering::Relaxed) == 1);
+        assert!(HEAP.alloc_zeroed(LARGE).is_null());
+        assert_eq!(ASKED.load(Ordering::Relaxed), 2);
+        assert!(
+            HEAP.alloc(Layout::from_size_align(17 << 20, 8).unwrap()).is_null(),
+            "beyond the limit"
+        );
+        assert_eq!(ASKED.load(Ordering::Relaxed), 2, "nobody is asked for what cannot be");
+        HEAP.dealloc(block, LARGE);
+        // The heap is as good as ever.
+        let small = Layout::from_size_align(100, 8).unwrap();
+        let blocks: Vec<_> = (0..100_000).map(|_| HEAP.alloc(small)).collect();
+        assert!(blocks.iter().all(|block| !block.is_null()));
+        blocks.into_iter().for_each(|block| HEAP.dealloc(block, small));
+        HEAP.flush_thread();
+        assert!(HEAP.release(usize::MAX) > 8 << 20);
+        let again = HEAP.alloc(LARGE);
+        assert!(!again.is_null());
+        HEAP.dealloc(again, LARGE);
+    }
+}

@@ -1,0 +1,42 @@
+//! The scavenger's policy as numbers in, numbers out, and its driver on a clock of our own.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use pageheap::source::Simulated;
+use pageheap::{Clock, Config, PageCount, PageHeap};
+
+mod index;
+mod limit;
+mod pacer;
+mod retention;
+mod tick;
+
+const SECOND: u64 = 1_000_000_000;
+const MILLISECOND: u64 = 1_000_000;
+
+/// A clock that is set by hand. Each reading of the work takes a little.
+#[derive(Debug, Default)]
+struct Hand {
+    now: Cell<Duration>,
+    work: Cell<Duration>,
+    /// What each look at the clock costs.
+    step: Duration,
+}
+
+impl Clock for Hand {
+    fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    fn work(&self) -> Duration {
+        self.work.set(self.work.get() + self.step);
+        self.work.get()
+    }
+}
+
+impl Hand {
+    fn pass(&self, time: Duration) {
+        self.now.set(self.now.get() + time);
+    }
+}

@@ -1,0 +1,180 @@
+//! The driver, on the simulated source, whose pages are what the operating system's are, and a clock set by hand.
+
+use pageheap::source::{Contents, Failure, Verb};
+
+use super::*;
+
+const PAGE: usize = 8192;
+
+fn heap(source: Simulated, bytes: usize) -> PageHeap<Simulated> {
+    PageHeap::new(source, Config::new(bytes)).unwrap()
+}
+
+/// Ticks, as told, until nothing is left to do, for `most` of the clock's time. How long that took.
+fn until_rest(heap: &PageHeap<Simulated>, clock: &Hand, most: Duration) -> Option<Duration> {
+    let begin = clock.now.get();
+    while clock.now.get() - begin <= most {
+        match heap.tick(clock) {
+            Duration::MAX => return Some(clock.now.get() - begin),
+            pause => clock.pass(pause),
+        }
+    }
+    None
+}
+
+fn hand() -> Hand {
+    Hand {
+        now: Cell::new(Duration::from_secs(1)),
+        step: Duration::from_micros(20),
+        ..Hand::default()
+    }
+}
+
+/// Takes pages, and gives back those of `free`.
+fn torn(heap: &PageHeap<Simulated>, pages: usize, free: impl Fn(usize) -> bool) -> usize {
+    let runs: Vec<_> = (0..pages).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
+    let mut freed: Vec<_> = runs.into_iter().filter(|run| free(run.start().0)).collect();
+    let count = freed.len();
+    // SAFETY: just allocated, and nobody uses them.
+    unsafe { heap.free_batch(&mut freed) };
+    count
+}
+
+#[test]
+fn a_silent_heap_holds_what_is_live_whatever_the_systems_page() {
+    for granule in [4 << 10, 16 << 10, 64 << 10] {
+        let heap = heap(Simulated::new(granule), 64 << 20);
+        let per = (granule / PAGE).max(1);
+        // Every other granule, and pieces of the others.
+        let whole = |page: usize| (page / per).is_multiple_of(2);
+        torn(&heap, 4096, |page| whole(page) || per > 1 && page % per == 0);
+        let clock = hand();
+        let took = until_rest(&heap, &clock, Duration::from_secs(60)).expect("it comes to rest");
+        let stats = heap.stats();
+        assert_eq!(stats.scavenged.0, stats.grown.0 - 4096 + 2048, "{granule}: {stats}");
+        assert!(took <= Duration::from_secs(20), "{took:?}");
+        let calls = heap.source().calls(Verb::Release);
+        assert_eq!(until_rest(&heap, &clock, Duration::from_secs(60)), Some(Duration::ZERO));
+        assert_eq!(heap.source().calls(Verb::Release), calls);
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn whole_heaps_go_within_a_second_of_silence() {
+    let heap = heap(Simulated::new(4096), 64 << 20);
+    torn(&heap, 8192, |_| true);
+    let clock = hand();
+    let took = until_rest(&heap, &clock, Duration::from_secs(60)).unwrap();
+    assert!(
+        took >= Duration::from_secs(1) && took <= Duration::from_secs(2),
+        "{took:?}"
+    );
+    let stats = heap.stats();
+    assert_eq!(stats.scavenged, stats.grown);
+}
+
+#[test]
+fn a_refusal_is_taken_for_an_answer() {
+    for failure in [Failure::Every(1), Failure::Every(2)] {
+        let heap = heap(Simulated::new(4096).failing(Verb::Release, failure), 64 << 20);
+        torn(&heap, 4096, |page| page % 64 < 32);
+        assert!(until_rest(&heap, &hand(), Duration::from_secs(600)).is_some());
+        let calls = heap.source().calls(Verb::Release);
+        assert!((32..=256).contains(&calls), "{calls} calls");
+        heap.check().unwrap();
+        // What was refused is never told to be zero.
+        let stats = heap.stats();
+        let mut zeroed = 0;
+        while let Some(page) = heap.allocate_tracked(PageCount(1)) {
+            zeroed += page.scavenged.0;
+        }
+        assert!(
+            zeroed <= stats.scavenged.0 + (heap.capacity().0 - stats.grown.0),
+            "{zeroed} of {stats}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_known_is_released_once_a_silence() {
+    let heap = heap(Simulated::new(4096).with_contents(Contents::Unknown), 16 << 20);
+    torn(&heap, 1024, |page| page % 2 == 0);
+    let clock = hand();
+    until_rest(&heap, &clock, Duration::from_secs(60)).expect("it comes to rest, though nothing is marked");
+    let calls = heap.source().calls(Verb::Release);
+    assert!((512..=1024).contains(&calls), "{calls} calls");
+    assert_eq!(heap.stats().scavenged, PageCount::ZERO);
+}
+
+#[test]
+fn a_load_that_swings_is_left_alone() {
+    let heap = heap(Simulated::new(4096), 64 << 20);
+    let clock = hand();
+    for _ in 0..30 {
+        torn(&heap, 4096, |_| true);
+        for _ in 0..4 {
+            // Always something going on.
+            torn(&heap, 1, |_| true);
+            let _kept = heap.allocate(PageCount(1));
+            heap.tick(&clock);
+            clock.pass(Duration::from_millis(250));
+        }
+    }
+    // What happens between two looks is found out by what it costs: once in ten seconds, in huge pages.
+    let calls = heap.source().calls(Verb::Release);
+    assert!(calls <= 3 * 4096 / 256, "{calls} calls");
+}
+
+#[test]
+fn above_the_peak_of_ten_seconds_goes_while_work_goes_on() {
+    let heap = heap(Simulated::new(4096), 64 << 20);
+    let clock = hand();
+    torn(&heap, 4096, |page| page >= 100);
+    let mut second = 0;
+    while heap.source().calls(Verb::Release) == 0 && second < 100 {
+        // Small work, low in the heap.
+        let run = heap.allocate(PageCount(1 + second % 3)).unwrap();
+        let mut pause = Duration::ZERO;
+        while pause < Duration::from_secs(1) {
+            let next = heap.tick(&clock).min(Duration::from_secs(1));
+            clock.pass(next);
+            pause += next;
+        }
+        // SAFETY: just allocated.
+        unsafe { heap.free(run) };
+        second += 1;
+    }
+    assert!((9..=13).contains(&second), "after {second} seconds");
+    // The highest first.
+    assert!(heap.free_set().words(4095 / 64).1 != 0);
+}
+
+#[test]
+fn sleeping_caches_are_emptied_where_the_system_can() {
+    let heap = heap(Simulated::new(4096), 16 << 20);
+    let cache = heap.cache().unwrap();
+    let run = cache.allocate(PageCount(1)).unwrap();
+    // SAFETY: just allocated.
+    unsafe { cache.free(run) };
+    assert_eq!(heap.stats().cached, PageCount(64));
+    until_rest(&heap, &hand(), Duration::from_secs(60)).unwrap();
+    if cfg!(target_os = "linux") {
+        assert_eq!(heap.stats().cached, PageCount::ZERO);
+    }
+    heap.check().unwrap();
+}
+
+#[test]
+fn clocks_that_stand_still_or_jump_do_no_harm() {
+    let heap = heap(Simulated::new(4096), 16 << 20);
+    torn(&heap, 1024, |page| page % 3 == 0);
+    let still = Hand::default();
+    (0..100).for_each(|_| assert!(heap.tick(&still) > Duration::ZERO));
+    let jumping = hand();
+    for jump in [0, u64::MAX / 2, 5, u64::MAX, 1_000_000_000, 0] {
+        jumping.now.set(Duration::from_nanos(jump));
+        (0..20).for_each(|_| assert!(heap.tick(&jumping) > Duration::ZERO));
+    }
+    heap.check().unwrap();
+}
