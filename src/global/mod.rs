@@ -405,6 +405,45 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
+    /// From this thread's shelf, if there is such a run there.
+    #[inline(never)]
+    fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if !zeroed
+            && let Some(thread) = self.current()
+            && let Some(objects) = self.opened()
+            && let Some(memory) = objects.take_from_shelf(thread, layout)
+        {
+            return Some(memory);
+        }
+        self.take_slow(layout, zeroed)
+    }
+
+    /// Onto this thread's shelf, if there is room.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
+    #[inline(never)]
+    unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
+        if let Some(thread) = self.current()
+            && let Some(objects) = self.opened()
+            && objects.put_on_shelf(thread, memory, layout)
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    #[cold]
+    fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if zeroed {
+            self.alloc_zeroed_slow(layout)
+        } else {
+            self.alloc_slow(layout)
+        }
+    }
+
     #[inline(never)]
     fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
@@ -484,9 +523,11 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            return self.take_large(layout, zeroed);
+        };
         // Fast: a slot from this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
+        if let Some(thread) = self.current()
             && let Some(slot) = thread.magazine(class).pop()
         {
             if zeroed {
@@ -495,18 +536,17 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
             }
             return NonNull::new(slot);
         }
-        if zeroed {
-            self.alloc_zeroed_slow(layout)
-        } else {
-            self.alloc_slow(layout)
-        }
+        self.take_slow(layout, zeroed)
     }
 
     #[inline(always)]
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.give_large(memory, layout) };
+        };
         // Fast: into this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
+        if let Some(thread) = self.current()
             // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
             && unsafe { thread.magazine(class).push(memory.as_ptr()) }
         {

@@ -93,6 +93,7 @@ impl Spans {
     }
 
     /// How many pages the table reaches now.
+    #[inline]
     pub fn covered(&self) -> usize {
         // Acquire: pairs with the release where it is raised; the entries below are prepared.
         self.covered.load(Ordering::Acquire)
@@ -151,7 +152,11 @@ impl Spans {
     #[inline]
     fn number_in(&self, class: SizeClass, span: PageIndex, address: *mut u8) -> Option<u32> {
         let offset = address.addr().wrapping_sub(self.slot(class, span, 0).addr());
-        if offset < class.pages() << PAGE_SHIFT { class.slot_at(offset) } else { None }
+        if offset < class.pages() << PAGE_SHIFT {
+            class.slot_at(offset)
+        } else {
+            None
+        }
     }
 
     /// Makes `run`, which is covered and nobody else's, a span. Under the lock of the class.

@@ -157,5 +157,6 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         self.empty_stores(None);
+        self.seize_shelves();
     }
 }

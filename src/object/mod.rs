@@ -42,10 +42,12 @@ mod span;
 mod magazine;
 mod central;
 mod presence;
+mod shelf;
 mod thread;
 mod tables;
 mod stats;
 mod check;
+mod run;
 mod keeper;
 mod close;
 mod fork;
@@ -65,7 +67,7 @@ use crate::geometry::WORD_PAGES;
 use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
@@ -92,6 +94,8 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
+    /// Not 0 while shelves are being seized; see `shelf.rs`.
+    seizing: AtomicU32,
     keeper: Keeper,
     kin: Kin,
 }
@@ -164,6 +168,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
+                seizing: AtomicU32::new(0),
                 keeper,
                 kin: Kin::default(),
             });
@@ -251,7 +256,7 @@ impl<S: Source + 'static> Objects<S> {
         Shared { thread, _guard: guard }
     }
 
-    /// Gives back all that a thread keeps: its slots to their classes, its pages to the heap.
+    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
     pub fn flush(&self, thread: &Thread) {
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
@@ -260,6 +265,7 @@ impl<S: Source + 'static> Objects<S> {
             }
             self.give_slots(thread.cache(), class, magazine.empty());
         }
+        self.clear_shelf(thread);
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
@@ -274,6 +280,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.flush(thread);
         self.empty_stores(thread.cache());
+        self.seize_shelves();
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
@@ -306,9 +313,7 @@ impl<S: Source + 'static> Objects<S> {
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
-            None => self
-                .allocate_run(thread, layout)
-                .map(|run| self.heap.address(run.run.start())),
+            None => self.allocate_large(thread, layout),
         }
     }
 
@@ -373,24 +378,6 @@ impl<S: Source + 'static> Objects<S> {
         magazine.set_aside();
     }
 
-    fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
-        let pages = PageCount::holding(layout.size().max(1), PAGE_SHIFT);
-        if pages > self.heap.limit() {
-            return None;
-        }
-        let attempt = || {
-            if layout.align() <= PAGE_BYTES {
-                self.pages(thread.cache(), pages)
-            } else {
-                self.heap.allocate_aligned(pages, layout.align())
-            }
-        };
-        attempt().or_else(|| {
-            self.reclaim(thread);
-            attempt()
-        })
-    }
-
     /// Up to `wanted` slots of a class, from its spans or a new one. None if there is no memory for one.
     fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32) -> List {
         let central = self.central(class);
@@ -433,7 +420,7 @@ impl<S: Source + 'static> Objects<S> {
     /// It was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            self.free_run(thread.cache(), self.run_of(memory, layout.size()));
+            self.free_large(thread, memory, layout);
             return;
         };
         let magazine = thread.magazine(class);
@@ -442,28 +429,6 @@ impl<S: Source + 'static> Objects<S> {
             magazine.refuse_twice(memory, class);
             self.make_room(thread, magazine, class);
         }
-    }
-
-    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there, or if its first or last page
-    /// is a span's.
-    fn run_of(&self, memory: NonNull<u8>, size: usize) -> PageRun {
-        let address = memory.addr().get();
-        let Some(run) = self.heap.run_of(memory.as_ptr(), size.max(1)) else {
-            fatal::abort(
-                "a large block was freed that is not of this heap; its address, its size",
-                address,
-                size,
-            );
-        };
-        let in_span = |page: usize| page < self.spans.covered() && self.span_at(PageIndex(page)).is_some();
-        if in_span(run.start().0) || in_span(run.end().0 - 1) {
-            fatal::abort(
-                "a block was freed as a large one, with the wrong layout; its address, its size",
-                address,
-                size,
-            );
-        }
-        run
     }
 
     fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) {
@@ -501,7 +466,7 @@ impl<S: Source + 'static> Objects<S> {
             SizeClass::of(size, layout.align()),
         ) {
             (Some(old), Some(new)) if old == new => return Some(memory),
-            (None, None) if self.resize_run(thread, memory, layout.size(), size) => return Some(memory),
+            (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
             _ => {}
         }
         let moved = self.allocate(thread, new)?;
@@ -511,67 +476,6 @@ impl<S: Source + 'static> Objects<S> {
             self.free(thread, memory, layout);
         }
         Some(moved)
-    }
-
-    /// Makes a run shorter or longer where it is, if it can be.
-    fn resize_run(&self, thread: &Thread, memory: NonNull<u8>, old: usize, new: usize) -> bool {
-        let (run, to) = (self.run_of(memory, old), PageCount::holding(new.max(1), PAGE_SHIFT));
-        if to > run.pages() {
-            // The heap does not grow for a run that something stands behind.
-            let reach = run.start().0.saturating_add(to.0);
-            let room =
-                reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
-            return room && self.grow_run(thread, run, to);
-        }
-        if let Some((_, tail)) = run.split_at(to) {
-            self.free_run(thread.cache(), tail);
-        }
-        true
-    }
-
-    /// Makes a run longer where it is. The pages behind it may be in the thread's own cache.
-    fn grow_run(&self, thread: &Thread, run: PageRun, to: PageCount) -> bool {
-        let grow = || self.heap.grow_in_place(run, to).is_some();
-        grow()
-            || thread.cache().is_some_and(|cache| {
-                let cache = self.heap.cache_at(cache);
-                let held = cache.holds(run.end());
-                if held {
-                    cache.flush();
-                }
-                held && grow()
-            })
-    }
-
-    // ---- pages
-    // --------------------------------------------------------------------------------------------------------------
-
-    /// A run of pages: through a cache if there is one.
-    #[inline]
-    fn pages(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
-        match cache {
-            Some(cache) => self.heap.cache_at(cache).allocate_tracked(pages),
-            None => self.heap.allocate_tracked(pages),
-        }
-    }
-
-    fn free_run(&self, cache: Option<usize>, run: PageRun) {
-        self.give_pages(cache, run);
-    }
-
-    #[inline]
-    fn give_pages(&self, cache: Option<usize>, run: PageRun) {
-        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
-        // unmade.
-        unsafe {
-            match cache {
-                Some(cache) => self.heap.cache_at(cache).free(run),
-                None => self.heap.free(run),
-            }
-        }
-        if self.keeper.is_away() {
-            self.keeper.count(run.pages().0);
-        }
     }
 
     /// Every thread's structure, the shared one too. Only the counts of its magazines may be read.
@@ -604,7 +508,7 @@ impl<S: Source + 'static> Objects<S> {
     pub fn usable_size(layout: Layout) -> usize {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => class.bytes(),
-            None => layout.size().saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1),
+            None => shelf::pages_for(layout).0.saturating_mul(PAGE_BYTES),
         }
     }
 

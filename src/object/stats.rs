@@ -25,6 +25,8 @@ pub struct GlobalStats {
     pub slot_bytes: usize,
     /// Free slots in the magazines of threads.
     pub magazine_bytes: usize,
+    /// Pages of runs on threads' shelves: free, and kept for the next large block.
+    pub shelf_pages: PageCount,
     /// Free slots in the stores of classes.
     pub stored_bytes: usize,
     /// Batches that went between magazines and classes.
@@ -39,7 +41,11 @@ impl GlobalStats {
     /// Bytes in blocks of the program, rounded up to slots and pages.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
-        let large = self.pages.in_use.0.saturating_sub(self.span_pages.0);
+        let large = self
+            .pages
+            .in_use
+            .0
+            .saturating_sub(self.span_pages.0 + self.shelf_pages.0);
         large * self.pages.page_bytes + self.slot_bytes
     }
 }
@@ -60,6 +66,7 @@ impl<S: Source + 'static> Objects<S> {
             stats.batches += state.visits;
         }
         self.for_each_thread(|thread| {
+            stats.shelf_pages.0 += thread.shelf().pages().0;
             for class in SizeClass::all() {
                 stats.magazine_bytes += thread.magazine(class).count(class) as usize * class.bytes();
             }
@@ -94,6 +101,7 @@ impl fmt::Display for GlobalStats {
             "magazines {:>9} bytes, in store {} bytes, {} batches",
             self.magazine_bytes, self.stored_bytes, self.batches
         )?;
+        writeln!(f, "shelves   {:>9} pages", self.shelf_pages.0)?;
         write!(
             f,
             "threads   {:>9}   of {} structures",
