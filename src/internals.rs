@@ -9,7 +9,7 @@ pub use crate::hints::{Band, Hints};
 pub use crate::metadata::{Metadata, Plan};
 pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
-pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
+pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
 
 impl<G: Shape> FreeSet<G> {
     /// One word of the bitmaps: pages free, and of those, scavenged.
@@ -39,4 +39,25 @@ pub mod bitmap {
 pub mod scavenge {
     //! See `src/scavenge.rs`.
     pub use crate::scavenge::*;
+}
+
+pub mod free_list {
+    //! The parts of free lists: see `src/arena/`.
+    pub use crate::arena::internals::*;
+    use crate::sync::Ordering;
+
+    impl Node {
+        /// The slot this one is linked to.
+        #[must_use]
+        pub fn link(&self) -> u32 {
+            // Relaxed: for one who has the chain to himself.
+            self.link.load(Ordering::Relaxed)
+        }
+
+        /// Links the slot.
+        pub fn link_to(&self, slot: u32) {
+            // Relaxed: as above.
+            self.link.store(slot, Ordering::Relaxed);
+        }
+    }
 }

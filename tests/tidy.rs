@@ -35,6 +35,11 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/pool.rs",
     "src/arena/slabs.rs",
     "src/arena/typed.rs",
+    "src/arena/free_list.rs",
+    "src/arena/owner.rs",
+    "src/arena/sharded.rs",
+    "src/arena/slot_box.rs",
+    "src/arena/slots.rs",
     "src/fatal.rs",
     "src/global/background.rs",
     "src/global/fork.rs",
@@ -80,6 +85,7 @@ const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.r
 /// Files and folders that may ask for the operating system.
 const SYSTEM_CFG_HOMES: &[&str] = &[
     "src/arena/on_process.rs",
+    "src/arena/lists_on_process.rs",
     "src/arena/process.rs",
     "src/fatal.rs",
     "src/global/",

@@ -43,13 +43,44 @@ mod pool;
 mod local;
 mod api2;
 mod on_process;
+// Free lists: numbers of slots, then slots in memory, then the two types.
+mod stack;
+mod node;
+mod controller;
+mod hyaline;
+mod shards;
+mod free_slots;
+mod slots;
+mod slot_error;
+mod slot_box;
+mod free_list;
+mod sharded;
+mod owner;
+mod lists_on_process;
 
 pub use backing::{Backing, Block};
 pub use boxed::ArenaBox;
 pub use bump::Arena;
 pub use config::{ArenaConfig, HugePages};
 pub use error::{ArenaError, Reason};
+pub use free_list::FreeList;
 pub use local::{Checkpoint, Local, Scope};
+pub use owner::{BoundedGuard, Guard, Owner};
 pub use pool::{Handle, Pool, StaleHandle};
 pub use process::ProcessHeap;
+pub use sharded::ShardedFreeList;
+pub use slot_box::{SlotBox, SlotList};
+pub use slot_error::SlotError;
 pub use stats::ArenaStats;
+
+#[doc(hidden)]
+#[cfg(feature = "internals")]
+pub mod internals {
+    //! The parts, for tests and models.
+    pub use super::controller::{Controller, MAX_BATCH};
+    pub use super::free_slots::FreeSlots;
+    pub use super::hyaline::{Batch, FIRST_ERA, GUESTS, Hyaline, Record};
+    pub use super::node::{LIVE, Node, Nodes};
+    pub use super::shards::{Census, FreeAlready, LANES, Shard, Shards};
+    pub use super::stack::{Links, NIL, Stack};
+}

@@ -32,7 +32,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
 use crate::guard::{self, Place, Plain};
-use crate::heap::{Clock, Config};
+use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
 use crate::scavenge::pressure::Notice;
 #[cfg(all(unix, feature = "std"))]
@@ -272,6 +272,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// The first broken invariant.
     pub fn check(&self) -> Result<(), ObjectFault> {
         self.opened().map_or(Ok(()), Objects::check)
+    }
+
+    /// What every page is, in order of address; see [`PageHeap::map`](crate::PageHeap::map). Nothing before the first
+    /// allocation. To be drawn by a [`Picture`](crate::Picture).
+    pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
+        self.opened().into_iter().flat_map(Objects::map)
     }
 
     /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages.

@@ -14,6 +14,7 @@
 
 pub use core::sync::atomic::Ordering;
 
+mod barrier;
 mod lock;
 mod turnstile;
 
@@ -27,8 +28,9 @@ use model as imp;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 use native as imp;
 
-pub(crate) use imp::STRIPES;
+pub use barrier::Barrier;
 pub use imp::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
+pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{fence_after_rmw, fence_heavy, fence_light, relax, wait, wait_for, wake};
 pub use lock::{Guard, Lock};
 pub use turnstile::{Calm, Pass, Turnstile};

@@ -28,6 +28,9 @@ use shuttle::{
 /// One stripe: every walk meets every other, and there is less to explore.
 pub(crate) const STRIPES: usize = 1;
 
+/// One place where all meet.
+pub(crate) const SHARED: usize = 1;
+
 /// A sequentially consistent (SeqCst) fence.
 pub(crate) fn fence() {
     checker_fence(Ordering::SeqCst);

@@ -9,6 +9,7 @@ use pageheap::{Clock, Config, PageCount, PageHeap};
 mod index;
 mod limit;
 mod pacer;
+mod picture;
 mod retention;
 mod tick;
 

@@ -2,6 +2,7 @@
 
 mod caches;
 mod claims;
+mod free_lists;
 mod growth;
 mod hints;
 mod long;

@@ -1,0 +1,458 @@
+//! Slots of one size, in shards: each owner's at hand without a locked instruction, anybody's when there are no others.
+//!
+//! ```text
+//!   shard of A        shard of B        lanes, for who owns none          one cache line each, and one between
+//!   loaded   o-o-o    loaded   o        loaded   o-o
+//!   previous o-o-o-o  previous –        previous –
+//!   retired  x-x      retired  x-x-x    retired  –     ──full──▶ Hyaline ──last reader has left──┐
+//!      │ ▲ full, empty: a batch at a time                                                        │
+//!      ▼ │                                                                                       ▼
+//!   depot    batch ── batch ── batch ── …            a stack of batches: one compare-exchange for up to 64 slots
+//!      ▲                                             used up, too? slots that were never used; and then
+//!      └──── gather: all shards hold still, and give what they have
+//! ```
+//!
+//! *Shards.* Two batches to each, so that whoever takes and gives at the border of one does not go to the depot each
+//! time (Bonwick's magazines). How large a batch may get is the [controller](super::controller)'s.
+//!
+//! *Sections.* An owner is alone in his shard, but for one who gathers. So he says that he is inside, looks whether
+//! somebody gathers, and goes on; that is a store, a load, and a store at the end, with a barrier between that costs
+//! nothing where the kernel has an asymmetric one ([`Barrier`]). Who gathers says so, makes the heavy barrier,
+//! and then looks who is inside: either he sees the owner, or the owner sees him and keeps out. Those who own no shard
+//! share a few lanes, which are the same but entered by a compare-exchange.
+//!
+//! *A "no" is proved.* No slot can be had only if at some moment there was none: not in the depot, not in any shard,
+//! however idle its owner. Who gathers takes the slots of every shard that is still. A shard in the middle of something
+//! is left alone, unless it has slots and nobody else has: then he waits for that one to end, the only wait there is
+//! (and not for ever). While all are kept out each can end what it was at, and no more: so a shard that had no slot at
+//! two looks had none between them; and the depot that was empty and the same at two looks was so between them, too.
+//! One moment lies within all of these. Who carries slots from one place to another says so first (`moving`, or the
+//! turnstile), and is waited for like one who has slots.
+//!
+//! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot.
+//!
+//! Worked: an owner frees and allocates in turns: each is one link, one word of the shard, and three stores around them
+//! (~2 ns). He frees 200 slots: 64 fill `loaded`, the next makes them `previous`, and from the 129th on every 64th
+//! sends 64 to the depot by one compare-exchange.
+
+#![forbid(unsafe_code)]
+
+mod gather;
+mod lend;
+mod retire;
+
+pub use lend::Census;
+
+use crossbeam_utils::CachePadded;
+
+use super::controller::{Controller, MAX_BATCH};
+use super::hyaline::{FIRST_ERA, Hyaline};
+use super::node::{Batches, LIVE, Nodes};
+use super::stack::{NIL, Stack};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile};
+
+/// Shards for those who own none.
+pub const LANES: usize = SHARED;
+
+/// A slot freed that is not allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeAlready;
+
+/// What one owner holds, or those who meet in a lane.
+#[derive(Debug)]
+pub struct Shard {
+    /// 1 while somebody is inside.
+    busy: AtomicU32,
+    /// Odd while he inside carries slots that are seen nowhere, or changes more than one word.
+    moving: AtomicU32,
+    /// Chains of free slots: how many, the first.
+    loaded: AtomicU64,
+    previous: AtomicU64,
+    /// A chain of retired ones, and the oldest of their births.
+    retired: AtomicU64,
+    oldest: AtomicU64,
+    /// Not lent: the next such shard, plus one.
+    vacant: AtomicU32,
+}
+
+impl Shard {
+    /// A shard with nothing in it, as zeroed memory has it.
+    #[must_use]
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            busy: AtomicU32::new(0),
+            moving: AtomicU32::new(0),
+            loaded: zero(),
+            previous: zero(),
+            retired: zero(),
+            oldest: zero(),
+            vacant: AtomicU32::new(0),
+        }
+    }
+
+    /// Slots that whoever gathers has to wait for, if somebody is inside: not less than there are, at one moment.
+    fn held(&self) -> u64 {
+        // Acquire, throughout: what `Move` stores is released, so who sees any of it sees that something is under way;
+        // and that it is over, only with all of it.
+        let before = self.moving.load(Ordering::Acquire);
+        let counts = [&self.loaded, &self.previous, &self.retired].map(|word| word.load(Ordering::Acquire) >> 32);
+        let still = before == self.moving.load(Ordering::Acquire) && before.is_multiple_of(2);
+        counts.iter().sum::<u64>() + u64::from(!still)
+    }
+
+    /// Something is under way in more than one place, until this is dropped. The caller is inside.
+    fn under_way(&self) -> Move<'_> {
+        // Relaxed, twice: our own word; every store that follows is released, and so is every exchange.
+        let before = self.moving.load(Ordering::Relaxed);
+        self.moving.store(before.wrapping_add(1), Ordering::Relaxed);
+        Move { shard: self }
+    }
+}
+
+/// One who carries slots about; see [`Shard::held`].
+struct Move<'s> {
+    shard: &'s Shard,
+}
+
+impl Move<'_> {
+    fn store(&self, word: &AtomicU64, chain: u64) {
+        // Release: who sees this sees that something is under way.
+        word.store(chain, Ordering::Release);
+    }
+}
+
+impl Drop for Move<'_> {
+    fn drop(&mut self) {
+        // Relaxed: our own word. Release: who sees that it is over sees what came of it.
+        let before = self.shard.moving.load(Ordering::Relaxed);
+        self.shard.moving.store(before.wrapping_add(1), Ordering::Release);
+    }
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[inline(always)]
+fn pack(first: u32, count: u32) -> u64 {
+    u64::from(count) << 32 | u64::from(first)
+}
+
+#[inline(always)]
+fn unpack(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+/// One who is inside a shard. Dropping it is leaving.
+struct Section<'s> {
+    shard: &'s Shard,
+}
+
+impl Drop for Section<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: hands the shard to whoever gathers, or comes next in a lane.
+        self.shard.busy.store(0, Ordering::Release);
+    }
+}
+
+/// What every operation reads and few write.
+#[derive(Debug)]
+struct Control {
+    /// 1 while somebody gathers.
+    frozen: AtomicU32,
+    /// How many slots a batch may have.
+    limit: AtomicU32,
+    /// The present era; see [`Hyaline`].
+    era: AtomicU64,
+}
+
+/// What is written where batches move.
+#[derive(Debug)]
+struct Account {
+    /// Slots in the depot.
+    depot: AtomicUsize,
+    /// The controller's integral.
+    integral: AtomicU32,
+    /// Batches retired.
+    retirements: AtomicU32,
+    /// Times that shards were gathered.
+    gatherings: AtomicU64,
+}
+
+/// A list of free slots in shards: numbers only, whatever they stand for.
+#[derive(Debug)]
+pub struct Shards<N> {
+    nodes: N,
+    control: CachePadded<Control>,
+    depot: CachePadded<Stack>,
+    account: CachePadded<Account>,
+    turnstile: Turnstile,
+    /// For who gathers.
+    gathering: Lock,
+    /// The lanes, then the owners' shards.
+    shards: Table<CachePadded<Shard>>,
+    hyaline: Hyaline,
+    barrier: Barrier,
+    /// For the lending of shards: the first vacant one, plus one; how many were ever lent.
+    lending: Lock,
+    vacant: AtomicU32,
+    lent: AtomicUsize,
+}
+
+/// Whether a shard is entered as its owner, or as one of many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum As {
+    Owner,
+    Guest,
+}
+
+impl<N: Nodes> Shards<N> {
+    /// A list of the slots of `nodes`, all of them never used. `shards` are all new, and more than [`LANES`].
+    pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, barrier: Barrier) -> Self {
+        Self {
+            nodes,
+            control: CachePadded::new(Control {
+                frozen: AtomicU32::new(0),
+                limit: AtomicU32::new(MAX_BATCH),
+                era: AtomicU64::new(FIRST_ERA),
+            }),
+            depot: CachePadded::new(Stack::new()),
+            account: CachePadded::new(Account {
+                depot: AtomicUsize::new(0),
+                integral: AtomicU32::new(0),
+                retirements: AtomicU32::new(0),
+                gatherings: AtomicU64::new(0),
+            }),
+            turnstile: Turnstile::new(),
+            gathering: Lock::new(),
+            shards,
+            hyaline,
+            barrier,
+            lending: Lock::new(),
+            vacant: AtomicU32::new(0),
+            lent: AtomicUsize::new(0),
+        }
+    }
+
+    /// The slots' nodes.
+    pub fn nodes(&self) -> &N {
+        &self.nodes
+    }
+
+    // ---- sections
+
+    #[inline(always)]
+    fn enter<'s>(&self, shard: &'s Shard, who: As) -> Option<Section<'s>> {
+        if who == As::Owner {
+            // Relaxed: the fence below is what matters.
+            shard.busy.store(1, Ordering::Relaxed);
+        } else {
+            // Acquire: what the last one left; his `drop` released it. Relaxed in vain.
+            let entered = shard.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+            entered.ok()?;
+        }
+        let section = Section { shard };
+        self.barrier.light();
+        // Acquire: what was gathered out of this shard; partner: the Release in `gather`. We cannot see a 0 from before
+        // a gathering that took something: it looked at `busy` behind its heavy fence and did not see our 1, so its
+        // own 1 was there before our fence.
+        (self.control.frozen.load(Ordering::Acquire) == 0).then_some(section)
+    }
+
+    /// Makes a slot that was free the caller's.
+    #[inline(always)]
+    fn hand_out(&self, slot: u32) -> u32 {
+        let node = self.nodes.node(slot);
+        // Relaxed, throughout: the slot is ours alone, and handed on by whatever its user does.
+        node.word
+            .store(self.control.era.load(Ordering::Relaxed), Ordering::Relaxed);
+        node.link.store(LIVE, Ordering::Relaxed);
+        slot
+    }
+
+    #[inline(always)]
+    fn pop(&self, shard: &Shard) -> Option<u32> {
+        // Relaxed, throughout: inside the section, and handed on by its end.
+        let (slot, count) = unpack(shard.loaded.load(Ordering::Relaxed));
+        if slot == NIL {
+            return None;
+        }
+        let next = self.nodes.node(slot).link.load(Ordering::Relaxed);
+        shard.loaded.store(pack(next, count - 1), Ordering::Relaxed);
+        Some(self.hand_out(slot))
+    }
+
+    // ---- allocating
+
+    /// Takes a slot, by the shard that was lent as `shard`. `None` is proved.
+    #[inline(always)]
+    pub fn allocate(&self, shard: usize) -> Option<u32> {
+        let shard = self.shards.get(shard);
+        if let Some(section) = self.enter(shard, As::Owner)
+            && let Some(slot) = self.pop(section.shard)
+        {
+            return Some(slot);
+        }
+        self.allocate_slow(shard, As::Owner)
+    }
+
+    /// Takes a slot, by a lane near `hint`.
+    pub fn allocate_as_guest(&self, hint: usize) -> Option<u32> {
+        for lane in 0..LANES {
+            let shard = self.shards.get((hint + lane) % LANES);
+            // Relaxed: a look, to spare an exchange in vain.
+            if shard.busy.load(Ordering::Relaxed) == 0 {
+                return self.allocate_slow(shard, As::Guest);
+            }
+        }
+        self.allocate_past()
+    }
+
+    #[inline(never)]
+    fn allocate_slow(&self, shard: &Shard, who: As) -> Option<u32> {
+        if let Some(section) = self.enter(shard, who)
+            && let Some(slot) = self.pop(section.shard).or_else(|| self.refill(section.shard))
+        {
+            return Some(slot);
+        }
+        self.allocate_past()
+    }
+
+    /// Takes a slot from the depot, or wherever there is one.
+    #[cold]
+    fn allocate_past(&self) -> Option<u32> {
+        self.detour().or_else(|| self.gather())
+    }
+
+    /// Takes a slot into a shard that has none loaded, and as many more as a batch has. The caller is inside.
+    fn refill(&self, shard: &Shard) -> Option<u32> {
+        let way = shard.under_way();
+        // Relaxed: inside the section.
+        let previous = shard.previous.load(Ordering::Relaxed);
+        let batch = if previous == 0 {
+            self.take_batch()?
+        } else {
+            way.store(&shard.previous, 0);
+            previous
+        };
+        way.store(&shard.loaded, batch);
+        self.pop(shard)
+    }
+
+    /// A batch from the depot, or of slots never used.
+    fn take_batch(&self) -> Option<u64> {
+        self.adjust();
+        if let Some(first) = self.depot.pop(&Batches(&self.nodes)) {
+            // Relaxed, twice: the batch is ours; and a number by itself.
+            let count = self.nodes.node(first).batch.load(Ordering::Relaxed);
+            self.account.depot.fetch_sub(count as usize, Ordering::Relaxed);
+            return Some(pack(first, count));
+        }
+        let (first, count) = self.nodes.fresh(self.control.limit.load(Ordering::Relaxed))?;
+        for slot in first..first + count {
+            let next = if slot + 1 < first + count { slot + 1 } else { NIL };
+            // Relaxed: nobody else knows of these.
+            self.nodes.node(slot).link.store(next, Ordering::Relaxed);
+        }
+        Some(pack(first, count))
+    }
+
+    /// One slot, past all shards.
+    fn detour(&self) -> Option<u32> {
+        // Whoever gathers sees us inside and waits, for we carry a batch.
+        let _pass = self.turnstile.enter(0);
+        self.take_one()
+    }
+
+    /// One slot of a batch; the others go back. For who is inside the turnstile, or gathers.
+    fn take_one(&self) -> Option<u32> {
+        let (first, count) = unpack(self.take_batch()?);
+        // Relaxed: the batch is ours.
+        let rest = self.nodes.node(first).link.load(Ordering::Relaxed);
+        if count > 1 {
+            self.give(rest, count - 1);
+        }
+        Some(self.hand_out(first))
+    }
+
+    /// Puts a batch into the depot: `count` slots, chained from `first` on.
+    fn give(&self, first: u32, count: u32) {
+        // Relaxed, twice: the batch is ours; and a number by itself.
+        self.nodes.node(first).batch.store(count, Ordering::Relaxed);
+        self.account.depot.fetch_add(count as usize, Ordering::Relaxed);
+        self.depot.push(&Batches(&self.nodes), first, first);
+    }
+
+    /// One step of the controller.
+    fn adjust(&self) {
+        let (fresh, all) = self.nodes.extent();
+        // Relaxed throughout: two who step at once make one step, and what is stored is always in bounds.
+        let free = fresh + self.account.depot.load(Ordering::Relaxed) as u64;
+        let state = Controller::from_integral(self.account.integral.load(Ordering::Relaxed) as i32);
+        let (state, limit) = state.step(free, all);
+        self.account.integral.store(state.integral() as u32, Ordering::Relaxed);
+        if self.control.limit.load(Ordering::Relaxed) != limit {
+            self.control.limit.store(limit, Ordering::Relaxed);
+        }
+    }
+
+    // ---- freeing
+
+    /// Puts a slot back, by the shard that was lent as `shard`.
+    ///
+    /// # Errors
+    /// The slot is not allocated.
+    #[inline(always)]
+    pub fn free(&self, shard: usize, slot: u32) -> Result<(), FreeAlready> {
+        self.free_into(self.shards.get(shard), As::Owner, slot)
+    }
+
+    /// Puts a slot back, by a lane near `hint`.
+    ///
+    /// # Errors
+    /// The slot is not allocated.
+    pub fn free_as_guest(&self, hint: usize, slot: u32) -> Result<(), FreeAlready> {
+        self.free_into(self.shards.get(hint % LANES), As::Guest, slot)
+    }
+
+    #[inline(always)]
+    fn free_into(&self, shard: &Shard, who: As, slot: u32) -> Result<(), FreeAlready> {
+        let node = self.nodes.node(slot);
+        // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
+        if node.link.load(Ordering::Relaxed) != LIVE {
+            return Err(FreeAlready);
+        }
+        let Some(section) = self.enter(shard, who) else {
+            node.link.store(NIL, Ordering::Relaxed);
+            self.give(slot, 1);
+            return Ok(());
+        };
+        let shard = section.shard;
+        let (mut first, mut count) = unpack(shard.loaded.load(Ordering::Relaxed));
+        if count >= self.control.limit.load(Ordering::Relaxed) {
+            self.turn_over(shard);
+            (first, count) = (NIL, 0);
+        }
+        node.link.store(first, Ordering::Relaxed);
+        shard.loaded.store(pack(slot, count + 1), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What is loaded becomes the previous batch, and the previous one goes to the depot. The caller is inside.
+    #[inline(never)]
+    fn turn_over(&self, shard: &Shard) {
+        let way = shard.under_way();
+        // Relaxed, twice: inside the section.
+        let (first, count) = unpack(shard.previous.load(Ordering::Relaxed));
+        if first != NIL {
+            self.give(first, count);
+        }
+        way.store(&shard.previous, shard.loaded.load(Ordering::Relaxed));
+        way.store(&shard.loaded, 0);
+        self.adjust();
+    }
+}

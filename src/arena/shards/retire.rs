@@ -1,0 +1,170 @@
+//! Retiring: slots that others may still be reading gather in the shard, and go to [`Hyaline`] a batch at a time.
+//!
+//! ```text
+//!   retire(slot) ──▶ shard.retired  x-x-x-…   as many as a batch may have ──▶ Hyaline ──▶ depot
+//! ```
+//!
+//! Worked: 64 slots are retired and one reader is inside. The 64th pays for all: a heavy fence, a look at the records,
+//! one compare-exchange into the reader's list. When the reader leaves he puts the 64 into the depot, as one batch.
+
+#![forbid(unsafe_code)]
+
+use super::{As, FreeAlready, LANES, Shard, Shards, pack, unpack};
+use crate::arena::controller::MAX_BATCH;
+use crate::arena::hyaline::Batch;
+use crate::arena::node::{Chain, LIVE, Nodes};
+use crate::arena::stack::{Links, NIL};
+use crate::sync::Ordering;
+
+impl<N: Nodes> Shards<N> {
+    /// Puts a slot back once all who are inside have left, by the shard that was lent as `shard`.
+    ///
+    /// # Errors
+    /// The slot is not allocated.
+    #[inline]
+    pub fn retire(&self, shard: usize, slot: u32) -> Result<(), FreeAlready> {
+        self.retire_into(self.shards.get(shard), As::Owner, slot)
+    }
+
+    /// The same by a lane near `hint`.
+    ///
+    /// # Errors
+    /// The slot is not allocated.
+    pub fn retire_as_guest(&self, hint: usize, slot: u32) -> Result<(), FreeAlready> {
+        self.retire_into(self.shards.get(hint % LANES), As::Guest, slot)
+    }
+
+    #[inline(always)]
+    fn retire_into(&self, shard: &Shard, who: As, slot: u32) -> Result<(), FreeAlready> {
+        let node = self.nodes.node(slot);
+        // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
+        if node.link.load(Ordering::Relaxed) != LIVE {
+            return Err(FreeAlready);
+        }
+        let birth = node.word.load(Ordering::Relaxed);
+        let Some(section) = self.enter(shard, who) else {
+            node.link.store(NIL, Ordering::Relaxed);
+            let (first, count, oldest) = (slot, 1, birth);
+            self.retire_batch(shard, who, Batch { first, count, oldest });
+            return Ok(());
+        };
+        let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
+        node.link.store(first, Ordering::Relaxed);
+        let oldest = if first == NIL {
+            birth
+        } else {
+            birth.min(shard.oldest.load(Ordering::Relaxed))
+        };
+        let count = count + 1;
+        // A multiple, not "at least": what Hyaline would not take is offered again when there is more of it.
+        if count.is_multiple_of(self.control.limit.load(Ordering::Relaxed)) {
+            shard.retired.store(0, Ordering::Relaxed);
+            drop(section);
+            let first = slot;
+            self.retire_batch(shard, who, Batch { first, count, oldest });
+        } else {
+            shard.retired.store(pack(slot, count), Ordering::Relaxed);
+            shard.oldest.store(oldest, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Retires a batch, or keeps it in the shard until there is more.
+    #[inline(never)]
+    fn retire_batch(&self, shard: &Shard, who: As, batch: Batch) {
+        let Err(mut batch) = self.reclaim(batch) else {
+            return;
+        };
+        for round in 0.. {
+            if let Some(section) = self.enter(shard, who) {
+                self.keep(section.shard, batch);
+                return;
+            }
+            // Somebody gathers, or (in a lane) is at work.
+            crate::sync::relax(round);
+            match self.reclaim(batch) {
+                Ok(()) => return,
+                Err(same) => batch = same,
+            }
+        }
+    }
+
+    /// Adds a batch to what the shard keeps. The caller is inside.
+    fn keep(&self, shard: &Shard, batch: Batch) {
+        let chain = Chain(&self.nodes);
+        let last = (1..batch.count).fold(batch.first, |slot, _| chain.next(slot));
+        // Relaxed throughout: inside the section.
+        let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
+        let oldest = if first == NIL {
+            batch.oldest
+        } else {
+            batch.oldest.min(shard.oldest.load(Ordering::Relaxed))
+        };
+        chain.set_next(last, first);
+        shard.oldest.store(oldest, Ordering::Relaxed);
+        shard
+            .retired
+            .store(pack(batch.first, count + batch.count), Ordering::Relaxed);
+    }
+
+    /// Has a batch freed when its last reader leaves, and the eras go on.
+    pub(super) fn reclaim(&self, batch: Batch) -> Result<(), Batch> {
+        self.hyaline
+            .retire(&self.nodes, batch, |first, count| self.give(first, count))?;
+        // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader's.
+        let batches = self.account.retirements.fetch_add(1, Ordering::Relaxed);
+        // Eras are read with each allocation, so they change seldom: about 64 times while all slots go round.
+        let (_, all) = self.nodes.extent();
+        let period = (all / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
+        if batches.is_multiple_of(period) {
+            self.control.era.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    // ---- readers
+
+    /// The owner of shard `shard`, who is not inside, enters. If `all`, he is protected from whatever is retired from
+    /// now on; if not, only what [`protect`](Self::protect) gave him is.
+    #[inline]
+    pub fn enter_reader(&self, shard: usize, all: bool) {
+        // Relaxed: an older era is renewed by `protect`.
+        let era = (!all).then(|| self.control.era.load(Ordering::Relaxed));
+        self.hyaline.enter(self.record(shard), era);
+    }
+
+    /// The owner of shard `shard`, who is inside, will read without [`protect`](Self::protect) until he leaves.
+    pub fn look_at_all(&self, shard: usize) {
+        self.hyaline.look_at_all(self.record(shard));
+    }
+
+    /// What `load` gives, not to be freed before the owner of shard `shard`, who is inside, leaves.
+    #[inline]
+    pub fn protect<P>(&self, shard: usize, load: impl FnMut() -> P) -> P {
+        self.hyaline.protect(self.record(shard), &self.control.era, load)
+    }
+
+    /// The owner of shard `shard` leaves.
+    #[inline]
+    pub fn leave_reader(&self, shard: usize) {
+        let record = self.record(shard);
+        self.hyaline
+            .leave(&self.nodes, record, |first, count| self.give(first, count));
+    }
+
+    /// Somebody without a shard enters: his record, for [`leave_as_guest`](Self::leave_as_guest).
+    pub fn enter_as_guest(&self, hint: usize) -> usize {
+        self.hyaline.enter_as_guest(hint)
+    }
+
+    /// He leaves.
+    pub fn leave_as_guest(&self, record: usize) {
+        self.hyaline
+            .leave_as_guest(&self.nodes, record, |first, count| self.give(first, count));
+    }
+
+    #[inline(always)]
+    fn record(&self, shard: usize) -> usize {
+        crate::arena::hyaline::GUESTS + shard - LANES
+    }
+}

@@ -1,0 +1,8 @@
+//! Free lists: what they promise, alone and under many threads.
+
+#![cfg(all(unix, feature = "std"))]
+
+mod hammer;
+mod one;
+mod readers;
+mod twins;

@@ -1,0 +1,277 @@
+//! One thread: layouts, limits, misuse, boxes, batches, growth.
+
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::ptr::NonNull;
+
+use pageheap::arena::{ArenaConfig, FreeList, Reason, ShardedFreeList, SlotBox};
+use pageheap::source::System;
+use pageheap::{Config, PageCount, PageHeap};
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::from_size_align(size, align).unwrap()
+}
+
+#[test]
+fn slots_of_any_layout_are_apart_and_aligned() {
+    for (size, align) in [
+        (0, 1),
+        (1, 1),
+        (3, 1),
+        (8, 8),
+        (24, 16),
+        (64, 64),
+        (100, 4),
+        (6144, 4),
+        (5000, 4096),
+        (10, 1 << 14),
+    ] {
+        let layout = layout(size, align);
+        let list = FreeList::new(layout).unwrap();
+        let mut starts: Vec<usize> = (0..500)
+            .map(|byte| {
+                let slot = list.allocate().unwrap();
+                assert_eq!((slot.len(), slot.addr().get() % align), (size, 0), "{layout:?}");
+                // SAFETY: ours, and so long.
+                unsafe { slot.cast::<u8>().write_bytes(byte as u8, size) };
+                slot.addr().get()
+            })
+            .collect();
+        starts.sort_unstable();
+        assert!(
+            starts.windows(2).all(|pair| pair[1] - pair[0] >= size.max(1)),
+            "{layout:?}"
+        );
+        let stats = list.stats();
+        assert_eq!(stats.allocated, 500 * size.max(1).next_multiple_of(align), "{stats}");
+        assert!(starts.iter().all(|&start| list.owns(start as *const u8)));
+        // Inside of a slot none begins.
+        assert!(
+            (1..size).all(|inside| !list.owns((starts[250] + inside) as *const u8)),
+            "{layout:?}"
+        );
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_that_says_so() {
+    assert!(Layout::from_size_align(isize::MAX as usize, 1).is_ok_and(|layout| FreeList::new(layout).is_ok()));
+    let list = FreeList::with_config(layout(64, 8), ArenaConfig::new().limit(100)).unwrap();
+    let error = list.allocate().unwrap_err();
+    assert_eq!(
+        (error.reason(), error.asked(), error.left()),
+        (Reason::NoSlots, 64, 100)
+    );
+    let list = FreeList::new(layout(16, 8)).unwrap();
+    assert_eq!(list.boxed([0_u64; 3]).unwrap_err().reason(), Reason::SlotTooSmall);
+    assert_eq!(list.stats().allocated, 0);
+    #[repr(align(32))]
+    struct Wide;
+    let wide = list.boxed(Wide).map(|_| ()).unwrap_err();
+    assert_eq!((wide.reason(), wide.align()), (Reason::SlotTooSmall, 32));
+}
+
+#[test]
+fn the_limit_is_kept_and_used_to_the_last_page() {
+    let heap: PageHeap<System> = PageHeap::new(System, Config::new(64 << 20)).unwrap();
+    for (size, limit) in [
+        (64, 1 << 20),
+        (6144, 1 << 20),
+        (100, 300_000),
+        (8192, 8 << 20),
+        (5, 20_000),
+    ] {
+        for prealloc in [0, limit & !8191] {
+            let config = ArenaConfig::new().limit(limit).prealloc(prealloc).slab(1 << 15);
+            let list = FreeList::with_config_in(layout(size, 1), config, &heap).unwrap();
+            assert_eq!(list.stats().reserved, prealloc);
+            let mut count = 0;
+            while list.allocate().is_ok() {
+                count += 1;
+            }
+            let stats = list.stats();
+            assert!(
+                stats.reserved <= limit && stats.reserved + (32 << 10) + size > limit,
+                "{size} {limit} {stats}"
+            );
+            // Not more than a slot and a page for each slab are lost, and four bytes for each slot.
+            assert!(
+                count * (size + 4) + stats.slabs * (size + 8192) >= stats.reserved,
+                "{size} {count} {stats}"
+            );
+            assert_eq!(stats.peak, count * size);
+        }
+    }
+    assert_eq!(heap.stats().in_use, PageCount(0), "lists give all back");
+}
+
+#[test]
+fn a_backing_that_is_full_is_told_from_a_limit() {
+    let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(5))).unwrap();
+    let list = FreeList::new_in(layout(1024, 8), &heap).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| list.allocate().ok()).collect();
+    assert!(held.len() >= 38, "{}", held.len());
+    assert_eq!(list.allocate().unwrap_err().reason(), Reason::NoPages);
+}
+
+#[test]
+fn double_and_foreign_frees_are_errors() {
+    let list = FreeList::new(layout(48, 16)).unwrap();
+    let other = FreeList::new(layout(48, 16)).unwrap();
+    let slot = list.allocate().unwrap().cast::<u8>();
+    let foreign = other.allocate().unwrap().cast::<u8>();
+    // SAFETY: what is ours is freed once, the others are to be refused.
+    unsafe {
+        for address in [foreign, slot.byte_add(16), slot.byte_add(1), NonNull::dangling()] {
+            let error = list.try_deallocate(address).unwrap_err();
+            assert!(error.is_foreign() && error.address() == address.addr().get(), "{error}");
+        }
+        // The next slot exists, but nobody has it.
+        assert!(!list.try_deallocate(slot.byte_add(48)).unwrap_err().is_foreign());
+        list.deallocate(slot);
+        assert!(!list.try_deallocate(slot).unwrap_err().is_foreign());
+        let mut batch = [Some(list.allocate().unwrap().cast()), None, Some(foreign), None];
+        assert!(list.deallocate_batch(&mut batch).unwrap_err().is_foreign());
+        assert_eq!(batch, [None, None, Some(foreign), None]);
+        let mut twice = [Some(slot), None, Some(slot)];
+        assert!(list.deallocate_batch(&mut twice).is_err());
+        list.allocate().unwrap();
+        let mut twice = [None, Some(slot), Some(slot)];
+        assert!(!list.deallocate_batch(&mut twice).unwrap_err().is_foreign());
+        assert_eq!(twice, [None, None, Some(slot)]);
+    }
+    assert_eq!(list.stats().allocated, 0);
+}
+
+#[test]
+fn a_sharded_list_finds_misuse_too() {
+    let list = ShardedFreeList::new(layout(48, 16), 2).unwrap();
+    let (owner, second) = (list.owner().unwrap(), list.owner().unwrap());
+    assert!(list.owner().is_none());
+    let slot = owner.allocate().unwrap().cast::<u8>();
+    // SAFETY: freed once by somebody, otherwise to be refused.
+    unsafe {
+        assert!(owner.try_deallocate(slot.byte_add(8)).unwrap_err().is_foreign());
+        second.deallocate(slot);
+        assert!(!owner.try_deallocate(slot).unwrap_err().is_foreign());
+        assert!(!list.try_deallocate(slot).unwrap_err().is_foreign());
+        let slot = list.allocate().unwrap().cast::<u8>();
+        owner.retire(slot);
+        assert!(
+            !owner.try_deallocate(slot).unwrap_err().is_foreign(),
+            "retired is not allocated"
+        );
+    }
+    drop(second);
+    assert!(list.owner().is_some());
+}
+
+#[test]
+fn batches_take_all_there_is() {
+    let config = ArenaConfig::new().limit(1 << 16);
+    let list = FreeList::with_config(layout(256, 1), config).unwrap();
+    let sharded = ShardedFreeList::with_config(layout(256, 1), 1, config).unwrap();
+    let mut batch = [None; 1000];
+    let count = list.allocate_batch(&mut batch);
+    assert!((200..256).contains(&count), "{count}");
+    let distinct: HashSet<_> = batch.iter().flatten().collect();
+    assert_eq!(distinct.len(), count);
+    // SAFETY: ours.
+    unsafe { list.deallocate_batch(&mut batch) }.unwrap();
+    assert_eq!(list.allocate_batch(&mut batch), count);
+    let owner = sharded.owner().unwrap();
+    let mut batch = [None; 1000];
+    let count = owner.allocate_batch(&mut batch);
+    assert!((200..256).contains(&count), "{count}");
+    // SAFETY: ours.
+    unsafe { owner.deallocate_batch(&mut batch) }.unwrap();
+    assert_eq!(batch, [None; 1000]);
+    drop(owner);
+    assert_eq!(std::iter::from_fn(|| sharded.allocate().ok()).count(), count);
+}
+
+/// Counts how often it is dropped.
+struct Counted<'a>(&'a Cell<u32>, u64);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+#[test]
+fn boxes_drop_their_value_once_and_return_their_slot() {
+    let drops = Cell::new(0);
+    let list = FreeList::for_type::<Counted<'_>>();
+    let boxed = list.boxed(Counted(&drops, 5)).unwrap();
+    assert_eq!((boxed.1, list.stats().slabs), (5, 1));
+    drop(boxed);
+    assert_eq!(drops.get(), 1);
+    let inner = SlotBox::into_inner(list.boxed(Counted(&drops, 6)).unwrap());
+    assert_eq!((drops.get(), inner.1, list.stats().allocated), (1, 6, 0));
+    drop(inner);
+    let raw = SlotBox::into_raw(list.boxed(Counted(&drops, 7)).unwrap());
+    assert_eq!(drops.get(), 2);
+    // SAFETY: ours, dropped once.
+    unsafe {
+        raw.drop_in_place();
+        list.deallocate(raw.cast());
+    }
+    assert_eq!((drops.get(), list.stats().allocated), (3, 0));
+    let sharded = ShardedFreeList::new(list.layout(), 1).unwrap();
+    let owner = sharded.owner().unwrap();
+    drop((
+        owner.boxed(Counted(&drops, 8)).unwrap(),
+        sharded.boxed(Counted(&drops, 9)).unwrap(),
+    ));
+    assert_eq!((drops.get(), sharded.stats().allocated), (5, 0));
+}
+
+#[test]
+fn a_destructor_that_panics_returns_the_slot() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+    let list = FreeList::for_type::<Panics>();
+    let boxed = list.boxed(Panics).unwrap();
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(boxed)));
+    assert!(result.is_err());
+    assert_eq!(list.stats().allocated, 0);
+}
+
+#[test]
+fn a_list_that_is_reset_is_as_new() {
+    let mut list = FreeList::with_config(layout(32, 8), ArenaConfig::new().limit(1 << 20).slab(1 << 12)).unwrap();
+    let all = |list: &FreeList| std::iter::from_fn(|| list.allocate().ok()).collect::<Vec<_>>();
+    let first = all(&list);
+    let reserved = list.stats().reserved;
+    list.reset();
+    assert_eq!(list.stats().allocated, 0);
+    // SAFETY: nobody has it any more: it is to be refused.
+    let refused = unsafe { list.try_deallocate(first[0].cast()) };
+    assert!(!refused.unwrap_err().is_foreign());
+    let second = all(&list);
+    assert_eq!((first, reserved), (second, list.stats().reserved));
+    list.reset();
+    let slot = list.allocate_mut().unwrap();
+    // SAFETY: just allocated.
+    unsafe { list.deallocate_mut(slot.cast()) };
+    assert_eq!(list.allocate_mut().unwrap(), slot);
+}
+
+#[test]
+fn the_slots_of_a_forgotten_owner_can_be_had() {
+    let config = ArenaConfig::new().limit(1 << 18);
+    let list = ShardedFreeList::with_config(layout(64, 8), 2, config).unwrap();
+    let all = std::iter::from_fn(|| list.allocate().ok()).collect::<Vec<_>>();
+    let owner = list.owner().unwrap();
+    // SAFETY: ours.
+    all.iter().for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
+    std::mem::forget(owner);
+    let second = list.owner().unwrap();
+    assert_eq!(std::iter::from_fn(|| second.allocate().ok()).count(), all.len());
+}

@@ -1,0 +1,451 @@
+//! Free lists: the stack, the readers, the shards.
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
+use pageheap::internals::free_list::{
+    Batch, FIRST_ERA, FreeSlots, GUESTS, Hyaline, LANES, Links, Node, Nodes, Shards, Stack,
+};
+use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
+
+use super::{explore, spawn};
+
+/// A few slots, all nodes in place, and their contents, which notice two owners.
+pub struct Few<T> {
+    nodes: Vec<T>,
+    used: LoomU32,
+    contents: Vec<UnsafeCell<usize>>,
+}
+
+// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+unsafe impl<T: Sync> Sync for Few<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Few<T> {}
+
+impl<T: Zeroed> Few<T> {
+    fn new(slots: u32) -> Self {
+        Self {
+            nodes: (0..slots).map(|_| T::zeroed()).collect(),
+            used: LoomU32::new(0),
+            contents: (0..slots).map(|_| UnsafeCell::new(0)).collect(),
+        }
+    }
+
+    /// Writes to a slot. loom fails if another's use of it is not known to be over.
+    fn write(&self, slot: u32) {
+        // SAFETY: loom checks that nobody else does so at this time.
+        self.contents[slot as usize - 1].with_mut(|contents| unsafe { *contents += 1 });
+    }
+
+    fn read(&self, slot: u32) -> usize {
+        // SAFETY: loom checks that nobody writes at this time.
+        self.contents[slot as usize - 1].with(|contents| unsafe { *contents })
+    }
+}
+
+impl<T> Nodes<T> for Few<T> {
+    fn node(&self, slot: u32) -> &T {
+        &self.nodes[slot as usize - 1]
+    }
+
+    fn fresh(&self, most: u32) -> Option<(u32, u32)> {
+        let mut used = self.used.load(Ordering::Acquire);
+        loop {
+            let count = most.min(self.nodes.len() as u32 - used);
+            if count == 0 {
+                return None;
+            }
+            match self
+                .used
+                .compare_exchange(used, used + count, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return Some((used + 1, count)),
+                Err(now) => used = now,
+            }
+        }
+    }
+
+    fn extent(&self) -> (u64, u64) {
+        let used = self.used.load(Ordering::Relaxed);
+        (self.nodes.len() as u64 - u64::from(used), self.nodes.len() as u64)
+    }
+
+    fn each_used(&self, visit: impl FnMut(u32)) {
+        (1..=self.used.load(Ordering::Relaxed)).for_each(visit);
+    }
+}
+
+struct Linked<'n>(&'n Few<AtomicU32>);
+
+impl Links for Linked<'_> {
+    fn next(&self, slot: u32) -> u32 {
+        self.0.node(slot).load(Ordering::Relaxed)
+    }
+
+    fn set_next(&self, slot: u32, next: u32) {
+        self.0.node(slot).store(next, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn pop_against_pop_pop_push_gives_no_slot_twice() {
+    explore(4, || {
+        let shared = Arc::new((Stack::new(), Few::<AtomicU32>::new(3)));
+        let (stack, few) = &*shared;
+        for slot in [3, 2, 1] {
+            stack.push(&Linked(few), slot, slot);
+        }
+        let other = shared.clone();
+        let thread = spawn(move || {
+            let (stack, few) = &*other;
+            let links = Linked(few);
+            let first = stack.pop(&links).unwrap();
+            let second = stack.pop(&links);
+            few.write(first);
+            stack.push(&links, first, first);
+            second.inspect(|&slot| few.write(slot)).map_or(0, |_| 1)
+        });
+        let mine: Vec<u32> = (0..2).filter_map(|_| stack.pop(&Linked(few))).collect();
+        mine.iter().for_each(|&slot| few.write(slot));
+        let theirs = thread.join().unwrap();
+        let left = core::iter::from_fn(|| stack.pop(&Linked(few)))
+            .inspect(|&slot| few.write(slot))
+            .count();
+        assert_eq!(mine.len() + theirs + left, 3, "a slot was lost or made");
+    });
+}
+
+#[test]
+fn slots_in_batches_and_one_by_one_have_one_owner() {
+    explore(3, || {
+        let list = Arc::new(FreeSlots::new(Few::<AtomicU32>::new(3)));
+        list.allocate_many(3, |_| {});
+        list.free_many([1, 2, 3].into_iter()).unwrap();
+        let other = list.clone();
+        let thread = spawn(move || {
+            let slot = other.allocate();
+            slot.inspect(|&slot| other.nodes().write(slot));
+            slot.map_or(0, |slot| {
+                other.free(slot).unwrap();
+                other.allocate_many(1, |slot| other.nodes().write(slot))
+            })
+        });
+        let mut mine = Vec::new();
+        list.allocate_many(2, |slot| mine.push(slot));
+        mine.iter().for_each(|&slot| list.nodes().write(slot));
+        let live = mine.len() + thread.join().unwrap();
+        assert_eq!(list.count_live(), live as u64);
+        let mut free = 0;
+        list.each_free(|_| free += 1);
+        assert_eq!(free + live, 3);
+    });
+}
+
+#[test]
+fn no_is_said_only_when_there_is_no_slot() {
+    explore(3, || {
+        // Two slots, two threads, one each at a time: nobody may be refused.
+        let list = Arc::new(FreeSlots::new(Few::<AtomicU32>::new(2)));
+        let other = list.clone();
+        let work = |list: &FreeSlots<Few<AtomicU32>>| {
+            for _ in 0..2 {
+                let slot = list.allocate().expect("one of two is free");
+                list.nodes().write(slot);
+                list.free(slot).unwrap();
+            }
+        };
+        let thread = spawn(move || work(&other));
+        work(&list);
+        thread.join().unwrap();
+    });
+}
+
+/// Slots, readers, and how often each slot was freed.
+struct Read {
+    few: Few<Node>,
+    hyaline: Hyaline,
+    /// What a reader finds: a slot, or 0.
+    shared: [AtomicUsize; 2],
+    freed: AtomicUsize,
+}
+
+impl Read {
+    fn new(slots: u32, spares: usize) -> Arc<Self> {
+        let few = Few::<Node>::new(slots);
+        let hyaline = Hyaline::new(&few, table(GUESTS + 2), table(spares), Barrier::new());
+        hyaline.record_of(0);
+        hyaline.record_of(1);
+        Arc::new(Self {
+            few,
+            hyaline,
+            shared: [1, 2].map(AtomicUsize::new),
+            freed: AtomicUsize::new(0),
+        })
+    }
+
+    fn free(&self, first: u32, count: u32) {
+        let mut slot = first;
+        for _ in 0..count {
+            self.few.write(slot);
+            self.freed.fetch_add(1, Ordering::Relaxed);
+            slot = self.few.node(slot).link();
+        }
+        assert_eq!(slot, 0, "the chain is as long as it says");
+    }
+
+    fn look(&self, place: usize) {
+        let slot = self.shared[place].load(Ordering::Acquire);
+        if slot != 0 {
+            self.few.read(slot as u32);
+        }
+    }
+
+    fn retire(&self, batch: Batch) {
+        (0..batch.count as usize).for_each(|place| self.shared[place].store(0, Ordering::Release));
+        self.hyaline
+            .retire(&self.few, batch, |first, count| self.free(first, count))
+            .unwrap();
+    }
+}
+
+fn batch(count: u32) -> Batch {
+    Batch {
+        first: 1,
+        count,
+        oldest: FIRST_ERA,
+    }
+}
+
+#[test]
+fn a_retired_slot_is_freed_once_and_not_under_a_reader() {
+    explore(3, || {
+        let world = Read::new(1, 2);
+        let other = world.clone();
+        let reader = spawn(move || {
+            other.hyaline.enter(GUESTS, None);
+            other.look(0);
+            other
+                .hyaline
+                .leave(&other.few, GUESTS, |first, count| other.free(first, count));
+        });
+        world.retire(batch(1));
+        reader.join().unwrap();
+        assert_eq!(world.freed.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn of_two_readers_the_last_frees() {
+    explore(2, || {
+        let world = Read::new(2, 1);
+        world.few.node(1).link_to(2);
+        let readers: Vec<_> = [GUESTS, GUESTS + 1]
+            .into_iter()
+            .map(|record| {
+                let other = world.clone();
+                spawn(move || {
+                    other.hyaline.enter(record, None);
+                    other.look(record - GUESTS);
+                    other
+                        .hyaline
+                        .leave(&other.few, record, |first, count| other.free(first, count));
+                })
+            })
+            .collect();
+        world.retire(batch(2));
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert_eq!(world.freed.load(Ordering::Relaxed), 2);
+    });
+}
+
+#[test]
+fn guests_in_one_record_are_one_reader() {
+    explore(2, || {
+        let world = Read::new(1, 1);
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let other = world.clone();
+                spawn(move || {
+                    let record = other.hyaline.enter_as_guest(0);
+                    other.look(0);
+                    other
+                        .hyaline
+                        .leave_as_guest(&other.few, record, |first, count| other.free(first, count));
+                })
+            })
+            .collect();
+        world.retire(batch(1));
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert_eq!(world.freed.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_reader_comes_again_while_two_retire() {
+    explore(2, || {
+        let world = Read::new(2, 4);
+        let (other, third) = (world.clone(), world.clone());
+        let reader = spawn(move || {
+            for place in 0..2 {
+                other.hyaline.enter(GUESTS, None);
+                other.look(place);
+                other
+                    .hyaline
+                    .leave(&other.few, GUESTS, |first, count| other.free(first, count));
+            }
+        });
+        let one = |world: &Read, place: u32| {
+            world.shared[place as usize].store(0, Ordering::Release);
+            let (first, count, oldest) = (place + 1, 1, FIRST_ERA);
+            world
+                .hyaline
+                .retire(&world.few, Batch { first, count, oldest }, |first, count| {
+                    world.free(first, count)
+                })
+                .unwrap();
+        };
+        let second = spawn(move || one(&third, 1));
+        one(&world, 0);
+        second.join().unwrap();
+        reader.join().unwrap();
+        assert_eq!(world.freed.load(Ordering::Relaxed), 2);
+    });
+}
+
+/// A slot is retired and comes back under a reader who looks by `protect`; the era goes on between.
+#[test]
+fn what_protect_gave_is_not_freed_though_it_is_young() {
+    explore(3, || {
+        let world = Read::new(1, 2);
+        // The slot is born when the writer publishes it.
+        world.shared[0].store(0, Ordering::Relaxed);
+        let era = Arc::new(pageheap::internals::AtomicU64::new(FIRST_ERA));
+        let (other, clock) = (world.clone(), era.clone());
+        let reader = spawn(move || {
+            other.hyaline.enter(GUESTS, Some(clock.load(Ordering::Relaxed)));
+            let load = || other.shared[0].load(Ordering::Acquire);
+            let slot = other.hyaline.protect(GUESTS, &clock, load);
+            if slot != 0 {
+                other.few.read(slot as u32);
+            }
+            other
+                .hyaline
+                .leave(&other.few, GUESTS, |first, count| other.free(first, count));
+        });
+        era.fetch_add(1, Ordering::Relaxed);
+        let oldest = era.load(Ordering::Relaxed);
+        world.shared[0].store(1, Ordering::Release);
+        let (first, count) = (1, 1);
+        world.retire(Batch { first, count, oldest });
+        reader.join().unwrap();
+        assert_eq!(world.freed.load(Ordering::Relaxed), 1);
+    });
+}
+
+type List = Shards<Few<Node>>;
+
+fn list(slots: u32, owners: usize) -> Arc<List> {
+    let few = Few::<Node>::new(slots);
+    let hyaline = Hyaline::new(&few, table(GUESTS + owners), table(2), Barrier::new());
+    Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
+}
+
+/// Every slot is in one place.
+fn finish(list: &List, live: u64) {
+    let mut seen = vec![false; list.nodes().nodes.len()];
+    let census = list.census(|slot| {
+        assert!(!core::mem::replace(&mut seen[slot as usize - 1], true), "{slot} twice");
+    });
+    assert_eq!(census.live, live);
+    let used = u64::from(list.nodes().used.load(Ordering::Relaxed));
+    let all = census.live + census.sharded + census.depot + census.retired;
+    assert_eq!(all, used, "a slot was lost or made: {census:?}");
+    assert_eq!(census.depot, list.in_depot());
+}
+
+#[test]
+fn an_owner_and_one_who_gathers_share_no_slot() {
+    explore(2, || {
+        let list = list(2, 2);
+        let (mine, theirs) = (list.lend().unwrap(), list.lend().unwrap());
+        // Both slots are in one shard.
+        let slots = [(); 2].map(|()| list.allocate(theirs).unwrap());
+        slots.iter().for_each(|&slot| list.free(theirs, slot).unwrap());
+        let other = list.clone();
+        let thread = spawn(move || {
+            let slot = other.allocate(theirs).expect("one of two is free");
+            other.nodes().write(slot);
+            other.free(theirs, slot).unwrap();
+        });
+        let slot = list.allocate(mine).expect("one of two is free");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        finish(&list, 1);
+    });
+}
+
+#[test]
+fn the_slots_of_an_idle_owner_can_be_had() {
+    explore(2, || {
+        let list = list(2, 3);
+        let shards = [(); 3].map(|()| list.lend().unwrap());
+        let slots = [(); 2].map(|()| list.allocate(shards[2]).unwrap());
+        slots.iter().for_each(|&slot| list.free(shards[2], slot).unwrap());
+        let other = list.clone();
+        let thread = spawn(move || {
+            let slot = other.allocate(shards[1]).expect("there are two for two");
+            other.nodes().write(slot);
+        });
+        let slot = list.allocate(shards[0]).expect("there are two for two");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        assert_eq!(list.allocate(shards[0]), None);
+        finish(&list, 2);
+    });
+}
+
+#[test]
+fn a_shard_given_back_is_anothers_with_all_it_had() {
+    explore(2, || {
+        let list = list(1, 1);
+        let shard = list.lend().unwrap();
+        let other = list.clone();
+        let thread = spawn(move || {
+            let slot = other.allocate(shard).unwrap();
+            other.nodes().write(slot);
+            other.free(shard, slot).unwrap();
+            other.take_back(shard);
+        });
+        let mine = list.lend();
+        if let Some(shard) = mine {
+            let slot = list.allocate(shard).expect("the only one, given back");
+            list.nodes().write(slot);
+        }
+        thread.join().unwrap();
+        finish(&list, u64::from(mine.is_some()));
+    });
+}
+
+#[test]
+fn guests_meet_in_a_lane() {
+    explore(2, || {
+        let list = list(2, 1);
+        let work = |list: &List| {
+            let slot = list.allocate_as_guest(0).expect("two for two");
+            list.nodes().write(slot);
+            list.free_as_guest(0, slot).unwrap();
+        };
+        let other = list.clone();
+        let thread = spawn(move || work(&other));
+        work(&list);
+        thread.join().unwrap();
+        finish(&list, 0);
+    });
+}
+
+fn table<T: Zeroed>(len: usize) -> Table<T> {
+    // SAFETY: under a checker the address means nothing.
+    unsafe { Table::new(core::ptr::NonNull::dangling(), len) }
+}
