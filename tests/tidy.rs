@@ -43,6 +43,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/fatal.rs",
     "src/global/background.rs",
     "src/global/fork.rs",
+    "src/global/calls.rs",
     "src/global/mod.rs",
     "src/global/pressure.rs",
     "src/global/pthread.rs",

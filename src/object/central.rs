@@ -12,8 +12,8 @@
 //! next one is handed to the caller, who gives its pages to the heap of pages.
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
-//! as it is: two words change under the lock, and no slot is touched. So what goes round between threads, or up and down
-//! in one, never comes to the spans. Ten batches at the most; the scavenger and whoever is out of memory empty it.
+//! as it is: two words change under the lock, and no slot is touched. So what goes round between threads, or up and
+//! down in one, never comes to the spans. Ten batches at the most; the scavenger, and who is out of memory, empty it.
 //!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!

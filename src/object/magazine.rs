@@ -8,13 +8,13 @@
 //!
 //! Allocating pops, freeing pushes, whoever the slot came from: no lock, no atomic operation, three words touched.
 //!
-//! **Room** begins at 4 slots and doubles with each visit to the class, up to a batch: 128 slots or 64 KiB (four slots of
-//! the largest). A thread that lives for a moment takes little.
+//! **Room** begins at 4 slots and doubles with each visit to the class, up to a batch: 128 slots or 64 KiB (four slots
+//! of the largest). A thread that lives for a moment takes little.
 //!
 //! **The spare** (J. Bonwick's second magazine) comes in where a magazine has room for a batch. Full: it becomes the
 //! spare, and the spare before, a batch and known to be, goes to the class as it is. Empty: the spare takes its place;
-//! where there is none a batch comes from the class as it is. So nobody walks a list to cut it in two, and a thread that
-//! allocates and frees by turns goes to the class once in a batch at the most.
+//! where there is none a batch comes from the class as it is. So nobody walks a list to cut it in two, and a thread
+//! that allocates and frees by turns goes to the class once in a batch at the most.
 //!
 //! A magazine belongs to one thread. Only the count may be read by others, for statistics.
 
@@ -231,7 +231,7 @@ impl Magazine {
 
     /// Takes the spare out.
     pub fn take_spare(&self) -> Option<Batch> {
-        // Relaxed, twice: as in `left`.
+        // Relaxed, twice: one writer, and nothing depends on what others read.
         let head = self.spare.load(Ordering::Relaxed);
         self.spare.store(ptr::null_mut(), Ordering::Relaxed);
         NonNull::new(head).map(|head| Batch { head })
@@ -239,9 +239,10 @@ impl Magazine {
 
     /// Wide and full: becomes the spare, for which there must be room.
     pub fn set_aside(&self) {
-        debug_assert!(self.left() == 0 && self.spare.load(Ordering::Relaxed).is_null());
+        debug_assert_eq!(self.left(), 0);
+        let head = self.head.replace(ptr::null_mut());
         // Relaxed: as in `left`.
-        self.spare.store(self.head.replace(ptr::null_mut()), Ordering::Relaxed);
+        self.spare.store(head, Ordering::Relaxed);
         self.set_left(self.room());
     }
 

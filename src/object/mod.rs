@@ -62,10 +62,9 @@ pub use thread::{Owner, Thread};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
-use crate::fatal;
 use crate::geometry::WORD_PAGES;
 use crate::guard::Place;
-use crate::heap::{self, Allocation, Config, PageHeap};
+use crate::heap::{self, Config, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};

@@ -5,9 +5,9 @@
 //!   more, aligned ─────────────────────────▶ heap
 //! ```
 //!
-//! A block has as many pages as [`pages_for`](super::shelf::pages_for) says, for whoever knows its layout: a few more than it asked for,
-//! so that it can grow where it is and that few lengths go round. It grows in place where the pages behind it are free,
-//! and shrinks in place always.
+//! A block has as many pages as [`pages_for`] says, for whoever knows its layout: a few more than it asked for, so that
+//! it can grow where it is and that few lengths go round. It grows in place where the pages behind it are free, and
+//! shrinks in place always.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -33,7 +33,8 @@ impl<S: Source + 'static> Objects<S> {
     /// Puts a large block on the thread's shelf, if there is room. Whether it did.
     #[inline]
     pub fn put_on_shelf(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) -> bool {
-        let (Some(length), Some(start)) = (Length::of(layout), self.start_of(memory)) else {
+        let Some(length) = Length::of(layout) else { return false };
+        let Some(start) = self.start_of(memory, length) else {
             return false;
         };
         let Some(shelf) = thread.shelf().own(&self.seizing) else {
@@ -65,12 +66,18 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The page that a large block begins with. `None` if none does there.
+    /// The page that a large block of this length begins with. `None` if none can: then `run_of` says why.
     #[inline]
-    fn start_of(&self, memory: NonNull<u8>) -> Option<PageIndex> {
+    fn start_of(&self, memory: NonNull<u8>, length: Length) -> Option<PageIndex> {
         let start = self.heap.page_of(memory.as_ptr())?;
-        let is_span = start.0 < self.spans.covered() && self.span_at(start).is_some();
-        (memory.addr().get().is_multiple_of(PAGE_BYTES) && !is_span).then_some(start)
+        let last = PageIndex(start.0 + length.pages() - 1);
+        let possible = memory.addr().get().is_multiple_of(PAGE_BYTES) && last.0 < self.heap.grown().0;
+        (possible && !self.in_span(start) && !self.in_span(last)).then_some(start)
+    }
+
+    #[inline]
+    fn in_span(&self, page: PageIndex) -> bool {
+        page.0 < self.spans.covered() && self.span_at(page).is_some()
     }
 
     /// Brings what lies on a thread's shelf to the heap. The caller is the thread, or has it held.
@@ -139,8 +146,7 @@ impl<S: Source + 'static> Objects<S> {
                 size,
             );
         };
-        let in_span = |page: usize| page < self.spans.covered() && self.span_at(PageIndex(page)).is_some();
-        if in_span(run.start().0) || in_span(run.end().0 - 1) {
+        if self.in_span(run.start()) || self.in_span(PageIndex(run.end().0 - 1)) {
             fatal::abort(
                 "a block was freed as a large one, with the wrong layout; its address, its size",
                 address,

@@ -154,8 +154,8 @@ impl SizeClass {
 
     /// The class of a layout; `None` if it wants whole pages. Size zero is taken for one.
     ///
-    /// Small and not aligned to more than a step of 8 bytes, as nearly everything is: one load from a table of two cache
-    /// lines. Else by arithmetic, some twelve instructions more.
+    /// Small and not aligned to more than a step of 8 bytes, as nearly everything is: one load from a table of two
+    /// cache lines. Else by arithmetic, some twelve instructions more.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
         if size <= TABLED_BYTES && align <= 8 {
@@ -218,7 +218,7 @@ impl SizeClass {
         u32::from(self.entry().slots)
     }
 
-    /// How many slots change hands at once at the most; a magazine holds that many, and its spare as many again.
+    /// How many slots change hands at once at the most; a magazine holds that many, its spare as many again.
     pub fn batch(self) -> u32 {
         u32::from(self.entry().batch)
     }
