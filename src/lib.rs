@@ -97,7 +97,7 @@ pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, MapEntry, New
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use instance::Heap;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub use object::{GlobalStats, ObjectFault};
+pub use object::{ClassStats, GlobalStats, ObjectFault, Snapshot};
 pub use picture::{Film, Picture};
 pub use scavenge::pressure::Pressure;
 pub use units::{PageCount, PageIndex, PageRun};

@@ -8,6 +8,8 @@
 pub mod arenas;
 #[path = "../../tests/model/mod.rs"]
 mod model;
+#[path = "objects.rs"]
+pub mod objects;
 
 use model::{Options, Runner, decode};
 use pageheap::internals::{Shape, Summary, WORD_PAGES, bitmap};
@@ -25,6 +27,7 @@ pub const DRIVERS: &[(&str, Driver)] = &[
     ("heap", heap),
     ("arena", arenas::arena),
     ("pool", arenas::pool),
+    ("global", objects::global),
 ];
 
 /// Bytes, read one after another; zeros behind their end.

@@ -33,10 +33,9 @@ use core::time::Duration;
 
 use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
-use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread};
 use crate::scavenge::pressure::Notice;
 #[cfg(all(unix, feature = "std"))]
-use crate::scavenge::pressure::Pressure;
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
@@ -50,6 +49,8 @@ mod pressure;
 mod background;
 #[cfg(all(unix, feature = "std"))]
 mod pthread;
+#[cfg(all(unix, feature = "std"))]
+mod environment;
 #[cfg(all(unix, feature = "std"))]
 mod fork;
 #[cfg(all(target_os = "linux", feature = "std"))]
@@ -65,6 +66,7 @@ pub(crate) use nowhere::Opening;
 use pthread as local;
 
 mod exhausted;
+mod options;
 mod calls;
 
 /// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
@@ -106,6 +108,8 @@ pub struct GlobalHeap<
     /// Here until the heap is open. Only under [`Opening`].
     source: Cell<Option<S>>,
     config: Config,
+    /// What the environment makes of that and of whether there is a background thread.
+    overridden: fn(Config, bool) -> (Config, bool),
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
     /// Whom the thread tells of pressure.
@@ -122,10 +126,15 @@ unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
 #[cfg(all(unix, feature = "std"))]
 impl GlobalHeap<System> {
     /// A heap over the operating system's memory.
+    ///
+    /// What the `static` says can be overridden, when the heap opens, by environment variables: `PAGEHEAP_RESERVE`,
+    /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), and
+    /// `PAGEHEAP_BACKGROUND=0`. None is needed, and set-user-ID programs do not look.
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.
-        let heap = unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) };
+        let mut heap = unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) };
+        heap.overridden = environment::overridden;
         heap.background(true)
     }
 }
@@ -148,50 +157,6 @@ impl GlobalHeap<Region> {
     }
 }
 
-#[cfg(all(unix, feature = "std"))]
-impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
-    /// Whether a background thread gives memory back while the program does something else, or nothing. On by default
-    /// for [`new`](GlobalHeap::new), off for other sources.
-    ///
-    /// The thread is started with the first MiB freed after the program's constructors have run, by the thread that
-    /// frees. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program is
-    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it memory
-    /// goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is called.
-    ///
-    /// ```
-    /// use pageheap::GlobalHeap;
-    ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().background(false);
-    /// ```
-    #[must_use]
-    pub const fn background(mut self, on: bool) -> Self {
-        self.background = if on { Some(background::start::<S>) } else { None };
-        self
-    }
-
-    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
-    /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
-    /// ten seconds. On Linux; elsewhere, and where the system does not say, nothing is heard.
-    ///
-    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
-    /// must not unwind. The thread exists from the first MiB freed on.
-    ///
-    /// ```
-    /// use pageheap::{GlobalHeap, Pressure};
-    ///
-    /// fn tell(pressure: Pressure) {
-    ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
-    /// }
-    ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
-    /// ```
-    #[must_use]
-    pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
-        self.notice = Some(Notice { from, hook });
-        self
-    }
-}
-
 impl<S: Source + 'static> GlobalHeap<S> {
     /// A heap over another source of memory.
     ///
@@ -205,6 +170,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             objects: AtomicPtr::new(ptr::null_mut()),
             source: Cell::new(Some(source)),
             config,
+            overridden: |config, background| (config, background),
             background: None,
             notice: None,
             exhausted: None,
@@ -226,45 +192,36 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
-    /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
-    /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
-    #[must_use]
-    pub const fn soft_limit(mut self, bytes: usize) -> Self {
-        self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
-        self
-    }
-
-    /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
-    /// allocation should be tried once more, 16 times at the most.
-    ///
-    /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
-    /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,
-    /// without being asked again. It must not wait for a lock of the program's that an allocating thread may hold, and
-    /// must not unwind: that ends the process.
-    ///
-    /// ```
-    /// use std::alloc::Layout;
-    /// use pageheap::GlobalHeap;
-    ///
-    /// fn drop_caches(_wanted: Layout) -> bool {
-    ///     false // Nothing was found to free.
-    /// }
-    ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30).on_exhausted(drop_caches);
-    /// ```
-    #[must_use]
-    pub const fn on_exhausted(mut self, hook: fn(Layout) -> bool) -> Self {
-        self.exhausted = Some(hook);
-        self
-    }
-
     // ---- what it knows
     // ------------------------------------------------------------------------------------------------------
 
     /// Counts. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
     pub fn stats(&self) -> GlobalStats {
         self.opened().map(Objects::stats).unwrap_or_default()
+    }
+
+    /// Counts by classes too, and asks the system what the process has resident; to be shown, written as JSON or for
+    /// Prometheus, or compared with an earlier one. O(heap). All zero before the first allocation.
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// let before = HEAP.snapshot();
+    /// let words: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+    /// let after = HEAP.snapshot();
+    /// println!("{}", after.since(&before));
+    /// let mut text = String::new();
+    /// after.prometheus(&mut text).unwrap();
+    /// assert!(text.contains("pageheap_live_bytes "));
+    /// # drop(words);
+    /// ```
+    pub fn snapshot(&self) -> Snapshot {
+        self.opened()
+            .map(|objects| objects.snapshot(local::resident()))
+            .unwrap_or_default()
     }
 
     /// Re-derives all the heap says of itself from its bits and spans. For a heap nobody uses meanwhile; O(heap).
@@ -375,11 +332,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if let Some(objects) = self.opened() {
             return Some(objects);
         }
-        match Objects::open(
-            self.source.take()?,
-            self.config,
-            Keeper::new(self.background.is_some(), self.notice),
-        ) {
+        let (config, background) = (self.overridden)(self.config, self.background.is_some());
+        let keeper = Keeper::new(background, self.notice);
+        match Objects::open(self.source.take()?, config, keeper) {
             Ok(objects) => {
                 opening.enter(objects);
                 // Release: pairs with `opened`.

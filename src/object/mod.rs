@@ -46,6 +46,7 @@ mod shelf;
 mod thread;
 mod tables;
 mod stats;
+mod snapshot;
 mod check;
 mod run;
 mod keeper;
@@ -56,6 +57,7 @@ pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use size_class::SizeClass;
+pub use snapshot::{ClassStats, Snapshot};
 pub use stats::GlobalStats;
 pub use thread::{Owner, Thread};
 

@@ -11,6 +11,7 @@ mod limit;
 mod pacer;
 mod picture;
 mod retention;
+mod snapshot;
 mod tick;
 
 const SECOND: u64 = 1_000_000_000;
