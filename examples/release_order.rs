@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Heaps of three shapes, 1 GiB each, are given back at 1 % of a processor, run by run, in two orders: from the highest
-//! address down, and whole huge pages first. What a call costs is a model, from measurements on a 4 KiB kernel: 290 ns, and
-//! 130 ns for each 4 KiB; a huge page that is whole goes for 5 µs. Drawn is how much of the free memory is back after how
-//! much time. The policy that chooses runs is the one that ships.
+//! address down, and whole huge pages first. What a call costs is a model, from measurements on a 4 KiB kernel: 290 ns,
+//! and 130 ns for each 4 KiB; a huge page that is whole goes for 5 µs. Drawn is how much of the free memory is back
+//! after how much time. The policy that chooses runs is the one that ships.
 //!
 //! The second table: how much further a heap grows, and what its longest free run is, the more caches hold words of it.
 
@@ -92,7 +92,8 @@ fn draw(curves: &[(String, Vec<(f64, usize)>)]) -> String {
         .map(|point| point.0)
         .fold(0.0, f64::max);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
          <path d=\"M40 10V{}H{}\" fill=\"none\" stroke=\"#444\"/>\n\
          <text x=\"44\" y=\"14\">free memory given back, 0 to 100 %</text>\

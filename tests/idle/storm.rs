@@ -1,5 +1,5 @@
-//! While memory goes back: nobody's page is altered, nothing is told to be zero that is not, and a system that refuses is
-//! lived with.
+//! While memory goes back: nobody's page is altered, nothing is told to be zero that is not, and a system that refuses
+//! is lived with.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::sync::atomic::{AtomicBool, Ordering};
