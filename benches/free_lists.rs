@@ -122,9 +122,10 @@ fn bulk(criterion: &mut Criterion) {
                 rounds,
                 Box::new(|| {
                     held.chunks_mut(64).for_each(|batch| _ = list.allocate_batch(batch));
-                    // SAFETY: just allocated.
-                    held.chunks_mut(64)
-                        .for_each(|batch| _ = unsafe { list.deallocate_batch(batch) });
+                    for batch in held.chunks_mut(64) {
+                        // SAFETY: just allocated.
+                        _ = unsafe { list.deallocate_batch(batch) };
+                    }
                 }),
             )
         });
