@@ -70,6 +70,7 @@ mod cache;
 mod scavenge;
 mod metadata;
 mod heap;
+mod picture;
 
 // Arenas.
 pub mod arena;
@@ -92,11 +93,12 @@ pub mod internals;
 pub use geometry::Geometry;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use global::GlobalHeap;
-pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, NewHeapError, PageHeap, Stats};
+pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, MapEntry, NewHeapError, PageHeap, PageUse, Stats};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use instance::Heap;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub use object::{GlobalStats, ObjectFault};
+pub use object::{ClassStats, GlobalStats, ObjectFault, Snapshot};
+pub use picture::{Film, Picture};
 pub use scavenge::pressure::Pressure;
 pub use units::{PageCount, PageIndex, PageRun};
 

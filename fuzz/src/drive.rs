@@ -10,6 +10,8 @@ pub mod arenas;
 pub mod lists;
 #[path = "../../tests/model/mod.rs"]
 mod model;
+#[path = "objects.rs"]
+pub mod objects;
 
 use model::{Options, Runner, decode};
 use pageheap::internals::{Shape, Summary, WORD_PAGES, bitmap};
@@ -29,6 +31,7 @@ pub const DRIVERS: &[(&str, Driver)] = &[
     ("pool", arenas::pool),
     ("free_list", lists::fuzz_free_list),
     ("sharded", lists::fuzz_sharded),
+    ("global", objects::global),
 ];
 
 /// Bytes, read one after another; zeros behind their end.

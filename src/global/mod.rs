@@ -32,11 +32,10 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
 use crate::guard::{self, Place, Plain};
-use crate::heap::{Clock, Config};
-use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Thread};
+use crate::heap::{Clock, Config, MapEntry};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread};
 use crate::scavenge::pressure::Notice;
 #[cfg(all(unix, feature = "std"))]
-use crate::scavenge::pressure::Pressure;
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
@@ -65,6 +64,7 @@ pub(crate) use nowhere::Opening;
 use pthread as local;
 
 mod exhausted;
+mod options;
 
 /// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
 #[cfg(all(unix, feature = "std"))]
@@ -147,50 +147,6 @@ impl GlobalHeap<Region> {
     }
 }
 
-#[cfg(all(unix, feature = "std"))]
-impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
-    /// Whether a background thread gives memory back while the program does something else, or nothing. On by default
-    /// for [`new`](GlobalHeap::new), off for other sources.
-    ///
-    /// The thread is started with the first MiB freed after the program's constructors have run, by the thread that
-    /// frees. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program is
-    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it memory
-    /// goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is called.
-    ///
-    /// ```
-    /// use pageheap::GlobalHeap;
-    ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().background(false);
-    /// ```
-    #[must_use]
-    pub const fn background(mut self, on: bool) -> Self {
-        self.background = if on { Some(background::start::<S>) } else { None };
-        self
-    }
-
-    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
-    /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
-    /// ten seconds. On Linux; elsewhere, and where the system does not say, nothing is heard.
-    ///
-    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
-    /// must not unwind. The thread exists from the first MiB freed on.
-    ///
-    /// ```
-    /// use pageheap::{GlobalHeap, Pressure};
-    ///
-    /// fn tell(pressure: Pressure) {
-    ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
-    /// }
-    ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
-    /// ```
-    #[must_use]
-    pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
-        self.notice = Some(Notice { from, hook });
-        self
-    }
-}
-
 impl<S: Source + 'static> GlobalHeap<S> {
     /// A heap over another source of memory.
     ///
@@ -225,39 +181,6 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
-    /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
-    /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
-    #[must_use]
-    pub const fn soft_limit(mut self, bytes: usize) -> Self {
-        self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
-        self
-    }
-
-    /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
-    /// allocation should be tried once more, 16 times at the most.
-    ///
-    /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
-    /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,
-    /// without being asked again. It must not wait for a lock of the program's that an allocating thread may hold, and
-    /// must not unwind: that ends the process.
-    ///
-    /// ```
-    /// use std::alloc::Layout;
-    /// use pageheap::GlobalHeap;
-    ///
-    /// fn drop_caches(_wanted: Layout) -> bool {
-    ///     false // Nothing was found to free.
-    /// }
-    ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30).on_exhausted(drop_caches);
-    /// ```
-    #[must_use]
-    pub const fn on_exhausted(mut self, hook: fn(Layout) -> bool) -> Self {
-        self.exhausted = Some(hook);
-        self
-    }
-
     // ---- what it knows
     // ------------------------------------------------------------------------------------------------------
 
@@ -266,12 +189,42 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().map(Objects::stats).unwrap_or_default()
     }
 
+    /// Counts by classes too, and asks the system what the process has resident; to be shown, written as JSON or for
+    /// Prometheus, or compared with an earlier one. O(heap). All zero before the first allocation.
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// let before = HEAP.snapshot();
+    /// let words: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+    /// let after = HEAP.snapshot();
+    /// println!("{}", after.since(&before));
+    /// let mut text = String::new();
+    /// after.prometheus(&mut text).unwrap();
+    /// assert!(text.contains("pageheap_live_bytes "));
+    /// # drop(words);
+    /// ```
+    pub fn snapshot(&self) -> Snapshot {
+        self.opened()
+            .map(|objects| objects.snapshot(local::resident()))
+            .unwrap_or_default()
+    }
+
     /// Re-derives all the heap says of itself from its bits and spans. For a heap nobody uses meanwhile; O(heap).
     ///
     /// # Errors
     /// The first broken invariant.
     pub fn check(&self) -> Result<(), ObjectFault> {
         self.opened().map_or(Ok(()), Objects::check)
+    }
+
+    /// What every page is, in order of address; see [`PageHeap::map`](crate::PageHeap::map). Nothing before the first
+    /// allocation. To be drawn by a [`Picture`](crate::Picture).
+    pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
+        self.opened().into_iter().flat_map(Objects::map)
     }
 
     /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages.

@@ -18,6 +18,7 @@ use core::ffi::CStr;
 use core::fmt::Write as _;
 
 use crate::scavenge::pressure::{Pressure, group, number, stalled};
+use crate::source::{KeepErrno, Source, System};
 
 /// Text of a fixed size, ended by zero.
 #[derive(Clone, Copy)]
@@ -130,8 +131,20 @@ impl Watch {
     }
 }
 
+/// Resident bytes of the process; 0 where the system does not say.
+pub(super) fn resident() -> usize {
+    let pages = read(c"/proc/self/statm");
+    let pages = pages
+        .text()
+        .split_whitespace()
+        .nth(1)
+        .and_then(|pages| pages.parse::<usize>().ok());
+    pages.unwrap_or(0).saturating_mul(System.granule())
+}
+
 /// The first bytes of a file. Empty if it cannot be read.
 fn read(path: &CStr) -> Text {
+    let _errno = KeepErrno::new();
     let mut text = Text::new();
     // SAFETY: a path that ends with zero; a buffer of the length that is named; the file is closed once.
     unsafe {

@@ -61,6 +61,8 @@ pub(super) fn here() -> usize {
     CURRENT.with(|current| ptr::from_ref(current).addr())
 }
 
+pub(super) use super::pressure::resident;
+
 std::thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }

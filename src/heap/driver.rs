@@ -247,6 +247,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
         }
         let worked = nanoseconds(clock.work()).saturating_sub(begin);
+        self.counters.scavenging.add(worked);
         let pause = state
             .pacer
             .pause(nanoseconds(clock.now()), worked, granules, state.silent);

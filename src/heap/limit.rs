@@ -36,6 +36,8 @@ const MOST_CHUNKS: usize = 64;
 pub(super) struct Ceiling {
     /// Pages grown and not scavenged. Exact when nobody is at work.
     backed: AtomicUsize,
+    /// The most of them.
+    peak: AtomicUsize,
     soft: AtomicUsize,
     /// Above this it is worth a try.
     next: AtomicUsize,
@@ -49,6 +51,7 @@ impl Ceiling {
     pub(super) fn new(soft: usize) -> Self {
         Self {
             backed: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
             soft: AtomicUsize::new(soft),
             next: AtomicUsize::new(soft),
             end: AtomicUsize::new(0),
@@ -57,7 +60,8 @@ impl Ceiling {
 
     /// Pages lose their memory, or their mark.
     pub(super) fn change(&self, more: usize, fewer: usize) {
-        self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
+        let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
+        self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
     }
 
     pub(super) fn backed(&self) -> usize {
@@ -89,12 +93,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(self.driver.ceiling.backed())
     }
 
+    /// The most pages that ever had memory behind them. O(1).
+    pub fn peak_backed(&self) -> PageCount {
+        PageCount(self.driver.ceiling.peak.load(Ordering::Relaxed))
+    }
+
     /// Pages without memory were taken, and get some.
     #[cold]
     #[inline(never)]
     pub(super) fn count_taken(&self, pages: usize) {
         let ceiling = &self.driver.ceiling;
         let backed = ceiling.backed.fetch_add(pages, Ordering::Relaxed).wrapping_add(pages);
+        ceiling.peak.fetch_max(backed, Ordering::Relaxed);
         if backed > ceiling.next.load(Ordering::Relaxed) {
             self.assist(backed);
         }

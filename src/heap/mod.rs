@@ -29,6 +29,7 @@ mod error;
 mod fork;
 mod grow;
 mod ladder;
+mod map;
 mod scan;
 mod stats;
 
@@ -39,6 +40,8 @@ pub use driver::Clock;
 use driver::Driver;
 pub use error::{FreeError, NewHeapError};
 pub(crate) use ladder::lower;
+pub(crate) use map::Joined;
+pub use map::{MapEntry, PageUse};
 pub use stats::{Calls, Stats};
 
 use core::ptr::NonNull;

@@ -91,6 +91,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation,
         // and on granule borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
+        self.counters
+            .released
+            .add(if contents.is_ok() { pages as u64 } else { 0 });
         if contents.is_ok()
             && let Some((table, bytes)) = self.driver.beside(start, pages, self.source.granule())
         {

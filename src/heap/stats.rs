@@ -38,6 +38,8 @@ pub(super) struct Counters {
     pub(super) prepare: Counter,
     pub(super) commit: Counter,
     pub(super) release: Counter,
+    pub(super) released: Counter,
+    pub(super) scavenging: Counter,
 }
 
 impl Counters {
@@ -50,6 +52,8 @@ impl Counters {
             prepare: zero(),
             commit: zero(),
             release: zero(),
+            released: zero(),
+            scavenging: zero(),
         }
     }
 }
@@ -92,6 +96,14 @@ pub struct Stats {
     pub growths: u64,
     /// Times it had to say no.
     pub refusals: u64,
+    /// Pages with memory behind them: grown, and not scavenged.
+    pub backed: PageCount,
+    /// The most of them there ever were.
+    pub peak_backed: PageCount,
+    /// Pages given back to the source, each as often as it was.
+    pub released: u64,
+    /// Nanoseconds spent in [`tick`](PageHeap::tick), by its clock.
+    pub scavenge_nanoseconds: u64,
     /// Requests to the source.
     pub calls: Calls,
 }
@@ -117,6 +129,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         stats.metadata_bytes = self.metadata.bytes();
         stats.growths = self.counters.growths.get();
         stats.refusals = self.counters.refusals.get();
+        (stats.backed, stats.peak_backed) = (self.backed(), self.peak_backed());
+        stats.released = self.counters.released.get();
+        stats.scavenge_nanoseconds = self.counters.scavenging.get();
         stats.calls = Calls {
             reserve: self.counters.reserve.get(),
             prepare: self.counters.prepare.get(),
@@ -146,9 +161,22 @@ impl fmt::Display for Stats {
             self.scavenged.0,
             mib(self.scavenged)
         )?;
+        writeln!(
+            f,
+            "  (backed  {:>9}  {:>9.1} MiB, {:.1} MiB at most)",
+            self.backed.0,
+            mib(self.backed),
+            mib(self.peak_backed)
+        )?;
         writeln!(f, "metadata  {:>9} bytes prepared", self.metadata_bytes)?;
         writeln!(f, "refills   {:>9}   flushes {}", self.refills, self.flushes)?;
         writeln!(f, "growths   {:>9}   refusals {}", self.growths, self.refusals)?;
+        writeln!(
+            f,
+            "scavenged {:>9} pages in {:.3} s",
+            self.released,
+            self.scavenge_nanoseconds as f64 / 1e9
+        )?;
         let calls = self.calls;
         write!(
             f,

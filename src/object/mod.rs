@@ -45,6 +45,7 @@ mod presence;
 mod thread;
 mod tables;
 mod stats;
+mod snapshot;
 mod check;
 mod keeper;
 mod close;
@@ -54,6 +55,7 @@ pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use size_class::SizeClass;
+pub use snapshot::{ClassStats, Snapshot};
 pub use stats::GlobalStats;
 pub use thread::{Owner, Thread};
 

@@ -4,9 +4,9 @@
 
 use core::fmt;
 
-use crate::heap::Stats;
+use crate::heap::{Joined, MapEntry, PageUse, Stats};
 use crate::source::Source;
-use crate::units::PageCount;
+use crate::units::{PageCount, PageIndex};
 
 use super::Objects;
 use super::size_class::SizeClass;
@@ -43,6 +43,19 @@ impl GlobalStats {
 }
 
 impl<S: Source + 'static> Objects<S> {
+    /// What every page is; see [`PageHeap::map`](crate::PageHeap::map).
+    pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
+        let covered = self.spans.covered();
+        let pages = self.heap.pages().enumerate().map(move |(page, is)| match is {
+            PageUse::Run if page < covered => match self.span_at(PageIndex(page)) {
+                Some((class, _)) => PageUse::Span { slot: class.bytes() },
+                None => PageUse::Run,
+            },
+            is => is,
+        });
+        Joined::new(pages)
+    }
+
     /// Counts. O(heap).
     pub fn stats(&self) -> GlobalStats {
         let mut stats = GlobalStats {

@@ -15,6 +15,7 @@ mod ends;
 mod footprint;
 mod forks;
 mod libraries;
+mod requirements;
 mod steady;
 
 #[global_allocator]

@@ -9,7 +9,9 @@ use pageheap::{Clock, Config, PageCount, PageHeap};
 mod index;
 mod limit;
 mod pacer;
+mod picture;
 mod retention;
+mod snapshot;
 mod tick;
 
 const SECOND: u64 = 1_000_000_000;

@@ -164,14 +164,16 @@ pub fn csv(names: &[String], scenes: &[Scene]) -> String {
     text
 }
 
-/// Without what says nothing new: points no more than 0.1 s and 1 % from the last one kept.
+/// Without what says nothing new: points no more than half a second and a twentieth from the last one kept. Where the
+/// size changes, the point before stays too, so that a step is a step.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
-    for point in points {
-        let new = kept
-            .last()
-            .is_none_or(|last| point.0 - last.0 > 0.5 || (point.1 - last.1).abs() > last.1 / 20.0);
-        if new {
+    for (index, point) in points.iter().enumerate() {
+        let changed = kept.last().is_none_or(|last| (point.1 - last.1).abs() > last.1 / 20.0);
+        if changed && index > 0 && kept.last() != Some(&points[index - 1]) {
+            kept.push(points[index - 1]);
+        }
+        if changed || kept.last().is_none_or(|last| point.0 - last.0 > 0.5) || index + 1 == points.len() {
             kept.push(*point);
         }
     }
@@ -179,8 +181,13 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 pub fn svg(names: &[String], scene: &Scene) -> String {
-    // The first half second before, of what led to it.
-    let recent = |track: &Track| track.points.iter().copied().filter(|point| point.0 > -1.0).collect();
+    // And the last second before, of what led to it.
+    let recent = |track: &Track| {
+        thinned(&track.points)
+            .into_iter()
+            .filter(|point| point.0 > -1.0)
+            .collect()
+    };
     let lines: Vec<Vec<(f64, f64)>> = scene.tracks.iter().map(recent).collect();
     let title = format!("Resident size after {}", scene.about);
     chart::lines(
@@ -189,4 +196,16 @@ pub fn svg(names: &[String], scene: &Scene) -> String {
         names,
         &lines,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_step_stays_a_step() {
+        let points: Vec<(f64, f64)> = (0..100)
+            .map(|at| (f64::from(at) / 100.0, if at < 50 { 10.0 } else { 20.0 }))
+            .collect();
+        let thinned = super::thinned(&points);
+        assert_eq!(thinned, [(0.0, 10.0), (0.49, 10.0), (0.5, 20.0), (0.99, 20.0)]);
+    }
 }

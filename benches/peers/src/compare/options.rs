@@ -1,6 +1,6 @@
 //! What the command line asks for.
 
-use super::programs::ALLOCATORS;
+use super::programs::{ALLOCATORS, VARIANTS};
 use std::path::PathBuf;
 
 #[derive(Debug)]
@@ -51,10 +51,8 @@ impl Options {
                 other => return Err(format!("no option is called {other}")),
             }
         }
-        let unknown = options
-            .allocators
-            .iter()
-            .find(|name| ALLOCATORS.iter().all(|(known, _)| known != name));
+        let known = |name: &&String| ALLOCATORS.iter().chain(VARIANTS).any(|(known, _)| known == name);
+        let unknown = options.allocators.iter().find(|name| !known(name));
         unknown.map_or(Ok(()), |name| Err(format!("no allocator is called {name}")))?;
         Ok(options)
     }

@@ -20,6 +20,9 @@ pub const ALLOCATORS: &[(&str, &str)] = &[
 
 pub const OURS: &str = "pageheap";
 
+/// Ours in another way, to be compared with ours as it is: only by `--allocators`.
+pub const VARIANTS: &[(&str, &str)] = &[("pageheap-no-thread", "ours_no_thread")];
+
 /// A program that is there.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -38,7 +41,7 @@ pub fn programs(allocators: &[String], built: bool) -> (Vec<Program>, Vec<(Strin
     let place = folder().join("target/peers");
     fs::create_dir_all(&place).expect("the target folder can be written");
     let (mut programs, mut missing) = (Vec::new(), Vec::new());
-    for (allocator, feature) in ALLOCATORS {
+    for (allocator, feature) in ALLOCATORS.iter().chain(VARIANTS) {
         if !allocators.iter().any(|name| name == allocator) {
             continue;
         }

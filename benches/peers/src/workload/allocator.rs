@@ -1,7 +1,9 @@
 //! The one line in which the programs differ.
 
 /// What the allocator of this program is called in tables.
-pub const NAME: &str = if cfg!(feature = "ours") {
+pub const NAME: &str = if cfg!(feature = "ours_no_thread") {
+    "pageheap-no-thread"
+} else if cfg!(feature = "ours") {
     "pageheap"
 } else if cfg!(feature = "mimalloc2") {
     "mimalloc2"
@@ -25,7 +27,7 @@ pub const NAME: &str = if cfg!(feature = "ours") {
 
 #[cfg(feature = "ours")]
 #[global_allocator]
-static ALLOCATOR: pageheap::GlobalHeap = pageheap::GlobalHeap::new();
+static ALLOCATOR: pageheap::GlobalHeap = pageheap::GlobalHeap::new().background(!cfg!(feature = "ours_no_thread"));
 
 #[cfg(any(feature = "mimalloc2", feature = "mimalloc3"))]
 #[global_allocator]

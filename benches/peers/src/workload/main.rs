@@ -108,6 +108,10 @@ workloads! {
         "json" 15 programs::json();
         "syn" 20 programs::syn();
     }
+    "sawtooth" {
+        "sawtooth-100ms" 10 single::sawtooth(Duration::from_millis(100));
+        "sawtooth-1s" 4 single::sawtooth(Duration::from_secs(1));
+    }
 }
 
 /// Prepares, warms up, measures, lets go, and says what it was.

@@ -4,6 +4,8 @@ use super::Work;
 use super::block::Block;
 use super::random::Random;
 use std::hint::black_box;
+use std::thread;
+use std::time::Duration;
 
 /// A tight pair: one block lives at a time. An operation is an allocation and its free.
 pub fn pair(size: usize) -> Work {
@@ -194,6 +196,26 @@ pub fn fragmentation() -> Work {
                 }
                 blocks.retain(|_| random.chance(10));
             }
+        }
+    })
+}
+
+/// A sawtooth: 64 MiB of blocks of 1..64 KiB filled, all freed, and a rest. An operation is a tooth. An allocator that
+/// gives memory back in the rest pays for it in the next tooth, by page faults.
+pub fn sawtooth(rest: Duration) -> Work {
+    Box::new(move |ops| {
+        for tooth in 0..ops {
+            let mut random = Random::new(tooth + 1);
+            let mut blocks: Vec<Block> = Vec::new();
+            let mut left = 64_usize << 20;
+            while left > 0 {
+                let block = Block::new(random.between(1 << 10, 64 << 10));
+                block.fill(1, usize::MAX);
+                left = left.saturating_sub(block.size());
+                blocks.push(block);
+            }
+            drop(blocks);
+            thread::sleep(rest);
         }
     })
 }

@@ -1,0 +1,257 @@
+//! Arenas beside those of others.
+//!
+//! `cargo bench --bench arenas`. A round allocates until a fixed number of objects is there and then forgets them all
+//! (or drops them one by one, where that is how it is done); what is shown is the time of one object, its share of the
+//! forgetting included. The memory is warm after the first round: page faults are not measured, the arenas are.
+
+#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
+use pageheap::arena::{Arena, ArenaConfig, Pool};
+
+/// Objects in a round.
+const OBJECTS: usize = 4096;
+
+/// Sixteen bytes.
+type Small = [u64; 2];
+
+/// A vector of 1536 floats.
+type Large = [f32; 1536];
+
+/// Measures one object of rounds of `objects`.
+fn each(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, objects: usize, mut round: impl FnMut()) {
+    group.bench_function(name, |bench| {
+        bench.iter_custom(|times| {
+            let rounds = times.div_ceil(objects as u64);
+            let start = Instant::now();
+            (0..rounds).for_each(|_| round());
+            start.elapsed().mul_f64(times as f64 / (rounds * objects as u64) as f64)
+        });
+    });
+}
+
+fn small(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("arena/16-bytes");
+    let value: Small = [1, 2];
+    let mut bumpalo = bumpalo::Bump::new();
+    each(&mut group, "bumpalo", OBJECTS, || {
+        for _ in 0..OBJECTS {
+            black_box(bumpalo.alloc(black_box(value)));
+        }
+        bumpalo.reset();
+    });
+    let mut arena = Arena::new();
+    each(&mut group, "Local", OBJECTS, || {
+        let local = arena.local();
+        for _ in 0..OBJECTS {
+            black_box(local.alloc(black_box(value)).expect("room"));
+        }
+        drop(local);
+        arena.reset();
+    });
+    let arena = Arena::new();
+    let mut local = arena.local();
+    each(&mut group, "Scope", OBJECTS, || {
+        local.scoped(|scope| {
+            for _ in 0..OBJECTS {
+                black_box(scope.alloc(black_box(value)).expect("room"));
+            }
+        });
+    });
+    let mut shared = Arena::new();
+    each(&mut group, "Arena", OBJECTS, || {
+        for _ in 0..OBJECTS {
+            black_box(shared.alloc(black_box(value)).expect("room"));
+        }
+        shared.reset();
+    });
+    let mut scope: bump_scope::Bump = bump_scope::Bump::new();
+    each(&mut group, "bump-scope", OBJECTS, || {
+        for _ in 0..OBJECTS {
+            black_box(scope.alloc(black_box(value)));
+        }
+        scope.reset();
+    });
+    // Cannot be reset: a new one for each round.
+    each(&mut group, "typed-arena", OBJECTS, || {
+        let typed = typed_arena::Arena::with_capacity(OBJECTS);
+        for _ in 0..OBJECTS {
+            black_box(typed.alloc(black_box(value)));
+        }
+    });
+    let mut boxes = Vec::with_capacity(OBJECTS);
+    each(&mut group, "Box", OBJECTS, || {
+        for _ in 0..OBJECTS {
+            boxes.push(black_box(Box::new(black_box(value))));
+        }
+        boxes.clear();
+    });
+    group.finish();
+}
+
+fn scopes(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("arena/scope-of-4");
+    let arena = Arena::new();
+    let mut local = arena.local();
+    each(&mut group, "Local", 1, || {
+        local.scoped(|scope| (0..4).for_each(|_| _ = black_box(scope.alloc(black_box([1_u64, 2])))));
+    });
+    let mut bump: bump_scope::Bump = bump_scope::Bump::new();
+    each(&mut group, "bump-scope", 1, || {
+        bump.scoped(|scope| (0..4).for_each(|_| _ = black_box(scope.alloc(black_box([1_u64, 2])))));
+    });
+    group.finish();
+}
+
+/// Time of an object where `threads` threads allocate at once; each has `work` done with its own number of objects.
+fn on_threads(threads: usize, rounds: u64, work: impl Fn() + Sync) -> Duration {
+    let barrier = Barrier::new(threads);
+    let times = std::thread::scope(|scope| {
+        let (barrier, work) = (&barrier, &work);
+        let one = || {
+            scope.spawn(move || {
+                barrier.wait();
+                let start = Instant::now();
+                (0..rounds).for_each(|_| work());
+                start.elapsed()
+            })
+        };
+        let spawned: Vec<_> = (0..threads).map(|_| one()).collect();
+        spawned.into_iter().map(|thread| thread.join().expect("no panic")).max()
+    });
+    times.unwrap_or_default()
+}
+
+fn threads(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("arena/threads");
+    let config = ArenaConfig::new().prealloc(8 << 20);
+    let mut arena = Arena::with_config(config).expect("memory");
+    for threads in [1, 2, 4] {
+        // Of each thread, in one measurement: the arena is reset before it has to grow.
+        let most = (2 << 20) / 16 / threads as u64;
+        for (name, is_local) in [("Arena", false), ("Local", true)] {
+            group.bench_function(BenchmarkId::new(name, threads), |bench| {
+                bench.iter_custom(|times| {
+                    let mut left = times;
+                    let mut spent = Duration::ZERO;
+                    while left > 0 {
+                        let now = left.min(most);
+                        spent += on_threads(threads, 1, || {
+                            let local = arena.local();
+                            for _ in 0..now {
+                                if is_local {
+                                    black_box(local.alloc(black_box([1_u64, 2])).expect("room"));
+                                } else {
+                                    black_box(arena.alloc(black_box([1_u64, 2])).expect("room"));
+                                }
+                            }
+                        });
+                        arena.reset();
+                        left -= now;
+                    }
+                    spent
+                });
+            });
+        }
+        group.bench_function(BenchmarkId::new("Box", threads), |bench| {
+            bench.iter_custom(|times| {
+                let rounds = times.div_ceil(1000);
+                let time = on_threads(threads, rounds, || {
+                    let boxes: Vec<Box<Small>> = (0..1000).map(|_| Box::new(black_box([1, 2]))).collect();
+                    black_box(boxes);
+                });
+                time.mul_f64(times as f64 / (rounds * 1000) as f64)
+            });
+        });
+    }
+    group.finish();
+}
+
+fn vectors(criterion: &mut Criterion) {
+    const VECTORS: usize = 1024;
+    let mut group = criterion.benchmark_group("pool/6-KiB");
+    let mut pool = Pool::with_config(ArenaConfig::new().limit(64 << 20).prealloc(8 << 20)).expect("memory");
+    each(&mut group, "Pool", VECTORS, || {
+        for _ in 0..VECTORS {
+            black_box(pool.alloc_uninit::<Large>().expect("room"));
+        }
+        pool.reset();
+    });
+    each(&mut group, "Pool-first-float-written", VECTORS, || {
+        for _ in 0..VECTORS {
+            let vector = pool.alloc_uninit_slice::<f32>(1536).expect("room");
+            vector[0].write(black_box(1.0));
+            black_box(vector);
+        }
+        pool.reset();
+    });
+    let mut bumpalo = bumpalo::Bump::with_capacity(8 << 20);
+    each(&mut group, "bumpalo", VECTORS, || {
+        for _ in 0..VECTORS {
+            let layout = std::alloc::Layout::new::<Large>();
+            black_box(bumpalo.alloc_layout(layout));
+        }
+        bumpalo.reset();
+    });
+    let mut boxes = Vec::with_capacity(VECTORS);
+    each(&mut group, "Box", VECTORS, || {
+        for _ in 0..VECTORS {
+            boxes.push(black_box(Box::<Large>::new_uninit()));
+        }
+        boxes.clear();
+    });
+    group.finish();
+}
+
+fn paths(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pool/paths");
+    let mut pool = Pool::with_config(ArenaConfig::new().prealloc(64 << 20)).expect("memory");
+    // Half a slab each: every allocation but the first of two takes a slab that is kept.
+    each(&mut group, "next-slab", 64, || {
+        for _ in 0..64 {
+            black_box(pool.alloc_uninit_slice::<u8>(500 << 10).expect("room"));
+        }
+        pool.reset();
+    });
+    each(&mut group, "large-1-MiB", 64, || {
+        for _ in 0..64 {
+            black_box(pool.alloc_uninit_slice::<u8>(2 << 20).expect("room"));
+        }
+        pool.reset();
+    });
+    let handle = pool.insert(17_u64).expect("room");
+    group.bench_function("get", |bench| {
+        bench.iter(|| *pool.get(black_box(handle)).expect("good"))
+    });
+    group.finish();
+}
+
+fn resets(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pool/reset");
+    for slabs in [4, 16, 64, 256] {
+        let config = ArenaConfig::new().slab(64 << 10).prealloc(slabs * (64 << 10));
+        let mut pool = Pool::with_config(config).expect("memory");
+        group.bench_function(BenchmarkId::from_parameter(slabs), |bench| {
+            bench.iter_custom(|times| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..times {
+                    (0..slabs * 2).for_each(|_| _ = pool.alloc_uninit::<[u8; 32_000]>().expect("room"));
+                    let start = Instant::now();
+                    pool.reset();
+                    spent += start.elapsed();
+                }
+                assert_eq!(pool.stats().slabs, slabs);
+                spent
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, small, scopes, threads, vectors, paths, resets);
+criterion_main!(benches);

@@ -1,0 +1,118 @@
+//! An arena of one's own on the raw page heap, and its benchmark: a stack of bytes that frees in reverse order.
+//!
+//! ```sh
+//! cargo run --release --example custom_arena
+//! ```
+//!
+//! What the heap does: gives runs of pages, makes a run longer in place, says no at the limit, takes all of it back.
+//! What is left to do is the arithmetic, between the two lines below.
+
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use pageheap::source::System;
+use pageheap::{Config, PageCount, PageHeap, PageRun};
+
+// ---- 8< ----
+
+/// Memory that is freed in the reverse order of its allocation, in a run that grows in place or not at all.
+struct Stack<'h> {
+    heap: &'h PageHeap<System>,
+    run: PageRun,
+    top: usize,
+}
+
+impl<'h> Stack<'h> {
+    fn new(heap: &'h PageHeap<System>) -> Option<Self> {
+        let run = heap.allocate(PageCount(1))?;
+        Some(Self { heap, run, top: 0 })
+    }
+
+    /// `bytes` bytes for `work`, which may take more of the stack; free again when it returns. None if there are none.
+    fn with<R>(&mut self, bytes: usize, work: impl FnOnce(&mut Self, &mut [u8]) -> R) -> Option<R> {
+        let (start, end) = (self.top, self.top.checked_add(bytes)?);
+        if end > self.heap.pointer(self.run).len() {
+            self.grow(end)?;
+        }
+        self.top = end;
+        // SAFETY: inside the run, which is ours and zeroed or written; nobody else has bytes between start and end
+        // until `work` has returned, which gets no other way to them.
+        let memory =
+            unsafe { NonNull::slice_from_raw_parts(self.heap.address(self.run.start()).add(start), bytes).as_mut() };
+        let result = work(self, memory);
+        self.top = start;
+        Some(result)
+    }
+
+    #[cold]
+    fn grow(&mut self, bytes: usize) -> Option<()> {
+        let least = bytes.div_ceil(self.heap.stats().page_bytes);
+        let wish = PageCount(least.max(self.run.pages().0 * 2));
+        let grown = self.heap.grow_in_place(self.run, wish);
+        (self.run, _) = grown.or_else(|| self.heap.grow_in_place(self.run, PageCount(least)))?;
+        Some(())
+    }
+}
+
+impl Drop for Stack<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the run is ours, and what was in it is gone with the closures.
+        unsafe { self.heap.free(self.run) };
+    }
+}
+
+// ---- 8< ----
+
+/// Walks a tree of so many levels, with scratch memory at each node.
+fn walk(stack: &mut Stack<'_>, level: usize) -> Option<usize> {
+    stack.with(64 << level, |stack, scratch| {
+        scratch[0] = level as u8;
+        let below = if level == 0 {
+            0
+        } else {
+            walk(stack, level - 1)? + walk(stack, level - 1)?
+        };
+        Some(below + usize::from(black_box(scratch)[0] == level as u8))
+    })?
+}
+
+fn walk_boxed(level: usize) -> usize {
+    let mut scratch = vec![0_u8; 64 << level].into_boxed_slice();
+    scratch[0] = level as u8;
+    let below = if level == 0 {
+        0
+    } else {
+        walk_boxed(level - 1) + walk_boxed(level - 1)
+    };
+    below + usize::from(black_box(&mut scratch)[0] == level as u8)
+}
+
+fn main() {
+    let heap: PageHeap<System> = PageHeap::new(System, Config::new(16 << 20)).expect("address space");
+    let mut stack = Stack::new(&heap).expect("a page");
+    const LEVELS: usize = 12;
+    let nodes = (1 << (LEVELS + 1)) - 1;
+    let rounds = 200;
+    let begin = Instant::now();
+    for _ in 0..rounds {
+        assert_eq!(walk(&mut stack, LEVELS), Some(nodes));
+    }
+    let stacked = begin.elapsed();
+    let begin = Instant::now();
+    for _ in 0..rounds {
+        assert_eq!(walk_boxed(LEVELS), nodes);
+    }
+    let boxed = begin.elapsed();
+    let each = |time: std::time::Duration| time.as_nanos() as f64 / (rounds * nodes) as f64;
+    println!("scratch memory at {nodes} nodes of a tree, {rounds} rounds");
+    println!(
+        "  Stack       {:>8.1} ns a node, {} in use",
+        each(stacked),
+        heap.stats().in_use
+    );
+    println!("  Box<[u8]>   {:>8.1} ns a node (zeroed)", each(boxed));
+    assert!(stack.with(1 << 30, |_, _| ()).is_none(), "beyond the heap");
+    drop(stack);
+    println!("  afterwards  {} in use", heap.stats().in_use);
+}

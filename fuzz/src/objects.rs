@@ -1,0 +1,192 @@
+//! Sequences of calls of `GlobalAlloc`, beside a shadow map of what lives where.
+//!
+//! ```text
+//!   byte 0: which heap, its limit     then four bytes a step: what, which block or size (2), alignment
+//! ```
+//!
+//! A fresh [`Heap`] with a limit that is soon met, or the one [`GlobalHeap`] of the process, through the trait. Every
+//! block is filled with a byte of its own and looked at when it is resized or freed; no two may overlap, each is
+//! aligned, zero where that was asked for. At the end all is freed, and the heap says of itself what is so.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use pageheap::source::System;
+use pageheap::{Config, GlobalHeap, Heap, PageCount};
+
+use super::Bytes;
+
+/// The four calls, of either heap.
+trait Calls {
+    fn allocate(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>>;
+    /// # Safety
+    /// As for `GlobalAlloc::dealloc`.
+    unsafe fn free(&self, block: NonNull<u8>, layout: Layout);
+    /// # Safety
+    /// As for `GlobalAlloc::realloc`.
+    unsafe fn resize(&self, block: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>>;
+}
+
+impl Calls for Heap<System> {
+    fn allocate(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if zeroed {
+            self.allocate_zeroed(layout)
+        } else {
+            self.allocate(layout)
+        }
+    }
+
+    unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free(block, layout) };
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.resize(block, layout, size) }
+    }
+}
+
+impl Calls for GlobalHeap {
+    fn allocate(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        // SAFETY: the size is not zero.
+        NonNull::new(unsafe {
+            if zeroed {
+                self.alloc_zeroed(layout)
+            } else {
+                self.alloc(layout)
+            }
+        })
+    }
+
+    unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc(block.as_ptr(), layout) };
+    }
+
+    unsafe fn resize(&self, block: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the caller's promise.
+        NonNull::new(unsafe { self.realloc(block.as_ptr(), layout, size) })
+    }
+}
+
+/// A live block and the byte it is full of.
+struct Block {
+    memory: NonNull<u8>,
+    layout: Layout,
+    fill: u8,
+}
+
+impl Block {
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the block is ours, and all of it was written when it was made.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
+    }
+
+    fn verify(&mut self, size: usize) {
+        let fill = self.fill;
+        let wrong = self.bytes().iter().take(size).position(|&byte| byte != fill);
+        assert_eq!(wrong, None, "{:?} at {:p} lost byte", self.layout, self.memory);
+    }
+}
+
+/// Steps of one input.
+const MOST_STEPS: usize = 150;
+
+/// Live blocks of one input.
+const MOST_BLOCKS: usize = 64;
+
+/// See the [module](self).
+pub fn global(input: &[u8]) {
+    static GLOBAL: GlobalHeap = GlobalHeap::new().background(false);
+    let mut bytes = Bytes(input);
+    let first = bytes.byte();
+    if first % 4 == 0 {
+        steps(&GLOBAL, &mut bytes);
+        GLOBAL.flush_thread();
+        GLOBAL.check().expect("a heap without a fault");
+        return;
+    }
+    let config = Config::new(1 << 28).limit(PageCount(16 << (first % 8)));
+    let heap = Heap::new(System, config).expect("a heap of a quarter of a gigabyte");
+    steps(&heap, &mut bytes);
+    heap.scavenge(PageCount(first % 3 * 50));
+    heap.check().expect("a heap without a fault");
+}
+
+fn steps(heap: &impl Calls, bytes: &mut Bytes<'_>) {
+    let mut live: BTreeMap<usize, Block> = BTreeMap::new();
+    for step in 0..MOST_STEPS {
+        if bytes.0.is_empty() {
+            break;
+        }
+        let (what, number, align) = (bytes.byte(), bytes.below(1 << 16), bytes.byte());
+        // Every order of magnitude up to 64 KiB, or up to half a MiB.
+        let size = ((number >> (what >> 4)) << if align & 128 == 0 { 0 } else { 3 }).max(1);
+        match what % 4 {
+            0 | 1 if live.len() < MOST_BLOCKS => {
+                let layout = Layout::from_size_align(size, 1 << (align % 18)).expect("a layout");
+                if let Some(memory) = heap.allocate(layout, what % 4 == 1) {
+                    enter(&mut live, memory, layout, what % 4 == 1, step as u8);
+                }
+            }
+            2 => {
+                if let Some(mut block) = choose(&mut live, number) {
+                    let old = block.layout.size();
+                    block.verify(old);
+                    // SAFETY: the block is taken out of the map: it is resized, or as it was.
+                    match unsafe { heap.resize(block.memory, block.layout, size) } {
+                        Some(memory) => {
+                            block.memory = memory;
+                            block.layout = Layout::from_size_align(size, block.layout.align()).expect("a layout");
+                            block.verify(old.min(size));
+                            enter(&mut live, memory, block.layout, false, step as u8);
+                        }
+                        None => {
+                            block.verify(old);
+                            live.insert(block.memory.addr().get(), block);
+                        }
+                    }
+                }
+            }
+            _ => {
+                if let Some(block) = choose(&mut live, number) {
+                    free(heap, block);
+                }
+            }
+        }
+    }
+    live.into_values().for_each(|block| free(heap, block));
+}
+
+fn enter(live: &mut BTreeMap<usize, Block>, memory: NonNull<u8>, layout: Layout, zeroed: bool, fill: u8) {
+    let start = memory.addr().get();
+    assert_eq!(start % layout.align(), 0, "{layout:?} at {start:#x}");
+    let before = live.range(..start + layout.size()).next_back();
+    let end = before.map_or(0, |(at, block)| at + block.layout.size());
+    assert!(end <= start, "{layout:?} at {start:#x} overlaps a block up to {end:#x}");
+    if zeroed {
+        // SAFETY: allocated as zeroed, so every byte is one.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr(), layout.size()) };
+        assert!(
+            bytes.iter().all(|&byte| byte == 0),
+            "{layout:?} at {start:#x} is not zero"
+        );
+    }
+    // SAFETY: ours, of that size.
+    unsafe { memory.write_bytes(fill, layout.size()) };
+    live.insert(start, Block { memory, layout, fill });
+}
+
+/// Takes out the block that the number says.
+fn choose(live: &mut BTreeMap<usize, Block>, number: usize) -> Option<Block> {
+    let &start = live.keys().nth(number % live.len().max(1))?;
+    live.remove(&start)
+}
+
+fn free(heap: &impl Calls, mut block: Block) {
+    block.verify(block.layout.size());
+    // SAFETY: allocated with this layout, and out of the map.
+    unsafe { heap.free(block.memory, block.layout) };
+}

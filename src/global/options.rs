@@ -1,0 +1,101 @@
+//! How a heap gives memory back, and what it does when it runs short: the words a `static` may say.
+//!
+//! ```text
+//!   GlobalHeap::new() .limit(…)          no more pages than that: beyond it …
+//!                     .on_exhausted(f)   … f is asked, and then the answer is null
+//!                     .soft_limit(…)     no more memory than that, as far as any is free
+//!                     .background(false) no thread of its own: tick, release, scavenge
+//!                     .on_pressure(80, f) the system is short: f is told
+//! ```
+
+#![forbid(unsafe_code)]
+
+use core::alloc::Layout;
+
+#[cfg(all(unix, feature = "std"))]
+use crate::scavenge::pressure::{Notice, Pressure};
+use crate::source::Source;
+use crate::units::PageCount;
+
+#[cfg(all(unix, feature = "std"))]
+use super::background;
+use super::{GlobalHeap, SizeClass};
+
+#[cfg(all(unix, feature = "std"))]
+impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
+    /// Whether a background thread gives memory back while the program does something else, or nothing. On by default
+    /// for [`new`](GlobalHeap::new), off for other sources.
+    ///
+    /// The thread is started with the first MiB freed after the program's constructors have run, by the thread that
+    /// frees. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program is
+    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it memory
+    /// goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is called.
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    /// ```
+    #[must_use]
+    pub const fn background(mut self, on: bool) -> Self {
+        self.background = if on { Some(background::start::<S>) } else { None };
+        self
+    }
+
+    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
+    /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
+    /// ten seconds. On Linux; elsewhere, and where the system does not say, nothing is heard.
+    ///
+    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
+    /// must not unwind. The thread exists from the first MiB freed on.
+    ///
+    /// ```
+    /// use pageheap::{GlobalHeap, Pressure};
+    ///
+    /// fn tell(pressure: Pressure) {
+    ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
+    /// ```
+    #[must_use]
+    pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
+        self.notice = Some(Notice { from, hook });
+        self
+    }
+}
+
+impl<S: Source + 'static> GlobalHeap<S> {
+    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
+    /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
+    /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
+    #[must_use]
+    pub const fn soft_limit(mut self, bytes: usize) -> Self {
+        self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
+    /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
+    /// allocation should be tried once more, 16 times at the most.
+    ///
+    /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,
+    /// without being asked again. It must not wait for a lock of the program's that an allocating thread may hold, and
+    /// must not unwind: that ends the process.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use pageheap::GlobalHeap;
+    ///
+    /// fn drop_caches(_wanted: Layout) -> bool {
+    ///     false // Nothing was found to free.
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30).on_exhausted(drop_caches);
+    /// ```
+    #[must_use]
+    pub const fn on_exhausted(mut self, hook: fn(Layout) -> bool) -> Self {
+        self.exhausted = Some(hook);
+        self
+    }
+}

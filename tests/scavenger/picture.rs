@@ -1,0 +1,105 @@
+//! The map names every page once, as the counts have it; the pictures are of the map.
+
+use pageheap::{Film, PageUse, Picture};
+use proptest::prelude::*;
+
+use super::*;
+
+/// Pages of a kind in the map.
+fn pages(heap: &PageHeap<Simulated>, kind: PageUse) -> usize {
+    heap.map()
+        .filter(|entry| entry.is == kind)
+        .map(|entry| entry.run.pages().0)
+        .sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_page_is_named_once_and_the_sums_agree(
+        lengths in prop::collection::vec((1..90_usize, any::<u8>()), 1..120)
+    ) {
+        let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+        let cache = heap.cache().unwrap();
+        let mut kept = Vec::new();
+        for (length, what) in lengths {
+            let run = cache.allocate(PageCount(length)).unwrap();
+            match what % 4 {
+                0 => kept.push(run),
+                // SAFETY: just allocated.
+                1 => unsafe { cache.free(run) },
+                // SAFETY: as above.
+                2 => unsafe { heap.free(run) },
+                _ => {
+                    // SAFETY: as above.
+                    unsafe { cache.free(run) };
+                    heap.scavenge(PageCount(usize::from(what)));
+                }
+            }
+        }
+        let (entries, stats) = (heap.map().collect::<Vec<_>>(), heap.stats());
+        let joined = |pair: &[pageheap::MapEntry]| pair[0].run.end() == pair[1].run.start() && pair[0].is != pair[1].is;
+        prop_assert!(entries.windows(2).all(joined));
+        prop_assert_eq!(entries[0].run.start().0, 0);
+        prop_assert_eq!(entries.last().unwrap().run.end().0, stats.grown.0);
+        prop_assert_eq!(pages(&heap, PageUse::Run), stats.in_use.0);
+        prop_assert_eq!(pages(&heap, PageUse::Cached), stats.cached.0);
+        prop_assert_eq!(pages(&heap, PageUse::Free) + pages(&heap, PageUse::Released), stats.free.0);
+    }
+}
+
+#[test]
+fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let run = heap.allocate(PageCount(100)).unwrap();
+    let middle = run
+        .split_at(PageCount(40))
+        .unwrap()
+        .1
+        .split_at(PageCount(32))
+        .unwrap()
+        .0;
+    // SAFETY: part of what was just allocated.
+    unsafe { heap.free(middle) };
+    let mut text = String::new();
+    Picture::new(10, 20).text(heap.map(), &mut text).unwrap();
+    let rows: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        (rows.len(), rows[0].len(), rows[2].len()),
+        (3, 20, 12),
+        "52 cells of 10 for 512 pages"
+    );
+    assert_eq!(rows[0], "====...===          ");
+}
+
+#[test]
+fn a_film_is_well_formed_and_as_high_as_it_says() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let _run = heap.allocate(PageCount(100)).unwrap();
+    let mut svg = String::new();
+    let mut film = Film::begin(Picture::new(16, 8), 2, 512, &mut svg).unwrap();
+    film.frame("one < two & three", heap.map()).unwrap();
+    film.frame("two", heap.map()).unwrap();
+    film.end().unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>") && svg.contains("one &lt; two &amp; three"));
+    assert_eq!(svg.matches('<').count(), svg.matches('>').count());
+    // Two frames of four rows.
+    assert!(
+        svg.contains(&format!("height=\"{}\"", 30 + 2 * (20 + 4 * 10 + 12))),
+        "{svg}"
+    );
+    // Each frame's cells are as wide as the rows together.
+    let widths = svg.lines().filter(|line| line.contains("height=\"9\""));
+    let width = |line: &str| {
+        line.split("width=\"")
+            .nth(1)
+            .unwrap()
+            .split('"')
+            .next()
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+    };
+    assert_eq!(widths.map(width).sum::<usize>(), 2 * 32 * 10);
+}
