@@ -42,6 +42,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/slots.rs",
     "src/fatal.rs",
     "src/global/background.rs",
+    "src/global/environment.rs",
     "src/global/fork.rs",
     "src/global/mod.rs",
     "src/global/pressure.rs",

@@ -50,6 +50,8 @@ mod background;
 #[cfg(all(unix, feature = "std"))]
 mod pthread;
 #[cfg(all(unix, feature = "std"))]
+mod environment;
+#[cfg(all(unix, feature = "std"))]
 mod fork;
 #[cfg(all(target_os = "linux", feature = "std"))]
 mod unload;
@@ -105,6 +107,8 @@ pub struct GlobalHeap<
     /// Here until the heap is open. Only under [`Opening`].
     source: Cell<Option<S>>,
     config: Config,
+    /// What the environment makes of that and of whether there is a background thread.
+    overridden: fn(Config, bool) -> (Config, bool),
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
     /// Whom the thread tells of pressure.
@@ -121,10 +125,15 @@ unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
 #[cfg(all(unix, feature = "std"))]
 impl GlobalHeap<System> {
     /// A heap over the operating system's memory.
+    ///
+    /// What the `static` says can be overridden, when the heap opens, by environment variables: `PAGEHEAP_RESERVE`,
+    /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), and
+    /// `PAGEHEAP_BACKGROUND=0`. None is needed, and set-user-ID programs do not look.
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.
-        let heap = unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) };
+        let mut heap = unsafe { Self::with_source(System, Config::new(RESERVE_BYTES).caches(CACHES)) };
+        heap.overridden = environment::overridden;
         heap.background(true)
     }
 }
@@ -160,6 +169,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             objects: AtomicPtr::new(ptr::null_mut()),
             source: Cell::new(Some(source)),
             config,
+            overridden: |config, background| (config, background),
             background: None,
             notice: None,
             exhausted: None,
@@ -321,11 +331,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if let Some(objects) = self.opened() {
             return Some(objects);
         }
-        match Objects::open(
-            self.source.take()?,
-            self.config,
-            Keeper::new(self.background.is_some(), self.notice),
-        ) {
+        let (config, background) = (self.overridden)(self.config, self.background.is_some());
+        let keeper = Keeper::new(background, self.notice);
+        match Objects::open(self.source.take()?, config, keeper) {
             Ok(objects) => {
                 opening.enter(objects);
                 // Release: pairs with `opened`.

@@ -36,6 +36,28 @@ fn run(name: &str) -> bool {
     output.status.success()
 }
 
+/// What the environment says when the process starts is what its heap does.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "about a few bytes")]
+fn the_environment_overrides_a_limit() {
+    const NAME: &str = "the_environment_overrides_a_limit";
+    if !is_child() {
+        let child = |limit: &str| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args([NAME, "--exact", "--nocapture", "--test-threads=1"]);
+            command.env(CHILD, "1").env("PAGEHEAP_LIMIT", limit);
+            command.status().unwrap().success()
+        };
+        // In the child 64 MiB are wanted.
+        assert!(!child("48M") && child("200M") && child("nonsense"));
+        return;
+    }
+    let mut large = Vec::<u8>::new();
+    let got = large.try_reserve_exact(64 << 20).is_ok();
+    drop(large);
+    std::process::exit(if got { 0 } else { 1 });
+}
+
 fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }

@@ -1,0 +1,126 @@
+//! What the environment may change of a heap over the system's memory, when it opens. Nothing needs to be set.
+//!
+//! | variable | instead of | value |
+//! |---|---|---|
+//! | `PAGEHEAP_RESERVE` | [`reserve`](crate::GlobalHeap::reserve) | bytes |
+//! | `PAGEHEAP_LIMIT` | [`limit`](crate::GlobalHeap::limit) | bytes |
+//! | `PAGEHEAP_SOFT_LIMIT` | [`soft_limit`](crate::GlobalHeap::soft_limit) | bytes |
+//! | `PAGEHEAP_BACKGROUND` | [`background`](crate::GlobalHeap::background) | `0`: none |
+//!
+//! Bytes are a decimal number, with `K`, `M`, `G` or `T` behind it for its powers of 1,024: `PAGEHEAP_LIMIT=512M`. What
+//! cannot be read so is as if it were not there; nobody is told, for an allocator has nobody to tell. Programs that run
+//! with more rights than their caller (set-user-ID) do not look.
+//!
+//! Read once a heap, at its first allocation: four walks through the environment, no memory.
+
+use core::ffi::{CStr, c_char};
+
+use crate::heap::Config;
+use crate::object::SizeClass;
+use crate::units::PageCount;
+
+/// The configuration, and whether there is to be a background thread, as the environment wants them.
+#[cold]
+pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool) {
+    let bytes = |name: &CStr| value(name).and_then(parse_bytes);
+    let pages = |name| bytes(name).map(|bytes| PageCount(bytes >> SizeClass::PAGE_SHIFT));
+    if let Some(reserve) = bytes(c"PAGEHEAP_RESERVE") {
+        config.reserve = reserve;
+    }
+    if let Some(limit) = pages(c"PAGEHEAP_LIMIT") {
+        config = config.limit(limit);
+    }
+    if let Some(limit) = pages(c"PAGEHEAP_SOFT_LIMIT") {
+        config = config.soft_limit(limit);
+    }
+    (config, background && value(c"PAGEHEAP_BACKGROUND") != Some(b"0"))
+}
+
+/// What a variable is set to.
+fn value(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: a string that ends with zero. Whoever changes the environment while another thread looks at it breaks
+    // POSIX's rule and not only us; here it is looked at before the program's own threads, as a rule.
+    let text = unsafe { get(name.as_ptr()) };
+    // SAFETY: null, or a string that ends with zero and stays.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
+}
+
+/// # Safety
+///
+/// `name` is a string that ends with zero.
+#[cfg(target_os = "linux")]
+unsafe fn get(name: *const c_char) -> *const c_char {
+    // Not in the libc crate. glibc since 2.17, musl since 1.1.24.
+    unsafe extern "C" {
+        fn secure_getenv(name: *const c_char) -> *const c_char;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { secure_getenv(name) }
+}
+
+/// # Safety
+///
+/// `name` is a string that ends with zero.
+#[cfg(not(target_os = "linux"))]
+unsafe fn get(name: *const c_char) -> *const c_char {
+    // SAFETY: no preconditions, four times.
+    let same = unsafe { libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid() };
+    if same {
+        // SAFETY: the caller's promise.
+        unsafe { libc::getenv(name) }
+    } else {
+        core::ptr::null()
+    }
+}
+
+/// `512M` and the like.
+fn parse_bytes(text: &[u8]) -> Option<usize> {
+    let (digits, shift) = match text.split_last()? {
+        (b'K', digits) => (digits, 10),
+        (b'M', digits) => (digits, 20),
+        (b'G', digits) => (digits, 30),
+        (b'T', digits) => (digits, 40),
+        _ => (text, 0),
+    };
+    if digits.is_empty() {
+        return None;
+    }
+    let number = digits.iter().try_fold(0_usize, |number, &digit| {
+        let digit = digit.checked_sub(b'0').filter(|&digit| digit < 10)?;
+        number.checked_mul(10)?.checked_add(usize::from(digit))
+    })?;
+    number.checked_mul(1_usize.checked_shl(shift)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_decimal_numbers_with_a_power_of_1024() {
+        let good: [(&[u8], usize); 5] = [
+            (b"0", 0),
+            (b"12345", 12345),
+            (b"7K", 7 << 10),
+            (b"512M", 512 << 20),
+            (b"3G", 3 << 30),
+        ];
+        for (text, bytes) in good {
+            assert_eq!(parse_bytes(text), Some(bytes), "{text:?}");
+        }
+        let bad: [&[u8]; 9] = [
+            b"",
+            b"M",
+            b"-1",
+            b"1m",
+            b" 1",
+            b"1 ",
+            b"0x10",
+            b"99999999999999999999",
+            b"99999999999T",
+        ];
+        for text in bad {
+            assert_eq!(parse_bytes(text), None, "{text:?}");
+        }
+    }
+}
