@@ -37,19 +37,20 @@ fn each(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, objects: usize, mu
 
 fn small(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("arena/16-bytes");
-    let value: Small = [1, 2];
+    // A value that is in registers, so that what is measured is not the copy.
+    let value = |index: usize| -> Small { [index as u64, 2] };
     let mut bumpalo = bumpalo::Bump::new();
     each(&mut group, "bumpalo", OBJECTS, || {
-        for _ in 0..OBJECTS {
-            black_box(bumpalo.alloc(black_box(value)));
+        for index in 0..OBJECTS {
+            black_box(bumpalo.alloc(value(index)));
         }
         bumpalo.reset();
     });
     let mut arena = Arena::new();
     each(&mut group, "Local", OBJECTS, || {
         let local = arena.local();
-        for _ in 0..OBJECTS {
-            black_box(local.alloc(black_box(value)).expect("room"));
+        for index in 0..OBJECTS {
+            black_box(local.alloc(value(index)).expect("room"));
         }
         drop(local);
         arena.reset();
@@ -58,36 +59,36 @@ fn small(criterion: &mut Criterion) {
     let mut local = arena.local();
     each(&mut group, "Scope", OBJECTS, || {
         local.scoped(|scope| {
-            for _ in 0..OBJECTS {
-                black_box(scope.alloc(black_box(value)).expect("room"));
+            for index in 0..OBJECTS {
+                black_box(scope.alloc(value(index)).expect("room"));
             }
         });
     });
     let mut shared = Arena::new();
     each(&mut group, "Arena", OBJECTS, || {
-        for _ in 0..OBJECTS {
-            black_box(shared.alloc(black_box(value)).expect("room"));
+        for index in 0..OBJECTS {
+            black_box(shared.alloc(value(index)).expect("room"));
         }
         shared.reset();
     });
     let mut scope: bump_scope::Bump = bump_scope::Bump::new();
     each(&mut group, "bump-scope", OBJECTS, || {
-        for _ in 0..OBJECTS {
-            black_box(scope.alloc(black_box(value)));
+        for index in 0..OBJECTS {
+            black_box(scope.alloc(value(index)));
         }
         scope.reset();
     });
     // Cannot be reset: a new one for each round.
     each(&mut group, "typed-arena", OBJECTS, || {
         let typed = typed_arena::Arena::with_capacity(OBJECTS);
-        for _ in 0..OBJECTS {
-            black_box(typed.alloc(black_box(value)));
+        for index in 0..OBJECTS {
+            black_box(typed.alloc(value(index)));
         }
     });
     let mut boxes = Vec::with_capacity(OBJECTS);
     each(&mut group, "Box", OBJECTS, || {
-        for _ in 0..OBJECTS {
-            boxes.push(black_box(Box::new(black_box(value))));
+        for index in 0..OBJECTS {
+            boxes.push(black_box(Box::new(value(index))));
         }
         boxes.clear();
     });
@@ -99,11 +100,11 @@ fn scopes(criterion: &mut Criterion) {
     let arena = Arena::new();
     let mut local = arena.local();
     each(&mut group, "Local", 1, || {
-        local.scoped(|scope| (0..4).for_each(|_| _ = black_box(scope.alloc(black_box([1_u64, 2])))));
+        local.scoped(|scope| (0..4_u64).for_each(|index| _ = black_box(scope.alloc([index, 2]))));
     });
     let mut bump: bump_scope::Bump = bump_scope::Bump::new();
     each(&mut group, "bump-scope", 1, || {
-        bump.scoped(|scope| (0..4).for_each(|_| _ = black_box(scope.alloc(black_box([1_u64, 2])))));
+        bump.scoped(|scope| (0..4_u64).for_each(|index| _ = black_box(scope.alloc([index, 2]))));
     });
     group.finish();
 }

@@ -6,6 +6,8 @@
 
 #[path = "../../tests/model/arenas.rs"]
 pub mod arenas;
+#[path = "../../tests/model/lists.rs"]
+pub mod lists;
 #[path = "../../tests/model/mod.rs"]
 mod model;
 #[path = "objects.rs"]
@@ -27,6 +29,8 @@ pub const DRIVERS: &[(&str, Driver)] = &[
     ("heap", heap),
     ("arena", arenas::arena),
     ("pool", arenas::pool),
+    ("free_list", lists::fuzz_free_list),
+    ("sharded", lists::fuzz_sharded),
     ("global", objects::global),
 ];
 

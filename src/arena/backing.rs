@@ -35,16 +35,16 @@ pub struct Block {
 /// # Safety
 ///
 /// An implementation promises that
-/// * a block taken is at least as long and as aligned as was asked, and may be read and written by whoever took it, and
-///   by nobody else, until it is given back, also while the backing is moved (not: dropped);
+/// * a block taken is as long (in whole pages) and at least as aligned as was asked, and may be read and written by
+///   whoever took it, and by nobody else, until it is given back, also while the backing is moved (not: dropped);
 /// * `zeroed` is said only of bytes that read as zero;
-/// * no verb unwinds.
+/// * no verb unwinds, or uses an arena that stands on the backing: arenas call the verbs under a lock of theirs.
 pub unsafe trait Backing {
     /// Bytes in a page: a power of two, the same at every call. The unit in which blocks are counted.
     fn page_bytes(&self) -> usize;
 
-    /// A block of at least `bytes` bytes whose address is a multiple of `align`, a power of two. `None` if it cannot be
-    /// had, or for zero bytes.
+    /// A block of `bytes` bytes, rounded up to whole pages, whose address is a multiple of `align`, a power of two.
+    /// `None` if it cannot be had, or for zero bytes.
     fn take(&self, bytes: usize, align: usize) -> Option<Block>;
 
     /// Takes a block back.

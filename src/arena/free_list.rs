@@ -89,10 +89,12 @@ impl<B: Backing> FreeList<B> {
         })
     }
 
+    #[inline(always)]
     fn slots(&self) -> &Slots<B, AtomicU32> {
         self.list.nodes()
     }
 
+    #[inline(always)]
     fn memory(&self, slot: u32) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.slots().address(slot), self.slots().layout().size())
     }

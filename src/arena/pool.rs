@@ -55,7 +55,8 @@
 //! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` the slab used last is
 //! cut from its beginning, and the others wait: no call to the backing, and no page is touched.
 //!
-//! Measured: 6 KiB in 5 ns, a slab every 170 included; `reset` of 256 slabs in 15 ns.
+//! Measured: 6 KiB in 8 ns, a slab every 170 included; the next slab 18 ns, a large block of 2 MiB 350 ns; `reset` of 4
+//! slabs 20 ns, of 256 slabs 27 ns.
 
 use core::alloc::Layout;
 use core::fmt;

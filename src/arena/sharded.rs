@@ -175,6 +175,7 @@ impl<B: Backing> ShardedFreeList<B> {
         self.shards.nodes()
     }
 
+    #[inline(always)]
     pub(super) fn memory(&self, slot: u32) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.slots().address(slot), self.slots().layout().size())
     }

@@ -24,7 +24,8 @@ pub struct Barrier {
 
 impl Barrier {
     /// The best there is here, for both sides of one structure.
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             asymmetric: fence_heavy(),
         }

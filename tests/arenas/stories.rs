@@ -30,3 +30,20 @@ proptest! {
         twins::pool(&story);
     }
 }
+
+/// A few stories that are always the same, short enough for an interpreter that checks every access.
+#[test]
+fn noise() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut noise = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 32) as u8
+    };
+    for len in [0, 1, 20, 50, 100, 150, 200] {
+        let story: Vec<u8> = (0..len).map(|_| noise()).collect();
+        twins::arena(&story);
+        twins::pool(&story);
+    }
+}

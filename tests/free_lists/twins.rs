@@ -1,1 +1,95 @@
-//! Property tests against naive twins.
+//! Property tests: lists against naive twins, the controller against what it promises.
+
+use std::alloc::Layout;
+
+use pageheap::internals::free_list::{Controller, MAX_BATCH};
+use proptest::prelude::*;
+
+#[path = "../model/lists.rs"]
+mod lists;
+
+/// One step: which operation, and a number for it.
+fn steps() -> impl Strategy<Value = Vec<(u8, usize)>> {
+    prop::collection::vec((any::<u8>(), any::<usize>()), 0..400)
+}
+
+fn layouts() -> impl Strategy<Value = Layout> {
+    (1_usize..300, 0_u32..7).prop_map(|(size, align)| Layout::from_size_align(size, 1 << align).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn a_free_list_is_its_twin(
+        layout in layouts(), slab in 0_usize..40_000, limit in 10_000_usize..200_000, story in steps()
+    ) {
+        lists::free_list(layout, slab, limit, &story);
+    }
+
+    #[test]
+    fn a_sharded_list_is_its_twin(layout in layouts(), limit in 10_000_usize..200_000, story in steps()) {
+        lists::sharded(layout, limit, &story);
+    }
+
+    #[test]
+    fn drivers_of_fuzz_targets_take_anything(input in prop::collection::vec(any::<u8>(), 0..200)) {
+        lists::fuzz_free_list(&input);
+        lists::fuzz_sharded(&input);
+    }
+
+    #[test]
+    fn the_controller_is_bounded_whatever_happens(
+        integral in any::<i32>(), steps in prop::collection::vec((any::<u64>(), any::<u64>()), 0..100)
+    ) {
+        let mut state = Controller::from_integral(integral);
+        for (free, all) in steps {
+            let (next, batch) = state.step(free, all);
+            prop_assert!((1..=MAX_BATCH).contains(&batch));
+            prop_assert!((-1000..=1000).contains(&next.integral()));
+            state = next;
+        }
+    }
+
+    #[test]
+    fn the_controller_recovers(steps in prop::collection::vec(0_u64..=1000, 0..200), plenty in 400_u64..=1000) {
+        let mut state = Controller::default();
+        steps.into_iter().for_each(|free| state = state.step(free, 1000).0);
+        // A shortage of any length: full batches after at most ten steps of plenty, and they stay.
+        (0..10).for_each(|_| state = state.step(plenty, 1000).0);
+        for _ in 0..10 {
+            let (next, batch) = state.step(plenty, 1000);
+            prop_assert_eq!(batch, MAX_BATCH);
+            state = next;
+        }
+        // And plenty of any length is forgotten as fast.
+        let mut batch = MAX_BATCH;
+        for _ in 0..10 {
+            (state, batch) = state.step(50, 1000);
+        }
+        prop_assert_eq!(batch, 1);
+    }
+
+    #[test]
+    fn less_is_free_so_batches_are_not_larger(
+        integral in -1000_i32..=1000, more in 0_u64..=1000, less in 0_u64..=1000
+    ) {
+        let state = Controller::from_integral(integral);
+        let (less, more) = (less.min(more), less.max(more));
+        prop_assert!(state.step(less, 1000).1 <= state.step(more, 1000).1);
+    }
+}
+
+#[test]
+fn the_essays_example_of_the_controller() {
+    let mut state = Controller::default();
+    let mut batches = Vec::new();
+    for _ in 0..7 {
+        let batch;
+        (state, batch) = state.step(100, 1000);
+        batches.push(batch);
+    }
+    assert_eq!(batches, [33, 27, 21, 14, 8, 2, 1]);
+    let (state, batch) = state.step(600, 1000);
+    assert_eq!((batch, state.integral()), (64, 200));
+}

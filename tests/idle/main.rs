@@ -12,6 +12,7 @@ use pageheap::GlobalHeap;
 
 mod life;
 mod shapes;
+mod storm;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();

@@ -4,6 +4,8 @@
 //! they have growth, caches that come and go, scavenging and long runs all at once. A failing schedule is printed and
 //! can be replayed (`shuttle::replay`).
 
+mod free_lists;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;

@@ -1,0 +1,213 @@
+//! Free lists beside what else gives out objects of one size: `slab`, `sharded-slab`, `Box`; and retirement beside
+//! `seize`.
+//!
+//! `cargo bench --bench free_lists`. Each is one allocation and one freeing, unless it says otherwise.
+
+#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+use std::alloc::Layout;
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Instant;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use pageheap::arena::{ArenaConfig, FreeList, Owner, ShardedFreeList};
+
+/// A vector of the document's: 1536 floats.
+type Vector = [f32; 1536];
+
+const CONFIG: ArenaConfig = ArenaConfig::new().limit(64 << 20);
+
+fn list(layout: Layout) -> FreeList {
+    FreeList::with_config(layout, CONFIG).expect("a list")
+}
+
+fn sharded(layout: Layout) -> ShardedFreeList {
+    ShardedFreeList::with_config(layout, 8, CONFIG).expect("a list")
+}
+
+fn raw_pairs(criterion: &mut Criterion, name: &str, layout: Layout) {
+    let mut list = list(layout);
+    criterion.bench_function(&format!("free_list/{name}/shared"), |bench| {
+        bench.iter(|| {
+            let slot = black_box(list.allocate().expect("room"));
+            // SAFETY: just allocated.
+            unsafe { list.deallocate(slot.cast()) };
+        });
+    });
+    criterion.bench_function(&format!("free_list/{name}/mut"), |bench| {
+        bench.iter(|| {
+            let slot = black_box(list.allocate_mut().expect("room"));
+            // SAFETY: just allocated.
+            unsafe { list.deallocate_mut(slot.cast()) };
+        });
+    });
+    let sharded = sharded(layout);
+    let owner = sharded.owner().expect("a shard");
+    criterion.bench_function(&format!("sharded/{name}/owner"), |bench| {
+        bench.iter(|| {
+            let slot = black_box(owner.allocate().expect("room"));
+            // SAFETY: just allocated.
+            unsafe { owner.deallocate(slot.cast()) };
+        });
+    });
+    criterion.bench_function(&format!("sharded/{name}/guest"), |bench| {
+        bench.iter(|| {
+            let slot = black_box(sharded.allocate().expect("room"));
+            // SAFETY: just allocated.
+            unsafe { sharded.deallocate(slot.cast()) };
+        });
+    });
+    criterion.bench_function(&format!("rivals/{name}/malloc"), |bench| {
+        bench.iter(|| {
+            // SAFETY: the layout has bytes; freed once.
+            unsafe { std::alloc::dealloc(black_box(std::alloc::alloc(layout)), layout) };
+        });
+    });
+}
+
+fn pairs(criterion: &mut Criterion) {
+    raw_pairs(criterion, "64-bytes", Layout::from_size_align(64, 8).expect("a layout"));
+    raw_pairs(criterion, "vector", Layout::new::<Vector>());
+}
+
+/// A value of 64 bytes goes in, and out.
+fn values(criterion: &mut Criterion) {
+    let layout = Layout::new::<[u64; 8]>();
+    let (list, sharded) = (list(layout), sharded(layout));
+    let owner = sharded.owner().expect("a shard");
+    criterion.bench_function("values/free_list", |bench| {
+        bench.iter(|| black_box(list.boxed([7_u64; 8]).expect("room")));
+    });
+    criterion.bench_function("values/sharded", |bench| {
+        bench.iter(|| black_box(owner.boxed([7_u64; 8]).expect("room")));
+    });
+    criterion.bench_function("values/Box", |bench| {
+        bench.iter(|| black_box(Box::new([7_u64; 8])));
+    });
+    let mut slab = slab::Slab::with_capacity(16);
+    criterion.bench_function("values/slab", |bench| {
+        bench.iter(|| {
+            let key = black_box(slab.insert([7_u64; 8]));
+            slab.remove(key)
+        });
+    });
+    let shards = sharded_slab::Slab::new();
+    criterion.bench_function("values/sharded-slab", |bench| {
+        bench.iter(|| {
+            let key = black_box(shards.insert([7_u64; 8]).expect("room"));
+            shards.remove(key)
+        });
+    });
+}
+
+/// 1000 slots taken, then all given back: the time of one slot's part.
+fn bulk(criterion: &mut Criterion) {
+    const COUNT: usize = 1000;
+    let layout = Layout::from_size_align(64, 8).expect("a layout");
+    let (list, sharded) = (list(layout), sharded(layout));
+    let owner = sharded.owner().expect("a shard");
+    let mut held = [None; COUNT];
+    let each = |rounds: u64, mut work: Box<dyn FnMut() + '_>| {
+        let began = Instant::now();
+        (0..rounds.div_ceil(COUNT as u64)).for_each(|_| work());
+        began
+            .elapsed()
+            .mul_f64(rounds as f64 / (rounds.div_ceil(COUNT as u64) * COUNT as u64) as f64)
+    };
+    criterion.bench_function("bulk/free_list/batches-of-64", |bench| {
+        bench.iter_custom(|rounds| {
+            each(
+                rounds,
+                Box::new(|| {
+                    held.chunks_mut(64).for_each(|batch| _ = list.allocate_batch(batch));
+                    for batch in held.chunks_mut(64) {
+                        // SAFETY: just allocated.
+                        _ = unsafe { list.deallocate_batch(batch) };
+                    }
+                }),
+            )
+        });
+    });
+    criterion.bench_function("bulk/sharded/owner", |bench| {
+        bench.iter_custom(|rounds| {
+            each(
+                rounds,
+                Box::new(|| {
+                    _ = owner.allocate_batch(&mut held);
+                    // SAFETY: just allocated.
+                    _ = unsafe { owner.deallocate_batch(&mut held) };
+                }),
+            )
+        });
+    });
+    let mut boxes: Vec<Box<[u64; 8]>> = Vec::with_capacity(COUNT);
+    criterion.bench_function("bulk/Box", |bench| {
+        bench.iter_custom(|rounds| {
+            each(
+                rounds,
+                Box::new(|| {
+                    (0..COUNT).for_each(|_| boxes.push(Box::new([0; 8])));
+                    boxes.clear();
+                }),
+            )
+        });
+    });
+}
+
+/// What a writer does: a new value is published, the old one retired.
+fn exchange(owner: &Owner<'_>, place: &AtomicPtr<[u64; 8]>) {
+    let new = owner.allocate().expect("room").cast::<[u64; 8]>();
+    // SAFETY: just allocated; what is out of reach is retired.
+    unsafe {
+        new.write([7; 8]);
+        let old = place.swap(new.as_ptr(), Ordering::AcqRel);
+        if let Some(old) = NonNull::new(old) {
+            owner.retire(old.cast());
+        }
+    }
+}
+
+fn retirement(criterion: &mut Criterion) {
+    let sharded = sharded(Layout::new::<[u64; 8]>());
+    let owner = sharded.owner().expect("a shard");
+    let place = AtomicPtr::new(std::ptr::null_mut());
+    criterion.bench_function("retire/sharded/with-guard", |bench| {
+        bench.iter(|| {
+            let _guard = owner.enter();
+            exchange(&owner, &place);
+        });
+    });
+    criterion.bench_function("retire/sharded/with-bounded-guard", |bench| {
+        bench.iter(|| {
+            let _guard = owner.enter_bounded();
+            exchange(&owner, &place);
+        });
+    });
+    criterion.bench_function("retire/sharded/without", |bench| {
+        bench.iter(|| exchange(&owner, &place))
+    });
+    criterion.bench_function("retire/sharded/guard-alone", |bench| {
+        bench.iter(|| black_box(owner.enter()))
+    });
+
+    use seize::{Collector, Guard};
+    let collector = Collector::new();
+    let place: AtomicPtr<[u64; 8]> = AtomicPtr::new(Box::into_raw(Box::new([7; 8])));
+    criterion.bench_function("retire/seize/with-guard", |bench| {
+        bench.iter(|| {
+            let guard = collector.enter();
+            let new = Box::into_raw(Box::new([7_u64; 8]));
+            let old = guard.swap(&place, new, Ordering::AcqRel);
+            // SAFETY: out of reach, from a box.
+            unsafe { guard.defer_retire(old, seize::reclaim::boxed) };
+        });
+    });
+    criterion.bench_function("retire/seize/guard-alone", |bench| {
+        bench.iter(|| black_box(collector.enter()))
+    });
+}
+
+criterion_group!(benches, pairs, values, bulk, retirement);
+criterion_main!(benches);

@@ -1,0 +1,192 @@
+//! While memory goes back: nobody's page is altered, nothing is told to be zero that is not, and a system that refuses
+//! is lived with.
+
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::shapes::blocks;
+use super::*;
+
+/// Blocks of pages with a stamp in each, allocated, looked at and freed, until `stop`.
+fn stamp(stop: &AtomicBool, seed: u64) -> usize {
+    let mut random = seed | 1;
+    let mut below = move |end: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 20) as usize % end
+    };
+    let mut kept: Vec<(*mut u8, Layout, u64)> = Vec::new();
+    let mut looks = 0;
+    while !stop.load(Ordering::Relaxed) || !kept.is_empty() {
+        let grow = !stop.load(Ordering::Relaxed) && below(200) >= kept.len();
+        if grow {
+            let most = [3000, 70_000, 600_000][below(3)];
+            let layout = Layout::from_size_align(1 + below(most), 8).unwrap();
+            let (zeroed, mark) = (below(3) == 0, below(1 << 30) as u64);
+            // SAFETY: the layout is not empty; every write and read is inside the block.
+            unsafe {
+                let block = if zeroed { alloc_zeroed(layout) } else { alloc(layout) };
+                assert!(!block.is_null());
+                for at in (0..layout.size()).step_by(1024) {
+                    assert!(!zeroed || block.add(at).read() == 0, "told to be zero");
+                    block.add(at).write((mark >> (at / 1024 % 8)) as u8);
+                }
+                kept.push((block, layout, mark));
+            }
+        } else {
+            let (block, layout, mark) = kept.swap_remove(below(kept.len()));
+            // SAFETY: as above; the block is freed with its layout.
+            unsafe {
+                for at in (0..layout.size()).step_by(1024) {
+                    assert_eq!(
+                        block.add(at).read(),
+                        (mark >> (at / 1024 % 8)) as u8,
+                        "{at} of {layout:?}"
+                    );
+                    looks += 1;
+                }
+                dealloc(block, layout);
+            }
+        }
+    }
+    looks
+}
+
+/// Three threads stamp for a while, as another releases what it can.
+fn storm(time: Duration) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stop = &stop;
+        let stamping: Vec<_> = (1..4)
+            .map(|seed| scope.spawn(move || stamp(stop, seed * 0x9E37_79B9)))
+            .collect();
+        let releasing = scope.spawn(|| {
+            let mut released = 0;
+            while !stop.load(Ordering::Relaxed) {
+                released += HEAP.release(usize::MAX);
+                HEAP.scavenge(pageheap::PageCount(300));
+            }
+            released
+        });
+        thread::sleep(time);
+        stop.store(true, Ordering::Relaxed);
+        let looks: usize = stamping.into_iter().map(|thread| thread.join().unwrap()).sum();
+        println!("{looks} looks, {} MiB released", releasing.join().unwrap() >> 20);
+        assert!(looks > 1000);
+    });
+}
+
+#[test]
+fn nobodys_page_is_altered_in_a_storm_of_releases() {
+    if !is_child() {
+        return assert!(run("storm::nobodys_page_is_altered_in_a_storm_of_releases"));
+    }
+    storm(Duration::from_secs(4));
+}
+
+/// Has the system refuse `madvise` from here on, in all threads of this process made later.
+fn refuse_madvise() {
+    let part = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let filter = [
+        // The number of the call; madvise: EPERM; others: allowed.
+        part(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        part(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_madvise as u32,
+        ),
+        part(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+        ),
+        part(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    // SAFETY: a program of that length, for this thread and those it makes.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+            0
+        );
+    }
+}
+
+#[test]
+fn without_madvise_all_works_and_nothing_is_said_to_be_zero() {
+    if !is_child() {
+        return assert!(run("storm::without_madvise_all_works_and_nothing_is_said_to_be_zero"));
+    }
+    refuse_madvise();
+    drop(blocks(64 << 20, 5000));
+    storm(Duration::from_secs(2));
+    assert_eq!(HEAP.release(usize::MAX), 0);
+}
+
+#[test]
+fn locked_pages_are_not_said_to_be_zero() {
+    if !is_child() {
+        return assert!(run("storm::locked_pages_are_not_said_to_be_zero"));
+    }
+    let layout = Layout::from_size_align(512 << 10, 4096).unwrap();
+    // SAFETY: the layout is not empty; what is locked and written is the block.
+    unsafe {
+        let block = alloc(layout);
+        block.write_bytes(7, layout.size());
+        // As much as may be locked without rights; where nothing may be, there is nothing to see.
+        let locked = libc::mlock(block.add(128 << 10).cast(), 32 << 10) == 0;
+        dealloc(block, layout);
+        HEAP.release(usize::MAX);
+        for _ in 0..4 {
+            let again = alloc_zeroed(layout);
+            assert!(
+                (0..layout.size()).all(|at| again.add(at).read() == 0),
+                "locked: {locked}"
+            );
+            again.write_bytes(9, layout.size());
+            dealloc(again, layout);
+            HEAP.release(usize::MAX);
+        }
+    }
+}
+
+#[test]
+fn a_quarter_of_a_gigabyte_of_data_is_enough() {
+    if !is_child() {
+        return assert!(run("storm::a_quarter_of_a_gigabyte_of_data_is_enough"));
+    }
+    let limit = libc::rlimit {
+        rlim_cur: 256 << 20,
+        rlim_max: 256 << 20,
+    };
+    // SAFETY: a limit is read from a valid place.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);
+    let layout = Layout::from_size_align(1 << 20, 8).unwrap();
+    let fill = || {
+        // SAFETY: the layout is not empty.
+        let blocks: Vec<_> = (0..400)
+            .map(|_| unsafe { alloc(layout) })
+            .take_while(|block| !block.is_null())
+            .collect();
+        let count = blocks.len();
+        // SAFETY: freed with the layout they were allocated with.
+        blocks.into_iter().for_each(|block| unsafe { dealloc(block, layout) });
+        count
+    };
+    let (first, second) = (fill(), fill());
+    assert!((128..400).contains(&first), "{first} MiB");
+    assert!(second * 10 >= first * 8, "{first} MiB, then {second}");
+}
