@@ -92,6 +92,8 @@ pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
             .into_iter()
             .filter(|(at, _)| *at <= end)
             .map(|(at, size)| (seconds(at), size))
+            // The word of the end may be read late: what is beyond the silence is the end of the process.
+            .filter(|(at, _)| *at <= silence)
             .collect(),
         cpu_ms: cpu / 1e6,
     })
