@@ -24,14 +24,14 @@
 //! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
 //! `static`.
 
-use core::alloc::{GlobalAlloc, Layout};
+use core::alloc::Layout;
 use core::cell::Cell;
 use core::fmt;
-use core::ptr::{self, NonNull};
+use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
-use crate::guard::{self, Place, Plain};
+use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread};
 use crate::scavenge::pressure::Notice;
@@ -67,6 +67,7 @@ use pthread as local;
 
 mod exhausted;
 mod options;
+mod calls;
 
 /// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
 #[cfg(all(unix, feature = "std"))]
@@ -364,163 +365,6 @@ impl<S: Source + 'static> GlobalHeap<S> {
             Some(thread) => work(thread),
             None => work(&objects.shared()),
         }
-    }
-
-    #[inline(never)]
-    fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let objects = self.objects()?;
-        let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
-        attempt().or_else(|| self.retry(objects, layout, attempt))
-    }
-
-    #[inline(never)]
-    fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let objects = self.objects()?;
-        let attempt = || self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout));
-        attempt().or_else(|| self.retry(objects, layout, attempt))
-    }
-
-    /// # Safety
-    ///
-    /// As for [`GlobalAlloc::dealloc`].
-    #[inline(never)]
-    unsafe fn dealloc_slow(&self, memory: NonNull<u8>, layout: Layout) {
-        let Some(objects) = self.opened() else {
-            crate::fatal::abort(
-                "a block was freed before any was allocated; its address, its size",
-                memory.addr().get(),
-                layout.size(),
-            );
-        };
-        // SAFETY: the caller's promise.
-        self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
-        self.after_free(objects);
-    }
-
-    /// # Safety
-    ///
-    /// As for [`GlobalAlloc::realloc`].
-    #[inline(never)]
-    unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
-        let objects = self.objects()?;
-        let attempt = || {
-            // SAFETY: the caller's promise; what fails changes nothing.
-            self.with_thread(objects, |thread| unsafe {
-                objects.resize(thread, memory, layout, size)
-            })
-        };
-        let moved = attempt().or_else(|| {
-            let layout = Layout::from_size_align(size, layout.align()).ok()?;
-            self.retry(objects, layout, attempt)
-        });
-        self.after_free(objects);
-        moved
-    }
-
-    /// The program's hook is asked, if there is one and the layout could ever be met.
-    #[cold]
-    fn retry<R>(&self, objects: &'static Objects<S>, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
-        let possible = PageCount::holding(layout.size(), SizeClass::PAGE_SHIFT) <= objects.heap().limit();
-        self.exhausted
-            .filter(|_| possible)
-            .and_then(|hook| exhausted::retry(hook, layout, attempt))
-    }
-
-    /// With nothing held: starts the background thread, if it is time for one.
-    #[inline]
-    fn after_free(&self, objects: &'static Objects<S>) {
-        if objects.keeper().is_wanted()
-            && let Some(start) = self.background
-        {
-            start(objects);
-        }
-    }
-}
-
-#[inline(always)]
-fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
-    memory.map_or(ptr::null_mut(), NonNull::as_ptr)
-}
-
-impl<S: Source + 'static> Plain for GlobalHeap<S> {
-    #[inline(always)]
-    fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        // Fast: a slot from this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            && let Some(slot) = thread.magazine(class).pop()
-        {
-            if zeroed {
-                // SAFETY: a slot of at least as many bytes.
-                unsafe { slot.write_bytes(0, layout.size()) };
-            }
-            return NonNull::new(slot);
-        }
-        if zeroed {
-            self.alloc_zeroed_slow(layout)
-        } else {
-            self.alloc_slow(layout)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
-        // Fast: into this thread's magazine.
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && let Some(thread) = self.current()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
-        {
-            return;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, layout) };
-    }
-
-    #[inline(always)]
-    unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
-        // Fast: the slot is as good for the new size.
-        let class = SizeClass::of(layout.size(), layout.align());
-        if class.is_some() && class == SizeClass::of(size, layout.align()) {
-            return Some(memory);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.realloc_slow(memory, layout, size) }
-    }
-
-    fn place(&self, address: usize) -> Option<Place> {
-        self.opened()?.place(address)
-    }
-}
-
-// SAFETY:
-// * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
-// and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
-// compare-exchange;
-// * nothing here unwinds: what cannot go on aborts;
-// * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
-// spans.
-unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
-    #[inline]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        or_null(guard::allocate(self, layout, false))
-    }
-
-    #[inline]
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise: a block, so not null.
-        unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };
-    }
-
-    #[inline]
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        or_null(guard::allocate(self, layout, true))
-    }
-
-    #[inline]
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
-        or_null(NonNull::new(memory).and_then(|memory| unsafe { guard::resize(self, memory, layout, size) }))
     }
 }
 

@@ -49,3 +49,34 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.put_back(index);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::geometry::WORD_PAGES;
+    use crate::heap::{Config, PageHeap};
+    use crate::source::Simulated;
+    use crate::units::PageCount;
+
+    /// What the child of a fork may find: pages free that nobody was told of, and threads inside that do not exist.
+    #[test]
+    fn what_others_left_half_done_is_made_right() {
+        let pages = PageCount(3000);
+        let heap: PageHeap<Simulated> =
+            PageHeap::new(Simulated::new(4096), Config::new(64 << 20).limit(pages)).unwrap();
+        let run = heap.allocate(pages).unwrap();
+        assert!(heap.allocate(PageCount(1)).is_none());
+        // As a release does first of all.
+        let word = run.start().0 / WORD_PAGES + 40;
+        heap.set.free.give(word, 0xff00).unwrap();
+        assert!(heap.allocate(PageCount(8)).is_none(), "nobody was told");
+        core::mem::forget(heap.scavengers.enter(0));
+        heap.hold();
+        heap.recover();
+        heap.let_go();
+        assert!(heap.scavengers.calm().is_some());
+        heap.check().unwrap();
+        let found = heap.allocate(PageCount(8)).unwrap();
+        assert_eq!(found.start().0, word * WORD_PAGES + 8);
+        assert!(heap.allocate(PageCount(1)).is_none());
+    }
+}

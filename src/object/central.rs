@@ -11,22 +11,29 @@
 //! the first slot that comes back. A span all of whose slots are back is kept if it is the only one, as the spare; the
 //! next one is handed to the caller, who gives its pages to the heap of pages.
 //!
+//! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
+//! as it is: two words change under the lock, and no slot is touched. So what goes round between threads, or up and
+//! down in one, never comes to the spans. Ten batches at the most; the scavenger, and who is out of memory, empty it.
+//!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
 //! Misuse ends the process with a message that names the address, where a batch comes back: an address outside every
 //! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
 //! slot that is not out.
 
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::metadata::offset;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Table};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Table};
 use crate::units::{PageIndex, PageRun};
 
-use super::magazine::List;
+use super::magazine::{Batch, List};
 use super::size_class::{PAGE_SHIFT, SizeClass};
 use super::span::{Link, Slots, Span};
+
+/// Batches that a class keeps in store: with the rest of it two cache lines.
+const STORE: usize = 10;
 
 /// All spans of a heap, and the memory they describe.
 #[derive(Debug)]
@@ -53,10 +60,13 @@ pub struct Central {
     /// The span with room that has no slot out.
     spare: Link,
     spans: AtomicU32,
-    /// Slots out of spans: the program's and the magazines'.
+    /// Slots out of spans: the program's, the magazines' and those of the batches in store.
     out: AtomicU64,
     /// Batches taken and brought.
     visits: AtomicU64,
+    /// Batches in store, as they came: the first `stored` of these are.
+    store: [AtomicPtr<u8>; STORE],
+    stored: AtomicU32,
 }
 
 /// What a class says of itself.
@@ -64,8 +74,10 @@ pub struct Central {
 pub struct CentralState {
     /// Spans.
     pub spans: u32,
-    /// Slots out of them.
+    /// Slots out of them, those in store too.
     pub out: u64,
+    /// Slots of the batches in store.
+    pub stored: u64,
     /// Batches taken and brought.
     pub visits: u64,
 }
@@ -81,6 +93,7 @@ impl Spans {
     }
 
     /// How many pages the table reaches now.
+    #[inline]
     pub fn covered(&self) -> usize {
         // Acquire: pairs with the release where it is raised; the entries below are prepared.
         self.covered.load(Ordering::Acquire)
@@ -135,6 +148,17 @@ impl Spans {
         }
     }
 
+    /// The number of the slot at `address` if it is one of this span.
+    #[inline]
+    fn number_in(&self, class: SizeClass, span: PageIndex, address: *mut u8) -> Option<u32> {
+        let offset = address.addr().wrapping_sub(self.slot(class, span, 0).addr());
+        if offset < class.pages() << PAGE_SHIFT {
+            class.slot_at(offset)
+        } else {
+            None
+        }
+    }
+
     /// Makes `run`, which is covered and nobody else's, a span. Under the lock of the class.
     fn enter(&self, class: SizeClass, run: PageRun) {
         for back in 0..run.pages().0 {
@@ -168,7 +192,38 @@ impl Central {
             spans: AtomicU32::new(0),
             out: AtomicU64::new(0),
             visits: AtomicU64::new(0),
+            store: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            stored: AtomicU32::new(0),
         }
+    }
+
+    /// Takes a batch out of the store. O(1).
+    pub fn take_batch(&self) -> Option<Batch> {
+        let _guard = self.lock.lock();
+        // Relaxed, here and below: under the lock.
+        let last = self.stored.load(Ordering::Relaxed).checked_sub(1)?;
+        self.stored.store(last, Ordering::Relaxed);
+        add(&self.visits, 1);
+        let head = NonNull::new(self.store.get(last as usize)?.load(Ordering::Relaxed))?;
+        // SAFETY: `store_batch` put it there, and it is in store no more.
+        Some(unsafe { Batch::from_raw(head) })
+    }
+
+    /// Puts a batch of the class in store. O(1).
+    ///
+    /// # Errors
+    /// The batch, if the store is full.
+    pub fn store_batch(&self, batch: Batch) -> Result<(), Batch> {
+        let _guard = self.lock.lock();
+        // Relaxed, here and below: under the lock.
+        let stored = self.stored.load(Ordering::Relaxed);
+        let Some(place) = self.store.get(stored as usize) else {
+            return Err(batch);
+        };
+        place.store(batch.into_raw().as_ptr(), Ordering::Relaxed);
+        self.stored.store(stored + 1, Ordering::Relaxed);
+        add(&self.visits, 1);
+        Ok(())
     }
 
     /// Takes up to `wanted` slots. Fewer, or none, if the spans have no more.
@@ -209,14 +264,23 @@ impl Central {
         let mut leaving = None;
         let count = list.len();
         let _guard = self.lock.lock();
-        while let Some(slot) = list.pop() {
-            let (span, number) = spans.locate(class, slot);
+        let mut next = list.pop();
+        while let Some(mut slot) = next {
+            let (span, mut number) = spans.locate(class, slot);
             let entry = spans.entry(span);
             let mut slots = entry.slots();
             let was_full = slots.used == class.slots();
-            let link = slots.list(span, number);
-            // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for them.
-            unsafe { slot.cast::<u32>().write(link) };
+            // Neighbours are often freed together.
+            next = loop {
+                let link = slots.list(span, number);
+                // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for them.
+                unsafe { slot.cast::<u32>().write(link) };
+                let Some(other) = list.pop() else { break None };
+                match spans.number_in(class, span, other) {
+                    Some(other_number) => (slot, number) = (other, other_number),
+                    None => break Some(other),
+                }
+            };
             entry.set_slots(slots);
             if was_full {
                 self.link_first(spans, span);
@@ -285,9 +349,10 @@ impl Central {
     }
 
     /// What the class says of itself, read from anywhere: a moment's picture.
-    pub fn state(&self) -> CentralState {
+    pub fn state(&self, class: SizeClass) -> CentralState {
         // Relaxed: statistics.
         CentralState {
+            stored: u64::from(self.stored.load(Ordering::Relaxed)) * u64::from(class.batch()),
             spans: self.spans.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
             visits: self.visits.load(Ordering::Relaxed),

@@ -84,7 +84,7 @@ impl<S: Source + 'static> Objects<S> {
                 self.check_span(class, page, &mut found)?;
             }
         }
-        let (state, mut listed) = (self.central(class).state(), 0);
+        let (state, mut listed) = (self.central(class).state(class), 0);
         self.central(class).for_each_with_room(&self.spans, |_, _| listed += 1);
         if (u64::from(state.spans), state.out, listed) == (found.spans, found.out, found.room) {
             return Ok(());

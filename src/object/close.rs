@@ -11,7 +11,6 @@ use core::ptr::{self, NonNull};
 
 use crate::heap::PageHeap;
 use crate::source::{Purpose, Source};
-use crate::units::PageRun;
 
 use super::magazine::List;
 use super::size_class::SizeClass;
@@ -69,14 +68,10 @@ impl<S: Source + 'static> Objects<S> {
                 // SAFETY: a slot of this class that nobody uses any more.
                 unsafe { structures.push(ptr::from_ref(thread).cast_mut().cast()) };
             });
-            self.give_slots(&shared, class, structures);
+            self.give_slots(shared.cache(), class, structures);
         }
         self.flush(&shared);
-        for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-                self.free_run(&shared, PageRun::known(spare.0, class.pages()));
-            }
-        }
+        self.empty_stores(shared.cache());
         self.flush(&shared);
     }
 }

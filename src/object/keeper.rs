@@ -21,7 +21,7 @@ use crate::heap::Clock;
 use crate::scavenge::pressure::Notice;
 use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, wake};
-use crate::units::{PageCount, PageRun};
+use crate::units::PageCount;
 
 use super::Objects;
 use super::size_class::{PAGE_BYTES, SizeClass};
@@ -147,19 +147,16 @@ impl<S: Source + 'static> Objects<S> {
 
     /// A number that changes whenever slots go between threads and classes.
     fn activity(&self) -> u64 {
-        let visits = SizeClass::all().map(|class| self.central(class).state().visits);
+        let visits = SizeClass::all().map(|class| self.central(class).state(class).visits);
         visits.fold(0, u64::wrapping_add)
     }
 
-    /// Gives pages that lie in store back to the heap: spare spans, and what the shared thread keeps.
+    /// Gives what lies in store back to the heap: batches, spare spans, and what the shared thread keeps.
     fn trim(&self) {
         if let Some(guard) = self.shared.try_lock() {
             self.flush(&self.hold_shared(guard));
         }
-        for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-                self.give_pages(None, PageRun::known(spare.0, class.pages()));
-            }
-        }
+        self.empty_stores(None);
+        self.seize_shelves();
     }
 }

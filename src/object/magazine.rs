@@ -2,24 +2,27 @@
 //!
 //! ```text
 //!   magazine   head ──▶ slot ──▶ slot ──▶ slot ──▶ ∅        linked through the first word of each free slot
-//!              count 3, room 8
+//!              left 5, room 8
+//!              spare ──▶ slot ──▶ … 128 of them … ──▶ ∅     a whole batch, or none
 //! ```
 //!
 //! Allocating pops, freeing pushes, whoever the slot came from: no lock, no atomic operation, three words touched.
-//! Where it is empty it is filled from its class with half the slots it has room for; where it is full the half freed
-//! longest ago goes back. So a thread that only allocates, one that only frees, and one that does both by turns all go
-//! to the class at most once in half a magazine.
 //!
-//! **Room** begins small and doubles with every such visit, up to 256 slots or 64 KiB (four slots of the largest
-//! class): a thread that lives for a moment takes little, one that works hard seldom waits.
+//! **Room** begins at 4 slots and doubles with each visit to the class, up to a batch: 128 slots or 64 KiB (four slots
+//! of the largest). A thread that lives for a moment takes little.
+//!
+//! **The spare** (J. Bonwick's second magazine) comes in where a magazine has room for a batch. Full: it becomes the
+//! spare, and the spare before, a batch and known to be, goes to the class as it is. Empty: the spare takes its place;
+//! where there is none a batch comes from the class as it is. So nobody walks a list to cut it in two, and a thread
+//! that allocates and frees by turns goes to the class once in a batch at the most.
 //!
 //! A magazine belongs to one thread. Only the count may be read by others, for statistics.
 
 use core::cell::Cell;
-use core::ptr;
+use core::ptr::{self, NonNull};
 
 use crate::fatal;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 
 use super::size_class::SizeClass;
 
@@ -80,15 +83,47 @@ impl List {
 // A slot holds a pointer.
 const _: () = assert!(size_of::<*mut u8>() <= 8);
 
+/// A batch: as many slots of a class as [`SizeClass::batch`] says, on a string. Whoever has it owns the slots.
+#[derive(Debug)]
+pub struct Batch {
+    head: NonNull<u8>,
+}
+
+impl Batch {
+    /// The batch that [`into_raw`](Self::into_raw) gave.
+    ///
+    /// # Safety
+    ///
+    /// It did, and nobody else makes one of it.
+    pub const unsafe fn from_raw(head: NonNull<u8>) -> Self {
+        Self { head }
+    }
+
+    /// Its first slot, to be kept where there is room for a pointer only.
+    pub const fn into_raw(self) -> NonNull<u8> {
+        self.head
+    }
+
+    /// As a list.
+    pub fn into_list(self, class: SizeClass) -> List {
+        List {
+            head: self.head.as_ptr(),
+            count: class.batch(),
+        }
+    }
+}
+
 /// A thread's free slots of one class. All-zero bytes: empty, and without room.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Magazine {
-    /// The first slot, or null. I12: `count` slots hang from here, each this magazine's own.
+    /// The first slot, or null. I12: `room − left` slots hang from here, each this magazine's own.
     head: Cell<*mut u8>,
-    count: AtomicU32,
-    /// I13: count ≤ room.
-    room: Cell<u32>,
+    /// How many more slots it takes. I13: left ≤ room ≤ a batch.
+    left: AtomicU32,
+    room: AtomicU32,
+    /// A batch of slots, each this magazine's own, or null.
+    spare: AtomicPtr<u8>,
 }
 
 impl Magazine {
@@ -101,7 +136,7 @@ impl Magazine {
         }
         // SAFETY: a slot in the magazine is its own and was written by `push` or came on a list (I12).
         self.head.set(unsafe { slot.cast::<*mut u8>().read() });
-        self.set_count(self.count().wrapping_sub(1));
+        self.set_left(self.left().wrapping_add(1));
         Some(slot)
     }
 
@@ -113,80 +148,127 @@ impl Magazine {
     #[inline(always)]
     #[must_use]
     pub unsafe fn push(&self, slot: *mut u8) -> bool {
-        let count = self.count();
-        if count >= self.room.get() {
+        let (head, left) = (self.head.get(), self.left());
+        if slot == head {
+            // Or null, which nobody may free: not for here.
             return false;
         }
-        if count > 0 && slot == self.head.get() {
-            fatal::abort(
-                "block freed twice in a row; its address, blocks held",
-                slot.addr(),
-                count as usize,
-            );
+        if left == 0 {
+            return false;
         }
         // SAFETY: as in `List::push`.
-        unsafe { slot.cast::<*mut u8>().write(self.head.get()) };
+        unsafe { slot.cast::<*mut u8>().write(head) };
         self.head.set(slot);
-        self.set_count(count + 1);
+        self.set_left(left - 1);
         true
     }
 
-    /// How many slots. May be read by anybody; outside the owning thread it is a moment's picture.
+    /// Aborts if the slot is the one freed last: `push` does not take that in.
+    pub fn refuse_twice(&self, slot: NonNull<u8>, class: SizeClass) {
+        if slot.as_ptr() == self.head.get() {
+            fatal::abort(
+                "block freed twice in a row; its address, blocks held",
+                slot.addr().get(),
+                self.count(class) as usize,
+            );
+        }
+    }
+
     #[inline(always)]
-    pub fn count(&self) -> u32 {
+    fn left(&self) -> u32 {
         // Relaxed: one writer, and nothing depends on what others read.
-        self.count.load(Ordering::Relaxed)
+        self.left.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
-    fn set_count(&self, count: u32) {
-        // Relaxed: as in `count`.
-        self.count.store(count, Ordering::Relaxed);
+    fn set_left(&self, left: u32) {
+        // Relaxed: as in `left`.
+        self.left.store(left, Ordering::Relaxed);
     }
 
-    /// Makes room for twice as much, up to two batches. How many slots half of it is.
+    fn room(&self) -> u32 {
+        // Relaxed: as in `left`.
+        self.room.load(Ordering::Relaxed)
+    }
+
+    /// How many slots. May be read by anybody; outside the owning thread it is a moment's picture.
+    pub fn count(&self, class: SizeClass) -> u32 {
+        // Relaxed: as in `left`.
+        let spare = if self.spare.load(Ordering::Relaxed).is_null() {
+            0
+        } else {
+            class.batch()
+        };
+        self.room().saturating_sub(self.left()) + spare
+    }
+
+    /// Whether it has room for a batch: then batches come and go.
+    pub fn is_wide(&self, class: SizeClass) -> bool {
+        self.room() == class.batch()
+    }
+
+    /// Makes room for twice as much, up to a batch. How much it is.
     pub fn widen(&self, class: SizeClass) -> u32 {
-        let room = (self.room.get() * 2).max(FIRST_ROOM).min(2 * class.batch());
-        self.room.set(room);
-        room / 2
+        let room = self.room();
+        let wider = (room * 2).max(FIRST_ROOM).min(class.batch());
+        // Relaxed: as in `left`.
+        self.room.store(wider, Ordering::Relaxed);
+        self.set_left(self.left() + (wider - room));
+        wider
     }
 
-    /// Hangs a list in. The magazine must be empty.
+    /// Empty: puts the spare in its place. Whether there was one.
+    pub fn unwrap_spare(&self) -> bool {
+        debug_assert!(self.head.get().is_null());
+        match self.take_spare() {
+            Some(batch) => {
+                self.load(batch);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes the spare out.
+    pub fn take_spare(&self) -> Option<Batch> {
+        // Relaxed, twice: one writer, and nothing depends on what others read.
+        let head = self.spare.load(Ordering::Relaxed);
+        self.spare.store(ptr::null_mut(), Ordering::Relaxed);
+        NonNull::new(head).map(|head| Batch { head })
+    }
+
+    /// Wide and full: becomes the spare, for which there must be room.
+    pub fn set_aside(&self) {
+        debug_assert_eq!(self.left(), 0);
+        let head = self.head.replace(ptr::null_mut());
+        // Relaxed: as in `left`.
+        self.spare.store(head, Ordering::Relaxed);
+        self.set_left(self.room());
+    }
+
+    /// Empty and wide: takes a batch in.
+    pub fn load(&self, batch: Batch) {
+        debug_assert!(self.head.get().is_null());
+        self.head.set(batch.head.as_ptr());
+        self.set_left(0);
+    }
+
+    /// Hangs a list in. The magazine must be empty, and have room for it.
     pub fn fill(&self, list: List) {
-        debug_assert!(self.head.get().is_null() && list.count <= self.room.get());
+        debug_assert!(self.head.get().is_null() && list.count <= self.room());
         self.head.set(list.head);
-        self.set_count(list.count);
+        self.set_left(self.room() - list.count);
     }
 
-    /// Takes out all but the `keep` slots freed last.
-    pub fn cut(&self, keep: u32) -> List {
-        let count = self.count();
-        if keep == 0 || keep >= count {
-            return if keep == 0 { self.empty() } else { List::new() };
-        }
-        let mut last = self.head.get();
-        for _ in 1..keep {
-            // SAFETY: fewer steps than slots hang there (I12).
-            last = unsafe { last.cast::<*mut u8>().read() };
-        }
-        // SAFETY: `last` is the magazine's slot number `keep`, of more.
-        let head = unsafe { last.cast::<*mut u8>().replace(ptr::null_mut()) };
-        self.set_count(keep);
-        List {
-            head,
-            count: count - keep,
-        }
-    }
-
-    /// Takes everything out, and the room away.
+    /// Takes everything out but the spare, and the room away.
     pub fn empty(&self) -> List {
         let list = List {
-            head: self.head.get(),
-            count: self.count(),
+            head: self.head.replace(ptr::null_mut()),
+            count: self.room() - self.left(),
         };
-        self.head.set(ptr::null_mut());
-        self.set_count(0);
-        self.room.set(0);
+        // Relaxed: as in `left`.
+        self.room.store(0, Ordering::Relaxed);
+        self.set_left(0);
         list
     }
 }

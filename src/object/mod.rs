@@ -42,11 +42,13 @@ mod span;
 mod magazine;
 mod central;
 mod presence;
+mod shelf;
 mod thread;
 mod tables;
 mod stats;
 mod snapshot;
 mod check;
+mod run;
 mod keeper;
 mod close;
 mod fork;
@@ -62,16 +64,15 @@ pub use thread::{Owner, Thread};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
-use crate::fatal;
 use crate::geometry::WORD_PAGES;
 use crate::guard::Place;
-use crate::heap::{self, Allocation, Config, PageHeap};
+use crate::heap::{self, Config, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
-use magazine::List;
+use magazine::{List, Magazine};
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 use thread::Register;
@@ -94,6 +95,8 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
+    /// Not 0 while shelves are being seized; see `shelf.rs`.
+    seizing: AtomicU32,
     keeper: Keeper,
     kin: Kin,
 }
@@ -166,6 +169,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
+                seizing: AtomicU32::new(0),
                 keeper,
                 kin: Kin::default(),
             });
@@ -253,12 +257,16 @@ impl<S: Source + 'static> Objects<S> {
         Shared { thread, _guard: guard }
     }
 
-    /// Gives back all that a thread keeps: its slots to their classes, its pages to the heap.
+    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
     pub fn flush(&self, thread: &Thread) {
         for class in SizeClass::all() {
-            let list = thread.magazine(class).empty();
-            self.give_slots(thread, class, list);
+            let magazine = thread.magazine(class);
+            if let Some(batch) = magazine.take_spare() {
+                self.give_slots(thread.cache(), class, batch.into_list(class));
+            }
+            self.give_slots(thread.cache(), class, magazine.empty());
         }
+        self.clear_shelf(thread);
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
@@ -272,13 +280,22 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         self.flush(thread);
-        for class in SizeClass::all() {
-            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-                self.free_run(thread, PageRun::known(spare.0, class.pages()));
-            }
-        }
+        self.empty_stores(thread.cache());
+        self.seize_shelves();
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
+        }
+    }
+
+    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.
+    fn empty_stores(&self, cache: Option<usize>) {
+        for class in SizeClass::all() {
+            while let Some(batch) = self.central(class).take_batch() {
+                self.give_slots(cache, class, batch.into_list(class));
+            }
+            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+                self.give_pages(cache, PageRun::known(spare.0, class.pages()));
+            }
         }
     }
 
@@ -297,9 +314,7 @@ impl<S: Source + 'static> Objects<S> {
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
-            None => self
-                .allocate_run(thread, layout)
-                .map(|run| self.heap.address(run.run.start())),
+            None => self.allocate_large(thread, layout),
         }
     }
 
@@ -323,9 +338,7 @@ impl<S: Source + 'static> Objects<S> {
     fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
         let magazine = thread.magazine(class);
         let slot = magazine.pop().or_else(|| {
-            self.heed_calls(thread);
-            let list = self.take_slots(thread.cache(), class, magazine.widen(class));
-            magazine.fill(list);
+            self.refill(thread, magazine, class);
             magazine.pop()
         });
         let slot = slot.or_else(|| {
@@ -335,22 +348,35 @@ impl<S: Source + 'static> Objects<S> {
         NonNull::new(slot?)
     }
 
-    fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
-        let pages = PageCount::holding(layout.size().max(1), PAGE_SHIFT);
-        if pages > self.heap.limit() {
-            return None;
+    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans.
+    fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        if magazine.unwrap_spare() {
+            return;
         }
-        let attempt = || {
-            if layout.align() <= PAGE_BYTES {
-                self.pages(thread.cache(), pages)
-            } else {
-                self.heap.allocate_aligned(pages, layout.align())
-            }
-        };
-        attempt().or_else(|| {
-            self.reclaim(thread);
-            attempt()
-        })
+        self.heed_calls(thread);
+        if magazine.is_wide(class)
+            && let Some(batch) = self.central(class).take_batch()
+        {
+            magazine.load(batch);
+            return;
+        }
+        let room = magazine.widen(class);
+        magazine.fill(self.take_slots(thread.cache(), class, room));
+    }
+
+    /// Makes room in a full magazine.
+    fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        self.heed_calls(thread);
+        if !magazine.is_wide(class) {
+            magazine.widen(class);
+            return;
+        }
+        if let Some(batch) = magazine.take_spare()
+            && let Err(batch) = self.central(class).store_batch(batch)
+        {
+            self.give_slots(thread.cache(), class, batch.into_list(class));
+        }
+        magazine.set_aside();
     }
 
     /// Up to `wanted` slots of a class, from its spans or a new one. None if there is no memory for one.
@@ -395,52 +421,25 @@ impl<S: Source + 'static> Objects<S> {
     /// It was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            self.free_run(thread, self.run_of(memory, layout.size()));
+            self.free_large(thread, memory, layout);
             return;
         };
         let magazine = thread.magazine(class);
         // SAFETY: the caller's promise: the slot is given up, and of this class.
         while !unsafe { magazine.push(memory.as_ptr()) } {
-            self.heed_calls(thread);
-            let count = magazine.count();
-            let half = magazine.widen(class);
-            if half <= count / 2 {
-                // As wide as it gets, and full.
-                self.give_slots(thread, class, magazine.cut(half));
-            }
+            magazine.refuse_twice(memory, class);
+            self.make_room(thread, magazine, class);
         }
     }
 
-    /// The run of pages that `size` bytes at `memory` are. Aborts if no run begins there, or if its first or last page
-    /// is a span's.
-    fn run_of(&self, memory: NonNull<u8>, size: usize) -> PageRun {
-        let address = memory.addr().get();
-        let Some(run) = self.heap.run_of(memory.as_ptr(), size.max(1)) else {
-            fatal::abort(
-                "a large block was freed that is not of this heap; its address, its size",
-                address,
-                size,
-            );
-        };
-        let in_span = |page: usize| page < self.spans.covered() && self.span_at(PageIndex(page)).is_some();
-        if in_span(run.start().0) || in_span(run.end().0 - 1) {
-            fatal::abort(
-                "a block was freed as a large one, with the wrong layout; its address, its size",
-                address,
-                size,
-            );
-        }
-        run
-    }
-
-    fn give_slots(&self, thread: &Thread, class: SizeClass, list: List) {
+    fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) {
         if list.is_empty() {
             return;
         }
         let mut leaving = self.central(class).give(&self.spans, class, list);
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
-            self.free_run(thread, PageRun::known(span.0, class.pages()));
+            self.free_run(cache, PageRun::known(span.0, class.pages()));
         }
     }
 
@@ -468,7 +467,7 @@ impl<S: Source + 'static> Objects<S> {
             SizeClass::of(size, layout.align()),
         ) {
             (Some(old), Some(new)) if old == new => return Some(memory),
-            (None, None) if self.resize_run(thread, memory, layout.size(), size) => return Some(memory),
+            (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
             _ => {}
         }
         let moved = self.allocate(thread, new)?;
@@ -478,67 +477,6 @@ impl<S: Source + 'static> Objects<S> {
             self.free(thread, memory, layout);
         }
         Some(moved)
-    }
-
-    /// Makes a run shorter or longer where it is, if it can be.
-    fn resize_run(&self, thread: &Thread, memory: NonNull<u8>, old: usize, new: usize) -> bool {
-        let (run, to) = (self.run_of(memory, old), PageCount::holding(new.max(1), PAGE_SHIFT));
-        if to > run.pages() {
-            // The heap does not grow for a run that something stands behind.
-            let reach = run.start().0.saturating_add(to.0);
-            let room =
-                reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
-            return room && self.grow_run(thread, run, to);
-        }
-        if let Some((_, tail)) = run.split_at(to) {
-            self.free_run(thread, tail);
-        }
-        true
-    }
-
-    /// Makes a run longer where it is. The pages behind it may be in the thread's own cache.
-    fn grow_run(&self, thread: &Thread, run: PageRun, to: PageCount) -> bool {
-        let grow = || self.heap.grow_in_place(run, to).is_some();
-        grow()
-            || thread.cache().is_some_and(|cache| {
-                let cache = self.heap.cache_at(cache);
-                let held = cache.holds(run.end());
-                if held {
-                    cache.flush();
-                }
-                held && grow()
-            })
-    }
-
-    // ---- pages
-    // --------------------------------------------------------------------------------------------------------------
-
-    /// A run of pages: through a cache if there is one.
-    #[inline]
-    fn pages(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
-        match cache {
-            Some(cache) => self.heap.cache_at(cache).allocate_tracked(pages),
-            None => self.heap.allocate_tracked(pages),
-        }
-    }
-
-    fn free_run(&self, thread: &Thread, run: PageRun) {
-        self.give_pages(thread.cache(), run);
-    }
-
-    #[inline]
-    fn give_pages(&self, cache: Option<usize>, run: PageRun) {
-        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
-        // unmade.
-        unsafe {
-            match cache {
-                Some(cache) => self.heap.cache_at(cache).free(run),
-                None => self.heap.free(run),
-            }
-        }
-        if self.keeper.is_away() {
-            self.keeper.count(run.pages().0);
-        }
     }
 
     /// Every thread's structure, the shared one too. Only the counts of its magazines may be read.
@@ -571,7 +509,7 @@ impl<S: Source + 'static> Objects<S> {
     pub fn usable_size(layout: Layout) -> usize {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => class.bytes(),
-            None => layout.size().saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1),
+            None => shelf::pages_for(layout).0.saturating_mul(PAGE_BYTES),
         }
     }
 

@@ -34,7 +34,7 @@ pub struct ClassStats {
     pub span_pages: usize,
     /// Slots that the program has.
     pub live: usize,
-    /// Free slots in magazines of threads.
+    /// Free slots in magazines of threads, and in the class's store.
     pub cached: usize,
     /// Free slots in the spans.
     pub free: usize,
@@ -84,7 +84,7 @@ enum Kind {
 type Figure = (&'static str, &'static str, Kind, u64);
 
 /// Names, and what they mean.
-const GAUGES: [(&str, &str); 13] = [
+const GAUGES: [(&str, &str); 15] = [
     ("resident_bytes", "Resident memory of the process, by the system"),
     ("backed_bytes", "Pages with memory behind them"),
     ("peak_backed_bytes", "The most of them there ever were"),
@@ -96,6 +96,8 @@ const GAUGES: [(&str, &str); 13] = [
     ("released_bytes", "Pages free or cached without memory"),
     ("span_bytes", "Pages cut into slots"),
     ("magazine_bytes", "Free slots in magazines of threads"),
+    ("stored_bytes", "Free slots in stores of classes"),
+    ("shelf_bytes", "Free runs on shelves of threads"),
     ("metadata_bytes", "The heap's own tables, prepared"),
     ("threads", "Threads with a structure of their own"),
 ];
@@ -173,6 +175,8 @@ impl Snapshot {
             bytes(pages.scavenged),
             bytes(stats.span_pages),
             stats.magazine_bytes as u64,
+            stats.stored_bytes as u64,
+            (stats.shelf_pages.0 * stats.pages.page_bytes) as u64,
             pages.metadata_bytes as u64,
             stats.threads as u64,
         ];
@@ -301,11 +305,12 @@ impl<S: Source + 'static> Objects<S> {
         let mut cached = [0; CLASSES];
         self.for_each_thread(|thread| {
             for class in SizeClass::all() {
-                cached[class.index()] += thread.magazine(class).count() as usize;
+                cached[class.index()] += thread.magazine(class).count(class) as usize;
             }
         });
         for class in SizeClass::all() {
-            let (state, index) = (self.central(class).state(), class.index());
+            let (state, index) = (self.central(class).state(class), class.index());
+            cached[index] += state.stored as usize;
             let (out, spans) = (state.out as usize, state.spans as usize);
             classes[index] = ClassStats {
                 slot_bytes: class.bytes(),

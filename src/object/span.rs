@@ -115,13 +115,15 @@ impl Span {
 
     /// Enters the page in a span of `class` that begins `back` pages before it; all slots are fresh.
     pub fn enter(&self, class: SizeClass, back: usize) {
-        self.set_slots(Slots {
-            used: 0,
-            listed: 0,
-            fresh: 0,
-        });
-        self.before.set(None);
-        self.behind.set(None);
+        if back == 0 {
+            self.set_slots(Slots {
+                used: 0,
+                listed: 0,
+                fresh: 0,
+            });
+            self.before.set(None);
+            self.behind.set(None);
+        }
         let tag = (class.index() as u32 + 1) << BACK_BITS | back as u32;
         // Relaxed: nobody has a slot of the span yet; see `tag`.
         self.tag.store(tag, Ordering::Relaxed);

@@ -25,6 +25,10 @@ pub struct GlobalStats {
     pub slot_bytes: usize,
     /// Free slots in the magazines of threads.
     pub magazine_bytes: usize,
+    /// Pages of runs on threads' shelves: free, and kept for the next large block.
+    pub shelf_pages: PageCount,
+    /// Free slots in the stores of classes.
+    pub stored_bytes: usize,
     /// Batches that went between magazines and classes.
     pub batches: u64,
     /// Threads that have a structure of their own at the moment.
@@ -37,7 +41,11 @@ impl GlobalStats {
     /// Bytes in blocks of the program, rounded up to slots and pages.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
-        let large = self.pages.in_use.0.saturating_sub(self.span_pages.0);
+        let large = self
+            .pages
+            .in_use
+            .0
+            .saturating_sub(self.span_pages.0 + self.shelf_pages.0);
         large * self.pages.page_bytes + self.slot_bytes
     }
 }
@@ -63,18 +71,22 @@ impl<S: Source + 'static> Objects<S> {
             ..GlobalStats::default()
         };
         for class in SizeClass::all() {
-            let state = self.central(class).state();
+            let state = self.central(class).state(class);
             stats.spans += state.spans as usize;
             stats.span_pages.0 += state.spans as usize * class.pages();
             stats.slot_bytes += state.out as usize * class.bytes();
+            stats.stored_bytes += state.stored as usize * class.bytes();
             stats.batches += state.visits;
         }
         self.for_each_thread(|thread| {
+            stats.shelf_pages.0 += thread.shelf().pages().0;
             for class in SizeClass::all() {
-                stats.magazine_bytes += thread.magazine(class).count() as usize * class.bytes();
+                stats.magazine_bytes += thread.magazine(class).count(class) as usize * class.bytes();
             }
         });
-        stats.slot_bytes = stats.slot_bytes.saturating_sub(stats.magazine_bytes);
+        stats.slot_bytes = stats
+            .slot_bytes
+            .saturating_sub(stats.magazine_bytes + stats.stored_bytes);
         (stats.threads, stats.thread_structures) = self.register.counts();
         let (prepare, bytes) = self.tables.state(&self.spans);
         stats.pages.calls.prepare += prepare;
@@ -99,9 +111,10 @@ impl fmt::Display for GlobalStats {
         )?;
         writeln!(
             f,
-            "magazines {:>9} bytes, {} batches",
-            self.magazine_bytes, self.batches
+            "magazines {:>9} bytes, in store {} bytes, {} batches",
+            self.magazine_bytes, self.stored_bytes, self.batches
         )?;
+        writeln!(f, "shelves   {:>9} pages", self.shelf_pages.0)?;
         write!(
             f,
             "threads   {:>9}   of {} structures",

@@ -14,11 +14,11 @@
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use crate::fatal;
 use crate::sync::{AtomicUsize, Lock, Ordering};
 
 use super::magazine::Magazine;
 use super::presence::{Presence, Process};
+use super::shelf::Shelf;
 use super::size_class::{CLASSES, SizeClass};
 
 /// What can be asked of a thread's structure before it is known whose it is.
@@ -55,6 +55,7 @@ pub struct Thread {
     /// The user's word that it is there.
     presence: Presence,
     magazines: [Magazine; CLASSES],
+    shelf: Shelf,
 }
 
 impl Owner {
@@ -77,10 +78,14 @@ impl Thread {
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
-        match self.magazines.get(class.index()) {
-            Some(magazine) => magazine,
-            None => fatal::abort("no such size class", class.index(), CLASSES),
-        }
+        // SAFETY: a class's number is less than CLASSES (I9).
+        unsafe { self.magazines.get_unchecked(class.index()) }
+    }
+
+    /// The thread's shelf.
+    #[inline(always)]
+    pub fn shelf(&self) -> &Shelf {
+        &self.shelf
     }
 
     /// The slot of the thread's cache of pages.
@@ -232,8 +237,9 @@ impl Register {
             }
             for magazine in &thread.magazines {
                 // Not looked at: it may be half changed.
-                let _lost = magazine.empty();
+                let _lost = (magazine.take_spare(), magazine.empty());
             }
+            thread.shelf.forget();
             if let Some(cache) = thread.cache() {
                 thread.set_cache(None);
                 forget(cache);

@@ -1,0 +1,217 @@
+//! What a program calls: the fast way, inlined into it, and the slow one behind.
+//!
+//! ```text
+//!   take ── a class? ── this thread's? ── a slot in the magazine? ──▶ it             ~30 instructions
+//!             │ large      │ no               │ empty
+//!             ▼            └──────────────────┴─▶ slow: `Objects`, with this thread's structure or the shared one
+//!           shelf ─▶ slow
+//! ```
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::{self, NonNull};
+
+use crate::guard::{self, Place, Plain};
+use crate::object::{Objects, SizeClass};
+use crate::source::Source;
+use crate::units::PageCount;
+
+use super::{GlobalHeap, exhausted};
+
+impl<S: Source + 'static> GlobalHeap<S> {
+    /// From this thread's shelf, if there is such a run there.
+    #[inline(never)]
+    fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if !zeroed
+            && let Some(thread) = self.current()
+            && let Some(objects) = self.opened()
+            && let Some(memory) = objects.take_from_shelf(thread, layout)
+        {
+            return Some(memory);
+        }
+        self.take_slow(layout, zeroed)
+    }
+
+    /// Onto this thread's shelf, if there is room.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
+    #[inline(never)]
+    unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
+        if let Some(thread) = self.current()
+            && let Some(objects) = self.opened()
+            && objects.put_on_shelf(thread, memory, layout)
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    #[cold]
+    fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if zeroed {
+            self.alloc_zeroed_slow(layout)
+        } else {
+            self.alloc_slow(layout)
+        }
+    }
+
+    #[inline(never)]
+    fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let objects = self.objects()?;
+        let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
+        attempt().or_else(|| self.retry(objects, layout, attempt))
+    }
+
+    #[inline(never)]
+    fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let objects = self.objects()?;
+        let attempt = || self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout));
+        attempt().or_else(|| self.retry(objects, layout, attempt))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
+    #[inline(never)]
+    unsafe fn dealloc_slow(&self, memory: NonNull<u8>, layout: Layout) {
+        let Some(objects) = self.opened() else {
+            crate::fatal::abort(
+                "a block was freed before any was allocated; its address, its size",
+                memory.addr().get(),
+                layout.size(),
+            );
+        };
+        // SAFETY: the caller's promise.
+        self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
+        self.after_free(objects);
+    }
+
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::realloc`].
+    #[inline(never)]
+    unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        let objects = self.objects()?;
+        let attempt = || {
+            // SAFETY: the caller's promise; what fails changes nothing.
+            self.with_thread(objects, |thread| unsafe {
+                objects.resize(thread, memory, layout, size)
+            })
+        };
+        let moved = attempt().or_else(|| {
+            let layout = Layout::from_size_align(size, layout.align()).ok()?;
+            self.retry(objects, layout, attempt)
+        });
+        self.after_free(objects);
+        moved
+    }
+
+    /// The program's hook is asked, if there is one and the layout could ever be met.
+    #[cold]
+    fn retry<R>(&self, objects: &'static Objects<S>, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
+        let possible = PageCount::holding(layout.size(), SizeClass::PAGE_SHIFT) <= objects.heap().limit();
+        self.exhausted
+            .filter(|_| possible)
+            .and_then(|hook| exhausted::retry(hook, layout, attempt))
+    }
+
+    /// With nothing held: starts the background thread, if it is time for one.
+    #[inline]
+    fn after_free(&self, objects: &'static Objects<S>) {
+        if objects.keeper().is_wanted()
+            && let Some(start) = self.background
+        {
+            start(objects);
+        }
+    }
+}
+
+#[inline(always)]
+fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
+    memory.map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+impl<S: Source + 'static> Plain for GlobalHeap<S> {
+    #[inline(always)]
+    fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            return self.take_large(layout, zeroed);
+        };
+        // Fast: a slot from this thread's magazine.
+        if let Some(thread) = self.current()
+            && let Some(slot) = thread.magazine(class).pop()
+        {
+            if zeroed {
+                // SAFETY: a slot of at least as many bytes.
+                unsafe { slot.write_bytes(0, layout.size()) };
+            }
+            return NonNull::new(slot);
+        }
+        self.take_slow(layout, zeroed)
+    }
+
+    #[inline(always)]
+    unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.give_large(memory, layout) };
+        };
+        // Fast: into this thread's magazine.
+        if let Some(thread) = self.current()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    #[inline(always)]
+    unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // Fast: the slot is as good for the new size.
+        let class = SizeClass::of(layout.size(), layout.align());
+        if class.is_some() && class == SizeClass::of(size, layout.align()) {
+            return Some(memory);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.realloc_slow(memory, layout, size) }
+    }
+
+    fn place(&self, address: usize) -> Option<Place> {
+        self.opened()?.place(address)
+    }
+}
+
+// SAFETY:
+// * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
+// and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
+// compare-exchange;
+// * nothing here unwinds: what cannot go on aborts;
+// * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
+// spans.
+unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        or_null(guard::allocate(self, layout, false))
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise: a block, so not null.
+        unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        or_null(guard::allocate(self, layout, true))
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        or_null(NonNull::new(memory).and_then(|memory| unsafe { guard::resize(self, memory, layout, size) }))
+    }
+}
