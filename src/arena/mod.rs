@@ -47,7 +47,9 @@ mod on_process;
 mod stack;
 mod node;
 mod controller;
+#[allow(clippy::modulo_one, reason = "under a model there is one lane, and one record")]
 mod hyaline;
+#[allow(clippy::modulo_one, reason = "under a model there is one lane, and one record")]
 mod shards;
 mod free_slots;
 mod slots;

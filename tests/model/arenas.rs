@@ -32,13 +32,15 @@ impl Bytes<'_> {
     /// Mostly small, sometimes of the size of slabs, rarely larger.
     fn size(&self) -> usize {
         let (kind, low, high) = (self.byte(), self.byte(), self.byte());
-        match kind % 16 {
+        let size = match kind % 16 {
             0 => 0,
             1..=10 => 1 + low % 100,
             11..=13 => low << 4 | high >> 4,
             14 => low << 8 | high,
             _ => (low << 8 | high) << 2,
-        }
+        };
+        // An interpreter takes its time for each byte.
+        if cfg!(miri) { size % 700 } else { size }
     }
 
     fn layout(&self) -> Layout {

@@ -48,7 +48,7 @@ impl Pages {
         Layout::from_size_align(pages * PAGE, PAGE).expect("small")
     }
 
-    fn new(pages: usize) -> Paper {
+    fn paper(pages: usize) -> Paper {
         // SAFETY: not of zero bytes.
         let memory = NonNull::new(unsafe { alloc_zeroed(Self::layout(pages)) }).expect("memory");
         let pages = Self {
@@ -87,7 +87,7 @@ impl Drop for Pages {
             self.taken.lock().expect("no panic").iter().all(|taken| !taken),
             "not all was given back"
         );
-        // SAFETY: allocated in `new`, with this layout.
+        // SAFETY: allocated in `paper`, with this layout.
         unsafe { dealloc(self.memory.as_ptr(), Self::layout(self.pages)) };
     }
 }
@@ -124,7 +124,7 @@ type Shared = Arc<Arena<Paper>>;
 
 /// An arena in slabs of a page, and at most `pages` of them.
 fn arena(pages: usize) -> (Paper, Arena<Paper>) {
-    let paper = Pages::new(pages);
+    let paper = Pages::paper(pages);
     let arena = Arena::with_config_in(ArenaConfig::new().slab(PAGE), paper.clone()).expect("takes nothing");
     (paper, arena)
 }
@@ -249,7 +249,7 @@ fn the_last_block_grows_for_one_of_two() {
 #[test]
 fn locals_leave_pieces_to_those_who_come_after() {
     explore(2, || {
-        let paper = Pages::new(80);
+        let paper = Pages::paper(80);
         let config = ArenaConfig::new().slab(80 * PAGE);
         let arena = Arc::new(Arena::with_config_in(config, paper.clone()).expect("takes nothing"));
         let work = |paper: &Paper, arena: &Arena<Paper>| {
@@ -288,7 +288,7 @@ fn after_a_reset_all_is_there_again() {
 #[test]
 fn a_handle_given_to_another_thread_names_what_was_inserted() {
     explore(3, || {
-        let paper = Pages::new(2);
+        let paper = Pages::paper(2);
         let pool = Pool::with_config_in(ArenaConfig::new().slab(PAGE), paper.clone()).expect("takes nothing");
         let pool = Arc::new(pool);
         let handle = pool.insert([17_u64; 10]).unwrap();
