@@ -18,8 +18,66 @@ use crate::units::PageCount;
 use super::{GlobalHeap, exhausted};
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// From this thread's shelf, if there is such a run there.
+    /// Fast: a slot from this thread's magazine.
+    #[inline(always)]
+    fn take_slot(&self, class: SizeClass, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        let Some(thread) = self.current() else {
+            return self.take_slow(layout, zeroed);
+        };
+        let Some(slot) = thread.magazine(class).pop() else {
+            return self.take_slow(layout, zeroed);
+        };
+        if zeroed {
+            // SAFETY: a slot of at least as many bytes.
+            unsafe { slot.write_bytes(0, layout.size()) };
+        }
+        NonNull::new(slot)
+    }
+
+    /// Fast: into this thread's magazine.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`]; the class is the layout's.
+    #[inline(always)]
+    unsafe fn give_slot(&self, class: SizeClass, memory: NonNull<u8>, layout: Layout) {
+        if let Some(thread) = self.current()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    /// What is not in the table of small sizes: the class is reckoned, or there is none.
     #[inline(never)]
+    fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        match SizeClass::of(layout.size(), layout.align()) {
+            Some(class) => self.take_slot(class, layout, zeroed),
+            None => self.take_large(layout, zeroed),
+        }
+    }
+
+    /// As [`take_other`](Self::take_other).
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
+    #[inline(never)]
+    unsafe fn give_other(&self, memory: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match SizeClass::of(layout.size(), layout.align()) {
+                Some(class) => self.give_slot(class, memory, layout),
+                None => self.give_large(memory, layout),
+            }
+        }
+    }
+
+    /// From this thread's shelf, if there is such a run there.
+    #[inline]
     fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if !zeroed
             && let Some(thread) = self.current()
@@ -36,7 +94,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// # Safety
     ///
     /// As for [`GlobalAlloc::dealloc`].
-    #[inline(never)]
+    #[inline]
     unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
         if let Some(thread) = self.current()
             && let Some(objects) = self.opened()
@@ -49,6 +107,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     #[cold]
+    #[inline(never)]
     fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if zeroed {
             self.alloc_zeroed_slow(layout)
@@ -136,37 +195,21 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            return self.take_large(layout, zeroed);
-        };
-        // Fast: a slot from this thread's magazine.
-        if let Some(thread) = self.current()
-            && let Some(slot) = thread.magazine(class).pop()
-        {
-            if zeroed {
-                // SAFETY: a slot of at least as many bytes.
-                unsafe { slot.write_bytes(0, layout.size()) };
-            }
-            return NonNull::new(slot);
+        match SizeClass::of_small(layout.size(), layout.align()) {
+            Some(class) => self.take_slot(class, layout, zeroed),
+            None => self.take_other(layout, zeroed),
         }
-        self.take_slow(layout, zeroed)
     }
 
     #[inline(always)]
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
-        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.give_large(memory, layout) };
-        };
-        // Fast: into this thread's magazine.
-        if let Some(thread) = self.current()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
-        {
-            return;
-        }
         // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, layout) };
+        unsafe {
+            match SizeClass::of_small(layout.size(), layout.align()) {
+                Some(class) => self.give_slot(class, memory, layout),
+                None => self.give_other(memory, layout),
+            }
+        }
     }
 
     #[inline(always)]

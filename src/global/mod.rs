@@ -283,10 +283,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// Gives memory behind free pages back to the source; see [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+    /// Gives memory behind free pages back to the source, what lies in store included; see
+    /// [`PageHeap::scavenge`](crate::PageHeap::scavenge).
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
-        self.opened()
-            .map_or(PageCount::ZERO, |objects| objects.heap().scavenge(pages))
+        self.opened().map_or(PageCount::ZERO, |objects| objects.scavenge(pages))
     }
 
     /// Gives all memory behind free pages back, `bytes` bytes at the most, at once: free pages of the heap, spans in

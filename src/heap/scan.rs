@@ -11,8 +11,8 @@ use crate::bitmap;
 use crate::geometry::{Block, MAX_CHUNK_WORDS, Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::scavenge::{self, Limits};
-use crate::source::Source;
-use crate::units::PageCount;
+use crate::source::{Contents, Source};
+use crate::units::{PageCount, PageRun};
 
 use super::PageHeap;
 
@@ -114,5 +114,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.free_already(page).abort();
         }
         (if contents.is_ok() { pages } else { 0 }, mark)
+    }
+
+    /// Makes a run that the caller holds read as zero, by giving its memory back instead of writing to it. Whether it
+    /// does: one system call, and a page fault for each page touched again.
+    pub(crate) fn wipe(&self, run: PageRun) -> bool {
+        let (start, bytes) = (run.start().0 << G::PAGE_SHIFT, run.pages().0 << G::PAGE_SHIFT);
+        if S::COMMITS || !(start | bytes).is_multiple_of(self.source.granule()) {
+            return false;
+        }
+        self.counters.release.add(1);
+        // SAFETY: the caller's pages, whose contents he gives up; prepared, inside the reservation, on granule borders.
+        // Where the source does not commit they can be used again at once.
+        let contents = unsafe { self.source.release(offset(self.base, start), bytes) };
+        contents == Ok(Contents::Zero)
     }
 }

@@ -158,8 +158,7 @@ impl<S: Source + 'static> Heap<S> {
     /// a heap like this has no thread of its own. Says how many pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         let objects = self.objects();
-        objects.flush(&objects.shared());
-        objects.heap().scavenge(pages)
+        objects.scavenge(pages)
     }
 
     /// Counts. O(heap): 0.4 ns for each 64 pages.

@@ -13,7 +13,7 @@
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
 //! as it is: two words change under the lock, and no slot is touched. So what goes round between threads, or up and
-//! down in one, never comes to the spans. Ten batches at the most; the scavenger, and who is out of memory, empty it.
+//! down in one, never comes to the spans. 2 MiB at the most; the scavenger, and who is out of memory, empty it.
 //!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
@@ -32,8 +32,8 @@ use super::magazine::{Batch, List};
 use super::size_class::{PAGE_SHIFT, SizeClass};
 use super::span::{Link, Slots, Span};
 
-/// Batches that a class keeps in store: with the rest of it two cache lines.
-const STORE: usize = 10;
+/// Bytes that a class keeps in store at the most.
+const STORE_BYTES: usize = 2 << 20;
 
 /// All spans of a heap, and the memory they describe.
 #[derive(Debug)]
@@ -64,8 +64,8 @@ pub struct Central {
     out: AtomicU64,
     /// Batches taken and brought.
     visits: AtomicU64,
-    /// Batches in store, as they came: the first `stored` of these are.
-    store: [AtomicPtr<u8>; STORE],
+    /// Batches in store, strung together by the second words of their first slots, and how many.
+    store: AtomicPtr<u8>,
     stored: AtomicU32,
 }
 
@@ -192,35 +192,51 @@ impl Central {
             spans: AtomicU32::new(0),
             out: AtomicU64::new(0),
             visits: AtomicU64::new(0),
-            store: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            store: AtomicPtr::new(ptr::null_mut()),
             stored: AtomicU32::new(0),
         }
     }
 
     /// Takes a batch out of the store. O(1).
     pub fn take_batch(&self) -> Option<Batch> {
+        // Relaxed: a first look, without the lock; who comes too early goes to the spans.
+        if self.stored.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         let _guard = self.lock.lock();
         // Relaxed, here and below: under the lock.
-        let last = self.stored.load(Ordering::Relaxed).checked_sub(1)?;
-        self.stored.store(last, Ordering::Relaxed);
+        let head = NonNull::new(self.store.load(Ordering::Relaxed))?;
+        // SAFETY: `store_batch` put it there and strung it, and it is in store no more.
+        let (batch, behind) = unsafe {
+            let batch = Batch::from_raw(head);
+            let behind = batch.unstring();
+            (batch, behind)
+        };
+        self.store.store(behind, Ordering::Relaxed);
+        self.stored
+            .store(self.stored.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         add(&self.visits, 1);
-        let head = NonNull::new(self.store.get(last as usize)?.load(Ordering::Relaxed))?;
-        // SAFETY: `store_batch` put it there, and it is in store no more.
-        Some(unsafe { Batch::from_raw(head) })
+        Some(batch)
     }
 
     /// Puts a batch of the class in store. O(1).
     ///
     /// # Errors
-    /// The batch, if the store is full.
-    pub fn store_batch(&self, batch: Batch) -> Result<(), Batch> {
+    /// The batch, if the store is full, or a slot has not two words.
+    pub fn store_batch(&self, class: SizeClass, batch: Batch) -> Result<(), Batch> {
+        if class.bytes() < 2 * size_of::<*mut u8>() {
+            return Err(batch);
+        }
+        let most = STORE_BYTES / (class.batch() as usize * class.bytes());
         let _guard = self.lock.lock();
         // Relaxed, here and below: under the lock.
         let stored = self.stored.load(Ordering::Relaxed);
-        let Some(place) = self.store.get(stored as usize) else {
+        if stored as usize >= most {
             return Err(batch);
-        };
-        place.store(batch.into_raw().as_ptr(), Ordering::Relaxed);
+        }
+        // SAFETY: a slot has two words (checked).
+        unsafe { batch.string(self.store.load(Ordering::Relaxed)) };
+        self.store.store(batch.into_raw().as_ptr(), Ordering::Relaxed);
         self.stored.store(stored + 1, Ordering::Relaxed);
         add(&self.visits, 1);
         Ok(())

@@ -140,6 +140,12 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.release(pages)
     }
 
+    /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
+    pub fn scavenge(&self, pages: PageCount) -> PageCount {
+        self.trim();
+        self.heap.scavenge(pages)
+    }
+
     /// Whoever keeps the heap.
     pub fn keeper(&self) -> &Keeper {
         &self.keeper

@@ -104,6 +104,26 @@ impl Batch {
         self.head
     }
 
+    /// Strings it before `behind`, which [`unstring`](Self::unstring) gives back.
+    ///
+    /// # Safety
+    ///
+    /// Its slots hold two pointers.
+    pub unsafe fn string(&self, behind: *mut u8) {
+        // SAFETY: the first slot is the batch's, and long enough (the caller's promise); the list uses its first word.
+        unsafe { self.head.as_ptr().cast::<*mut u8>().add(1).write(behind) };
+    }
+
+    /// What it was strung before.
+    ///
+    /// # Safety
+    ///
+    /// It was.
+    pub unsafe fn unstring(&self) -> *mut u8 {
+        // SAFETY: as in `string`, which wrote it.
+        unsafe { self.head.as_ptr().cast::<*mut u8>().add(1).read() }
+    }
+
     /// As a list.
     pub fn into_list(self, class: SizeClass) -> List {
         List {

@@ -83,6 +83,10 @@ const LEAST_BYTES: usize = 8 * PAGE_BYTES;
 /// The words of all threads' caches are not more than this part of the heap's limit: an eighth.
 const CACHED_PART: usize = 8;
 
+/// Blocks from here on that are to be zero, and are not known to be, get fresh memory from the source instead of being
+/// written to: who wants so much often touches a part of it. As the C library does from its largest threshold on.
+const WIPED_BYTES: usize = 32 << 20;
+
 /// The object layer over a heap of pages. It lies in its own tables and is never unmade.
 #[derive(Debug)]
 pub struct Objects<S: Source> {
@@ -324,7 +328,8 @@ impl<S: Source + 'static> Objects<S> {
             Some(class) => (self.allocate_slot(thread, class)?, false),
             None => {
                 let allocation = self.allocate_run(thread, layout)?;
-                (self.heap.address(allocation.run.start()), allocation.is_zeroed())
+                let zeroed = allocation.is_zeroed() || layout.size() >= WIPED_BYTES && self.heap.wipe(allocation.run);
+                (self.heap.address(allocation.run.start()), zeroed)
             }
         };
         if !zeroed {
@@ -372,7 +377,7 @@ impl<S: Source + 'static> Objects<S> {
             return;
         }
         if let Some(batch) = magazine.take_spare()
-            && let Err(batch) = self.central(class).store_batch(batch)
+            && let Err(batch) = self.central(class).store_batch(class, batch)
         {
             self.give_slots(thread.cache(), class, batch.into_list(class));
         }
@@ -386,6 +391,11 @@ impl<S: Source + 'static> Objects<S> {
             let list = central.take(&self.spans, class, wanted);
             if !list.is_empty() {
                 return list;
+            }
+            // A thread that takes few at a time, where others have left batches.
+            if let Some(batch) = central.take_batch() {
+                self.give_slots(cache, class, batch.into_list(class));
+                continue;
             }
             let Some(run) = self.new_span(cache, class) else {
                 return list;

@@ -80,8 +80,8 @@ static TABLE: [Entry; CLASSES] = {
     table
 };
 
-/// Sizes up to here are looked up.
-const TABLED_BYTES: usize = 1024;
+/// Sizes below this are looked up.
+const TABLED_BYTES: usize = MAX_SLOT_BYTES;
 
 /// The class of size 8 · i, for each i.
 static TABLED: [u8; TABLED_BYTES / 8 + 1] = {
@@ -153,15 +153,23 @@ impl SizeClass {
     pub const PAGE_SHIFT: u32 = PAGE_SHIFT;
 
     /// The class of a layout; `None` if it wants whole pages. Size zero is taken for one.
-    ///
-    /// Small and not aligned to more than a step of 8 bytes, as nearly everything is: one load from a table of two
-    /// cache lines. Else by arithmetic, some twelve instructions more.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
-        if size <= TABLED_BYTES && align <= 8 {
-            return Some(Self(TABLED[size.div_ceil(8)]));
+        match Self::of_small(size, align) {
+            Some(class) => Some(class),
+            None => Self::reckon(size, align),
         }
-        Self::reckon(size, align)
+    }
+
+    /// As [`of`](Self::of) for less than the largest slot, aligned to no more than a step of 8 bytes, as nearly
+    /// everything is: one load from a table, of which what is used stays in the cache. `None` for others.
+    #[inline(always)]
+    pub const fn of_small(size: usize, align: usize) -> Option<Self> {
+        if size < TABLED_BYTES && align <= 8 {
+            Some(Self(TABLED[size.div_ceil(8)]))
+        } else {
+            None
+        }
     }
 
     /// As [`of`](Self::of), by arithmetic.
