@@ -21,7 +21,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "mixed-1t",
         "256 MiB of small, medium and large blocks, freed at random by one thread",
     ),
-    ("mixed-4t", "the same by four threads"),
+    (
+        "mixed-4t",
+        "256 MiB of small, medium and large blocks, freed at random by four threads",
+    ),
     ("asleep", "a thread asleep with full caches"),
 ];
 
@@ -89,6 +92,8 @@ pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
             .into_iter()
             .filter(|(at, _)| *at <= end)
             .map(|(at, size)| (seconds(at), size))
+            // The word of the end may be read late: what is beyond the silence is the end of the process.
+            .filter(|(at, _)| *at <= silence)
             .collect(),
         cpu_ms: cpu / 1e6,
     })
@@ -164,12 +169,12 @@ pub fn csv(names: &[String], scenes: &[Scene]) -> String {
     text
 }
 
-/// Without what says nothing new: points no more than half a second and a twentieth from the last one kept. Where the
+/// Without what says nothing new: points no more than half a second and a hundredth from the last one kept. Where the
 /// size changes, the point before stays too, so that a step is a step.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
     for (index, point) in points.iter().enumerate() {
-        let changed = kept.last().is_none_or(|last| (point.1 - last.1).abs() > last.1 / 20.0);
+        let changed = kept.last().is_none_or(|last| (point.1 - last.1).abs() > last.1 / 100.0);
         if changed && index > 0 && kept.last() != Some(&points[index - 1]) {
             kept.push(points[index - 1]);
         }
