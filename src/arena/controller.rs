@@ -19,7 +19,7 @@
 //! integration): however long a shortage lasts, the way back has the same length. All numbers are integers: there is no
 //! NaN, no drift, no floating point in a kernel.
 //!
-//! A step costs ~3 ns and is made where batches move, so there is no clock and no thread: a list that nobody uses needs
+//! A step costs ~4 ns and is made where batches move, so there is no clock and no thread: a list that nobody uses needs
 //! no control. After Åström and Hägglund, "PID Controllers", chapter 3, without the D, which would amplify noise.
 
 #![forbid(unsafe_code)]

@@ -71,6 +71,7 @@ unsafe impl<T: Sync, L: SlotList + Sync> Sync for SlotBox<'_, T, L> {}
 
 impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
     /// Puts `make()` into a slot of the list.
+    #[inline(always)]
     pub(super) fn new(list: &'l L, make: impl FnOnce() -> T) -> Result<Self, ArenaError> {
         let (layout, slot) = (Layout::new::<T>(), list.slot_layout());
         if layout.size() > slot.size() || layout.align() > slot.align() {

@@ -71,6 +71,8 @@ struct Slab {
     /// The first slot's number, less one; and how many there are.
     start: u32,
     count: u32,
+    /// Bytes of the slots.
+    bytes: usize,
 }
 
 /// Slots of one size on blocks of a backing, with a `T` for each.
@@ -182,12 +184,22 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     pub(super) fn address(&self, slot: u32) -> NonNull<u8> {
         let (slab, place) = self.place(slot);
         // SAFETY: the slab has room for so many slots, all in one block.
-        unsafe { slab.memory.cast::<u8>().add(place * self.bytes) }
+        unsafe { slab.memory.cast::<u8>().add(self.offset(place)) }
     }
 
-    /// The number of the slot at an address. `None` if none begins there.
+    /// `place * bytes`, mod 2⁶⁴. A branch that is always predicted, for one step instead of three where it can be.
     #[inline(always)]
-    pub(super) fn find(&self, address: *const u8) -> Option<u32> {
+    fn offset(&self, place: usize) -> usize {
+        if self.inverse == 1 {
+            place << self.shift
+        } else {
+            place.wrapping_mul(self.bytes)
+        }
+    }
+
+    /// The number and the node of the slot at an address. `None` if none begins there.
+    #[inline(always)]
+    pub(super) fn find(&self, address: *const u8) -> Option<(u32, &T)> {
         // Acquire: pairs with the Release of `publish`.
         let slabs = self.slabs.load(Ordering::Acquire);
         for index in (0..slabs).rev() {
@@ -196,14 +208,26 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
                 continue;
             };
             let offset = address.addr().wrapping_sub(slab.memory.addr().get());
-            if offset < slab.count as usize * self.bytes {
-                let place = (offset >> self.shift).wrapping_mul(self.inverse);
+            if offset < slab.bytes {
+                let shifted = offset >> self.shift;
+                let place = if self.inverse == 1 {
+                    shifted
+                } else {
+                    shifted.wrapping_mul(self.inverse)
+                };
                 // Below `count` the product does not wrap, so equality means what it says.
-                let exact = place < slab.count as usize && place.wrapping_mul(self.bytes) == offset;
-                return exact.then_some(slab.start + place as u32 + 1);
+                let exact = place < slab.count as usize && self.offset(place) == offset;
+                return exact.then(|| (slab.start + place as u32 + 1, Self::node_at(slab, place)));
             }
         }
         None
+    }
+
+    /// The node at a place of a slab, which has it.
+    #[inline(always)]
+    fn node_at(slab: &Slab, place: usize) -> &T {
+        // SAFETY: the slab has so many nodes, zeroed before it was published, and only shared references are made.
+        unsafe { slab.nodes.cast::<T>().add(place).as_ref() }
     }
 
     /// What a slot is for.
@@ -337,6 +361,9 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     fn divide(&self, block: Block, start: u32, mut count: u32, room: u32) -> Slab {
         let bytes = block.memory.len();
         let fits = |count: u32| self.shape(count).is_some_and(|(_, layout)| layout.size() <= bytes);
+        // As many as fit for certain, whatever lies between slots and nodes; then the last one or two.
+        let certain = bytes.saturating_sub(align_of::<T>()) / (self.bytes + size_of::<T>());
+        count = count.max(certain.min(room as usize) as u32);
         while count < room && fits(count + 1) {
             count += 1;
         }
@@ -352,6 +379,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             nodes,
             start,
             count,
+            bytes: count as usize * self.bytes,
         }
     }
 
@@ -419,8 +447,7 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
     #[inline(always)]
     fn node(&self, slot: u32) -> &T {
         let (slab, place) = self.place(slot);
-        // SAFETY: the slab has so many nodes, zeroed before it was published, and only shared references are made.
-        unsafe { slab.nodes.cast::<T>().add(place).as_ref() }
+        Self::node_at(slab, place)
     }
 
     fn fresh(&self, most: u32) -> Option<(u32, u32)> {

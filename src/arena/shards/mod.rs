@@ -32,8 +32,8 @@
 //! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot.
 //!
 //! Worked: an owner frees and allocates in turns: each is one link, one word of the shard, and three stores around them
-//! (~2 ns). He frees 200 slots: 64 fill `loaded`, the next makes them `previous`, and from the 129th on every 64th
-//! sends 64 to the depot by one compare-exchange.
+//! (~6 ns for both). He frees 200 slots: 64 fill `loaded`, the next makes them `previous`, and from the 129th on every
+//! 64th sends 64 to the depot by one compare-exchange.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +47,7 @@ use crossbeam_utils::CachePadded;
 
 use super::controller::{Controller, MAX_BATCH};
 use super::hyaline::{FIRST_ERA, Hyaline};
-use super::node::{Batches, LIVE, Nodes};
+use super::node::{Batches, LIVE, Node, Nodes};
 use super::stack::{NIL, Stack};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile};
 
@@ -265,8 +265,7 @@ impl<N: Nodes> Shards<N> {
 
     /// Makes a slot that was free the caller's.
     #[inline(always)]
-    fn hand_out(&self, slot: u32) -> u32 {
-        let node = self.nodes.node(slot);
+    fn hand_out(&self, slot: u32, node: &Node) -> u32 {
         // Relaxed, throughout: the slot is ours alone, and handed on by whatever its user does.
         node.word
             .store(self.control.era.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -281,9 +280,10 @@ impl<N: Nodes> Shards<N> {
         if slot == NIL {
             return None;
         }
-        let next = self.nodes.node(slot).link.load(Ordering::Relaxed);
+        let node = self.nodes.node(slot);
+        let next = node.link.load(Ordering::Relaxed);
         shard.loaded.store(pack(next, count - 1), Ordering::Relaxed);
-        Some(self.hand_out(slot))
+        Some(self.hand_out(slot, node))
     }
 
     // ---- allocating
@@ -376,7 +376,7 @@ impl<N: Nodes> Shards<N> {
         if count > 1 {
             self.give(rest, count - 1);
         }
-        Some(self.hand_out(first))
+        Some(self.hand_out(first, self.nodes.node(first)))
     }
 
     /// Puts a batch into the depot: `count` slots, chained from `first` on.
@@ -408,7 +408,16 @@ impl<N: Nodes> Shards<N> {
     /// The slot is not allocated.
     #[inline(always)]
     pub fn free(&self, shard: usize, slot: u32) -> Result<(), FreeAlready> {
-        self.free_into(self.shards.get(shard), As::Owner, slot)
+        self.free_found(shard, slot, self.nodes.node(slot))
+    }
+
+    /// As [`free`](Self::free), for who has the slot's node at hand.
+    ///
+    /// # Errors
+    /// The slot is not allocated.
+    #[inline(always)]
+    pub fn free_found(&self, shard: usize, slot: u32, node: &Node) -> Result<(), FreeAlready> {
+        self.free_into(self.shards.get(shard), As::Owner, slot, node)
     }
 
     /// Puts a slot back, by a lane near `hint`.
@@ -416,12 +425,11 @@ impl<N: Nodes> Shards<N> {
     /// # Errors
     /// The slot is not allocated.
     pub fn free_as_guest(&self, hint: usize, slot: u32) -> Result<(), FreeAlready> {
-        self.free_into(self.shards.get(hint % LANES), As::Guest, slot)
+        self.free_into(self.shards.get(hint % LANES), As::Guest, slot, self.nodes.node(slot))
     }
 
     #[inline(always)]
-    fn free_into(&self, shard: &Shard, who: As, slot: u32) -> Result<(), FreeAlready> {
-        let node = self.nodes.node(slot);
+    fn free_into(&self, shard: &Shard, who: As, slot: u32, node: &Node) -> Result<(), FreeAlready> {
         // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
         if node.link.load(Ordering::Relaxed) != LIVE {
             return Err(FreeAlready);
