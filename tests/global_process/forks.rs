@@ -45,8 +45,8 @@ fn ended_well(id: libc::pid_t) -> bool {
 /// Every size of block there is, filled and looked at.
 fn work(seed: usize) -> bool {
     let mut kept: Vec<Vec<u8>> = Vec::new();
-    for number in 0..400_usize {
-        let size = (seed * 7919 + number * 104_729) % [100, 1000, 40_000, 300_000][number % 4] + 1;
+    for number in 0..150_usize {
+        let size = (seed * 7919 + number * 104_729) % [100, 1000, 10_000, 100_000][number % 4] + 1;
         kept.push(vec![number as u8; size]);
         if number % 3 == 0 {
             let block = kept.swap_remove(number * 31 % kept.len());
@@ -101,10 +101,10 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
         return assert!(run(name));
     }
     let _load = Load::new(6);
-    let forks = if cfg!(debug_assertions) { 12 } else { 250 };
+    let forks = if cfg!(debug_assertions) { 30 } else { 250 };
     for round in 0..forks {
         let inherited: Vec<Vec<u8>> = (0..300_usize)
-            .map(|number| vec![5; number * number % 50_000 + 1])
+            .map(|number| vec![5; number * number % 20_000 + 1])
             .collect();
         let id = fork(move || {
             let sound = inherited.iter().all(|block| block.iter().all(|&byte| byte == 5));

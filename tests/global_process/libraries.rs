@@ -17,6 +17,9 @@ fn built() -> PathBuf {
     cargo.args(["build", "-q", "--example", "plugin", "--manifest-path"]);
     cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
     cargo.arg("--target-dir").arg(profile.parent().unwrap());
+    if cfg!(feature = "checks") {
+        cargo.args(["--features", "checks"]);
+    }
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
