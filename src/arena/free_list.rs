@@ -29,7 +29,13 @@ use super::slots::Slots;
 use super::stats::ArenaStats;
 use crate::sync::AtomicU32;
 
-/// Slots of one size; see the [module](self).
+/// Slots of one size, for any thread, freed one by one.
+///
+/// A slot is memory: not cleared, not touched by the list, and the same as when it was freed. Which slots are free is
+/// kept outside of them, four bytes each: a stack of numbers, with a tag against ABA. A list takes slabs from its
+/// backing, each as large as all before it, and keeps them until it is dropped.
+///
+/// 18 ns to allocate and free, 5 with the list to oneself, 9 in batches.
 ///
 /// ```
 /// use core::alloc::Layout;

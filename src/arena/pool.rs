@@ -78,7 +78,13 @@ use super::typed::{self, Raw, typed_methods};
 /// Bytes of a slab, unless the configuration says otherwise.
 const SLAB_BYTES: usize = 1 << 20;
 
-/// A pool of memory for many threads, reset in bulk; see the [module](self).
+/// Memory of any size in slabs of one size, for many threads, given back in bulk.
+///
+/// One compare-exchange an object (8 ns); what is larger than half a slab gets a block of its own. A
+/// [`reset`](Self::reset) keeps the slabs and returns the large blocks. What is allocated by reference borrows the
+/// pool, so using it after a reset does not compile; what is [inserted](Self::insert) is named by a [`Handle`], which
+/// borrows nothing and is checked when it is used. Everything is aligned to 8 bytes at least. Contents are not dropped,
+/// but for those of a [`boxed`](Self::boxed) value.
 ///
 /// ```
 /// use pageheap::arena::{ArenaConfig, Pool};

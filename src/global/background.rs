@@ -21,7 +21,7 @@
 //!
 //! Cost: a stack of 256 KiB of addresses, of which 8 to 12 KiB are ever touched.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -34,6 +34,11 @@ use crate::sync::{fence_heavy, wait_for};
 use crate::units::PageCount;
 
 use super::pressure::Watch;
+
+// Not in the libc crate for every Unix.
+unsafe extern "C" {
+    fn pthread_attr_setstack(attributes: *mut libc::pthread_attr_t, stack: *mut c_void, bytes: usize) -> c_int;
+}
 
 /// Address space for the stack. The C library puts the thread's static thread-locals there too.
 const STACK_BYTES: usize = 256 << 10;
@@ -96,7 +101,7 @@ fn spawn(
             let attributes = attributes.as_mut_ptr();
             let (mut every, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
             libc::sigfillset(every.as_mut_ptr());
-            let usable = libc::pthread_attr_setstack(attributes, stack, STACK_BYTES) == 0;
+            let usable = pthread_attr_setstack(attributes, stack, STACK_BYTES) == 0;
             if usable && libc::pthread_sigmask(libc::SIG_SETMASK, every.as_ptr(), before.as_mut_ptr()) == 0 {
                 let mut thread = MaybeUninit::uninit();
                 if libc::pthread_create(thread.as_mut_ptr(), attributes, entry, argument) == 0 {

@@ -13,10 +13,10 @@
 //! be set up, nothing is torn down. The heap opens at the first call; threads that race for it wait for the one that
 //! opens it. If the source has no memory then, the call returns null and a later one tries again.
 //!
-//! **What it promises** beside [`GlobalAlloc`]'s contract: it never unwinds and never allocates from itself; `errno`
-//! stays as it was; impossible layouts get null; a failed `realloc` leaves the block as it was. Misuse that is found
-//! out (a block freed twice, with another layout, or never allocated) ends the process with a message that names the
-//! address; see [`Objects`] for when it is found.
+//! **What it promises** beside [`GlobalAlloc`](core::alloc::GlobalAlloc)'s contract: it never unwinds and never
+//! allocates from itself; `errno` stays as it was; impossible layouts get null; a failed `realloc` leaves the block as
+//! it was. Misuse that is found out (a block freed twice, with another layout, or never allocated) ends the process
+//! with a message that names the address; see [`Objects`] for when it is found.
 //!
 //! **fork.** The child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
 //! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.

@@ -8,11 +8,14 @@ use std::sync::Barrier;
 
 use super::*;
 
-/// The library of `tests/plugin`, built as this test is.
+/// The library of `tests/plugin`, built as this test is: a copy of this process's own. Cargo puts its product in place
+/// anew at every call, so one process builds and copies at a time.
 fn built() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     // target/debug/deps/this: the folder of the profile, and that of all.
     let profile = exe.parent().and_then(Path::parent).unwrap();
+    let lock = std::fs::File::create(profile.join("plugin.lock")).unwrap();
+    lock.lock().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "-q", "--example", "plugin", "--manifest-path"]);
     cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
@@ -24,7 +27,9 @@ fn built() -> PathBuf {
         cargo.arg("--release");
     }
     assert!(cargo.status().unwrap().success());
-    profile.join("examples/libplugin.so")
+    let copy = std::env::temp_dir().join(format!("libplugin-{}.so", std::process::id()));
+    std::fs::copy(profile.join("examples/libplugin.so"), &copy).unwrap();
+    copy
 }
 
 /// An open library.
@@ -113,6 +118,7 @@ fn a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live(
     assert!(after[0] <= before[0] + (256 << 20 >> 12), "{before:?}, {after:?}");
     assert!(after[1] <= before[1] + (16 << 20 >> 12), "{before:?}, {after:?}");
     assert!(maps_after <= maps_before + 20, "{maps_before}, {maps_after}");
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -138,6 +144,7 @@ fn a_block_outlives_the_library_it_came_from() {
     let after = memory();
     assert!(after[0] <= before[0] + 40 * (64 << 20 >> 12), "{before:?}, {after:?}");
     assert!(after[1] <= before[1] + 40 * (1 << 20 >> 12), "{before:?}, {after:?}");
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -167,4 +174,5 @@ fn sixteen_copies_live_side_by_side() {
         assert!(library.close(path));
     }
     std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::remove_file(path).unwrap();
 }

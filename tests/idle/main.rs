@@ -28,7 +28,7 @@ const MOST_SILENCE: Duration = Duration::from_secs(20);
 fn run(name: &str) -> bool {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
+        .env(CHILD, name)
         .output()
         .unwrap();
     print!("{}", String::from_utf8_lossy(&output.stdout));

@@ -1,4 +1,5 @@
-//! Retiring: slots that others may still be reading gather in the shard, and go to [`Hyaline`] a batch at a time.
+//! Retiring: slots that others may still be reading gather in the shard, and go to [`hyaline`](crate::arena::hyaline) a
+//! batch at a time.
 //!
 //! ```text
 //!   retire(slot) ──▶ shard.retired  x-x-x-…   as many as a batch may have ──▶ Hyaline ──▶ depot
