@@ -21,10 +21,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Fast: a slot from this thread's magazine.
     #[inline(always)]
     fn take_slot(&self, class: SizeClass, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let Some(thread) = self.current() else {
-            return self.take_slow(layout, zeroed);
-        };
-        let Some(slot) = thread.magazine(class).pop() else {
+        let Some(slot) = self.enter().and_then(|thread| thread.magazine(class).pop()) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
@@ -41,7 +38,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`]; the class is the layout's.
     #[inline(always)]
     unsafe fn give_slot(&self, class: SizeClass, memory: NonNull<u8>, layout: Layout) {
-        if let Some(thread) = self.current()
+        if let Some(thread) = self.enter()
             // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
             && unsafe { thread.magazine(class).push(memory.as_ptr()) }
         {
@@ -80,9 +77,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline]
     fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if !zeroed
-            && let Some(thread) = self.current()
+            && let Some(thread) = self.enter()
             && let Some(objects) = self.opened()
-            && let Some(memory) = objects.take_from_shelf(thread, layout)
+            && let Some(memory) = objects.take_from_shelf(&thread, layout)
         {
             return Some(memory);
         }
@@ -96,9 +93,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`].
     #[inline]
     unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
-        if let Some(thread) = self.current()
+        if let Some(thread) = self.enter()
             && let Some(objects) = self.opened()
-            && objects.put_on_shelf(thread, memory, layout)
+            && objects.put_on_shelf(&thread, memory, layout)
         {
             return;
         }

@@ -33,7 +33,7 @@ use core::time::Duration;
 
 use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
-use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread, Working};
 use crate::scavenge::pressure::Notice;
 #[cfg(all(unix, feature = "std"))]
 #[cfg(all(unix, feature = "std"))]
@@ -351,18 +351,23 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ---- whose turn
     // ---------------------------------------------------------------------------------------------------------
 
-    /// Fast: this thread's structure, if it has one of this heap.
+    /// Fast: this thread's structure, to work with, if it has one of this heap and nobody is emptying it.
     #[inline(always)]
-    fn current(&self) -> Option<&'static Thread> {
+    fn enter(&self) -> Option<Working<'static>> {
         // Relaxed: compared, not followed.
-        local::current(self.objects.load(Ordering::Relaxed))
+        local::enter(self.objects.load(Ordering::Relaxed))
     }
 
-    /// Works with this thread's structure, made now if need be; or, where it cannot have one, with the shared one.
+    /// Works with this thread's structure, made now if need be; or, where it cannot have one, or has it not at the
+    /// moment, with the shared one.
     #[inline]
     fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
-        match self.current().or_else(|| local::enlist(objects)) {
-            Some(thread) => work(thread),
+        let own = self.enter().or_else(|| {
+            local::enlist(objects)?;
+            self.enter()
+        });
+        match own {
+            Some(thread) => work(&thread),
             None => work(&objects.shared()),
         }
     }

@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::object::{Objects, Thread};
+use crate::object::{Objects, Thread, Working};
 use crate::source::Source;
 use crate::sync::{Guard, Lock};
 
@@ -45,7 +45,7 @@ impl Inside {
 
 /// None.
 #[inline(always)]
-pub(super) fn current<T>(_objects: *const T) -> Option<&'static Thread> {
+pub(super) fn enter<T>(_objects: *const T) -> Option<Working<'static>> {
     None
 }
 

@@ -28,7 +28,7 @@ use core::ffi::c_void;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::object::{Objects, Owner, Thread};
+use crate::object::{Objects, Owner, Thread, Working};
 use crate::source::{KeepErrno, Source};
 
 // Numbers that are no address of an `Objects`, nor null, which a heap not open has.
@@ -42,15 +42,16 @@ std::thread_local! {
 /// The key all heaps of this copy of the crate share, plus one. 0: none yet.
 static KEY: AtomicUsize = AtomicUsize::new(0);
 
-/// This thread's structure, if it is one of the heap at `objects`.
+/// This thread's structure, to work with, if it is one of the heap at `objects` and nobody is emptying it.
 #[inline(always)]
-pub(super) fn current<T>(objects: *const T) -> Option<&'static Thread> {
+pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
     let owner = CURRENT.get();
     // SAFETY: FRESH, GONE, or a structure, which is never unmade.
-    if unsafe { owner.as_ref() }.is(objects) {
+    if unsafe { owner.as_ref() }.enter(objects) {
         // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
         // this thread's.
-        Some(unsafe { owner.cast().as_ref() })
+        let thread: &'static Thread = unsafe { owner.cast().as_ref() };
+        Some(thread.working())
     } else {
         None
     }

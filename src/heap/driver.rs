@@ -31,7 +31,7 @@ use crate::scavenge::index::Chunk;
 use crate::scavenge::pacer::{Pacer, QUANTUM};
 use crate::scavenge::retention::{Advice, PERIOD, Retention};
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Pass, Table};
 use crate::units::PageCount;
 
 use super::PageHeap;
@@ -178,6 +178,11 @@ impl Driver {
         self.turn.lock()
     }
 
+    /// The turn, if nobody has it.
+    pub(crate) fn try_turn(&self) -> Option<Guard<'_>> {
+        self.turn.try_lock()
+    }
+
     /// Keeps scavengers away, after what they are doing now (some milliseconds), until [`let_go`](Self::let_go): before
     /// the process forks.
     pub(crate) fn hold(&self) {
@@ -195,6 +200,11 @@ impl Driver {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// For a layer above that empties stores which others may be about to miss: an allocation is not refused meanwhile.
+    pub(crate) fn pass(&self) -> Pass<'_> {
+        self.scavengers.enter(0)
     }
 
     /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next; who
@@ -217,7 +227,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// assert!(pause <= Duration::from_secs(10) || pause == Duration::MAX);
     /// ```
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        self.tick_with(clock, || 0, || ())
+        self.tick_with(clock, || 0, |_| ())
     }
 
     /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what
@@ -226,7 +236,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         &self,
         clock: &C,
         activity: impl Fn() -> u64,
-        trim: impl FnOnce(),
+        trim: impl FnOnce(bool),
     ) -> Duration {
         let driver = &self.driver;
         let Some(_turn) = driver.turn.try_lock() else {
@@ -270,7 +280,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Counts, and plans.
-    fn look(&self, state: &mut State, now: u64, activity: impl Fn() -> u64, trim: impl FnOnce()) {
+    fn look(&self, state: &mut State, now: u64, activity: impl Fn() -> u64, trim: impl FnOnce(bool)) {
         let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };
@@ -279,7 +289,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // When the program has just fallen silent, and once a second: others of its threads may sleep.
         let fell_silent = silent && !state.silent;
         if fell_silent || look.cached > 0 && state.looks.is_multiple_of(LOOKS_TO_TRIM) {
-            trim();
+            trim(silent);
             self.flush_shards();
             self.seize_caches();
             look = self.see(activity(), false, fell_silent);

@@ -20,11 +20,11 @@ use core::time::Duration;
 use crate::heap::Clock;
 use crate::scavenge::pressure::Notice;
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, wake};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence_heavy, wake};
 use crate::units::PageCount;
 
-use super::Objects;
 use super::size_class::{PAGE_BYTES, SizeClass};
+use super::{Objects, Thread};
 
 /// Nobody is wanted.
 pub const OFF: u32 = 0;
@@ -129,20 +129,24 @@ impl Keeper {
 impl<S: Source + 'static> Objects<S> {
     /// As [`PageHeap::tick`](crate::PageHeap::tick), for both layers.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        self.heap.tick_with(clock, || self.activity(), || self.trim())
+        self.heap
+            .tick_with(clock, || self.activity(), |silent| self.trim(silent))
     }
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
     /// for who scavenges at the moment, and for a fork.
     pub fn release(&self, pages: PageCount) -> PageCount {
         let _turn = self.heap.driver().turn();
-        self.trim();
+        self.trim(true);
         self.heap.release(pages)
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
-        self.trim();
+        if let Some(guard) = self.shared.try_lock() {
+            self.flush(&self.hold_shared(guard));
+        }
+        self.empty_stores(None);
         self.heap.scavenge(pages)
     }
 
@@ -157,12 +161,43 @@ impl<S: Source + 'static> Objects<S> {
         visits.fold(0, u64::wrapping_add)
     }
 
-    /// Gives what lies in store back to the heap: batches, spare spans, and what the shared thread keeps.
-    fn trim(&self) {
+    /// Empties the magazines and shelves of all threads that are not at work on them. Nothing where the system has no
+    /// fence for it.
+    ///
+    /// Only by whoever has the scavenger's turn, as a fork takes that first: the register's lock is held meanwhile,
+    /// outside those of the classes. A thread that begins or ends waits for it, nobody else.
+    pub(super) fn seize_threads(&self) {
+        // Once, before anybody is barred: the first of a process may take long.
+        if !fence_heavy() {
+            return;
+        }
+        // Until the slots are back: whoever is about to say that there is no room waits for them.
+        let _pass = self.heap.pass();
+        let registered = self.register.hold_all();
+        registered.for_each(Thread::bar);
+        if fence_heavy() {
+            registered.for_each(|thread| {
+                if thread.is_left() {
+                    self.empty(thread, None);
+                }
+            });
+        }
+        registered.for_each(Thread::unbar);
+    }
+
+    /// Gives what lies in store back to the heap: spare spans, and what the shared thread keeps; of a program that is
+    /// silent, or where all is to go, batches and what sleeping threads keep too.
+    fn trim(&self, all: bool) {
         if let Some(guard) = self.shared.try_lock() {
             self.flush(&self.hold_shared(guard));
         }
-        self.empty_stores(None);
-        self.seize_shelves();
+        if all {
+            self.seize_threads();
+            self.empty_stores(None);
+            return;
+        }
+        for class in SizeClass::all() {
+            self.give_spare(None, class);
+        }
     }
 }

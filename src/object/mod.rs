@@ -59,7 +59,7 @@ pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use size_class::SizeClass;
 pub use snapshot::{ClassStats, Snapshot};
 pub use stats::GlobalStats;
-pub use thread::{Owner, Thread};
+pub use thread::{Owner, Thread, Working};
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -68,7 +68,7 @@ use crate::geometry::WORD_PAGES;
 use crate::guard::Place;
 use crate::heap::{self, Config, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
@@ -99,8 +99,6 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
-    /// Not 0 while shelves are being seized; see `shelf.rs`.
-    seizing: AtomicU32,
     keeper: Keeper,
     kin: Kin,
 }
@@ -173,7 +171,6 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
-                seizing: AtomicU32::new(0),
                 keeper,
                 kin: Kin::default(),
             });
@@ -240,7 +237,7 @@ impl<S: Source + 'static> Objects<S> {
             let own = thread.as_ref();
             (own, &*own.home.get().cast::<Self>())
         };
-        objects.flush(own);
+        objects.flush(&own.enter_at_last(objects));
         if let Some(cache) = own.cache() {
             own.set_cache(None);
             objects.heap.take_back(cache);
@@ -261,16 +258,21 @@ impl<S: Source + 'static> Objects<S> {
         Shared { thread, _guard: guard }
     }
 
-    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
-    pub fn flush(&self, thread: &Thread) {
+    /// Gives back the slots and runs of a thread that the caller is, or has seized: pages by `cache`, if there is one.
+    fn empty(&self, thread: &Thread, cache: Option<usize>) {
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
             if let Some(batch) = magazine.take_spare() {
-                self.give_slots(thread.cache(), class, batch.into_list(class));
+                self.give_slots(cache, class, batch.into_list(class));
             }
-            self.give_slots(thread.cache(), class, magazine.empty());
+            self.give_slots(cache, class, magazine.empty());
         }
-        self.clear_shelf(thread);
+        thread.shelf().clear(|run| self.free_run(cache, run));
+    }
+
+    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
+    pub fn flush(&self, thread: &Thread) {
+        self.empty(thread, thread.cache());
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
@@ -284,8 +286,10 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         self.flush(thread);
+        if let Some(_turn) = self.heap.driver().try_turn() {
+            self.seize_threads();
+        }
         self.empty_stores(thread.cache());
-        self.seize_shelves();
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
@@ -297,9 +301,14 @@ impl<S: Source + 'static> Objects<S> {
             while let Some(batch) = self.central(class).take_batch() {
                 self.give_slots(cache, class, batch.into_list(class));
             }
-            if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-                self.give_pages(cache, PageRun::known(spare.0, class.pages()));
-            }
+            self.give_spare(cache, class);
+        }
+    }
+
+    /// Gives the spare span of a class back to the heap.
+    fn give_spare(&self, cache: Option<usize>, class: SizeClass) {
+        if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+            self.give_pages(cache, PageRun::known(spare.0, class.pages()));
         }
     }
 
@@ -376,10 +385,11 @@ impl<S: Source + 'static> Objects<S> {
             magazine.widen(class);
             return;
         }
-        if let Some(batch) = magazine.take_spare()
-            && let Err(batch) = self.central(class).store_batch(class, batch)
-        {
-            self.give_slots(thread.cache(), class, batch.into_list(class));
+        if let Some(batch) = magazine.take_spare() {
+            match self.central(class).store_batch(class, batch) {
+                Ok(()) => self.tell((class.batch() as usize * class.bytes()) >> PAGE_SHIFT),
+                Err(batch) => self.give_slots(thread.cache(), class, batch.into_list(class)),
+            }
         }
         magazine.set_aside();
     }

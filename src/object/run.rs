@@ -15,7 +15,6 @@ use core::ptr::NonNull;
 use crate::fatal;
 use crate::heap::Allocation;
 use crate::source::Source;
-use crate::sync::{Ordering, fence_heavy};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::shelf::{Length, pages_for};
@@ -26,8 +25,8 @@ impl<S: Source + 'static> Objects<S> {
     /// A large block from the thread's shelf, if one of its length lies there.
     #[inline]
     pub fn take_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        let shelf = thread.shelf().own(&self.seizing)?;
-        Some(self.heap.address(shelf.take(Length::of(layout)?)?))
+        let start = thread.shelf().take(Length::of(layout)?)?;
+        Some(self.heap.address(start))
     }
 
     /// Puts a large block on the thread's shelf, if there is room. Whether it did.
@@ -37,18 +36,26 @@ impl<S: Source + 'static> Objects<S> {
         let Some(start) = self.start_of(memory, length) else {
             return false;
         };
-        let Some(shelf) = thread.shelf().own(&self.seizing) else {
-            return false;
-        };
-        let done = shelf.put(length, start);
-        if !done && shelf.has(length, start) {
+        let done = thread.shelf().put(length, start);
+        if !done && thread.shelf().has(length, start) {
             fatal::abort(
                 "large block freed twice; its address, its size",
                 memory.addr().get(),
                 layout.size(),
             );
         }
+        if done {
+            self.tell(length.pages());
+        }
         done
+    }
+
+    /// Tells the keeper, if he is away, that so many pages were freed: to the heap, or to where he may find them.
+    #[inline]
+    pub(super) fn tell(&self, pages: usize) {
+        if self.keeper.is_away() {
+            self.keeper.count(pages);
+        }
     }
 
     /// A large block.
@@ -78,41 +85,6 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     fn in_span(&self, page: PageIndex) -> bool {
         page.0 < self.spans.covered() && self.span_at(page).is_some()
-    }
-
-    /// Brings what lies on a thread's shelf to the heap. The caller is the thread, or has it held.
-    pub(super) fn clear_shelf(&self, thread: &Thread) {
-        // Else somebody else is about to.
-        if let Some(shelf) = thread.shelf().own(&self.seizing) {
-            shelf.clear(|run| self.free_run(thread.cache(), run));
-        }
-    }
-
-    /// Brings what lies on the shelves of threads that are not at work on them to the heap, threads that sleep too.
-    /// Under no lock. Nothing where the system has no fence for it.
-    ///
-    /// Cost: two system calls (some microseconds) if there is anything.
-    pub(super) fn seize_shelves(&self) {
-        let mut any = false;
-        self.register.for_each(|thread| any |= thread.shelf().holds_pages());
-        // AcqRel: one at a time; partner: the release below.
-        let alone = any
-            && self
-                .seizing
-                .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok();
-        if !alone {
-            return;
-        }
-        if fence_heavy() {
-            self.register.for_each(|thread| {
-                if thread.shelf().holds_pages() && thread.shelf().is_left() {
-                    thread.shelf().clear(|run| self.give_pages(None, run));
-                }
-            });
-        }
-        // Release: pairs with the acquire of `Shelf::own`.
-        self.seizing.store(0, Ordering::Release);
     }
 
     /// A run of pages for a layout that no shelf had.
@@ -209,8 +181,6 @@ impl<S: Source + 'static> Objects<S> {
                 None => self.heap.free(run),
             }
         }
-        if self.keeper.is_away() {
-            self.keeper.count(run.pages().0);
-        }
+        self.tell(run.pages().0);
     }
 }

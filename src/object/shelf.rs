@@ -11,19 +11,16 @@
 //!
 //! Worked: 100,000 bytes are 13 pages, a length as it is. 200,000 bytes are 25, which makes 26.
 //!
-//! **Who sleeps keeps nothing.** A shelf is its thread's, who says by a plain store that it is at work and by another
-//! that it has left; whoever scavenges can take what lies there while it is away, by the protocol of the caches of
-//! pages (see `src/cache.rs`, which has the models): `seizing` is raised, a heavy fence makes it seen, and a shelf
-//! whose owner is not at work then is the seizer's until `seizing` falls.
+//! A shelf is its thread's, as its magazines are: who scavenges takes what lies there while the thread sleeps (see
+//! `thread.rs`).
 //!
 //! Cost: ~3 ns to put and take; ~50 ns without, and 1 µs for each page whose memory the scavenger had taken meanwhile.
 
 #![forbid(unsafe_code)]
 
 use core::alloc::Layout;
-use core::ops::Deref;
 
-use crate::sync::{AtomicU32, Ordering, fence_light};
+use crate::sync::{AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT};
@@ -93,60 +90,14 @@ pub const fn pages_for(layout: Layout) -> PageCount {
 /// The shelf of one thread. All-zero bytes: empty.
 #[derive(Debug)]
 pub struct Shelf {
-    /// Not 0 while its owner is at work on it.
-    busy: AtomicU32,
     /// Pages of all the runs.
     pages: AtomicU32,
     /// For each length the first page of a run, plus one; 0 for none.
     runs: [AtomicU32; LENGTHS],
 }
 
-/// One who works on a shelf.
-#[derive(Debug)]
-pub struct AtWork<'a>(&'a Shelf);
-
-impl Deref for AtWork<'_> {
-    type Target = Shelf;
-
-    #[inline(always)]
-    fn deref(&self) -> &Shelf {
-        self.0
-    }
-}
-
-impl Drop for AtWork<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // Release: hands the shelf to who seizes it.
-        self.0.busy.store(0, Ordering::Release);
-    }
-}
-
 impl Shelf {
-    // Relaxed throughout: one owner, or one who has seized it; see `own`.
-
-    /// The owner's way in, without a read-modify-write. `None` while shelves are being seized.
-    #[inline(always)]
-    pub fn own(&self, seizing: &AtomicU32) -> Option<AtWork<'_>> {
-        // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
-        // and load (`seize_shelves`): he sees us busy, or we see him seizing.
-        self.busy.store(1, Ordering::Relaxed);
-        let at_work = AtWork(self);
-        fence_light();
-        // Acquire: pairs with the release that ends a seizure; the shelf is as it left it.
-        (seizing.load(Ordering::Acquire) == 0).then_some(at_work)
-    }
-
-    /// Whether its owner is not at work on it. For who has let `seizing` be seen by a heavy fence: then he stays away.
-    pub fn is_left(&self) -> bool {
-        // Acquire: pairs with the release in `AtWork::drop`; the shelf is as its owner left it.
-        self.busy.load(Ordering::Acquire) == 0
-    }
-
-    /// Whether anything lies there, read from anywhere: a moment's picture.
-    pub fn holds_pages(&self) -> bool {
-        self.pages() != PageCount::ZERO
-    }
+    // Relaxed throughout: one owner, or one who has seized it.
 
     /// How many pages lie there, read from anywhere: a moment's picture.
     pub fn pages(&self) -> PageCount {
@@ -202,13 +153,6 @@ impl Shelf {
         }
         self.pages.store(0, Ordering::Relaxed);
     }
-
-    /// Forgets everything: in the child of a fork, where it may be half changed.
-    pub fn forget(&self) {
-        self.clear(drop);
-        // Relaxed: nobody else has it.
-        self.busy.store(0, Ordering::Relaxed);
-    }
 }
 
 /// The pages of the length with this number.
@@ -254,7 +198,6 @@ mod tests {
     #[test]
     fn what_is_put_is_taken_once() {
         let shelf = Shelf {
-            busy: AtomicU32::new(0),
             pages: AtomicU32::new(0),
             runs: core::array::from_fn(|_| AtomicU32::new(0)),
         };
@@ -273,7 +216,6 @@ mod tests {
     #[test]
     fn a_shelf_is_short() {
         let shelf = Shelf {
-            busy: AtomicU32::new(0),
             pages: AtomicU32::new(0),
             runs: core::array::from_fn(|_| AtomicU32::new(0)),
         };

@@ -7,6 +7,11 @@
 //!              vacant ──────────────▶ thread                  those nobody uses: the next thread gets the last left
 //! ```
 //!
+//! **Seizing.** A thread that sleeps cannot be asked for its magazines. As with caches of pages (`cache.rs`), it says
+//! by two plain stores when it is at work on them, and looks in between whether it is barred; who seizes bars all,
+//! passes a heavy fence, and empties those that nobody is at work on. A thread that is barred uses the shared structure
+//! meanwhile.
+//!
 //! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads
 //! one after the other use one structure. One that ends without a word (see `presence.rs`) leaves it as it is, and who
 //! needs a structure and finds none vacant looks at some of the others for such: it takes it with all that is in it.
@@ -14,7 +19,7 @@
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use crate::sync::{AtomicUsize, Lock, Ordering};
+use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, fence_light, relax};
 
 use super::magazine::Magazine;
 use super::presence::{Presence, Process};
@@ -24,8 +29,36 @@ use super::size_class::{CLASSES, SizeClass};
 /// What can be asked of a thread's structure before it is known whose it is.
 #[derive(Debug)]
 pub struct Owner {
-    /// The address of the heap's [`Objects`](super::Objects). Compared, never followed.
+    /// The address of the heap's [`Objects`](super::Objects), or [`SEIZED`]. Compared, never followed.
     objects: AtomicUsize,
+    /// 1 while its user is at work on it.
+    at_work: AtomicU32,
+}
+
+/// In place of the heap's address while somebody empties the structure of a thread that sleeps.
+const SEIZED: usize = 3;
+
+/// A thread's own structure, with its user at work on it; dropped when he is done.
+#[derive(Debug)]
+pub struct Working<'a> {
+    thread: &'a Thread,
+}
+
+impl core::ops::Deref for Working<'_> {
+    type Target = Thread;
+
+    #[inline(always)]
+    fn deref(&self) -> &Thread {
+        self.thread
+    }
+}
+
+impl Drop for Working<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: what he did is seen by who seizes; partner: `Thread::seize`.
+        self.thread.owner.at_work.store(0, Ordering::Release);
+    }
 }
 
 /// What to do when a thread ends that uses the structure.
@@ -63,18 +96,65 @@ impl Owner {
     pub const fn nobody(number: usize) -> Self {
         Self {
             objects: AtomicUsize::new(number),
+            at_work: AtomicU32::new(0),
         }
     }
 
-    /// Whether it is the heap at `objects`.
+    /// The user's way in, for one call: whether the structure is one of the heap at `objects`, and nobody is emptying
+    /// it. Then it is his until [`Working`] is dropped; otherwise nothing has happened. No read-modify-write.
+    ///
+    /// To be asked of the calling thread's own, or of one that is no heap's.
     #[inline(always)]
-    pub fn is<T>(&self, objects: *const T) -> bool {
-        // Relaxed: written before the thread was registered, by the thread itself or under the lock of the register.
-        self.objects.load(Ordering::Relaxed) == objects.addr()
+    pub fn enter<T>(&self, objects: *const T) -> bool {
+        // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
+        // and load (`Objects::seize_threads`): he sees us at work, or we see him.
+        self.at_work.store(1, Ordering::Relaxed);
+        fence_light();
+        // Acquire: pairs with the release that ends a seizure; the magazines are as it left them.
+        let ours = self.objects.load(Ordering::Acquire) == objects.addr();
+        if !ours {
+            // Release: as in `Working::drop`.
+            self.at_work.store(0, Ordering::Release);
+        }
+        ours
     }
 }
 
 impl Thread {
+    /// The structure, which its user has entered.
+    #[inline(always)]
+    pub fn working(&self) -> Working<'_> {
+        Working { thread: self }
+    }
+
+    /// As [`Owner::enter`], after a seizure if one is under way.
+    pub(super) fn enter_at_last<T>(&self, objects: *const T) -> Working<'_> {
+        let mut round = 0;
+        while !self.owner.enter(objects) {
+            relax(round);
+            round = round.saturating_add(1);
+        }
+        self.working()
+    }
+
+    /// Its user is to stay away from it: he sees so before he next begins, once a heavy fence has been passed.
+    pub(super) fn bar(&self) {
+        // Relaxed: the fence makes it seen; partner: `Owner::enter`.
+        self.owner.objects.store(SEIZED, Ordering::Relaxed);
+    }
+
+    /// Behind that fence: whether he stays away, and was not at work on it.
+    pub(super) fn is_left(&self) -> bool {
+        // Acquire: pairs with the release of `Working::drop`; the magazines are as he left them.
+        self.owner.at_work.load(Ordering::Acquire) == 0
+    }
+
+    /// He may come back.
+    pub(super) fn unbar(&self) {
+        // Release: pairs with the acquire of `Owner::enter`.
+        self.owner.objects.store(self.home.get().addr(), Ordering::Release);
+    }
+
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
@@ -239,11 +319,13 @@ impl Register {
                 // Not looked at: it may be half changed.
                 let _lost = (magazine.take_spare(), magazine.empty());
             }
-            thread.shelf.forget();
+            thread.shelf.clear(drop);
             if let Some(cache) = thread.cache() {
                 thread.set_cache(None);
                 forget(cache);
             }
+            // Relaxed: the child has one thread.
+            thread.owner.at_work.store(0, Ordering::Relaxed);
             thread.presence.leave();
             thread.next_vacant.set(self.vacant.get());
             self.vacant.set(thread);
@@ -258,9 +340,30 @@ impl Register {
     }
 
     /// Every structure, used or not. Only the counts of its magazines may be read.
+    pub fn for_each(&self, visit: impl FnMut(&Thread)) {
+        self.hold_all().for_each(visit);
+    }
+
+    /// The same, for several rounds in which none is added, taken or given.
+    pub fn hold_all(&self) -> Registered<'_> {
+        Registered {
+            register: self,
+            _guard: self.lock.lock(),
+        }
+    }
+}
+
+/// All structures, while nobody else may add, take or give one.
+#[derive(Debug)]
+pub struct Registered<'a> {
+    register: &'a Register,
+    _guard: Guard<'a>,
+}
+
+impl Registered<'_> {
+    /// Every structure, used or not. Only the counts of its magazines may be read, but by who has barred it.
     pub fn for_each(&self, mut visit: impl FnMut(&Thread)) {
-        let _guard = self.lock.lock();
-        let mut next = self.all.get();
+        let mut next = self.register.all.get();
         // SAFETY: structures are never unmade; `next` is written under the lock.
         while let Some(thread) = unsafe { next.as_ref() } {
             visit(thread);

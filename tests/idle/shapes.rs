@@ -169,3 +169,49 @@ fn threads_that_sleep_with_full_caches() {
     barrier.wait();
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
+
+/// Blocks of all sizes in one bag, freed in no order: what is kept for later pins a page each.
+#[test]
+fn blocks_of_all_sizes_are_freed_in_no_order_by_threads_that_then_sleep() {
+    if !is_child() {
+        return assert!(run(
+            "shapes::blocks_of_all_sizes_are_freed_in_no_order_by_threads_that_then_sleep"
+        ));
+    }
+    for threads in [1, 4] {
+        let before = resident();
+        let barrier = Arc::new(Barrier::new(threads + 1));
+        let asleep: Vec<_> = (0..threads)
+            .map(|seed| {
+                let barrier = barrier.clone();
+                thread::spawn(move || {
+                    let (mut random, mut kept, mut bytes) = (seed * 2 + 1, Vec::new(), 0);
+                    let mut below = |end: usize| {
+                        random = random
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
+                        (random >> 33) % end
+                    };
+                    while bytes < (256 << 20) / threads {
+                        let most = [200, 2000, 20_000, 200_000][below(4)];
+                        let size = 1 + below(most);
+                        kept.push(vec![1_u8; size]);
+                        bytes += size;
+                    }
+                    while !kept.is_empty() {
+                        let block = kept.swap_remove(below(kept.len()));
+                        assert_eq!(block[block.len() / 2], 1);
+                    }
+                    drop(kept);
+                    barrier.wait();
+                    barrier.wait();
+                })
+            })
+            .collect();
+        barrier.wait();
+        print!("{threads} threads: ");
+        settle(before, 0);
+        barrier.wait();
+        asleep.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
