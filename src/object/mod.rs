@@ -5,7 +5,7 @@
 //!            up to 32 KiB │                      │ larger, or aligned to more than a page
 //!                         ▼                      ▼
 //!    thread │ magazine: pop, push         cache of pages (up to 16)
-//!           │     │ batch, half a magazine       │
+//!           │     │ batch: store, spans          │
 //!    class  │  central: lock, spans with room    │
 //!           │     │ a span                       │
 //!    heap   └─────┴── runs of pages ─────────────┴───── lock-free
@@ -17,16 +17,17 @@
 //! batch.
 //!
 //! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a
-//! magazine without room: room for 4, then 8, … 256. At the 257th the magazine is full: it keeps the 128 freed last and
-//! takes the others to class 7, under whose lock each finds its span with one load. 128 slots of 64 bytes are a span of
-//! one page; if these were all of it, the page goes back to the heap.
+//! magazine without room: room for 4, then 8, … 128, a batch. At the 129th the magazine is full and becomes the spare;
+//! at the 257th the spare goes to the store of class 7, by one pointer. Were the store full, each of its 128 slots would
+//! find its span with one load; 128 slots of 64 bytes are a span of one page, and if these were all of it, the page
+//! would go back to the heap.
 //!
 //! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
 //! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
 //! once more.
 //!
-//! **Locks**, each held for a batch at most and in no order, for none is taken under another: one for each class, the
-//! shared thread's (outside all others), the register's, the tables', the heap's.
+//! **Locks**, each held for a batch at most: the scavenger's turn and the shared thread's (outside all others), the
+//! register's (outside those of classes, where sleeping threads are emptied), one for each class, the tables', the heap's.
 
 #![cfg_attr(
     not(feature = "std"),

@@ -1,7 +1,8 @@
-//! What one thread keeps to itself: a magazine for every class, and a cache of pages. And the register of all threads.
+//! What one thread keeps to itself: a magazine for every class, a shelf, a cache of pages. And the register of all
+//! threads.
 //!
 //! ```text
-//!   Thread   owner │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │        1,408 bytes, a slot like any other
+//!   Thread   owner │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     2.2 KiB, a slot like any other
 //!
 //!   register   all    ──▶ thread ──▶ thread ──▶ thread        every one ever made, none is ever unmade
 //!              vacant ──────────────▶ thread                  those nobody uses: the next thread gets the last left
