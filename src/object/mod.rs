@@ -18,16 +18,17 @@
 //!
 //! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a
 //! magazine without room: room for 4, then 8, … 128, a batch. At the 129th the magazine is full and becomes the spare;
-//! at the 257th the spare goes to the store of class 7, by one pointer. Were the store full, each of its 128 slots would
-//! find its span with one load; 128 slots of 64 bytes are a span of one page, and if these were all of it, the page
-//! would go back to the heap.
+//! at the 257th the spare goes to the store of class 7, by one pointer. Were the store full, each of its 128 slots
+//! would find its span with one load; 128 slots of 64 bytes are a span of one page, and if these were all of it, the
+//! page would go back to the heap.
 //!
 //! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
 //! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
 //! once more.
 //!
 //! **Locks**, each held for a batch at most: the scavenger's turn and the shared thread's (outside all others), the
-//! register's (outside those of classes, where sleeping threads are emptied), one for each class, the tables', the heap's.
+//! register's (outside those of classes, where sleeping threads are emptied), one for each class, the tables', the
+//! heap's.
 
 #![cfg_attr(
     not(feature = "std"),
