@@ -211,6 +211,12 @@ impl Hyaline {
         let mut published = record.era.load(Ordering::Relaxed);
         loop {
             let found = load();
+            // Relaxed: our own word. `load` may have entered once more by the same record: then that stands.
+            let mine = record.era.load(Ordering::Relaxed);
+            if mine != published {
+                published = mine;
+                continue;
+            }
             // Acquire: not before the load above, which was made by Acquire by whoever means to follow it.
             let now = era.load(Ordering::Acquire);
             if published == ALL || published == now {

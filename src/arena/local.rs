@@ -285,7 +285,12 @@ impl Bump {
     fn move_end(&self, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
         let (pointer, piece) = (self.pointer.get(), self.piece.get());
         let is_last = start.addr().get() > piece.addr() && end.addr() == pointer.addr();
-        if piece.is_null() || !is_last || new_end.addr() > self.end.get().addr() {
+        if piece.is_null() || !is_last {
+            return false;
+        }
+        // Distances from the start, not addresses: a new end may be past the end of the address space.
+        let room = self.end.get().addr().wrapping_sub(start.addr().get());
+        if new_end.addr().wrapping_sub(start.addr().get()) > room {
             return false;
         }
         self.pointer

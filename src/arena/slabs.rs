@@ -29,7 +29,7 @@ use core::ptr::{self, NonNull};
 use super::account::Account;
 use super::backing::Backing;
 use super::config::{ArenaConfig, HugePages};
-use super::cursor::{Cursor, GRAIN, MOST_BYTES, grains};
+use super::cursor::{Cursor, MOST_BYTES, grains};
 use super::error::ArenaError;
 use super::stats::ArenaStats;
 use crate::sync::{AtomicPtr, AtomicUsize, Lock, Ordering};
@@ -339,7 +339,8 @@ impl<B: Backing> Slabs<B> {
     fn new_slab(&self, bytes: usize, least: usize) -> Result<NonNull<Foot>, ArenaError> {
         let mut bytes = bytes.max(least);
         loop {
-            match self.new_block(bytes - FOOT_BYTES, GRAIN) {
+            // On a border of pages: the first object may want as much.
+            match self.new_block(bytes - FOOT_BYTES, self.account.page_bytes()) {
                 Err(_) if bytes > least => bytes = (bytes / 2).max(least),
                 done => return done,
             }

@@ -2,9 +2,9 @@
 //! names.
 //!
 //! A search changes nothing but summaries that promise too much, and a hint it has outgrown. Whoever corrects a summary
-//! carries the change up, although it only lowers, as it seems: by the time it is written it may hold a release's raise,
-//! and the releaser, finding it there, leaves the rest of the way to its writer. (Not carrying it up saves a tenth of the
-//! instructions in a torn heap, and loses pages: shuttle's models found it.)
+//! carries the change up, although it only lowers, as it seems: by the time it is written it may hold a release's
+//! raise, and the releaser, finding it there, leaves the rest of the way to its writer. (Not carrying it up saves a
+//! tenth of the instructions in a torn heap, and loses pages: shuttle's models found it.)
 
 #![forbid(unsafe_code)]
 
@@ -138,8 +138,8 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// After a claim at `start`, by a search that began at the hint `seen`: raises the hint if that is worth the second
-    /// look. For short runs where the word has another: the next is then found without a search. Else once in a block of
-    /// chunks: the searches between begin a few entries too early, which costs less than a second look each.
+    /// look. For short runs where the word has another: the next is then found without a search. Else once in a block
+    /// of chunks: the searches between begin a few entries too early, which costs less than a second look each.
     #[inline(always)]
     pub(super) fn outgrow_hint(&self, band: Band, seen: usize, start: usize) {
         let (end, block) = (start + band.pages(), G::CHUNK_SHIFT + G::FANOUT_SHIFT);

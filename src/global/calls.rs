@@ -13,7 +13,6 @@ use core::ptr::{self, NonNull};
 use crate::guard::{self, Place, Plain};
 use crate::object::{Objects, SizeClass};
 use crate::source::Source;
-use crate::units::PageCount;
 
 use super::{GlobalHeap, exhausted};
 
@@ -93,10 +92,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`].
     #[inline]
     unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
-        if let Some(thread) = self.enter()
-            && let Some(objects) = self.opened()
-            && objects.put_on_shelf(&thread, memory, layout)
+        if let Some(objects) = self.opened()
+            && self
+                .enter()
+                .is_some_and(|thread| objects.put_on_shelf(&thread, memory, layout))
         {
+            self.after_free(objects);
             return;
         }
         // SAFETY: the caller's promise.
@@ -167,7 +168,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// The program's hook is asked, if there is one and the layout could ever be met.
     #[cold]
     fn retry<R>(&self, objects: &'static Objects<S>, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
-        let possible = PageCount::holding(layout.size(), SizeClass::PAGE_SHIFT) <= objects.heap().limit();
+        let possible = objects.fits(layout);
         self.exhausted
             .filter(|_| possible)
             .and_then(|hook| exhausted::retry(hook, layout, attempt))

@@ -155,6 +155,11 @@ impl Driver {
         self.beside.set(Some(beside));
     }
 
+    /// The table beside the pages is about to go.
+    pub(crate) fn forget_beside(&self) {
+        self.beside.set(None);
+    }
+
     /// The table beside the pages reaches so far.
     pub(crate) fn beside_reaches(&self, pages: usize) {
         // Relaxed: what is not known to be there stays as it is.

@@ -5,8 +5,8 @@
 //!          │ in use │ cached  │ free  │ released  │ in use …         one entry each, in order of address
 //! ```
 //!
-//! An entry is as long as pages in a row are the same. Nothing is stopped for it: each word is read at its own moment, so
-//! where others work the map is of a heap that never was, but never a page of it is missing or named twice.
+//! An entry is as long as pages in a row are the same. Nothing is stopped for it: each word is read at its own moment,
+//! so where others work the map is of a heap that never was, but never a page of it is missing or named twice.
 //!
 //! Cost: ~3 ns a word of 64 pages where nothing is in use, and there 1 ns more for each cache ever lent.
 
@@ -80,7 +80,8 @@ impl<I: Iterator<Item = PageUse>> Iterator for Joined<I> {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// What every page is, in order of address, neighbours that are the same together: up to what the heap has grown to.
+    /// What every page is, in order of address, neighbours that are the same together: up to what the heap has grown
+    /// to.
     ///
     /// ```
     /// use pageheap::source::System;

@@ -49,7 +49,7 @@ use core::ptr::NonNull;
 use crate::cache::Slot;
 use crate::check::Fault;
 use crate::free_set::{FreeSet, Request};
-use crate::geometry::{Geometry, Shape};
+use crate::geometry::{Geometry, Shape, WORD_PAGES};
 use crate::metadata::{Metadata, offset};
 use crate::source::{Contents, MIN_GRANULE, Purpose, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, relax};
@@ -224,12 +224,24 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if !align.is_power_of_two() {
             return None;
         }
+        self.allocate_with(&self.request(pages, align))
+    }
+
+    fn request(&self, pages: PageCount, align: usize) -> Request {
         let align = (align >> G::PAGE_SHIFT).max(1);
-        self.allocate_with(&Request {
+        Request {
             pages: pages.0,
             align,
             phase: self.phase & (align - 1),
-        })
+        }
+    }
+
+    /// Whether so many pages, aligned to `align` bytes, could be had if all else were free.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn fits(&self, pages: PageCount, align: usize) -> bool {
+        let start = self.request(pages, align).align_page(0);
+        let end = start.and_then(|start| start.checked_add(pages.0));
+        end.is_some_and(|end| end <= self.limit().0)
     }
 
     /// Takes exactly the pages of `run`, if they are free or not yet grown. `None` if one of them is taken, past the
@@ -512,6 +524,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Pages grown so far.
     pub(crate) fn grown(&self) -> PageCount {
         PageCount(self.set.grown())
+    }
+
+    /// Whether the page is free, at this moment.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    #[inline]
+    pub(crate) fn is_free(&self, page: PageIndex) -> bool {
+        self.set.free.load(page.0 / WORD_PAGES) >> (page.0 % WORD_PAGES) & 1 == 1
     }
 
     /// Whether every page from `page` to the end of the grown part is free, at this moment.

@@ -97,8 +97,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if contents.is_ok()
             && let Some((table, bytes)) = self.driver.beside(start, pages, self.source.granule())
         {
-            // SAFETY: entries of pages that are ours alone, so nobody writes to them, and what they say is that of a free
-            // page, as zero does; prepared metadata on granule borders.
+            // SAFETY: entries of pages that are ours alone, so nobody writes to them, and what they say is that of a
+            // free page, as zero does; prepared metadata on granule borders.
             unsafe { self.source.discard(table, bytes) };
         }
         let mark = contents.is_ok_and(|contents| self.to_mark(contents));

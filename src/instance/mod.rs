@@ -74,8 +74,13 @@ impl<S: Memory + 'static> Heap<S> {
         let opening = Opening::begin();
         // At least the one cache that all threads share.
         let config = config.caches(1);
-        let objects = Objects::open(source, config, Keeper::new(false, None)).map_err(|_| NewHeapError::NoPages)?;
-        opening.enter(objects);
+        let opened = Objects::open(source, config, Keeper::new(false, None));
+        if let Ok(objects) = opened {
+            opening.enter(objects);
+        }
+        // Before the source, which may own a heap like this one, is dropped.
+        drop(opening);
+        let objects = opened.map_err(|_| NewHeapError::NoPages)?;
         Ok(Self {
             objects: NonNull::from_ref(objects),
         })
@@ -208,6 +213,8 @@ impl<S: Source + 'static> Drop for Heap<S> {
     fn drop(&mut self) {
         let opening = Opening::begin();
         opening.leave(self.objects());
+        // The source may own a heap like this one, which goes with it.
+        drop(opening);
         // SAFETY: `&mut self`: nobody else uses the heap, and no thread has a structure of it. It is on no list any
         // more.
         unsafe { Objects::close(self.objects) };

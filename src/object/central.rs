@@ -13,7 +13,7 @@
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
 //! as it is: two words change under the lock, and no slot is touched. So what goes round between threads, or up and
-//! down in one, never comes to the spans. 2 MiB at the most; the scavenger, and who is out of memory, empty it.
+//! down in one, never comes to the spans. 4 MiB at the most; the scavenger, and who is out of memory, empty it.
 //!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
@@ -33,7 +33,7 @@ use super::size_class::{PAGE_SHIFT, SizeClass};
 use super::span::{Link, Slots, Span};
 
 /// Bytes that a class keeps in store at the most.
-const STORE_BYTES: usize = 2 << 20;
+const STORE_BYTES: usize = 4 << 20;
 
 /// All spans of a heap, and the memory they describe.
 #[derive(Debug)]

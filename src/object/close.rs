@@ -52,6 +52,8 @@ impl<S: Source + 'static> Objects<S> {
         unsafe {
             let tables = this.as_ref().tables.reservation();
             let heap = ptr::read(&raw const (*this.as_ptr()).heap);
+            // What is released from here on must not discard entries that are no more.
+            heap.driver().forget_beside();
             heap.source().unreserve(Purpose::Metadata, tables);
             heap
         }

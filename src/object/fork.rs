@@ -100,7 +100,11 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.keeper.has_gone();
         self.heap.recover();
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
-        let cached = self.register.bereave(is_own, |cache| self.heap.forget_cache(cache));
+        let cached = self.register.bereave(
+            is_own,
+            |cache| self.heap.forget_cache(cache),
+            |run| self.give_pages(None, run),
+        );
         // Relaxed: a number by itself.
         self.cached.store(cached, Ordering::Relaxed);
     }

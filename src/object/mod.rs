@@ -26,9 +26,10 @@
 //! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
 //! once more.
 //!
-//! **Locks**, each held for a batch at most: the scavenger's turn and the shared thread's (outside all others), the
-//! register's (outside those of classes, where sleeping threads are emptied), one for each class, the tables', the
-//! heap's.
+//! **Locks**, each held for a batch at most. Outside all others the scavenger's turn, then the shared thread's; then
+//! one for each class, the register's, the tables', the heap's, none of them under another but in two places that both
+//! have the turn: a fork takes them in this order, and who empties sleeping threads takes classes' under the
+//! register's.
 
 #![cfg_attr(
     not(feature = "std"),
@@ -70,7 +71,7 @@ use crate::geometry::WORD_PAGES;
 use crate::guard::Place;
 use crate::heap::{self, Config, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
@@ -84,6 +85,9 @@ const LEAST_BYTES: usize = 8 * PAGE_BYTES;
 
 /// The words of all threads' caches are not more than this part of the heap's limit: an eighth.
 const CACHED_PART: usize = 8;
+
+/// How often somebody who has run out of memory asks for the scavenger's turn: some milliseconds.
+const TURN_ROUNDS: u32 = 1 << 10;
 
 /// Blocks from here on that are to be zero, and are not known to be, get fresh memory from the source instead of being
 /// written to: who wants so much often touches a part of it. As the C library does from its largest threshold on.
@@ -134,7 +138,9 @@ impl<S: Source + 'static> Objects<S> {
         // Links are pages in 32 bits.
         wish = wish.min((u32::MAX as usize - 1).saturating_mul(PAGE_BYTES));
         loop {
-            if let Some((tables, reservation)) = Tables::reserve(&source, wish >> PAGE_SHIFT) {
+            // The heap rounds up to whole granules.
+            let pages = wish.next_multiple_of(source.granule().max(PAGE_BYTES)) >> PAGE_SHIFT;
+            if let Some((tables, reservation)) = Tables::reserve(&source, pages) {
                 match PageHeap::try_new(
                     source,
                     Config {
@@ -288,9 +294,15 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         self.flush(thread);
-        if let Some(_turn) = self.heap.driver().try_turn() {
+        // Not for ever: the turn may be had by somebody below, whose clock allocates.
+        let turn = (0..TURN_ROUNDS).find_map(|round| {
+            relax(round);
+            self.heap.driver().try_turn()
+        });
+        if turn.is_some() {
             self.seize_threads();
         }
+        drop(turn);
         self.empty_stores(thread.cache());
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
@@ -325,11 +337,15 @@ impl<S: Source + 'static> Objects<S> {
     // ---- allocating
     // ---------------------------------------------------------------------------------------------------------
 
-    /// Memory for `layout`. `None` if there is no room, or no such layout.
+    /// Memory for `layout`. `None` if there is no room, or no such layout. A large block does not come from the shelf:
+    /// there the caller has looked.
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
-            None => self.allocate_large(thread, layout),
+            None => {
+                let run = self.allocate_run(thread, layout)?.run;
+                Some(self.heap.address(run.start()))
+            }
         }
     }
 
@@ -389,7 +405,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         if let Some(batch) = magazine.take_spare() {
             match self.central(class).store_batch(class, batch) {
-                Ok(()) => self.tell((class.batch() as usize * class.bytes()) >> PAGE_SHIFT),
+                Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
                 Err(batch) => self.give_slots(thread.cache(), class, batch.into_list(class)),
             }
         }
@@ -436,14 +452,14 @@ impl<S: Source + 'static> Objects<S> {
     // ---- freeing
     // ------------------------------------------------------------------------------------------------------------
 
-    /// Takes memory back.
+    /// Takes memory back. A large block does not go onto the shelf: there the caller has tried.
     ///
     /// # Safety
     ///
     /// It was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            self.free_large(thread, memory, layout);
+            self.free_run(thread.cache(), self.run_of(memory, layout));
             return;
         };
         let magazine = thread.magazine(class);
@@ -484,19 +500,27 @@ impl<S: Source + 'static> Objects<S> {
     ) -> Option<NonNull<u8>> {
         // Rounded up to the alignment it must not overflow.
         let new = Layout::from_size_align(size, layout.align()).ok()?;
-        match (
+        let (old_class, new_class) = (
             SizeClass::of(layout.size(), layout.align()),
             SizeClass::of(size, layout.align()),
-        ) {
+        );
+        match (old_class, new_class) {
             (Some(old), Some(new)) if old == new => return Some(memory),
             (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
             _ => {}
         }
-        let moved = self.allocate(thread, new)?;
+        let kept = if new_class.is_none() {
+            self.take_from_shelf(thread, new)
+        } else {
+            None
+        };
+        let moved = kept.or_else(|| self.allocate(thread, new))?;
         // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
-            self.free(thread, memory, layout);
+            if old_class.is_some() || !self.put_on_shelf(thread, memory, layout) {
+                self.free(thread, memory, layout);
+            }
         }
         Some(moved)
     }
@@ -541,6 +565,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// The span a page is in; for checks.
+    #[inline]
     fn span_at(&self, page: PageIndex) -> Option<(SizeClass, usize)> {
         self.spans.entry(page).tag()
     }

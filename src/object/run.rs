@@ -58,28 +58,14 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// A large block.
-    pub(super) fn allocate_large(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        self.take_from_shelf(thread, layout).or_else(|| {
-            let run = self.allocate_run(thread, layout)?.run;
-            Some(self.heap.address(run.start()))
-        })
-    }
-
-    /// Takes a large block back.
-    pub(super) fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
-        if !self.put_on_shelf(thread, memory, layout) {
-            self.free_run(thread.cache(), self.run_of(memory, layout));
-        }
-    }
-
     /// The page that a large block of this length begins with. `None` if none can: then `run_of` says why.
     #[inline]
     fn start_of(&self, memory: NonNull<u8>, length: Length) -> Option<PageIndex> {
         let start = self.heap.page_of(memory.as_ptr())?;
         let last = PageIndex(start.0 + length.pages() - 1);
         let possible = memory.addr().get().is_multiple_of(PAGE_BYTES) && last.0 < self.heap.grown().0;
-        (possible && !self.in_span(start) && !self.in_span(last)).then_some(start)
+        let taken = possible && !self.in_span(start) && !self.in_span(last) && !self.heap.is_free(start);
+        taken.then_some(start)
     }
 
     #[inline]
@@ -90,7 +76,7 @@ impl<S: Source + 'static> Objects<S> {
     /// A run of pages for a layout that no shelf had.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
         let pages = pages_for(layout);
-        if pages > self.heap.limit() {
+        if !self.fits(layout) {
             return None;
         }
         let attempt = || {
@@ -106,9 +92,14 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
+    /// Whether a large block like this could be had if all else were free.
+    pub fn fits(&self, layout: Layout) -> bool {
+        self.heap.fits(pages_for(layout), layout.align())
+    }
+
     /// The run of pages that a block of this layout at `memory` is. Aborts if no run begins there, or if its first or
     /// last page is a span's.
-    fn run_of(&self, memory: NonNull<u8>, layout: Layout) -> PageRun {
+    pub(super) fn run_of(&self, memory: NonNull<u8>, layout: Layout) -> PageRun {
         let (address, size) = (memory.addr().get(), layout.size());
         let bytes = pages_for(layout).0.saturating_mul(PAGE_BYTES);
         let Some(run) = self.heap.run_of(memory.as_ptr(), bytes) else {

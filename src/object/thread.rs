@@ -21,6 +21,7 @@ use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
 use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, fence_light, relax};
+use crate::units::PageRun;
 
 use super::magazine::Magazine;
 use super::presence::{Presence, Process};
@@ -57,7 +58,7 @@ impl core::ops::Deref for Working<'_> {
 impl Drop for Working<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: what he did is seen by who seizes; partner: `Thread::seize`.
+        // Release: what he did is seen by who seizes; partner: `Thread::is_left`.
         self.thread.owner.at_work.store(0, Ordering::Release);
     }
 }
@@ -109,13 +110,15 @@ impl Owner {
     pub fn enter<T>(&self, objects: *const T) -> bool {
         // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
         // and load (`Objects::seize_threads`): he sees us at work, or we see him.
+        let before = self.at_work.load(Ordering::Relaxed);
         self.at_work.store(1, Ordering::Relaxed);
         fence_light();
         // Acquire: pairs with the release that ends a seizure; the magazines are as it left them.
         let ours = self.objects.load(Ordering::Acquire) == objects.addr();
         if !ours {
-            // Release: as in `Working::drop`.
-            self.at_work.store(0, Ordering::Release);
+            // As it was: it may be another heap's, whose source allocates from this one. Release: as in
+            // `Working::drop`.
+            self.at_work.store(before, Ordering::Release);
         }
         ours
     }
@@ -297,12 +300,18 @@ impl Register {
     }
 
     /// In the child of a fork, with the lock held: every structure but the caller's own is emptied and vacant. Says how
-    /// many caches of pages are still in use, 0 or 1; `forget` takes the others.
+    /// many caches of pages are still in use, 0 or 1; `forget` takes the others, and `free` the runs on shelves: each
+    /// of their places is one word, and changed at once.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
     )]
-    pub fn bereave(&self, is_own: impl Fn(&Thread) -> bool, mut forget: impl FnMut(usize)) -> usize {
+    pub fn bereave(
+        &self,
+        is_own: impl Fn(&Thread) -> bool,
+        mut forget: impl FnMut(usize),
+        mut free: impl FnMut(PageRun),
+    ) -> usize {
         let (mut next, mut cached) = (self.all.get(), 0);
         self.vacant.set(ptr::null());
         self.used.set(0);
@@ -320,7 +329,7 @@ impl Register {
                 // Not looked at: it may be half changed.
                 let _lost = (magazine.take_spare(), magazine.empty());
             }
-            thread.shelf.clear(drop);
+            thread.shelf.clear(&mut free);
             if let Some(cache) = thread.cache() {
                 thread.set_cache(None);
                 forget(cache);

@@ -171,6 +171,33 @@ fn sleeper(bounded: bool) -> Result<(), u64> {
     Ok(())
 }
 
+/// A guard for everything, taken by what `protect` calls, was undone by `protect`: it published the new era over it.
+#[test]
+fn a_guard_taken_while_another_protects_stands() {
+    let list = list(2000, 2);
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let place = AtomicPtr::new(publish(&owner, 1).unwrap());
+    let bounded = reader.enter_bounded();
+    // The eras go on.
+    for value in 2..20_000 {
+        replace(&owner, &place, publish(&owner, value).unwrap());
+    }
+    let mut all = None;
+    bounded.protect(|| {
+        if all.is_none() {
+            all = Some(reader.enter());
+        }
+        place.load(Ordering::Acquire)
+    });
+    // Whatever is retired from here on waits for him, so the slots come to an end.
+    let ends = (20_000..100_000).any(|value| publish(&owner, value).map(|new| replace(&owner, &place, new)).is_none());
+    assert!(
+        ends,
+        "retired slots were freed before a reader who may have seen them left"
+    );
+    drop((all, bounded));
+}
+
 #[test]
 fn a_reader_who_sleeps_stops_what_is_retired_unless_he_is_bounded() {
     assert!(sleeper(false).is_err_and(|value| value > 1000), "he may see all of it");

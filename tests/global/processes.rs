@@ -127,6 +127,17 @@ aborts! {
             heap.dealloc(block.memory, block.layout);
         }
     };
+    a_large_block_that_is_in_the_heap_again_is_not_freed_twice: "free", |heap| {
+        let [first, second] = [(); 2].map(|()| Block::new(heap, layout(200 << 10, 8), 0).unwrap());
+        // SAFETY: none: this is what must be found out. The first goes onto the shelf and comes from there, the second
+        // goes to the heap.
+        unsafe {
+            heap.dealloc(first.memory, first.layout);
+            heap.dealloc(second.memory, second.layout);
+            assert_eq!(heap.alloc(first.layout), first.memory);
+            heap.dealloc(second.memory, second.layout);
+        }
+    };
     a_fresh_slot_cannot_be_freed: "not allocated", |heap| {
         let block = Block::new(heap, layout(1024, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.

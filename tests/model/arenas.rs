@@ -102,7 +102,7 @@ unsafe impl Backing for Blocks {
             self.refused.set(self.refused.get() + 1);
             return None;
         }
-        let layout = Layout::from_size_align(bytes, align.max(PAGE)).ok()?;
+        let layout = Layout::from_size_align(bytes, align).ok()?;
         // SAFETY: not of zero bytes.
         let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
         self.taken.borrow_mut().insert(start.addr().get(), layout);

@@ -10,7 +10,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::{As, FreeAlready, LANES, Shard, Shards, pack, unpack};
+use super::{As, FreeAlready, LANES, Section, Shard, Shards, pack, unpack};
 use crate::arena::controller::MAX_BATCH;
 use crate::arena::hyaline::Batch;
 use crate::arena::node::{Chain, LIVE, Nodes};
@@ -46,7 +46,7 @@ impl<N: Nodes> Shards<N> {
         let Some(section) = self.enter(shard, who) else {
             node.link.store(NIL, Ordering::Relaxed);
             let (first, count, oldest) = (slot, 1, birth);
-            self.retire_batch(shard, who, Batch { first, count, oldest });
+            self.retire_batch(shard, who, None, Batch { first, count, oldest });
             return Ok(());
         };
         let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
@@ -60,9 +60,8 @@ impl<N: Nodes> Shards<N> {
         // A multiple, not "at least": what Hyaline would not take is offered again when there is more of it.
         if count.is_multiple_of(self.control.limit.load(Ordering::Relaxed)) {
             shard.retired.store(0, Ordering::Relaxed);
-            drop(section);
             let first = slot;
-            self.retire_batch(shard, who, Batch { first, count, oldest });
+            self.retire_batch(shard, who, Some(section), Batch { first, count, oldest });
         } else {
             shard.retired.store(pack(slot, count), Ordering::Relaxed);
             shard.oldest.store(oldest, Ordering::Relaxed);
@@ -72,8 +71,14 @@ impl<N: Nodes> Shards<N> {
 
     /// Retires a batch, or keeps it in the shard until there is more.
     #[inline(never)]
-    fn retire_batch(&self, shard: &Shard, who: As, batch: Batch) {
-        let Err(mut batch) = self.reclaim(batch) else {
+    fn retire_batch(&self, shard: &Shard, who: As, section: Option<Section<'_>>, batch: Batch) {
+        // Inside before the section ends, and until the batch is given to its readers: nobody else can see its slots
+        // meanwhile, and none of them may be in use any more. Not while we wait below: for who gathers waits for us.
+        let pass = self.turnstile.enter(0);
+        drop(section);
+        let refused = self.reclaim(batch);
+        drop(pass);
+        let Err(mut batch) = refused else {
             return;
         };
         for round in 0.. {
