@@ -218,6 +218,13 @@ impl<G: Shape> FreeSet<G> {
         self.turnstile.clear();
         // Relaxed: nobody else is there.
         self.seldom.provers.store(0, Ordering::Relaxed);
+        // Who was between the two bitmaps has lost his pages; their marks go with them (I1).
+        for word in 0..self.grown().div_ceil(WORD_PAGES) {
+            let stale = self.scavenged.load(word) & !self.free.load(word);
+            if stale != 0 {
+                self.scavenged.take_any(word, stale);
+            }
+        }
         self.settle();
         self.hints.lower(0, usize::MAX);
     }

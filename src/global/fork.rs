@@ -157,6 +157,7 @@ unsafe extern "C" fn parent() {
 unsafe extern "C" fn child() {
     if is_last() {
         let own = pthread::own();
+        pthread::forget_leaving();
         heaps().for_each(|heap| heap.recover(own));
         let_go();
     }

@@ -30,6 +30,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::object::{Objects, Owner, Thread, Working};
 use crate::source::{KeepErrno, Source};
+use crate::sync::relax;
 
 // Numbers that are no address of an `Objects`, nor null, which a heap not open has.
 static FRESH: Owner = Owner::nobody(1);
@@ -41,6 +42,12 @@ std::thread_local! {
 
 /// The key all heaps of this copy of the crate share, plus one. 0: none yet.
 static KEY: AtomicUsize = AtomicUsize::new(0);
+
+/// How often the end of a library yields to threads that are leaving: most of a second.
+const LEAVING_ROUNDS: u32 = 1 << 18;
+
+/// Threads that are in the key's destructor.
+static LEAVING: AtomicUsize = AtomicUsize::new(0);
 
 /// This thread's structure, to work with, if it is one of the heap at `objects` and nobody is emptying it.
 #[inline(always)]
@@ -118,12 +125,16 @@ pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Optio
 
 /// The key's destructor.
 unsafe extern "C" fn ended(thread: *mut c_void) {
+    // Acquire, and release below: pairs with `forbid`, which waits for us before the library goes.
+    LEAVING.fetch_add(1, Ordering::Acquire);
     // First: whatever happens from here on finds the thread gone.
     CURRENT.set(NonNull::from_ref(&GONE));
     if let Some(thread) = NonNull::new(thread) {
         // SAFETY: the value `enlist` set, of the thread that runs this, once for each time it was set.
         unsafe { Thread::end(thread.cast()) };
     }
+    // Release: all that is above is done; pairs with `forbid`.
+    LEAVING.fetch_sub(1, Ordering::Release);
 }
 
 /// No thread is told of its end any more: it will not come back here. Threads that come anew share.
@@ -136,6 +147,21 @@ pub(super) fn forbid() {
         // SAFETY: made by `key`, and deleted once.
         unsafe { libc::pthread_key_delete(key) };
     }
+    // Those who were told before: who joins a thread's work, as a scope does, has not joined its end.
+    // Not for ever: at the end of a process one may have been stopped.
+    for round in 0..LEAVING_ROUNDS {
+        // Acquire: pairs with the release in `ended`.
+        if LEAVING.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        relax(round);
+    }
+}
+
+/// In the child of a fork: nobody is leaving.
+pub(super) fn forget_leaving() {
+    // Relaxed: the child has one thread.
+    LEAVING.store(0, Ordering::Relaxed);
 }
 
 /// The key, made at the first call. No lock: of two that are made at once, one is thrown away.

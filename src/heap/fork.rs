@@ -69,6 +69,8 @@ mod tests {
         let word = run.start().0 / WORD_PAGES + 40;
         heap.set.free.give(word, 0xff00).unwrap();
         assert!(heap.allocate(PageCount(8)).is_none(), "nobody was told");
+        // As an allocation of scavenged pages does first of all.
+        heap.set.scavenged.mark(word + 1, 0xff);
         core::mem::forget(heap.scavengers.enter(0));
         heap.hold();
         heap.recover();
