@@ -289,8 +289,9 @@ impl<B: Backing> Slabs<B> {
         let kept = unsafe { self.spare.take_where(LOOKS, |foot| fits(foot, bytes) && aligned(foot)) };
         let slab = match kept {
             Some(slab) => slab,
+            // On a border of pages at least: after a reset it may be a slab.
             None => self
-                .new_block(bytes, layout.align())
+                .new_block(bytes, layout.align().max(self.account.page_bytes()))
                 .map_err(|error| error.asked_for(layout))?,
         };
         // SAFETY: the foot is of a block that is ours, under the lock, and in no list.
