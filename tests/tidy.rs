@@ -67,6 +67,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/magazine.rs",
     "src/object/mod.rs",
     "src/object/run.rs",
+    "src/object/preempted.rs",
     "src/object/presence.rs",
     "src/object/tables.rs",
     "src/object/thread.rs",

@@ -492,3 +492,23 @@ unsafe impl<B: Backing> Raw for Scope<'_, B> {
         self.bump.move_end(start, end, new_end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block at the end of the address space that is to grow past it: its new end would be a small number.
+    #[test]
+    fn a_block_does_not_grow_around_the_end_of_the_address_space() {
+        let at = |address: usize| ptr::without_provenance_mut::<u8>(address);
+        let (top, bump) = (usize::MAX - 0xfff, Bump::new());
+        bump.piece.set(at(top).cast());
+        bump.pointer.set(at(top + 0x200));
+        bump.end.set(at(top + 0x800));
+        let start = NonNull::new(at(top + 0x100)).unwrap();
+        let moves = |length: usize| bump.move_end(start, bump.pointer.get(), start.as_ptr().wrapping_add(length));
+        assert!(!moves(0x1000) && !moves(0x701) && !moves(isize::MAX as usize));
+        assert_eq!(bump.pointer.get(), at(top + 0x200));
+        assert!(moves(0x700) && moves(0x100));
+    }
+}

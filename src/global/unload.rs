@@ -22,9 +22,11 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crate::source::KeepErrno;
+
 use super::{fork, pthread};
 
-// Relaxed throughout: one thread runs the ends of a library, one after the other.
+// Relaxed throughout: one thread runs the ends of a library, one after the other; and who registers twice does no harm.
 
 /// `begin` has run.
 static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -42,11 +44,18 @@ static BEGIN: unsafe extern "C" fn() = begin;
 #[unsafe(link_section = ".fini_array.00000")]
 static END: unsafe extern "C" fn() = end;
 
-/// Has `ending` called at the end. Before the first heap opens.
+/// Has `ending` called at the end, once however many heaps there are. Before the first heap opens.
 pub(super) fn register() {
-    if !BEGUN.load(Ordering::Relaxed) {
-        // SAFETY: a function that stays as long as this copy of the crate: the C library calls it before it goes.
-        unsafe { libc::atexit(ending) };
+    static DONE: AtomicBool = AtomicBool::new(false);
+    // Before it is done: the C library's own allocation may lead back here.
+    if BEGUN.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let _errno = KeepErrno::new();
+    // SAFETY: a function that stays as long as this copy of the crate: the C library calls it before it goes.
+    if unsafe { libc::atexit(ending) } != 0 {
+        // No memory for it: the next heap that opens tries again.
+        DONE.store(false, Ordering::Relaxed);
     }
 }
 
@@ -66,5 +75,97 @@ unsafe extern "C" fn end() {
         // SAFETY: the library is closed, so no thread is in its code or comes back to it; and this is the last of its
         // functions to run.
         unsafe { fork::abandon_all() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::alloc::Layout;
+    use core::ptr::NonNull;
+    use core::sync::atomic::AtomicUsize;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::heap::Config;
+    use crate::object::{Keeper, Objects};
+    use crate::source::{Contents, Purpose, Refused, Reservation, Source, System};
+
+    /// The system, which knows how many reservations of tables there are.
+    #[derive(Debug, Default)]
+    struct Watched {
+        tables: AtomicUsize,
+        discards: AtomicUsize,
+        late: AtomicUsize,
+    }
+
+    // SAFETY: the verbs are the system's.
+    unsafe impl Source for Watched {
+        fn granule(&self) -> usize {
+            System.granule()
+        }
+
+        fn budget(&self) -> usize {
+            System.budget()
+        }
+
+        fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+            let reservation = System.reserve(purpose, bytes, align)?;
+            self.tables
+                .fetch_add(usize::from(purpose == Purpose::Metadata), Ordering::Relaxed);
+            Some(reservation)
+        }
+
+        unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+            // SAFETY: the caller's promise.
+            unsafe { System.prepare(purpose, start, bytes) }
+        }
+
+        unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
+            Ok(())
+        }
+
+        unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+            // SAFETY: the caller's promise.
+            unsafe { System.release(start, bytes) }
+        }
+
+        /// Does nothing: what is discarded too late may be anybody's.
+        unsafe fn discard(&self, _start: NonNull<u8>, _bytes: usize) {
+            let is_late = self.tables.load(Ordering::Relaxed) < 2;
+            self.late.fetch_add(usize::from(is_late), Ordering::Relaxed);
+            self.discards.fetch_add(1, Ordering::Relaxed);
+        }
+
+        unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+            self.tables
+                .fetch_sub(usize::from(purpose == Purpose::Metadata), Ordering::Relaxed);
+            // SAFETY: the caller's promise.
+            unsafe { System.unreserve(purpose, reservation) }
+        }
+    }
+
+    /// The pages of a heap that is unloaded are released when its tables have gone: with nothing beside them.
+    #[test]
+    fn entries_of_tables_that_are_gone_are_not_discarded() {
+        let source: &'static Watched = std::boxed::Box::leak(std::boxed::Box::default());
+        let objects = Objects::open(source, Config::new(1 << 30).caches(1), Keeper::new(false, None)).unwrap();
+        let layout = Layout::new::<[u8; 8000]>();
+        let fill = || {
+            (0..20_000)
+                .map(|_| objects.allocate(&objects.shared(), layout).unwrap())
+                .collect::<Vec<_>>()
+        };
+        // SAFETY: freed with the layout of their allocation, once each.
+        let free = |block: NonNull<u8>| unsafe { objects.free(&objects.shared(), block, layout) };
+        fill().into_iter().for_each(free);
+        objects.release(crate::units::PageCount(usize::MAX));
+        let before = source.discards.load(Ordering::Relaxed);
+        assert!(before > 0, "the heap is too small for this test");
+        fill().into_iter().for_each(free);
+        // SAFETY: nobody uses the heap from here on.
+        unsafe { Objects::<&Watched>::abandon(NonNull::from_ref(objects).cast()) };
+        assert_eq!(source.late.load(Ordering::Relaxed), 0);
     }
 }

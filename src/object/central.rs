@@ -12,8 +12,15 @@
 //! next one is handed to the caller, who gives its pages to the heap of pages.
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
-//! as it is: two words change under the lock, and no slot is touched. So what goes round between threads, or up and
-//! down in one, never comes to the spans. 4 MiB at the most; the scavenger, and who is out of memory, empty it.
+//! as it is: without the lock (`store.rs`), and no slot is touched but the first. So what goes round between threads,
+//! or up and down in one, never comes to the spans. 4 MiB at the most; the scavenger, and who is out of memory, empty
+//! it.
+//!
+//! **Nobody waits for a thread that does not run**, when allocating or freeing. Who finds the lock held for longer than
+//! a short critical section takes slots out of a fresh span, which is nobody's yet, and leaves that for whoever holds
+//! the lock next: it has *arrived*, and is taken to the others before anything else is done under the lock, so before
+//! its first slot can come back to it. Who brings a batch puts it in store, be that full. (But for slots of 8 bytes,
+//! which have no room for the store's word.)
 //!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
@@ -21,16 +28,17 @@
 //! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
 //! slot that is not out.
 
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
 use crate::fatal;
 use crate::metadata::offset;
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Table};
 use crate::units::{PageIndex, PageRun};
 
-use super::magazine::{Batch, List};
+use super::magazine::{Batch, List, Mark};
 use super::size_class::{PAGE_SHIFT, SizeClass};
 use super::span::{Link, Slots, Span};
+use super::store::{BatchLinks, BatchPlace, Chain, Store};
 
 /// Bytes that a class keeps in store at the most.
 const STORE_BYTES: usize = 4 << 20;
@@ -62,11 +70,12 @@ pub struct Central {
     spans: AtomicU32,
     /// Slots out of spans: the program's, the magazines' and those of the batches in store.
     out: AtomicU64,
-    /// Batches taken and brought.
+    /// Batches taken and brought: not each that passes without the lock, where two do at once.
     visits: AtomicU64,
-    /// Batches in store, strung together by the second words of their first slots, and how many.
-    store: AtomicPtr<u8>,
-    stored: AtomicU32,
+    /// The span that arrived last, plus one; they are linked by [`Span::behind`].
+    arrived: AtomicU32,
+    /// Whole batches, linked by the second words of their first slots.
+    store: Store,
 }
 
 /// What a class says of itself.
@@ -109,6 +118,29 @@ impl Spans {
     #[inline]
     fn slot(&self, class: SizeClass, span: PageIndex, slot: u32) -> *mut u8 {
         offset(self.base, (span.0 << PAGE_SHIFT) + slot as usize * class.bytes()).as_ptr()
+    }
+
+    /// Where the batch is that begins with this slot: slots are aligned to 8 bytes, and 2³² pages are 2⁴⁵ bytes.
+    fn place_of(&self, slot: NonNull<u8>) -> BatchPlace {
+        let distance = slot.addr().get() - self.base.addr().get();
+        BatchPlace::new(distance as u64 / 8 + 1)
+    }
+
+    /// The first slot of the batch there.
+    fn slot_at(&self, place: BatchPlace) -> NonNull<u8> {
+        offset(self.base, (place.number() - 1) as usize * 8)
+    }
+
+    /// The span and the number of the slot of `class` that begins at `address`, if one does.
+    pub fn slot_of(&self, class: SizeClass, address: usize) -> Option<(PageIndex, u32)> {
+        let distance = address.wrapping_sub(self.base.addr().get());
+        let page = distance >> PAGE_SHIFT;
+        if page >= self.covered() {
+            return None;
+        }
+        let (tagged, back) = self.entry(PageIndex(page)).tag()?;
+        let span = page.checked_sub(back).filter(|_| tagged == class)?;
+        Some((PageIndex(span), class.slot_at(distance - (span << PAGE_SHIFT))?))
     }
 
     /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
@@ -159,7 +191,7 @@ impl Spans {
         }
     }
 
-    /// Makes `run`, which is covered and nobody else's, a span. Under the lock of the class.
+    /// Says of each page of `run`, which has arrived, which span it is in.
     fn enter(&self, class: SizeClass, run: PageRun) {
         for back in 0..run.pages().0 {
             self.entry(PageIndex(run.start().0 + back)).enter(class, back);
@@ -176,9 +208,9 @@ impl Spans {
     #[inline]
     fn link(&self, class: SizeClass, span: PageIndex, slot: u32) -> u32 {
         let slot = self.slot(class, span, slot);
-        // SAFETY: a listed slot is the class's, whose lock is held, and `put_link` wrote to it. It lies in a span,
-        // which is memory.
-        unsafe { slot.cast::<u32>().read() }
+        // SAFETY: a listed slot is the class's, whose lock is held, and `give` wrote to it. It lies in a span, which is
+        // memory.
+        unsafe { slot.cast::<u64>().read() as u32 }
     }
 }
 
@@ -192,60 +224,139 @@ impl Central {
             spans: AtomicU32::new(0),
             out: AtomicU64::new(0),
             visits: AtomicU64::new(0),
-            store: AtomicPtr::new(ptr::null_mut()),
-            stored: AtomicU32::new(0),
+            arrived: AtomicU32::new(0),
+            store: Store::new(),
         }
     }
 
-    /// Takes a batch out of the store. O(1).
-    pub fn take_batch(&self) -> Option<Batch> {
-        // Relaxed: a first look, without the lock; who comes too early goes to the spans.
-        if self.stored.load(Ordering::Relaxed) == 0 {
-            return None;
+    /// The lock, with no span arrived.
+    fn hold(&self, spans: &Spans, class: SizeClass) -> Guard<'_> {
+        let guard = self.lock.lock();
+        self.receive(spans, class);
+        guard
+    }
+
+    /// The same, if it is free now or soon.
+    fn hold_soon(&self, spans: &Spans, class: SizeClass) -> Option<Guard<'_>> {
+        let guard = self.lock.lock_soon()?;
+        self.receive(spans, class);
+        Some(guard)
+    }
+
+    /// Takes spans in that have arrived. Under the lock.
+    #[inline]
+    fn receive(&self, spans: &Spans, class: SizeClass) {
+        // Relaxed: a first look. Who has a slot of such a span knows that it has arrived.
+        if self.arrived.load(Ordering::Relaxed) != 0 {
+            self.receive_all(spans, class);
         }
-        let _guard = self.lock.lock();
-        // Relaxed, here and below: under the lock.
-        let head = NonNull::new(self.store.load(Ordering::Relaxed))?;
-        // SAFETY: `store_batch` put it there and strung it, and it is in store no more.
-        let (batch, behind) = unsafe {
-            let batch = Batch::from_raw(head);
-            let behind = batch.unstring();
-            (batch, behind)
-        };
-        self.store.store(behind, Ordering::Relaxed);
-        self.stored
-            .store(self.stored.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn receive_all(&self, spans: &Spans, class: SizeClass) {
+        // Acquire: pairs with the release in `take_fresh`; the entries are as they were left.
+        let mut next = page_of(self.arrived.swap(0, Ordering::Acquire));
+        while let Some(span) = next {
+            let entry = spans.entry(span);
+            next = entry.behind.get();
+            let slots = entry.slots();
+            spans.enter(class, PageRun::known(span.0, class.pages()));
+            self.count_spans(1);
+            add(&self.out, u64::from(slots.used));
+            if slots.used < class.slots() {
+                self.link_first(spans, span);
+            }
+        }
+    }
+
+    /// Makes `run`, which is covered and nobody else's, a span, and takes up to `wanted` slots out of it, without the
+    /// lock.
+    ///
+    /// It arrives before it is entered: so a fork finds a span on the class's account or none at all. Who receives it
+    /// enters it, too.
+    pub fn take_fresh(&self, spans: &Spans, class: SizeClass, run: PageRun, wanted: u32) -> List {
+        let (mut list, span) = (List::new(), run.start());
+        let (entry, mut slots) = (spans.entry(span), Slots::default());
+        draw(spans, class, span, &mut slots, wanted, &mut list);
+        entry.set_slots(slots);
         add(&self.visits, 1);
-        Some(batch)
+        // Relaxed: only compared.
+        let mut first = self.arrived.load(Ordering::Relaxed);
+        loop {
+            entry.behind.set(page_of(first));
+            let number = span.0 as u32 + 1;
+            // Release: what the entry says is seen by who receives the span.
+            match self
+                .arrived
+                .compare_exchange_weak(first, number, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => break,
+                Err(now) => first = now,
+            }
+        }
+        spans.enter(class, run);
+        list
+    }
+
+    /// Takes a batch out of the store, as `hint` says: threads with other hints seldom meet. O(1).
+    pub fn take_batch(&self, spans: &Spans, hint: usize) -> Option<Batch> {
+        let place = self.store.take(spans, hint)?;
+        add(&self.visits, 1);
+        // SAFETY: `put` made the place of a batch, which is in store no more.
+        Some(unsafe { Batch::from_raw(spans.slot_at(place)) })
     }
 
     /// Puts a batch of the class in store. O(1).
     ///
     /// # Errors
     /// The batch, if the store is full, or a slot has not two words.
-    pub fn store_batch(&self, class: SizeClass, batch: Batch) -> Result<(), Batch> {
-        if class.bytes() < 2 * size_of::<*mut u8>() {
-            return Err(batch);
-        }
+    pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Result<(), Batch> {
         let most = STORE_BYTES / (class.batch() as usize * class.bytes());
-        let _guard = self.lock.lock();
-        // Relaxed, here and below: under the lock.
-        let stored = self.stored.load(Ordering::Relaxed);
-        if stored as usize >= most {
+        if !has_two_words(class) || self.store.count() as usize >= most {
             return Err(batch);
         }
-        // SAFETY: a slot has two words (checked).
-        unsafe { batch.string(self.store.load(Ordering::Relaxed)) };
-        self.store.store(batch.into_raw().as_ptr(), Ordering::Relaxed);
-        self.stored.store(stored + 1, Ordering::Relaxed);
-        add(&self.visits, 1);
+        self.put(spans, batch, hint);
         Ok(())
     }
 
-    /// Takes up to `wanted` slots. Fewer, or none, if the spans have no more.
-    pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32) -> List {
+    fn put(&self, spans: &Spans, batch: Batch, hint: usize) {
+        add(&self.visits, 1);
+        self.store.put(spans, hint, spans.place_of(batch.into_raw()));
+    }
+
+    /// Whether the slot is in a batch in store. O(slots in store).
+    pub fn has_stored(&self, spans: &Spans, class: SizeClass, slot: NonNull<u8>) -> bool {
+        self.store.any(spans, |place| {
+            // SAFETY: a batch of the store, which is the caller's for the moment; it is only looked at.
+            let batch = unsafe { Batch::from_raw(spans.slot_at(place)) };
+            batch.into_list(class).has(slot.as_ptr())
+        })
+    }
+
+    /// Whether the slot is on the list of its span. O(slots of the span).
+    pub fn has_listed(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
+        let _guard = self.hold(spans, class);
+        let (mut slots, link) = (spans.entry(span).slots(), |slot| spans.link(class, span, slot));
+        // Not longer than the span, whatever stands in its slots.
+        let mut listed = (0..slots.fresh).map_while(|_| slots.unlist(span, link));
+        listed.any(|listed| listed == slot)
+    }
+
+    /// Takes up to `wanted` slots. Fewer, or none, if the spans have no more; `None` if the lock is held for long.
+    pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32) -> Option<List> {
+        let _guard = self.hold_soon(spans, class)?;
+        Some(self.take_held(spans, class, wanted))
+    }
+
+    /// The same, however long that takes.
+    pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32) -> List {
+        let _guard = self.hold(spans, class);
+        self.take_held(spans, class, wanted)
+    }
+
+    /// Under the lock.
+    fn take_held(&self, spans: &Spans, class: SizeClass, wanted: u32) -> List {
         let mut list = List::new();
-        let _guard = self.lock.lock();
         while list.len() < wanted
             && let Some(span) = self.first.get()
         {
@@ -265,21 +376,32 @@ impl Central {
         list
     }
 
-    /// Makes `run`, which is covered and nobody else's, a span, and adds it.
-    pub fn add(&self, spans: &Spans, class: SizeClass, run: PageRun) {
-        let _guard = self.lock.lock();
-        spans.enter(class, run);
-        self.count_spans(1);
-        self.link_first(spans, run.start());
-    }
-
     /// Takes slots back. The first of the spans that are none any more, linked by [`Span::behind`]: their pages are the
     /// caller's.
     #[must_use]
-    pub fn give(&self, spans: &Spans, class: SizeClass, mut list: List) -> Option<PageIndex> {
+    pub fn give(&self, spans: &Spans, class: SizeClass, list: List) -> Option<PageIndex> {
+        let _guard = self.hold(spans, class);
+        self.give_held(spans, class, list)
+    }
+
+    /// Takes a batch back that the store did not take, as [`give`](Self::give) does; if the lock is held for long, into
+    /// the store after all.
+    #[must_use]
+    pub fn give_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Option<PageIndex> {
+        if let Some(_guard) = self.hold_soon(spans, class) {
+            self.give_held(spans, class, batch.into_list(class))
+        } else if has_two_words(class) {
+            self.put(spans, batch, hint);
+            None
+        } else {
+            self.give(spans, class, batch.into_list(class))
+        }
+    }
+
+    /// Under the lock.
+    fn give_held(&self, spans: &Spans, class: SizeClass, mut list: List) -> Option<PageIndex> {
         let mut leaving = None;
         let count = list.len();
-        let _guard = self.lock.lock();
         let mut next = list.pop();
         while let Some(mut slot) = next {
             let (span, mut number) = spans.locate(class, slot);
@@ -290,7 +412,7 @@ impl Central {
             next = loop {
                 let link = slots.list(span, number);
                 // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for them.
-                unsafe { slot.cast::<u32>().write(link) };
+                unsafe { slot.cast::<u64>().write(Mark::of_number(link)) };
                 let Some(other) = list.pop() else { break None };
                 match spans.number_in(class, span, other) {
                     Some(other_number) => (slot, number) = (other, other_number),
@@ -317,7 +439,7 @@ impl Central {
     /// Takes the spare out: a span no more, its pages are the caller's.
     #[must_use]
     pub fn take_spare(&self, spans: &Spans, class: SizeClass) -> Option<PageIndex> {
-        let _guard = self.lock.lock();
+        let _guard = self.hold(spans, class);
         let span = self.spare.get()?;
         self.spare.set(None);
         self.unlink(spans, span);
@@ -365,10 +487,14 @@ impl Central {
     }
 
     /// What the class says of itself, read from anywhere: a moment's picture.
-    pub fn state(&self, class: SizeClass) -> CentralState {
+    pub fn state(&self, spans: &Spans, class: SizeClass) -> CentralState {
+        // Relaxed: as in `receive`.
+        if self.arrived.load(Ordering::Relaxed) != 0 {
+            drop(self.hold_soon(spans, class));
+        }
         // Relaxed: statistics.
         CentralState {
-            stored: u64::from(self.stored.load(Ordering::Relaxed)) * u64::from(class.batch()),
+            stored: u64::from(self.store.count()) * u64::from(class.batch()),
             spans: self.spans.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
             visits: self.visits.load(Ordering::Relaxed),
@@ -377,8 +503,8 @@ impl Central {
 
     /// Walks the spans with room, under the lock; the second of `visit`'s arguments says whether it is the spare. For
     /// checks.
-    pub fn for_each_with_room(&self, spans: &Spans, mut visit: impl FnMut(PageIndex, bool)) {
-        let _guard = self.lock.lock();
+    pub fn for_each_with_room(&self, spans: &Spans, class: SizeClass, mut visit: impl FnMut(PageIndex, bool)) {
+        let _guard = self.hold(spans, class);
         let spare = self.spare.get();
         let mut next = self.first.get();
         while let Some(span) = next {
@@ -400,6 +526,29 @@ impl Spans {
     }
 }
 
+/// The page that a number says, plus one.
+fn page_of(number: u32) -> Option<PageIndex> {
+    (number as usize).checked_sub(1).map(PageIndex)
+}
+
+/// Whether a slot has room for a link and the store's word.
+fn has_two_words(class: SizeClass) -> bool {
+    class.bytes() >= 2 * size_of::<u64>()
+}
+
+impl BatchLinks for Spans {
+    fn read(&self, batch: BatchPlace) -> Chain {
+        // SAFETY: the caller has the batch, whose first slot has two words (`has_two_words`), of which the list uses
+        // the first.
+        Chain::from_bits(unsafe { self.slot_at(batch).cast::<u64>().add(1).read() })
+    }
+
+    fn write(&self, batch: BatchPlace, behind: Chain) {
+        // SAFETY: as above.
+        unsafe { self.slot_at(batch).cast::<u64>().add(1).write(behind.into_bits()) };
+    }
+}
+
 /// Takes slots out of one span until the list has `wanted`, or the span has no more: listed ones first, then fresh
 /// ones.
 #[inline]
@@ -417,8 +566,8 @@ fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wan
     }
 }
 
-/// Adds to a counter that only the holder of the lock writes.
+/// Adds to a counter that the holder of the lock writes, or that need not be exact.
 fn add(counter: &AtomicU64, amount: u64) {
-    // Relaxed: under the lock; for others a statistic.
+    // Relaxed: under the lock, or where one more or less does no harm; for others a statistic.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }

@@ -69,7 +69,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     fn check_class(&self, class: SizeClass) -> Result<(), ObjectFault> {
-        let mut found = Sum::default();
+        let (mut found, state) = (Sum::default(), self.central(class).state(&self.spans, class));
         let end = self.spans.covered().min(self.heap.grown().0);
         for page in (0..end).map(PageIndex) {
             let Some((of, back)) = self.span_at(page) else { continue };
@@ -84,8 +84,9 @@ impl<S: Source + 'static> Objects<S> {
                 self.check_span(class, page, &mut found)?;
             }
         }
-        let (state, mut listed) = (self.central(class).state(class), 0);
-        self.central(class).for_each_with_room(&self.spans, |_, _| listed += 1);
+        let mut listed = 0;
+        self.central(class)
+            .for_each_with_room(&self.spans, class, |_, _| listed += 1);
         if (u64::from(state.spans), state.out, listed) == (found.spans, found.out, found.room) {
             return Ok(());
         }

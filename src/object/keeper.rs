@@ -157,7 +157,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// A number that changes whenever slots go between threads and classes.
     fn activity(&self) -> u64 {
-        let visits = SizeClass::all().map(|class| self.central(class).state(class).visits);
+        let visits = SizeClass::all().map(|class| self.central(class).state(&self.spans, class).visits);
         visits.fold(0, u64::wrapping_add)
     }
 

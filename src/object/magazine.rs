@@ -16,18 +16,90 @@
 //! where there is none a batch comes from the class as it is. So nobody walks a list to cut it in two, and a thread
 //! that allocates and frees by turns goes to the class once in a batch at the most.
 //!
+//! **Marks.** A link is written under a key ([`Mark`]) that gives it upper bits such as no pointer has and few numbers;
+//! who takes a slot out wipes it. So a slot that comes back marked is looked at: it may be free already. Worked: A, B
+//! and A again are freed. A's link was null, and reads `ffff ffff a1de 5eed` since; the third call sees `ffff` in the
+//! bytes that it is about to write over, and goes the slow way, which finds A in the magazine.
+//!
 //! A magazine belongs to one thread. Only the count may be read by others, for statistics.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use crate::fatal;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 
 use super::size_class::SizeClass;
 
 /// What a magazine has room for at first.
 const FIRST_ROOM: u32 = 4;
+
+/// The first word of a free slot: a link under a key. In a magazine, on a list or in a batch the link is the next
+/// slot's address; on its span's list it is a number of 32 bits, and the upper half is all ones.
+///
+/// No link at all, by all that can be said, where the upper two bytes are not ones: an address has zeros there. Nor is
+/// it one for certain where they are: a program may have written that. (Where words are of 32 bits the lowest three
+/// bits are all there is to go by.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(usize);
+
+impl Mark {
+    /// As an instruction can hold it, sign and all; of addresses of slots it changes the lowest three bits.
+    const KEY: usize = 0xa1de_5eed_u32 as i32 as isize as usize;
+
+    /// What stands in a slot that `next` comes behind.
+    #[inline(always)]
+    fn of(next: *mut u8) -> *mut u8 {
+        next.map_addr(|address| address ^ Self::KEY)
+    }
+
+    /// What stands in a slot on its span's list.
+    #[inline(always)]
+    pub const fn of_number(link: u32) -> u64 {
+        u64::MAX << 32 | link as u64
+    }
+
+    /// The first word of a slot, if it is marked.
+    ///
+    /// # Safety
+    ///
+    /// A slot of a heap, that nobody else writes to.
+    #[inline(always)]
+    pub unsafe fn read(slot: *mut u8) -> Option<Self> {
+        // SAFETY: a slot is at least a word long and aligned for one; the upper two bytes are read as what they are.
+        let is_marked = unsafe {
+            if cfg!(target_endian = "little") && usize::BITS == 64 {
+                slot.cast::<u16>().add(3).read() == u16::MAX
+            } else {
+                let word = slot.cast::<usize>().read();
+                usize::BITS < 64 || word >> (usize::BITS - 16) == usize::from(u16::MAX)
+            }
+        };
+        // SAFETY: as above.
+        is_marked.then(|| Self(unsafe { slot.cast::<usize>().read() }))
+    }
+
+    /// The address that the link would be; `None` if it is no slot's. 0: none follows.
+    pub fn address(self) -> Option<usize> {
+        let address = self.0 ^ Self::KEY;
+        address.is_multiple_of(size_of::<u64>()).then_some(address)
+    }
+
+    /// The number that the link would be, on its span's list.
+    pub fn number(self) -> Option<u32> {
+        (self.0 as u64 >> 32 == u64::from(u32::MAX)).then_some(self.0 as u32)
+    }
+}
+
+/// Wipes the mark of a slot that leaves the heap's hands.
+///
+/// # Safety
+///
+/// The slot is the caller's, of one of the heap's classes.
+#[inline(always)]
+pub unsafe fn wipe(slot: *mut u8) {
+    // SAFETY: a slot is at least a word long and aligned for one, and ours.
+    unsafe { slot.cast::<*mut u8>().write(ptr::null_mut()) };
+}
 
 /// Free slots of one class on a string. Whoever has the list owns the slots.
 #[derive(Debug)]
@@ -63,20 +135,26 @@ impl List {
     #[inline]
     pub unsafe fn push(&mut self, slot: *mut u8) {
         // SAFETY: a slot is at least a pointer long and aligned for one (the smallest class is 8 bytes), and ours.
-        unsafe { slot.cast::<*mut u8>().write(self.head) };
+        unsafe { slot.cast::<*mut u8>().write(Mark::of(self.head)) };
         self.head = slot;
         self.count += 1;
     }
 
-    /// Takes the first slot.
+    /// Takes the first slot, marked as it is.
     #[inline]
     pub fn pop(&mut self) -> Option<*mut u8> {
         self.count = self.count.checked_sub(1)?;
         let slot = self.head;
         // SAFETY: `count` slots are on the string, each the list's own and written by `push` (of this list or of the
         // magazine it came from).
-        self.head = unsafe { slot.cast::<*mut u8>().read() };
+        self.head = Mark::of(unsafe { slot.cast::<*mut u8>().read() });
         Some(slot)
+    }
+
+    /// Whether the slot is on the string.
+    pub fn has(self, wanted: *mut u8) -> bool {
+        let mut rest = self;
+        core::iter::from_fn(|| rest.pop()).any(|slot| slot == wanted)
     }
 }
 
@@ -104,26 +182,6 @@ impl Batch {
         self.head
     }
 
-    /// Strings it before `behind`, which [`unstring`](Self::unstring) gives back.
-    ///
-    /// # Safety
-    ///
-    /// Its slots hold two pointers.
-    pub unsafe fn string(&self, behind: *mut u8) {
-        // SAFETY: the first slot is the batch's, and long enough (the caller's promise); the list uses its first word.
-        unsafe { self.head.as_ptr().cast::<*mut u8>().add(1).write(behind) };
-    }
-
-    /// What it was strung before.
-    ///
-    /// # Safety
-    ///
-    /// It was.
-    pub unsafe fn unstring(&self) -> *mut u8 {
-        // SAFETY: as in `string`, which wrote it.
-        unsafe { self.head.as_ptr().cast::<*mut u8>().add(1).read() }
-    }
-
     /// As a list.
     pub fn into_list(self, class: SizeClass) -> List {
         List {
@@ -147,7 +205,7 @@ pub struct Magazine {
 }
 
 impl Magazine {
-    /// Fast: the slot freed last.
+    /// Fast: the slot freed last. Its first word is zero.
     #[inline(always)]
     pub fn pop(&self) -> Option<*mut u8> {
         let slot = self.head.get();
@@ -155,12 +213,15 @@ impl Magazine {
             return None;
         }
         // SAFETY: a slot in the magazine is its own and was written by `push` or came on a list (I12).
-        self.head.set(unsafe { slot.cast::<*mut u8>().read() });
+        unsafe {
+            self.head.set(Mark::of(slot.cast::<*mut u8>().read()));
+            wipe(slot);
+        }
         self.set_left(self.left().wrapping_add(1));
         Some(slot)
     }
 
-    /// Fast: takes a slot in, if there is room. Whether it did.
+    /// Fast: takes a slot in, if there is room and it is not marked. Whether it did.
     ///
     /// # Safety
     ///
@@ -168,30 +229,39 @@ impl Magazine {
     #[inline(always)]
     #[must_use]
     pub unsafe fn push(&self, slot: *mut u8) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { Mark::read(slot).is_none() && self.put(slot) }
+    }
+
+    /// Takes a slot in, if there is room, marked or not. Whether it did.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn put(&self, slot: *mut u8) -> bool {
         let (head, left) = (self.head.get(), self.left());
-        if slot == head {
-            // Or null, which nobody may free: not for here.
-            return false;
-        }
         if left == 0 {
             return false;
         }
         // SAFETY: as in `List::push`.
-        unsafe { slot.cast::<*mut u8>().write(head) };
+        unsafe { slot.cast::<*mut u8>().write(Mark::of(head)) };
         self.head.set(slot);
         self.set_left(left - 1);
         true
     }
 
-    /// Aborts if the slot is the one freed last: `push` does not take that in.
-    pub fn refuse_twice(&self, slot: NonNull<u8>, class: SizeClass) {
-        if slot.as_ptr() == self.head.get() {
-            fatal::abort(
-                "block freed twice in a row; its address, blocks held",
-                slot.addr().get(),
-                self.count(class) as usize,
-            );
-        }
+    /// Whether the slot lies here, or in the spare. O(slots).
+    #[cold]
+    pub fn has(&self, slot: NonNull<u8>, class: SizeClass) -> bool {
+        let held = List {
+            head: self.head.get(),
+            count: self.room() - self.left(),
+        };
+        // Relaxed: one writer, who asks.
+        let spare = NonNull::new(self.spare.load(Ordering::Relaxed)).map(|head| Batch { head });
+        held.has(slot.as_ptr()) || spare.is_some_and(|spare| spare.into_list(class).has(slot.as_ptr()))
     }
 
     #[inline(always)]

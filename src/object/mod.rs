@@ -43,6 +43,7 @@
 mod size_class;
 mod span;
 mod magazine;
+mod store;
 mod central;
 mod presence;
 mod shelf;
@@ -52,9 +53,12 @@ mod stats;
 mod snapshot;
 mod check;
 mod run;
+mod twice;
 mod keeper;
 mod close;
 mod fork;
+#[cfg(test)]
+mod preempted;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
@@ -75,7 +79,7 @@ use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
-use magazine::{List, Magazine};
+use magazine::{List, Magazine, Mark, wipe};
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 use thread::Register;
@@ -312,7 +316,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.
     fn empty_stores(&self, cache: Option<usize>) {
         for class in SizeClass::all() {
-            while let Some(batch) = self.central(class).take_batch() {
+            while let Some(batch) = self.central(class).take_batch(&self.spans, 0) {
                 self.give_slots(cache, class, batch.into_list(class));
             }
             self.give_spare(cache, class);
@@ -375,7 +379,10 @@ impl<S: Source + 'static> Objects<S> {
         });
         let slot = slot.or_else(|| {
             self.reclaim(thread);
-            self.take_slots(thread.cache(), class, 1).pop()
+            let slot = self.take_slots(thread.cache(), class, 1).pop()?;
+            // SAFETY: the slot is ours.
+            unsafe { wipe(slot) };
+            Some(slot)
         });
         NonNull::new(slot?)
     }
@@ -387,7 +394,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.heed_calls(thread);
         if magazine.is_wide(class)
-            && let Some(batch) = self.central(class).take_batch()
+            && let Some(batch) = self.central(class).take_batch(&self.spans, thread.hint())
         {
             magazine.load(batch);
             return;
@@ -404,9 +411,13 @@ impl<S: Source + 'static> Objects<S> {
             return;
         }
         if let Some(batch) = magazine.take_spare() {
-            match self.central(class).store_batch(class, batch) {
+            let (central, hint) = (self.central(class), thread.hint());
+            match central.store_batch(&self.spans, class, batch, hint) {
                 Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
-                Err(batch) => self.give_slots(thread.cache(), class, batch.into_list(class)),
+                Err(batch) => {
+                    let leaving = central.give_batch(&self.spans, class, batch, hint);
+                    self.give_spans(thread.cache(), class, leaving);
+                }
             }
         }
         magazine.set_aside();
@@ -417,19 +428,25 @@ impl<S: Source + 'static> Objects<S> {
         let central = self.central(class);
         loop {
             let list = central.take(&self.spans, class, wanted);
+            let (is_busy, list) = (list.is_none(), list.unwrap_or(List::new()));
             if !list.is_empty() {
                 return list;
             }
             // A thread that takes few at a time, where others have left batches.
-            if let Some(batch) = central.take_batch() {
-                self.give_slots(cache, class, batch.into_list(class));
+            if !is_busy && let Some(batch) = central.take_batch(&self.spans, 0) {
+                let leaving = central.give_batch(&self.spans, class, batch, 0);
+                self.give_spans(cache, class, leaving);
                 continue;
             }
             let Some(run) = self.new_span(cache, class) else {
-                return list;
+                // Before saying no.
+                return if is_busy {
+                    central.take_at_last(&self.spans, class, wanted)
+                } else {
+                    list
+                };
             };
-            central.add(&self.spans, class, run);
-            // Others may be quicker than we, and take all of it.
+            return central.take_fresh(&self.spans, class, run, wanted);
         }
     }
 
@@ -462,10 +479,15 @@ impl<S: Source + 'static> Objects<S> {
             self.free_run(thread.cache(), self.run_of(memory, layout));
             return;
         };
+        // SAFETY: the caller's promise: a slot that is given up.
+        if let Some(mark) = unsafe { Mark::read(memory.as_ptr()) }
+            && self.is_free_already(thread, memory, class, mark)
+        {
+            return;
+        }
         let magazine = thread.magazine(class);
-        // SAFETY: the caller's promise: the slot is given up, and of this class.
-        while !unsafe { magazine.push(memory.as_ptr()) } {
-            magazine.refuse_twice(memory, class);
+        // SAFETY: as above, and of this class.
+        while !unsafe { magazine.put(memory.as_ptr()) } {
             self.make_room(thread, magazine, class);
         }
     }
@@ -474,7 +496,12 @@ impl<S: Source + 'static> Objects<S> {
         if list.is_empty() {
             return;
         }
-        let mut leaving = self.central(class).give(&self.spans, class, list);
+        let leaving = self.central(class).give(&self.spans, class, list);
+        self.give_spans(cache, class, leaving);
+    }
+
+    /// Gives the pages of spans back that are none any more, as [`Central::give`] has linked them.
+    fn give_spans(&self, cache: Option<usize>, class: SizeClass, mut leaving: Option<PageIndex>) {
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
             self.free_run(cache, PageRun::known(span.0, class.pages()));

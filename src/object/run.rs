@@ -17,6 +17,7 @@ use crate::heap::Allocation;
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
+use super::magazine::wipe;
 use super::shelf::{Length, pages_for};
 use super::size_class::PAGE_BYTES;
 use super::{Objects, Thread};
@@ -86,10 +87,15 @@ impl<S: Source + 'static> Objects<S> {
                 self.heap.allocate_aligned(pages, layout.align())
             }
         };
-        attempt().or_else(|| {
+        let allocation = attempt().or_else(|| {
             self.reclaim(thread);
             attempt()
-        })
+        })?;
+        if !allocation.is_zeroed() {
+            // SAFETY: a run just allocated, and of pages that are memory.
+            unsafe { wipe(self.heap.address(allocation.run.start()).as_ptr()) };
+        }
+        Some(allocation)
     }
 
     /// Whether a large block like this could be had if all else were free.

@@ -309,7 +309,7 @@ impl<S: Source + 'static> Objects<S> {
             }
         });
         for class in SizeClass::all() {
-            let (state, index) = (self.central(class).state(class), class.index());
+            let (state, index) = (self.central(class).state(&self.spans, class), class.index());
             cached[index] += state.stored as usize;
             let (out, spans) = (state.out as usize, state.spans as usize);
             classes[index] = ClassStats {

@@ -80,7 +80,7 @@ impl Link {
 }
 
 /// The slots of a span at one moment. Read, changed and written back under the lock of the class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slots {
     /// Slots out.
     pub used: u32,
@@ -113,19 +113,10 @@ impl Span {
         Some((class, (tag & ((1 << BACK_BITS) - 1)) as usize))
     }
 
-    /// Enters the page in a span of `class` that begins `back` pages before it; all slots are fresh.
+    /// Enters the page in a span of `class` that begins `back` pages before it.
     pub fn enter(&self, class: SizeClass, back: usize) {
-        if back == 0 {
-            self.set_slots(Slots {
-                used: 0,
-                listed: 0,
-                fresh: 0,
-            });
-            self.before.set(None);
-            self.behind.set(None);
-        }
         let tag = (class.index() as u32 + 1) << BACK_BITS | back as u32;
-        // Relaxed: nobody has a slot of the span yet; see `tag`.
+        // Relaxed: the program has no slot of the span yet; see `tag`.
         self.tag.store(tag, Ordering::Relaxed);
     }
 

@@ -71,7 +71,7 @@ impl<S: Source + 'static> Objects<S> {
             ..GlobalStats::default()
         };
         for class in SizeClass::all() {
-            let state = self.central(class).state(class);
+            let state = self.central(class).state(&self.spans, class);
             stats.spans += state.spans as usize;
             stats.span_pages.0 += state.spans as usize * class.pages();
             stats.slot_bytes += state.out as usize * class.bytes();

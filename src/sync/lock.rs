@@ -91,13 +91,24 @@ impl Lock {
         drop(Guard { lock: self });
     }
 
+    /// Waits about as long as a short critical section, and never for a thread that does not run.
+    #[inline]
+    pub fn lock_soon(&self) -> Option<Guard<'_>> {
+        self.try_lock().or_else(|| self.spin())
+    }
+
+    #[cold]
+    fn spin(&self) -> Option<Guard<'_>> {
+        (0..SPINS).find_map(|round| {
+            relax(round);
+            self.try_lock()
+        })
+    }
+
     #[cold]
     fn lock_slow(&self) -> Guard<'_> {
-        for round in 0..SPINS {
-            relax(round);
-            if let Some(guard) = self.try_lock() {
-                return guard;
-            }
+        if let Some(guard) = self.spin() {
+            return guard;
         }
         let mut round = SPINS;
         // Acquire: as in `try_lock`. Having slept, we cannot know whether others still do, so the lock is taken as

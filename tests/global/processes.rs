@@ -119,6 +119,39 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory.add(8), layout(64, 8)) };
     };
+    a_block_freed_twice_in_a_row_is_found: "freed twice", |heap| {
+        let block = Block::new(heap, layout(64, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
+    };
+    a_block_freed_twice_with_another_between_is_found: "freed twice", |heap| {
+        let [first, second] = [(); 2].map(|()| Block::new(heap, layout(64, 8), 0).unwrap());
+        // SAFETY: none: this is what must be found out.
+        unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
+    };
+    a_block_of_eight_bytes_freed_twice_is_found: "freed twice", |heap| {
+        let [first, second] = [(); 2].map(|()| Block::new(heap, layout(8, 8), 0).unwrap());
+        // SAFETY: none: this is what must be found out.
+        unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
+    };
+    a_block_freed_twice_with_a_thousand_between_is_found: "freed twice", |heap| {
+        // Wherever it is by now: in the magazine, the spare, or a batch in store.
+        let blocks: Vec<_> = (0..1000).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
+        // SAFETY: none: this is what must be found out.
+        unsafe {
+            blocks.iter().for_each(|block| heap.dealloc(block.memory, block.layout));
+            heap.dealloc(blocks[1].memory, blocks[1].layout);
+        }
+    };
+    a_block_that_is_with_its_span_again_is_not_freed_twice: "freed twice", |heap| {
+        let [first, _kept] = [(); 2].map(|()| Block::new(heap, layout(1024, 8), 0).unwrap());
+        // SAFETY: none: this is what must be found out.
+        unsafe {
+            heap.dealloc(first.memory, first.layout);
+            heap.flush_thread();
+            heap.dealloc(first.memory, first.layout);
+        }
+    };
     a_large_block_is_not_freed_twice: "freed twice", |heap| {
         let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
@@ -154,6 +187,73 @@ aborts! {
         }
         let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(1024, 8), 0)).collect();
     };
+}
+
+/// Freed twice, and nobody knows for sure, for another thread has it: it is not handed out twice.
+#[test]
+#[cfg(not(feature = "checks"))]
+fn a_block_freed_again_by_another_thread_is_handed_out_once() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let blocks: Vec<_> = (0..20).map(|_| Block::new(&HEAP, layout(64, 8), 0).unwrap()).collect();
+    let addresses: Vec<_> = blocks.iter().map(|block| block.memory.expose_provenance()).collect();
+    blocks.into_iter().for_each(|block| block.free(&HEAP));
+    let take = || (0..1000).map(|_| Block::new(&HEAP, layout(64, 8), 0).unwrap().memory.addr());
+    let theirs = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            for &address in &addresses {
+                // SAFETY: none: this is what must do no harm.
+                unsafe { HEAP.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(64, 8)) };
+            }
+            take().collect::<Vec<_>>()
+        });
+        other.join().unwrap()
+    });
+    let mut all: Vec<_> = take().chain(theirs).collect();
+    all.sort_unstable();
+    assert!(
+        all.windows(2).all(|pair| pair[0] != pair[1]),
+        "a block is handed out twice"
+    );
+}
+
+/// What looks like the mark of a free block, and is the program's.
+#[test]
+fn a_block_may_hold_any_words() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let key = 0xffff_ffff_a1de_5eed_u64;
+    let out = || {
+        HEAP.flush_thread();
+        HEAP.scavenge(pageheap::PageCount(0));
+        HEAP.stats().slot_bytes
+    };
+    for size in [8, 64, 1024] {
+        let other = Block::new(&HEAP, layout(size, 8), 0).unwrap();
+        let before = out();
+        let words = [
+            u64::MAX,
+            u64::MAX << 32,
+            u64::MAX << 32 | 1,
+            u64::MAX << 48,
+            key ^ 1,
+            key ^ 4096,
+        ];
+        for word in words {
+            // More than a magazine and its spare hold.
+            let blocks: Vec<_> = (0..500)
+                .map(|_| Block::new(&HEAP, layout(size, 8), 0).unwrap())
+                .collect();
+            for block in &blocks {
+                // SAFETY: inside the block, which is freed with its layout; a word of the program's.
+                unsafe {
+                    block.memory.cast::<u64>().write(word);
+                    HEAP.dealloc(block.memory, block.layout);
+                }
+            }
+        }
+        assert_eq!(out(), before, "blocks were lost");
+        HEAP.check().unwrap();
+        other.free(&HEAP);
+    }
 }
 
 /// What the checked build finds: address, size class and span in the message.
@@ -264,6 +364,31 @@ mod checked {
             let stranger = Box::leak(Box::new([0_u64; 64]));
             heap.dealloc(stranger.as_mut_ptr().cast(), layout);
         };
+    }
+
+    /// Wherever it lies when it is freed again: in a magazine, in a spare, first or not of a batch in store.
+    #[test]
+    fn any_of_three_hundred_freed_blocks_is_found_when_freed_again() {
+        static HEAP: GlobalHeap = GlobalHeap::new();
+        const WHICH: &str = "PAGEHEAP_TEST_WHICH";
+        const NAME: &str = "checked::any_of_three_hundred_freed_blocks_is_found_when_freed_again";
+        if !is_child() {
+            for number in 0..300_usize {
+                let output = child(NAME).env(WHICH, number.to_string()).output().unwrap();
+                let errors = String::from_utf8_lossy(&output.stderr);
+                let found = errors.contains("freed twice") && !output.status.success();
+                assert!(found, "block {number}: {output:?}");
+            }
+            return;
+        }
+        let number: usize = std::env::var(WHICH).unwrap().parse().unwrap();
+        let blocks: Vec<_> = (0..300)
+            .map(|seed| Block::new(&HEAP, layout(24, 8), seed as u8).unwrap())
+            .collect();
+        let (again, wanted) = (blocks[number].memory, blocks[number].layout);
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+        // SAFETY: none: this is what must be found out.
+        unsafe { HEAP.dealloc(again, wanted) };
     }
 
     #[test]

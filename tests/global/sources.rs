@@ -196,3 +196,76 @@ fn a_region_serves_two_threads() {
     heap.flush_thread();
     heap.check().unwrap();
 }
+
+/// The system, with another heap for notes about pages, and a visitor who has sleeping threads' magazines emptied.
+#[derive(Debug)]
+struct Noting;
+
+/// 1: the next growth is visited.
+static ARMED: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the verbs are the system's.
+unsafe impl Source for Noting {
+    fn granule(&self) -> usize {
+        System.granule()
+    }
+
+    fn budget(&self) -> usize {
+        System.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        System.reserve(purpose, bytes, align)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        static NOTES: GlobalHeap = GlobalHeap::new();
+        if purpose == Purpose::Pages && ARMED.swap(0, Ordering::Relaxed) == 1 {
+            Block::new(&NOTES, layout(100, 8), 7).unwrap().free(&NOTES);
+            std::thread::spawn(|| NESTED.release(0)).join().unwrap();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        // SAFETY: the caller's promise.
+        unsafe { System.unreserve(purpose, reservation) }
+    }
+}
+
+static NESTED: GlobalHeap<Noting> = {
+    // SAFETY: the system's pages are memory.
+    unsafe { GlobalHeap::with_source(Noting, Config::new(1 << 30)) }
+};
+
+/// A source that allocates from another heap goes through this thread's structure in the middle of the first heap's
+/// work; behind it the thread is still at work, and its magazines are its own.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_heap_used_inside_another_leaves_the_other_at_work() {
+    let blocks: Vec<_> = (0..50)
+        .map(|_| Block::new(&NESTED, layout(100, 8), 1).unwrap())
+        .collect();
+    blocks.into_iter().for_each(|block| block.free(&NESTED));
+    let held = NESTED.stats().magazine_bytes;
+    assert!(held >= 50 * 100);
+    ARMED.store(1, Ordering::Relaxed);
+    Block::new(&NESTED, layout(64 << 20, 8), 2).unwrap().free(&NESTED);
+    assert_eq!(ARMED.load(Ordering::Relaxed), 0, "the heap did not grow");
+    assert!(
+        NESTED.stats().magazine_bytes >= held,
+        "a thread's magazines were emptied while it worked"
+    );
+    NESTED.release(0);
+    NESTED.check().unwrap();
+}

@@ -3,9 +3,8 @@
 //! A thread warms up, makes a call that nothing else makes (`getppid`), works on, and makes it again. What lies between
 //! the two marks of a thread is what its allocations cost: no mmap, no munmap, no madvise, and no futex.
 //!
-//! With more threads than processors one may be preempted while it holds the lock of a class, and who needs that lock
-//! then waits for it in the system. So eight threads are allowed one futex call in 10,000 operations (seen: 0 to 40 in
-//! 1.8 million, without optimisation and with other programs running); of all else none.
+//! With more threads than processors one may be preempted while it holds the lock of a class. Who needs that lock does
+//! not wait for it (`object/central.rs`).
 //!
 //! Where there is no `strace`, or it may not trace, the test says so and passes.
 
@@ -17,8 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-/// Calls by which memory is had or returned.
-const FORBIDDEN: [&str; 6] = ["mmap", "munmap", "mremap", "madvise", "mprotect", "brk"];
+/// Calls by which memory is had or returned, or others are waited for.
+const FORBIDDEN: [&str; 7] = ["mmap", "munmap", "mremap", "madvise", "mprotect", "brk", "futex"];
 
 /// Of each thread, between its marks; and a tenth as many of middle size.
 const OPERATIONS: usize = 200_000;
@@ -124,7 +123,7 @@ fn work(threads: usize) {
 }
 
 #[track_caller]
-fn steady(name: &str, threads: usize, most_futexes: usize) {
+fn steady(name: &str, threads: usize) {
     if is_child() {
         return work(threads);
     }
@@ -135,20 +134,14 @@ fn steady(name: &str, threads: usize, most_futexes: usize) {
     assert_eq!(calls.len(), threads, "{calls:?}");
     let forbidden = |calls: &BTreeMap<String, usize>| FORBIDDEN.iter().any(|name| calls.contains_key(*name));
     assert!(!calls.iter().any(forbidden), "calls of each thread: {calls:?}");
-    let futexes: usize = calls.iter().filter_map(|calls| calls.get("futex")).sum();
-    assert!(futexes <= most_futexes, "calls of each thread: {calls:?}");
 }
 
 #[test]
 fn one_thread_in_a_steady_state_makes_no_calls() {
-    steady("steady::one_thread_in_a_steady_state_makes_no_calls", 1, 0);
+    steady("steady::one_thread_in_a_steady_state_makes_no_calls", 1);
 }
 
 #[test]
 fn eight_threads_in_a_steady_state_make_no_calls() {
-    steady(
-        "steady::eight_threads_in_a_steady_state_make_no_calls",
-        8,
-        8 * OPERATIONS / 10_000,
-    );
+    steady("steady::eight_threads_in_a_steady_state_make_no_calls", 8);
 }

@@ -1,0 +1,67 @@
+//! Tests: a thread that is preempted while it holds the lock of a class keeps nobody waiting.
+//!
+//! The lock is held by the test itself, so whoever waited for it would wait for ever.
+
+extern crate std;
+
+use core::alloc::Layout;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use std::vec;
+use std::vec::Vec;
+
+use super::*;
+use crate::source::Region;
+
+fn heap() -> &'static Objects<Region> {
+    let memory = vec![MaybeUninit::uninit(); 32 << 20].leak();
+    let config = Config::new(usize::MAX).caches(1);
+    Objects::open(Region::from_static(memory), config, Keeper::new(false, None)).unwrap()
+}
+
+fn take(objects: &Objects<Region>, layout: Layout) -> NonNull<u8> {
+    let block = objects.allocate(&objects.shared(), layout).unwrap();
+    // SAFETY: a block of this layout.
+    unsafe { block.write_bytes(1, layout.size()) };
+    block
+}
+
+fn give(objects: &Objects<Region>, block: NonNull<u8>, layout: Layout) {
+    // SAFETY: the test's blocks are freed with their layout.
+    unsafe { objects.free(&objects.shared(), block, layout) };
+}
+
+#[test]
+fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
+    for (size, count) in [(16, 5000), (64, 5000), (1000, 3000), (20_000, 500), (32 << 10, 300)] {
+        let (objects, layout) = (heap(), Layout::from_size_align(size, 8).unwrap());
+        let class = SizeClass::of(size, 8).unwrap();
+        let held = objects.central(class).lock.lock();
+        let mut blocks: Vec<_> = (0..count).map(|_| take(objects, layout)).collect();
+        for round in 0..4 * count {
+            give(objects, blocks.swap_remove(round * 7 % blocks.len()), layout);
+            blocks.push(take(objects, layout));
+        }
+        blocks.into_iter().for_each(|block| give(objects, block, layout));
+        drop(held);
+        objects.check().unwrap();
+        let stats = objects.stats();
+        assert_eq!(stats.slot_bytes, 0, "{stats}");
+        objects.scavenge(PageCount::ZERO);
+        objects.check().unwrap();
+        assert_eq!(objects.stats().spans, 0);
+    }
+}
+
+/// Slots of 8 bytes have no room for the store's word: those are brought under the lock.
+#[test]
+fn the_smallest_slots_are_taken_without_waiting() {
+    let (objects, layout) = (heap(), Layout::new::<u64>());
+    let class = SizeClass::of(8, 8).unwrap();
+    let held = objects.central(class).lock.lock();
+    let blocks: Vec<_> = (0..5000).map(|_| take(objects, layout)).collect();
+    drop(held);
+    blocks.into_iter().for_each(|block| give(objects, block, layout));
+    objects.check().unwrap();
+    assert_eq!(objects.stats().slot_bytes, 0);
+}

@@ -1,0 +1,257 @@
+//! Stacks of batches that any thread puts on and takes from, without a lock.
+//!
+//! ```text
+//!   lane 0  3 │ A          how many, and the place of the first
+//!               A ──▶ 2 │ B ──▶ 1 │ C ──▶ 0        what was the word before stands in each batch
+//!   lane 1  0
+//!   …
+//! ```
+//!
+//! **Put**: the word is written into the batch, and the batch made the word: one compare-exchange. **Take**: the word
+//! is exchanged for 0, so all of them are the taker's; it keeps the first and puts the others back, which is one
+//! compare-exchange more. Others may have put some meanwhile: then those are taken too, put on top one by one, and so
+//! on. No batch is read by anybody but who has it, so none may be read too late, and an old word cannot succeed for a
+//! new one: what it says, count and first batch, is all that is made use of.
+//!
+//! Worked: three batches are there. One thread takes all and keeps A; before it puts B and C back another puts D. The
+//! first one's exchange of 0 for `2 │ B` fails: it takes D, writes `2 │ B` into it, and exchanges 0 for `3 │ D`.
+//!
+//! Between the two steps of a take the lane looks empty: who comes then looks at the others, and goes on without at
+//! last. Hence lanes: a thread begins at one of its own. One that is preempted there, for however long, keeps nobody
+//! waiting. A fork's child that lacks the thread lacks the batches.
+//!
+//! Each exchange that fails fails because another's succeeded: lock-free. A put is one read-modify-write, a take two.
+
+#![forbid(unsafe_code)]
+
+use crate::sync::{AtomicU64, Ordering, SHARED};
+
+/// Bits of a word that say where; the others how many: a million batches are far more than a class ever keeps.
+const PLACE_BITS: u32 = 44;
+
+/// Where a batch is: a number of the user's choice, not 0, below 2⁴⁴.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchPlace(u64);
+
+impl BatchPlace {
+    /// The place with this number.
+    pub const fn new(number: u64) -> Self {
+        debug_assert!(number != 0 && number >> PLACE_BITS == 0);
+        Self(number)
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// The first batch of a stack, and how many there are. 0: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain(u64);
+
+impl Chain {
+    /// No batches.
+    pub const EMPTY: Self = Self(0);
+
+    /// How many.
+    pub const fn count(self) -> u32 {
+        (self.0 >> PLACE_BITS) as u32
+    }
+
+    /// The first.
+    const fn first(self) -> Option<BatchPlace> {
+        let number = self.0 & ((1 << PLACE_BITS) - 1);
+        if number == 0 { None } else { Some(BatchPlace(number)) }
+    }
+
+    /// Puts a batch in front.
+    fn push(&mut self, links: &impl BatchLinks, batch: BatchPlace) {
+        links.write(batch, *self);
+        *self = Self((u64::from(self.count()) + 1) << PLACE_BITS | batch.0);
+    }
+
+    /// Takes the first batch off.
+    pub fn pop(&mut self, links: &impl BatchLinks) -> Option<BatchPlace> {
+        let batch = self.first()?;
+        *self = links.read(batch);
+        Some(batch)
+    }
+}
+
+/// A word in each batch, for who has the batch.
+pub trait BatchLinks {
+    /// What was written last.
+    fn read(&self, batch: BatchPlace) -> Chain;
+
+    /// Writes.
+    fn write(&self, batch: BatchPlace, behind: Chain);
+}
+
+impl Chain {
+    /// As a number, which can be kept in a batch.
+    pub const fn into_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The chain that [`into_bits`](Self::into_bits) gave.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+}
+
+/// One stack. All-zero bytes: empty.
+#[derive(Debug)]
+struct Lane(AtomicU64);
+
+impl Lane {
+    fn count(&self) -> u32 {
+        // Relaxed: a number by itself.
+        Chain(self.0.load(Ordering::Relaxed)).count()
+    }
+
+    fn put(&self, links: &impl BatchLinks, batch: BatchPlace) {
+        // Relaxed: only compared; what it leads to is not read.
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            let mut chain = Chain(word);
+            chain.push(links, batch);
+            // Release: the batch and its word are seen by who takes it; partner: `take_all`.
+            match self
+                .0
+                .compare_exchange_weak(word, chain.0, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    fn take(&self, links: &impl BatchLinks) -> Option<BatchPlace> {
+        // Relaxed: a first look; who comes too early goes without.
+        if self.0.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut chain = self.take_all();
+        let batch = chain.pop(links)?;
+        self.put_back(links, chain);
+        Some(batch)
+    }
+
+    fn take_all(&self) -> Chain {
+        // Acquire: pairs with the release of `put` and `put_back`, also of those before the last: each put was a
+        // read-modify-write, and so carries on what the one before released.
+        Chain(self.0.swap(0, Ordering::Acquire))
+    }
+
+    fn put_back(&self, links: &impl BatchLinks, mut chain: Chain) {
+        while chain != Chain::EMPTY {
+            // Release: as in `put`.
+            let answer = self
+                .0
+                .compare_exchange(0, chain.0, Ordering::Release, Ordering::Relaxed);
+            if answer.is_ok() {
+                return;
+            }
+            let mut theirs = self.take_all();
+            while let Some(batch) = theirs.pop(links) {
+                chain.push(links, batch);
+            }
+        }
+    }
+}
+
+/// The stacks, in a cache line of their own. All-zero bytes: empty.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct Store {
+    lanes: [Lane; SHARED],
+}
+
+impl Store {
+    /// No batches.
+    pub fn new() -> Self {
+        Self {
+            lanes: core::array::from_fn(|_| Lane(AtomicU64::new(0))),
+        }
+    }
+
+    /// How many batches: a moment's picture. Those that somebody is about to put back are not counted.
+    pub fn count(&self) -> u32 {
+        self.lanes.iter().map(Lane::count).fold(0, u32::saturating_add)
+    }
+
+    /// The lane of who says `hint`.
+    fn lane(&self, hint: usize) -> &Lane {
+        &self.lanes[hint % SHARED]
+    }
+
+    /// Puts a batch on the lane that `hint` chooses. Lock-free.
+    pub fn put(&self, links: &impl BatchLinks, hint: usize, batch: BatchPlace) {
+        self.lane(hint).put(links, batch);
+    }
+
+    /// Takes a batch, the last of the lane that `hint` chooses, or else of another; `None` if there is none that nobody
+    /// else is about to take or to put back. Lock-free.
+    pub fn take(&self, links: &impl BatchLinks, hint: usize) -> Option<BatchPlace> {
+        (0..SHARED).find_map(|step| self.lane(hint.wrapping_add(step)).take(links))
+    }
+
+    /// Whether `is_it` is true of a batch. Each lane looks empty meanwhile.
+    #[cold]
+    pub fn any(&self, links: &impl BatchLinks, mut is_it: impl FnMut(BatchPlace) -> bool) -> bool {
+        self.lanes.iter().any(|lane| {
+            let chain = lane.take_all();
+            let mut rest = chain;
+            let found = core::iter::from_fn(|| rest.pop(links)).any(&mut is_it);
+            lane.put_back(links, chain);
+            found
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Links(RefCell<BTreeMap<u64, Chain>>);
+
+    impl BatchLinks for Links {
+        fn read(&self, batch: BatchPlace) -> Chain {
+            self.0.borrow()[&batch.0]
+        }
+
+        fn write(&self, batch: BatchPlace, behind: Chain) {
+            self.0.borrow_mut().insert(batch.0, behind);
+        }
+    }
+
+    #[test]
+    fn what_is_put_is_taken_last_first_and_counted() {
+        let (links, store) = (Links::default(), Store::new());
+        let place = |number: u64| BatchPlace::new((1 << PLACE_BITS) - number);
+        (1..=100).for_each(|number| store.put(&links, 3, place(number)));
+        assert_eq!((store.count(), store.lane(3).count()), (100, 100));
+        assert_eq!(store.take(&links, 3), Some(place(100)));
+        // Others put some while all are taken.
+        let chain = store.lane(3).take_all();
+        assert_eq!((chain.count(), store.count(), store.take(&links, 3)), (99, 0, None));
+        (101..=103).for_each(|number| store.put(&links, 3, place(number)));
+        store.lane(3).put_back(&links, chain);
+        assert_eq!(store.count(), 102);
+        assert!(store.any(&links, |batch| batch == place(1)) && !store.any(&links, |batch| batch == place(100)));
+        // By who has another lane, too.
+        let taken = core::iter::from_fn(|| store.take(&links, 1)).map(BatchPlace::number);
+        let mut rest: Vec<_> = taken.collect();
+        rest.sort_unstable_by(|a, b| b.cmp(a));
+        let all: Vec<_> = (1..=99).chain(101..=103).map(|number| place(number).number()).collect();
+        assert_eq!((rest, store.count()), (all, 0));
+    }
+}
