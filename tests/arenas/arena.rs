@@ -312,6 +312,33 @@ fn a_scope_ends_also_when_it_panics() -> Result<(), ArenaError> {
 }
 
 #[test]
+fn a_scope_before_anything_else_keeps_its_piece() -> Result<(), ArenaError> {
+    let arena = Arena::new();
+    let mut local = arena.local();
+    let checkpoint = local.checkpoint();
+    let inside = |local: &mut Local<'_>| local.scoped(|scope| scope.alloc([7_u64; 4]).map(|value| address(&value[0])));
+    let first = inside(&mut local)?;
+    assert_eq!(inside(&mut local)?, first, "entered again it begins at the same place");
+    for round in 0..3_u64 {
+        // A piece of its own, then one that is cut.
+        let large = local.alloc_slice_with(9_000, |_| round)?;
+        let outside = local.alloc(round)?;
+        inside(&mut local)?;
+        assert!(large.iter().all(|&word| word == round) && *outside == round);
+        // SAFETY: nothing allocated since is used any more, and it is not rewound further.
+        unsafe { local.rewind(checkpoint) };
+    }
+    let reserved = arena.stats().reserved;
+    for _ in 0..100 {
+        local.scoped(|scope| scope.alloc([0_u64; 6_000]).map(|_| ()))?;
+        // SAFETY: as above.
+        unsafe { local.rewind(checkpoint) };
+    }
+    assert_eq!(arena.stats().reserved, reserved, "what was rewound is used again");
+    Ok(())
+}
+
+#[test]
 fn a_checkpoint_is_a_scope_by_hand() -> Result<(), ArenaError> {
     let arena = Arena::new();
     let mut local = arena.local();
