@@ -1,12 +1,16 @@
-//! `Allocator` for references to arenas, in each version of the crate `allocator-api2` that somebody asks for.
+//! `Allocator` for references to arenas and lists, by each version of the crate `allocator-api2` that one asks for.
 //!
 //! ```text
-//!   Vec<u32, &Arena>     hashbrown::HashMap<K, V, S, &Pool>     Box<T, &Scope<'s>>
+//!   Vec<u32, &Arena>     hashbrown::HashMap<K, V, S, &Pool>     Box<T, &Scope<'s>>     Box<T, &FreeList>
 //! ```
 //!
 //! Versions 0.2 and 0.4 have a trait each, of one shape; the features `allocator-api2-02` and `allocator-api2-04` are
 //! independent. An allocation that is freed, grown or shrunk while it is the last of its arena is so in place: a `Vec`
 //! that fills while nothing else is allocated never moves. What is freed otherwise stays until the reset.
+//!
+//! A list of slots serves what fits a slot, and refuses the rest; what it hands out is all of the slot, so a `Vec`
+//! fills it before it asks for more. Growing and shrinking change nothing. What is of no bytes takes no slot; shrunk to
+//! that, a slot is free.
 //!
 //! Worked: a `Vec<u64, &Local>` pushes 1,000 numbers: it grows from 4 to 1,024 elements in eight steps, each of which
 //! moves the end of the same memory.
@@ -56,6 +60,84 @@ macro_rules! allocator {
     )*};
 }
 
+/// The trait of one version for one type of list.
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
+macro_rules! list_allocator {
+    ($version:ident: $(<$($life:lifetime)?> $list:ty),*) => {$(
+        // SAFETY: a slot is memory, and its holder's, until he gives it back, or the list is reset or dropped, which is
+        // impossible as long as it is borrowed; a copy of a reference is the same list.
+        unsafe impl<$($life,)? B: Backing> $version::alloc::Allocator for &$list {
+            #[inline]
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
+                if layout.size() == 0 {
+                    return Ok(NonNull::slice_from_raw_parts(typed::dangling(layout), 0));
+                }
+                if !slot_box::fits(layout, self.layout()) {
+                    return Err($version::alloc::AllocError);
+                }
+                (**self).allocate().map_err(|_| $version::alloc::AllocError)
+            }
+
+            #[inline]
+            unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
+                if layout.size() != 0 {
+                    // SAFETY: the caller's promise: a slot, for it was not allocated for no bytes.
+                    unsafe { (**self).deallocate(start) };
+                }
+            }
+
+            #[inline]
+            unsafe fn grow(
+                &self,
+                start: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
+                if old.size() == 0 {
+                    return self.allocate(new);
+                }
+                // All of the slot is there already.
+                if !slot_box::fits(new, self.layout()) {
+                    return Err($version::alloc::AllocError);
+                }
+                Ok(NonNull::slice_from_raw_parts(start, self.layout().size()))
+            }
+
+            #[inline]
+            unsafe fn grow_zeroed(
+                &self,
+                start: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
+                // SAFETY: the caller's promise; and what is behind the old bytes is his too.
+                unsafe {
+                    let grown = $version::alloc::Allocator::grow(self, start, old, new)?;
+                    let behind = grown.cast::<u8>().add(old.size());
+                    behind.write_bytes(0, grown.len() - old.size());
+                    Ok(grown)
+                }
+            }
+
+            #[inline]
+            unsafe fn shrink(
+                &self,
+                start: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
+                if new.size() == 0 {
+                    // SAFETY: the caller's promise; he will not give back what is of no bytes as a slot.
+                    unsafe { self.deallocate(start, old) };
+                    return self.allocate(new);
+                }
+                // SAFETY: the caller's promise; nothing is copied.
+                unsafe { $version::alloc::Allocator::grow(self, start, old, new) }
+            }
+        }
+    )*};
+}
+
 /// One version.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
 macro_rules! version {
@@ -66,11 +148,15 @@ macro_rules! version {
 
             use super::super::backing::Backing;
             use super::super::bump::Arena;
+            use super::super::free_list::FreeList;
             use super::super::local::{Local, Scope};
+            use super::super::owner::Owner;
             use super::super::pool::Pool;
-            use super::super::typed;
+            use super::super::sharded::ShardedFreeList;
+            use super::super::{slot_box, typed};
 
             allocator!($version: <> Arena<B>, <> Pool<B>, <'a> Local<'a, B>, <'s> Scope<'s, B>);
+            list_allocator!($version: <> FreeList<B>, <> ShardedFreeList<B>, <'l> Owner<'l, B>);
         }
     };
 }

@@ -155,12 +155,29 @@ impl Hyaline {
             idle_spares: Stack::new(),
             barrier,
         };
-        for spare in (0..hyaline.spares.len()).rev() {
-            let number = SPARES + spare as u32;
-            let hyaline = &hyaline;
-            hyaline.idle_spares.push(&Chain { hyaline, nodes }, number, number);
-        }
+        hyaline.put_spares(nodes);
         hyaline
+    }
+
+    /// All spares are idle.
+    fn put_spares(&self, nodes: &impl Nodes) {
+        for spare in (0..self.spares.len()).rev() {
+            let number = SPARES + spare as u32;
+            self.idle_spares.push(&Chain { hyaline: self, nodes }, number, number);
+        }
+    }
+
+    /// Nobody is inside, and nothing is retired: as new.
+    pub fn reset(&mut self, nodes: &impl Nodes) {
+        // Relaxed, throughout: nobody else is here.
+        for record in 0..self.used.load(Ordering::Relaxed) {
+            let record = self.records.get(record);
+            record.head.store(0, Ordering::Relaxed);
+            record.era.store(ALL, Ordering::Relaxed);
+        }
+        self.used.store(GUESTS, Ordering::Relaxed);
+        self.idle_spares = Stack::new();
+        self.put_spares(nodes);
     }
 
     /// The record of owner `owner`, who may enter from now on.

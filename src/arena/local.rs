@@ -57,7 +57,7 @@
 //! Worked: 16 bytes on a local with 1,000 bytes left: the pointer moves by 16. 1,008 bytes more: the piece of 4 KiB
 //! ends where the arena's cursor is, and both move on by 8 KiB.
 //!
-//! Measured: 16 bytes in 0.8 ns (bumpalo 0.8), a scope with nothing in it 1.1 ns, with four objects 3.9 (bump-scope 3.9).
+//! Measured: 16 bytes in 0.8 ns (bumpalo 0.8), a scope with nothing in it 1.1, with four objects 3.9 (bump-scope 3.9).
 
 use core::alloc::Layout;
 use core::cell::Cell;

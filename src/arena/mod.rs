@@ -83,6 +83,6 @@ pub mod internals {
     pub use super::free_slots::FreeSlots;
     pub use super::hyaline::{Batch, FIRST_ERA, GUESTS, Hyaline, Record};
     pub use super::node::{LIVE, Node, Nodes};
-    pub use super::shards::{Census, FreeAlready, LANES, Shard, Shards};
+    pub use super::shards::{Census, FreeAlready, LANES, Pocket, Shard, Shards, Taken};
     pub use super::stack::{Links, NIL, Stack};
 }

@@ -17,8 +17,10 @@ use core::ptr::NonNull;
 
 use super::backing::Backing;
 use super::error::ArenaError;
+use super::node::Nodes;
 use super::process::ProcessHeap;
 use super::sharded::{ShardedFreeList, hint};
+use super::shards::{Pocket, Shard};
 use super::slot_box::{SlotBox, SlotList, sealed};
 use super::slot_error::SlotError;
 
@@ -27,12 +29,13 @@ impl<B: Backing> ShardedFreeList<B> {
     ///
     /// ~15 ns. Whoever gets none uses the list itself.
     pub fn owner(&self) -> Option<Owner<'_, B>> {
-        let shard = self.shards.lend()?;
-        let depth = Cell::new(0);
+        let index = self.shards.lend()?;
         Some(Owner {
             list: self,
-            shard,
-            depth,
+            shard: self.shards.shard(index),
+            index,
+            pocket: Pocket::new(),
+            depth: Cell::new(0),
         })
     }
 
@@ -65,10 +68,17 @@ impl<B: Backing> ShardedFreeList<B> {
 #[derive(Debug)]
 pub struct Owner<'l, B: Backing = ProcessHeap> {
     list: &'l ShardedFreeList<B>,
-    shard: usize,
+    shard: &'l Shard,
+    /// Which shard that is.
+    index: usize,
+    pocket: Pocket<'l>,
     /// Guards alive. Also what makes an owner not `Sync`.
     depth: Cell<usize>,
 }
+
+// SAFETY: the shard is the owner's, whichever thread has him. The address in the pocket is that of a free slot, to be
+// handed out by who has the owner; or it is only compared.
+unsafe impl<B: Backing + Sync> Send for Owner<'_, B> {}
 
 impl<'l, B: Backing> Owner<'l, B> {
     /// As [`ShardedFreeList::allocate`], from the shard if it has a slot: no locked instruction then.
@@ -77,8 +87,8 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// As there.
     #[inline(always)]
     pub fn allocate(&self) -> Result<NonNull<[u8]>, ArenaError> {
-        match self.list.shards.allocate(self.shard) {
-            Some(slot) => Ok(self.list.memory(slot)),
+        match self.list.shards.allocate(self.shard, &self.pocket) {
+            Some(taken) => Ok(self.list.whole(taken)),
             None => Err(self.list.slots().exhausted()),
         }
     }
@@ -87,10 +97,10 @@ impl<'l, B: Backing> Owner<'l, B> {
     pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> usize {
         let mut taken = 0;
         for place in batch {
-            let Some(slot) = self.list.shards.allocate(self.shard) else {
+            let Some(one) = self.list.shards.allocate(self.shard, &self.pocket) else {
                 break;
             };
-            *place = Some(self.list.slots().address(slot));
+            *place = Some(self.list.memory(one));
             taken += 1;
         }
         taken
@@ -119,8 +129,14 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// As there.
     #[inline(always)]
     pub unsafe fn try_deallocate(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
-        let (number, node) = self.list.find(slot)?;
-        let freed = self.list.shards.free_found(self.shard, number, node);
+        let freed = match self.list.shards.free_again(self.shard, &self.pocket, slot.as_ptr()) {
+            Some(freed) => freed,
+            None => {
+                let found = self.list.find(slot)?;
+                let taken = (found.slot, found.memory.as_ptr());
+                self.list.shards.free(self.shard, &self.pocket, taken, found.node)
+            }
+        };
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
@@ -150,8 +166,8 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// As there.
     #[inline]
     pub unsafe fn retire(&self, slot: NonNull<u8>) {
-        let retired = self.list.find(slot).and_then(|(number, _)| {
-            let retired = self.list.shards.retire(self.shard, number);
+        let retired = self.list.find(slot).and_then(|found| {
+            let retired = self.list.shards.retire(self.shard, found.slot, found.node);
             retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
         });
         if let Err(error) = retired {
@@ -161,7 +177,7 @@ impl<'l, B: Backing> Owner<'l, B> {
 
     /// Gives what the shard keeps to all: free slots, and retired ones as soon as nobody reads them.
     pub fn flush(&self) {
-        self.list.shards.flush(self.shard);
+        self.list.shards.flush(self.index);
     }
 
     /// Enters: until the guard is dropped, what is retired from now on is not free. 7 ns both ways; guards within
@@ -170,9 +186,9 @@ impl<'l, B: Backing> Owner<'l, B> {
     #[must_use]
     pub fn enter(&self) -> Guard<'_, B> {
         if self.depth.get() == 0 {
-            self.list.shards.enter_reader(self.shard, true);
+            self.list.shards.enter_reader(self.index, true);
         } else {
-            self.list.shards.look_at_all(self.shard);
+            self.list.shards.look_at_all(self.index);
         }
         self.guard()
     }
@@ -183,10 +199,10 @@ impl<'l, B: Backing> Owner<'l, B> {
     #[must_use]
     pub fn enter_bounded(&self) -> BoundedGuard<'_, B> {
         if self.depth.get() == 0 {
-            self.list.shards.enter_reader(self.shard, false);
+            self.list.shards.enter_reader(self.index, false);
         }
         BoundedGuard {
-            shard: self.shard,
+            shard: self.index,
             guard: self.guard(),
         }
     }
@@ -195,7 +211,7 @@ impl<'l, B: Backing> Owner<'l, B> {
         self.depth.set(self.depth.get() + 1);
         Guard {
             list: self.list,
-            place: Place::Owner(self.shard, &self.depth),
+            place: Place::Owner(self.index, &self.depth),
         }
     }
 
@@ -206,6 +222,12 @@ impl<'l, B: Backing> Owner<'l, B> {
     #[inline]
     pub fn boxed<T>(&self, value: T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
         SlotBox::new(self, || value)
+    }
+
+    /// What a slot has room for.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.list.layout()
     }
 
     /// The list.
@@ -219,7 +241,7 @@ impl<B: Backing> Drop for Owner<'_, B> {
     fn drop(&mut self) {
         // A guard that was forgotten stays inside, and the shard with it.
         if self.depth.get() == 0 {
-            self.list.shards.take_back(self.shard);
+            self.list.shards.take_back(self.index);
         } else {
             self.flush();
         }
@@ -235,17 +257,23 @@ impl<B: Backing> SlotList for Owner<'_, B> {
 
     #[inline]
     fn take(&self) -> Result<(u32, NonNull<u8>), ArenaError> {
-        match self.list.shards.allocate(self.shard) {
-            Some(slot) => Ok((slot, self.list.slots().address(slot))),
+        match self.list.shards.allocate(self.shard, &self.pocket) {
+            Some(taken) => Ok((taken.0, self.list.memory(taken))),
             None => Err(self.list.slots().exhausted()),
         }
     }
 
     #[inline]
-    unsafe fn put(&self, slot: u32) {
-        if self.list.shards.free(self.shard, slot).is_err() {
-            let address = self.list.slots().address(slot).as_ptr();
-            self.list.misuse(SlotError::not_allocated(address));
+    unsafe fn put(&self, slot: u32, memory: NonNull<u8>) {
+        let freed = match self.list.shards.free_again(self.shard, &self.pocket, memory.as_ptr()) {
+            Some(freed) => freed,
+            None => {
+                let (node, taken) = (self.list.slots().node(slot), (slot, memory.as_ptr()));
+                self.list.shards.free(self.shard, &self.pocket, taken, node)
+            }
+        };
+        if freed.is_err() {
+            self.list.misuse(SlotError::not_allocated(memory.as_ptr()));
         }
     }
 }

@@ -223,7 +223,8 @@ impl<B: Backing> Slabs<B> {
         while let missing @ 1.. = bytes.saturating_sub(self.account.reserved()) {
             let size = if self.slab_bytes == 0 { missing } else { self.slab_bytes };
             let size = size.clamp(LEAST_BYTES, MOST_BYTES);
-            let slab = self.new_slab(size, size)?;
+            // Where the limit has no room for a whole slab, what is asked for may yet fit.
+            let slab = self.new_slab(size, missing.clamp(LEAST_BYTES, size))?;
             // SAFETY: the arena is ours alone, and the foot new.
             unsafe { self.spare.push(slab) };
         }

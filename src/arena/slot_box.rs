@@ -33,9 +33,9 @@ pub trait SlotList: sealed::Sealed {
     ///
     /// # Safety
     ///
-    /// It came from `take` of this list, once, and nothing uses it any more.
+    /// Both came from `take` of this list, once, and nothing uses them any more.
     #[doc(hidden)]
-    unsafe fn put(&self, slot: u32);
+    unsafe fn put(&self, slot: u32, memory: NonNull<u8>);
 }
 
 pub(super) mod sealed {
@@ -43,6 +43,12 @@ pub(super) mod sealed {
 
     /// Only lists of this crate hold boxes.
     pub trait Sealed {}
+}
+
+/// Whether a slot has room for a layout.
+#[inline(always)]
+pub(super) const fn fits(layout: Layout, slot: Layout) -> bool {
+    layout.size() <= slot.size() && layout.align() <= slot.align()
 }
 
 /// A value in a slot of list `L`. Dropping the box drops the value, and the slot is free.
@@ -74,7 +80,7 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
     #[inline(always)]
     pub(super) fn new(list: &'l L, make: impl FnOnce() -> T) -> Result<Self, ArenaError> {
         let (layout, slot) = (Layout::new::<T>(), list.slot_layout());
-        if layout.size() > slot.size() || layout.align() > slot.align() {
+        if !fits(layout, slot) {
             return Err(ArenaError::new(Reason::SlotTooSmall, layout, slot.size()));
         }
         // Made first: if that panics, no slot is missing.
@@ -99,7 +105,7 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
         // used again.
         unsafe {
             let value = boxed.value.read();
-            boxed.list.put(boxed.slot);
+            boxed.list.put(boxed.slot, boxed.value.cast());
             value
         }
     }
@@ -115,14 +121,14 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
 impl<T, L: SlotList> Drop for SlotBox<'_, T, L> {
     fn drop(&mut self) {
         /// Puts the slot back, also if the value's destructor panics.
-        struct Put<'l, L: SlotList>(&'l L, u32);
+        struct Put<'l, L: SlotList>(&'l L, u32, NonNull<u8>);
         impl<L: SlotList> Drop for Put<'_, L> {
             fn drop(&mut self) {
                 // SAFETY: taken by the box that is being dropped, whose value is gone.
-                unsafe { self.0.put(self.1) };
+                unsafe { self.0.put(self.1, self.2) };
             }
         }
-        let _put = Put(self.list, self.slot);
+        let _put = Put(self.list, self.slot, self.value.cast());
         // SAFETY: the box's own value, dropped once.
         unsafe { self.value.drop_in_place() };
     }

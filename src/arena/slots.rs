@@ -8,18 +8,20 @@
 //! ```
 //!
 //! A slot is known by its number, from 1. As slabs double, the slab of a number is the position of its highest bit, the
-//! directory is an array of 33 entries whatever the limit, and from an address the slot is found in two comparisons on
+//! directory is an array of 33 entries whatever the limit, and from an address the slot is found by two looks on
 //! average: half of all slots lie in the last slab. If the limit or the backing has room for less than a whole slab,
 //! the slab is as long as it can be, and the numbers behind its end are nobody's.
 //!
 //! Nodes lie in the slab, behind the slots, so the limit holds for both. Slots themselves are never touched.
 //!
 //! From address to number without a division: let the slot's size be odd × 2ᵗ, and i the odd part's inverse modulo 2⁶⁴
-//! (it has one, being odd). An offset that is a multiple of the size, shifted right by t and multiplied by i, is the
-//! quotient. One that is not gives a number that is too large, or whose product with the size is not the offset.
+//! (it has one, being odd). An offset multiplied by i and rotated right by t is the quotient if it is a multiple of the
+//! size; if it is not, the result is larger than any quotient (Granlund and Montgomery, 1994). So one comparison with
+//! the number of slots says both whether the address is in the slab and whether a slot begins there.
 //!
-//! Worked: slots of 6144 bytes, 3 × 2¹¹; 3⁻¹ = 0xAAAA…AAAB. Offset 18,432 is 9 × 2¹¹, and 9 × 3⁻¹ = 3. Offset 2048 is
-//! 1 × 2¹¹ and gives 3⁻¹ itself, of which there is no slot; offset 18,433 gives 3, but 3 × 6144 is not 18,433.
+//! Worked: slots of 6144 bytes, 3 × 2¹¹; 3⁻¹ = 0xAAAA…AAAB. Offset 18,432 is 9 × 2¹¹, times 3⁻¹ is 3 × 2¹¹, rotated 3.
+//! Offset 2048 is 2¹¹ and gives 3⁻¹ without its highest bits, offset 18,433 has a one where the rotation brings it to
+//! the top: there are no such slots.
 
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
@@ -62,7 +64,7 @@ unsafe impl Zeroed for crossbeam_utils::CachePadded<Record> {
     }
 }
 
-/// One slab.
+/// One slab. Where there is none yet it has no slots.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
     memory: NonNull<[u8]>,
@@ -71,8 +73,24 @@ struct Slab {
     /// The first slot's number, less one; and how many there are.
     start: u32,
     count: u32,
-    /// Bytes of the slots.
-    bytes: usize,
+}
+
+impl Slab {
+    const NONE: Self = Self {
+        memory: NonNull::slice_from_raw_parts(NonNull::dangling(), 0),
+        nodes: NonNull::dangling(),
+        start: 0,
+        count: 0,
+    };
+}
+
+/// A slot that was found by its address.
+#[derive(Debug)]
+pub(super) struct Found<'s, T> {
+    pub(super) slot: u32,
+    pub(super) node: &'s T,
+    /// The address, which leads to all of the slot, whatever part of it the address that was asked for came from.
+    pub(super) memory: NonNull<u8>,
 }
 
 /// Slots of one size on blocks of a backing, with a `T` for each.
@@ -86,14 +104,16 @@ pub(super) struct Slots<B: Backing, T> {
     inverse: usize,
     /// The first slab has room for `1 << first` numbers.
     first: u32,
-    /// Entries below `slabs` are written, once.
-    directory: UnsafeCell<[Option<Slab>; MAX_SLABS]>,
+    /// An entry without slots, then the slabs. Those up to `slabs` are written, once.
+    directory: UnsafeCell<[Slab; MAX_SLABS + 1]>,
     slabs: AtomicUsize,
     /// Slots never used, of the slab `current`: the number before the first (low), and that of the last (high).
     fresh: AtomicU64,
-    /// For growth, and under it: the slab that `fresh` is of.
+    /// For growth, and under it: the slab that `fresh` is of, from 1, or 0.
     growing: Lock,
     current: AtomicUsize,
+    /// The most slots used at any reset.
+    most_used: usize,
     node: core::marker::PhantomData<T>,
 }
 
@@ -122,11 +142,12 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             shift: bytes.trailing_zeros(),
             inverse: inverse(bytes >> bytes.trailing_zeros()),
             first: first.min(MAX_SLOTS as usize / 2 + 1).ilog2(),
-            directory: UnsafeCell::new([None; MAX_SLABS]),
+            directory: UnsafeCell::new([Slab::NONE; MAX_SLABS + 1]),
             slabs: AtomicUsize::new(0),
             fresh: AtomicU64::new(0),
             growing: Lock::new(),
             current: AtomicUsize::new(0),
+            most_used: 0,
             node: core::marker::PhantomData,
         })
     }
@@ -137,30 +158,39 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         if bytes == 0 {
             return Ok(());
         }
-        let room = 1_u32 << self.first;
-        let wanted = (bytes / (self.bytes + size_of::<T>())).clamp(1, room as usize) as u32;
-        let slab = self.take_slab(0, wanted, wanted)?;
+        // As many bytes as asked, whatever slots they have room for: that is whole huge pages if those were asked for.
+        let too_large = ArenaError::new(Reason::TooLarge, self.layout, isize::MAX as usize);
+        let (_, one) = self.shape(1).ok_or(too_large)?;
+        let layout = Layout::from_size_align(bytes.max(one.size()), one.align()).map_err(|_| too_large)?;
+        let block = self.account.take(layout)?;
+        let slab = self.divide(block, 0, 1, 1 << self.first);
         self.publish(slab);
         Ok(())
     }
 
-    /// An entry of the directory. (Never by a reference to all of them, one of which may just be written.)
+    /// The entry of the `index`th slab, from 1. (Never by a reference to all of them, of which one may be written just
+    /// now.)
     #[inline(always)]
-    fn entry(&self, index: usize) -> *mut Option<Slab> {
-        self.directory.get().cast::<Option<Slab>>().wrapping_add(index)
+    fn entry(&self, index: usize) -> *mut Slab {
+        self.directory.get().cast::<Slab>().wrapping_add(index)
+    }
+
+    /// The last slab, in which half of all slots are; one without slots if there is none.
+    #[inline(always)]
+    fn last(&self) -> &Slab {
+        // Acquire: pairs with the Release of `publish`.
+        let last = self.slabs.load(Ordering::Acquire);
+        // SAFETY: entries up to `slabs` are written, and not written again.
+        unsafe { &*self.entry(last) }
     }
 
     /// The slab and the place in it of a slot's number.
     #[inline(always)]
     fn place(&self, slot: u32) -> (&Slab, usize) {
         let index = slot.wrapping_sub(1);
-        // A guess, that it is in the last slab, as half of all are: a processor that predicts it need not wait for the
-        // number. Acquire: pairs with the Release of `publish`.
-        let last = self.slabs.load(Ordering::Acquire).wrapping_sub(1);
-        // SAFETY: entries below `slabs` are written, and not written again; there are some, as there is the slot.
-        if let Some(slab) = unsafe { &*self.entry(last) }
-            && index.wrapping_sub(slab.start) < slab.count
-        {
+        // A guess: a processor that predicts it need not wait for the number.
+        let slab = self.last();
+        if index.wrapping_sub(slab.start) < slab.count {
             return (slab, (index - slab.start) as usize);
         }
         self.place_by_bit(index)
@@ -168,59 +198,72 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     #[inline(always)]
     fn place_by_bit(&self, index: u32) -> (&Slab, usize) {
-        let slab = (u32::BITS - (index >> self.first).leading_zeros()) as usize;
-        debug_assert!(slab < MAX_SLABS);
-        // SAFETY: at less than 33, as a number has 32 bits. A slot's number was heard of after its slab was written,
+        let slab = (u32::BITS - (index >> self.first).leading_zeros()) as usize + 1;
+        debug_assert!(slab <= MAX_SLABS);
+        // SAFETY: at 33 at the most, as a number has 32 bits. A slot's number was heard of after its slab was written,
         // and entries are written once.
-        let entry = unsafe { (*self.entry(slab)).as_ref() };
-        debug_assert!(entry.is_some_and(|entry| index - entry.start < entry.count));
-        // SAFETY: as above: the slab of a slot that exists is there.
-        let entry = unsafe { entry.unwrap_unchecked() };
-        (entry, (index - entry.start) as usize)
+        let slab = unsafe { &*self.entry(slab) };
+        debug_assert!(index.wrapping_sub(slab.start) < slab.count);
+        (slab, (index - slab.start) as usize)
     }
 
     /// The memory of a slot, by its number.
     #[inline(always)]
     pub(super) fn address(&self, slot: u32) -> NonNull<u8> {
         let (slab, place) = self.place(slot);
-        // SAFETY: the slab has room for so many slots, all in one block.
-        unsafe { slab.memory.cast::<u8>().add(self.offset(place)) }
+        self.memory_at(slab, place)
     }
 
-    /// `place * bytes`, mod 2⁶⁴. A branch that is always predicted, for one step instead of three where it can be.
+    /// The memory at a place of a slab, which has it. A branch that is always predicted, for one step instead of three
+    /// where it can be.
     #[inline(always)]
-    fn offset(&self, place: usize) -> usize {
-        if self.inverse == 1 {
+    fn memory_at(&self, slab: &Slab, place: usize) -> NonNull<u8> {
+        let offset = if self.inverse == 1 {
             place << self.shift
         } else {
             place.wrapping_mul(self.bytes)
-        }
+        };
+        // SAFETY: the slab has room for so many slots, all in one block.
+        unsafe { slab.memory.cast::<u8>().add(offset) }
     }
 
-    /// The number and the node of the slot at an address. `None` if none begins there.
+    /// The slot at an address. `None` if none begins there.
     #[inline(always)]
-    pub(super) fn find(&self, address: *const u8) -> Option<(u32, &T)> {
+    pub(super) fn find(&self, address: *const u8) -> Option<Found<'_, T>> {
+        self.find_in(self.last(), address)
+            .or_else(|| self.find_elsewhere(address))
+    }
+
+    /// The slot of a slab at an address.
+    #[inline(always)]
+    fn find_in<'s>(&self, slab: &'s Slab, address: *const u8) -> Option<Found<'s, T>> {
+        let offset = address.addr().wrapping_sub(slab.memory.addr().get());
+        let odd = if self.inverse == 1 {
+            offset
+        } else {
+            offset.wrapping_mul(self.inverse)
+        };
+        let place = odd.rotate_right(self.shift);
+        // The offset is `place * bytes`, mod 2⁶⁴; and below `count` that does not wrap.
+        if place >= slab.count as usize {
+            return None;
+        }
+        Some(Found {
+            slot: slab.start + place as u32 + 1,
+            node: Self::node_at(slab, place),
+            // SAFETY: inside the slab, as its slots are.
+            memory: unsafe { slab.memory.cast::<u8>().add(offset) },
+        })
+    }
+
+    /// As `find`, in the slabs before the last.
+    #[inline(never)]
+    fn find_elsewhere(&self, address: *const u8) -> Option<Found<'_, T>> {
         // Acquire: pairs with the Release of `publish`.
         let slabs = self.slabs.load(Ordering::Acquire);
-        for index in (0..slabs).rev() {
-            // SAFETY: entries below `slabs` are written, and not written again.
-            let Some(slab) = (unsafe { &*self.entry(index) }) else {
-                continue;
-            };
-            let offset = address.addr().wrapping_sub(slab.memory.addr().get());
-            if offset < slab.bytes {
-                let shifted = offset >> self.shift;
-                let place = if self.inverse == 1 {
-                    shifted
-                } else {
-                    shifted.wrapping_mul(self.inverse)
-                };
-                // Below `count` the product does not wrap, so equality means what it says.
-                let exact = place < slab.count as usize && self.offset(place) == offset;
-                return exact.then(|| (slab.start + place as u32 + 1, Self::node_at(slab, place)));
-            }
-        }
-        None
+        // SAFETY: entries up to `slabs` are written, and not written again.
+        let mut slabs = (1..slabs).rev().map(|index| unsafe { &*self.entry(index) });
+        slabs.find_map(|slab| self.find_in(slab, address))
     }
 
     /// The node at a place of a slab, which has it.
@@ -257,28 +300,33 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     /// Numbers, with `live` of the slots allocated.
     pub(super) fn stats(&self, live: u64) -> ArenaStats {
-        let (mut used, mut allocated) = (0_usize, live as usize);
-        self.each_slab(|slab, end| used += (end - slab.start) as usize);
-        allocated = allocated.min(used);
+        let used = self.used();
+        // Slots are used from the first on, also after a reset: so as many have ever been used as at the most at once.
+        let most_used = used.max(self.most_used) * self.bytes;
         ArenaStats {
             limit: self.account.limit(),
             reserved: self.account.reserved(),
-            committed: used * self.bytes,
-            allocated: allocated * self.bytes,
-            peak: used * self.bytes,
+            committed: most_used,
+            allocated: used.min(live as usize) * self.bytes,
+            peak: most_used,
             slabs: self.account.blocks(),
         }
     }
 
+    /// Slots used since the last reset.
+    fn used(&self) -> usize {
+        let mut used = 0;
+        self.each_slab(|slab, end| used += (end - slab.start) as usize);
+        used
+    }
+
     /// Visits every slab with the end of its used part.
     fn each_slab(&self, mut visit: impl FnMut(&Slab, u32)) {
-        // Acquire: as in `find`; and the Release of `fresh`.
+        // Acquire: pairs with the Release of `publish`; and that of `fresh`.
         let (next, _) = unpack(self.fresh.load(Ordering::Acquire));
-        for index in 0..self.slabs.load(Ordering::Acquire) {
-            // SAFETY: as in `find`.
-            let Some(slab) = (unsafe { &*self.entry(index) }) else {
-                continue;
-            };
+        for index in 1..=self.slabs.load(Ordering::Acquire) {
+            // SAFETY: entries up to `slabs` are written, and not written again.
+            let slab = unsafe { &*self.entry(index) };
             let end = next.clamp(slab.start, slab.start + slab.count);
             visit(slab, end);
         }
@@ -297,8 +345,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         }
         // Relaxed, twice: under the lock.
         let slabs = self.slabs.load(Ordering::Relaxed);
-        let next = self.current.load(Ordering::Relaxed) + usize::from(slabs > 0);
-        if next < slabs {
+        let next = self.current.load(Ordering::Relaxed) + 1;
+        if next <= slabs {
             // A slab from before a reset.
             self.open(next);
             return true;
@@ -379,44 +427,41 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             nodes,
             start,
             count,
-            bytes: count as usize * self.bytes,
         }
     }
 
     /// Enters a slab into the directory, and lets its slots be used. Under the lock, or before anybody else is here.
     fn publish(&self, slab: Slab) {
         // Relaxed: under the lock.
-        let index = self.slabs.load(Ordering::Relaxed);
+        let index = self.slabs.load(Ordering::Relaxed) + 1;
         // SAFETY: nobody reads the entry before the stores below, nobody else writes one: the lock.
-        unsafe { self.entry(index).write(Some(slab)) };
-        // Release: the entry, for `find`.
-        self.slabs.store(index + 1, Ordering::Release);
+        unsafe { self.entry(index).write(slab) };
+        // Release: the entry, for `last` and who looks through all of them.
+        self.slabs.store(index, Ordering::Release);
         self.open(index);
     }
 
-    /// Lets the slots of slab `index` be used. Under the lock, and all before it are.
+    /// Lets the slots of the `index`th slab be used. Under the lock, and all before it are.
     fn open(&self, index: usize) {
         // Relaxed: under the lock.
         self.current.store(index, Ordering::Relaxed);
         // SAFETY: written, by `publish` if not before.
-        if let Some(slab) = unsafe { &*self.entry(index) } {
-            // Release: the entry, for `fresh`. Nobody changes it meanwhile: it has no slots to give.
-            let range = pack(slab.start, slab.start + slab.count);
-            self.fresh.store(range, Ordering::Release);
-        }
+        let slab = unsafe { &*self.entry(index) };
+        // Release: the entry, for `fresh`. Nobody changes it meanwhile: it has no slots to give.
+        let range = pack(slab.start, slab.start + slab.count);
+        self.fresh.store(range, Ordering::Release);
     }
 
     /// Every slot was never used. Nobody is to have one any more.
     pub(super) fn reset(&mut self) {
-        // Relaxed, throughout: nobody else is here.
-        for index in 0..self.slabs.load(Ordering::Relaxed) {
-            if let Some(slab) = self.directory.get_mut()[index] {
-                // SAFETY: the nodes' part of a slab that is ours alone, and all-zero nodes are nodes (`Zeroed`).
-                unsafe { slab.nodes.write_bytes(0, slab.count as usize * size_of::<T>()) };
-            }
-        }
+        self.most_used = self.most_used.max(self.used());
+        self.each_slab(|slab, end| {
+            // SAFETY: the used part of the nodes of a slab that is ours alone, and all-zero nodes are nodes (`Zeroed`).
+            unsafe { slab.nodes.write_bytes(0, (end - slab.start) as usize * size_of::<T>()) };
+        });
+        // Relaxed: nobody else is here.
         if self.slabs.load(Ordering::Relaxed) > 0 {
-            self.open(0);
+            self.open(1);
         }
     }
 }
@@ -493,7 +538,9 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
 
 impl<B: Backing, T> Drop for Slots<B, T> {
     fn drop(&mut self) {
-        for slab in self.directory.get_mut().iter().flatten() {
+        // Relaxed: nobody else is here.
+        let slabs = self.slabs.load(Ordering::Relaxed);
+        for slab in &self.directory.get_mut()[1..=slabs] {
             // SAFETY: taken from this account, whole; nobody can have a slot or a node any more.
             unsafe { self.account.give(slab.memory) };
         }

@@ -38,11 +38,16 @@ pub(super) unsafe trait Raw {
 #[inline(always)]
 pub(super) fn bytes<R: Raw + ?Sized>(arena: &R, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
     if layout.size() == 0 {
-        // An alignment is not zero.
-        let address = core::num::NonZero::new(layout.align()).unwrap_or(core::num::NonZero::<usize>::MIN);
-        return Ok(NonNull::without_provenance(address));
+        return Ok(dangling(layout));
     }
     arena.raw(layout)
+}
+
+/// An aligned address for what is of no bytes.
+#[inline(always)]
+pub(super) fn dangling(layout: Layout) -> NonNull<u8> {
+    // An alignment is not zero.
+    NonNull::without_provenance(core::num::NonZero::new(layout.align()).unwrap_or(core::num::NonZero::<usize>::MIN))
 }
 
 /// Room for `len` values.

@@ -3,6 +3,7 @@
 mod allocators;
 mod arena;
 mod pool;
+mod promises;
 mod stories;
 #[path = "../model/arenas.rs"]
 mod twins;

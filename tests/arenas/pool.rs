@@ -47,6 +47,23 @@ fn the_limit_holds_for_slabs_and_large_blocks_together() -> Result<(), ArenaErro
     Ok(())
 }
 
+/// A pool of slabs of 1 MiB with a limit below that was refused all that it was to take at once.
+#[test]
+fn a_limit_below_a_slab_leaves_room_for_what_is_taken_at_once() -> Result<(), ArenaError> {
+    let heap = heap();
+    let config = ArenaConfig::new().limit(512 << 10).prealloc(256 << 10);
+    let pool = Pool::with_config_in(config, &heap)?;
+    assert!(
+        (256 << 10..=512 << 10).contains(&pool.stats().reserved),
+        "{}",
+        pool.stats()
+    );
+    pool.alloc([0_u8; 100_000])?;
+    let refused = Pool::with_config_in(config.prealloc(600 << 10), &heap).expect_err("more than the limit");
+    assert_eq!(refused.reason(), Reason::Limit);
+    Ok(())
+}
+
 #[test]
 fn a_handle_is_good_until_the_reset() -> Result<(), ArenaError> {
     let (mut pool, other) = (Pool::new(), Pool::new());

@@ -2,6 +2,7 @@
 
 #![cfg(all(unix, feature = "std"))]
 
+mod allocators;
 mod hammer;
 mod one;
 mod readers;

@@ -264,6 +264,103 @@ fn a_list_that_is_reset_is_as_new() {
 }
 
 #[test]
+fn a_sharded_list_that_is_reset_is_as_new() {
+    let config = ArenaConfig::new().limit(1 << 18).slab(1 << 12);
+    let mut list = ShardedFreeList::with_config(layout(64, 8), 2, config).unwrap();
+    let all = |list: &ShardedFreeList| {
+        let owner = list.owner().expect("of two shards one is vacant");
+        std::iter::from_fn(|| owner.allocate().ok()).collect::<Vec<_>>()
+    };
+    let first = all(&list);
+    let before = list.stats();
+    for _ in 0..3 {
+        // Slots in a pocket, in batches, retired under a reader; and both owners are forgotten, one of them inside.
+        let (one, other) = (list.owner().unwrap(), list.owner().unwrap());
+        std::mem::forget(one.enter());
+        for (index, slot) in first.iter().enumerate() {
+            // SAFETY: ours, each once.
+            unsafe {
+                match index % 3 {
+                    0 => one.deallocate(slot.cast()),
+                    1 => other.deallocate(slot.cast()),
+                    _ => other.retire(slot.cast()),
+                }
+            }
+        }
+        std::mem::forget((one, other));
+        assert!(list.owner().is_none());
+        list.reset();
+        let stats = list.stats();
+        assert_eq!(
+            (stats.allocated, stats.reserved, stats.peak),
+            (0, before.reserved, before.peak)
+        );
+        // SAFETY: nobody has it any more: it is to be refused.
+        let refused = unsafe { list.try_deallocate(first[0].cast()) };
+        assert!(!refused.unwrap_err().is_foreign());
+        assert_eq!(all(&list), first, "the lowest first, and all of them");
+        assert_eq!(list.stats(), before);
+    }
+    let mut none = ShardedFreeList::new(layout(64, 8), 1).unwrap();
+    none.reset();
+    assert!(none.allocate().is_ok());
+}
+
+#[test]
+fn the_pocket_of_an_owner_is_nobodys_secret() {
+    let list = ShardedFreeList::with_config(layout(64, 8), 2, ArenaConfig::new().limit(1 << 16)).unwrap();
+    let (owner, other) = (list.owner().unwrap(), list.owner().unwrap());
+    let all: Vec<_> = std::iter::from_fn(|| owner.allocate().ok())
+        .map(|slot| slot.cast::<u8>())
+        .collect();
+    // SAFETY: ours; freed once, or to be refused.
+    unsafe {
+        owner.deallocate(all[7]);
+        assert!(!owner.try_deallocate(all[7]).unwrap_err().is_foreign(), "in the pocket");
+        assert!(!list.try_deallocate(all[7]).unwrap_err().is_foreign());
+        // Somebody else has the last slot out of the pocket, and gives it back by its owner.
+        for _ in 0..3 {
+            assert_eq!(other.allocate().unwrap().cast(), all[7]);
+            assert!(owner.allocate().is_err());
+            owner.deallocate(all[7]);
+            assert!(owner.try_deallocate(all[7]).is_err());
+            assert_eq!(owner.allocate().unwrap().cast(), all[7]);
+            other.deallocate(all[7]);
+            assert!(owner.try_deallocate(all[7]).is_err(), "remembered, and not his");
+        }
+        // A box, whose memory is the same slot; then two in a row, of which one is in the pocket.
+        let boxed = owner.boxed([1_u64; 8]).unwrap();
+        assert_eq!((boxed.as_ptr().cast(), boxed[7]), (all[7].as_ptr().cast_const(), 1));
+        drop(boxed);
+        owner.deallocate(all[3]);
+        owner.deallocate(all[5]);
+        assert!([7, 3, 5].iter().all(|&index| owner.try_deallocate(all[index]).is_err()));
+    }
+    let mut three = [(); 3].map(|()| other.allocate().unwrap().cast::<u8>());
+    three.sort_unstable();
+    assert_eq!(three, [all[3], all[5], all[7]]);
+    assert!(list.allocate().is_err());
+}
+
+#[test]
+fn an_owner_takes_his_pocket_to_another_thread() {
+    let list = ShardedFreeList::new(layout(64, 8), 1).unwrap();
+    let owner = list.owner().unwrap();
+    let slot = owner.boxed([5; 8]).map(SlotBox::into_raw).unwrap().addr();
+    let slot = std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            let owner = owner;
+            let same = owner.boxed([6_u64; 8]).unwrap();
+            assert_ne!(same.as_ptr().addr(), slot.get());
+            drop(same);
+            owner.allocate().unwrap().addr()
+        });
+        thread.join().unwrap()
+    });
+    assert!(list.owns(slot.get() as *const u8));
+}
+
+#[test]
 fn the_slots_of_a_forgotten_owner_can_be_had() {
     let config = ArenaConfig::new().limit(1 << 18);
     let list = ShardedFreeList::with_config(layout(64, 8), 2, config).unwrap();

@@ -8,6 +8,9 @@ use std::ptr::NonNull;
 
 use pageheap::arena::{ArenaConfig, FreeList, ShardedFreeList};
 
+/// Operations from here on are a reset.
+const RESET: u8 = 248;
+
 /// What a twin knows.
 #[derive(Default)]
 struct Twin {
@@ -46,9 +49,17 @@ impl Twin {
     }
 }
 
+impl Twin {
+    /// Nothing is live; what is written may be overwritten.
+    fn reset(&mut self) {
+        self.live.clear();
+        self.written.clear();
+    }
+}
+
 /// A free list through a story, with slots of `layout`, at most `limit` bytes of pages, and a first slab of `slab`.
 pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)]) {
-    let list = FreeList::with_config(layout, ArenaConfig::new().slab(slab).limit(limit)).expect("a small list");
+    let mut list = FreeList::with_config(layout, ArenaConfig::new().slab(slab).limit(limit)).expect("a small list");
     let size = layout.size();
     let mut twin = Twin {
         size,
@@ -56,6 +67,14 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)
     };
     for &(operation, number) in story {
         match operation % 8 {
+            _ if operation >= RESET => {
+                let stale = twin.give(number);
+                list.reset();
+                twin.reset();
+                // SAFETY: nobody's since the reset: to be refused.
+                let refused = stale.is_none_or(|slot| unsafe { list.try_deallocate(slot) }.is_err());
+                assert!(refused, "freed, though nobody has had it since the reset");
+            }
             0..=2 => match list.allocate() {
                 Ok(slot) => twin.take(slot.cast()),
                 Err(error) => assert!(list.stats().reserved + size + 8192 > limit, "{error}"),
@@ -91,16 +110,32 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)
     }
 }
 
-/// A sharded list of three owners through a story.
+/// A sharded list of three owners through a story: between resets, each with owners of its own.
 pub fn sharded(layout: Layout, limit: usize, story: &[(u8, usize)]) {
     let list = ShardedFreeList::with_config(layout, 3, ArenaConfig::new().slab(1 << 12).limit(limit));
-    let list = list.expect("a small list");
-    let owners = [(); 3].map(|()| list.owner().expect("a shard for each of three"));
-    let bytes = layout.size().next_multiple_of(layout.align());
+    let mut list = list.expect("a small list");
     let mut twin = Twin {
         size: layout.size(),
         ..Twin::default()
     };
+    let mut parts = story.split(|&(operation, _)| operation >= RESET).peekable();
+    while let Some(part) = parts.next() {
+        sharded_part(&list, &mut twin, part);
+        if parts.peek().is_some() {
+            let stale = twin.give(part.len());
+            list.reset();
+            twin.reset();
+            // SAFETY: nobody's since the reset: to be refused.
+            let refused = stale.is_none_or(|slot| unsafe { list.try_deallocate(slot) }.is_err());
+            assert!(refused, "freed, though nobody has had it since the reset");
+            assert_eq!(list.stats().allocated, 0);
+        }
+    }
+}
+
+fn sharded_part(list: &ShardedFreeList, twin: &mut Twin, story: &[(u8, usize)]) {
+    let owners = [(); 3].map(|()| list.owner().expect("a shard for each of three"));
+    let bytes = list.layout().size().next_multiple_of(list.layout().align());
     for &(operation, number) in story {
         let owner = &owners[number % 3];
         match operation % 8 {
@@ -109,12 +144,15 @@ pub fn sharded(layout: Layout, limit: usize, story: &[(u8, usize)]) {
             4 => (0..number % 100)
                 .map_while(|_| owner.allocate().ok())
                 .for_each(|slot| twin.take(slot.cast())),
+            5 => twin.give(number).into_iter().for_each(|slot| {
+                // SAFETY: the twin had it, and has it no more: so the second time it is to be refused.
+                unsafe {
+                    owner.deallocate(slot);
+                    assert!(owner.try_deallocate(slot).is_err(), "freed twice");
+                    assert!(list.try_deallocate(slot).is_err(), "freed twice");
+                }
+            }),
             // SAFETY: the twin had it, and has it no more.
-            5 => twin
-                .give(number)
-                .into_iter()
-                .for_each(|slot| unsafe { owner.deallocate(slot) }),
-            // SAFETY: as above.
             6 => twin
                 .give(number)
                 .into_iter()
@@ -131,7 +169,7 @@ pub fn sharded(layout: Layout, limit: usize, story: &[(u8, usize)]) {
     let more = std::iter::from_fn(|| owners[0].allocate().ok()).count() + twin.live.len();
     let stats = list.stats();
     assert!(more * bytes >= before.committed, "{before}");
-    assert!(stats.reserved <= limit, "{stats}");
+    assert!(stats.reserved <= stats.limit, "{stats}");
     assert_eq!(
         (stats.allocated, stats.committed),
         (more * bytes, more * bytes),

@@ -17,7 +17,8 @@
 
 #![forbid(unsafe_code)]
 
-use super::{Shards, unpack};
+use super::Shards;
+use super::shard::unpack;
 use crate::arena::hyaline::Batch;
 use crate::arena::node::Nodes;
 use crate::arena::stack::NIL;
@@ -81,8 +82,12 @@ impl<N: Nodes> Shards<N> {
                 held += shard.held();
                 continue;
             }
+            // Relaxed, throughout: ours while it is frozen; handed back by the Release in `gather`.
+            if shard.full.load(Ordering::Relaxed) != 0 {
+                shard.full.store(0, Ordering::Relaxed);
+                self.give(shard.pocket.load(Ordering::Relaxed), 1);
+            }
             for word in [&shard.loaded, &shard.previous] {
-                // Relaxed, throughout: ours while it is frozen; handed back by the Release in `gather`.
                 let (first, count) = unpack(word.load(Ordering::Relaxed));
                 if first != NIL {
                     word.store(0, Ordering::Relaxed);

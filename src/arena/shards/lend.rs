@@ -5,10 +5,14 @@
 
 #![forbid(unsafe_code)]
 
-use super::{As, LANES, Shard, Shards, unpack};
-use crate::arena::hyaline::Batch;
+use crossbeam_utils::CachePadded;
+
+use super::shard::unpack;
+use super::{As, LANES, Shard, Shards};
+use crate::arena::controller::MAX_BATCH;
+use crate::arena::hyaline::{Batch, FIRST_ERA};
 use crate::arena::node::{Batches, Chain, LIVE, Nodes};
-use crate::arena::stack::{Links, NIL};
+use crate::arena::stack::{Links, NIL, Stack};
 use crate::sync::Ordering;
 
 /// Where the slots are, at one moment.
@@ -74,8 +78,12 @@ impl<N: Nodes> Shards<N> {
         };
         let shard = section.shard;
         let way = shard.under_way();
+        // Relaxed, throughout: inside the section. Release, for a store under way: as `Move` has it.
+        if shard.full.load(Ordering::Relaxed) != 0 {
+            self.give(shard.pocket.load(Ordering::Relaxed), 1);
+            shard.full.store(0, Ordering::Release);
+        }
         for word in [&shard.loaded, &shard.previous] {
-            // Relaxed, throughout: inside the section.
             let (first, count) = unpack(word.load(Ordering::Relaxed));
             if first != NIL {
                 self.give(first, count);
@@ -87,6 +95,24 @@ impl<N: Nodes> Shards<N> {
         if first != NIL && self.reclaim(Batch { first, count, oldest }).is_ok() {
             way.store(&shard.retired, 0);
         }
+    }
+
+    /// As new, but for the statistics: no shard is lent, no slot is anywhere, nobody reads. `renew` makes every slot of
+    /// the nodes one that was never used.
+    pub fn reset(&mut self, renew: impl FnOnce(&mut N)) {
+        for index in 0..self.shards_used() {
+            self.shards.get(index).clear();
+        }
+        // Relaxed, throughout: nobody else is here.
+        self.vacant.store(0, Ordering::Relaxed);
+        self.lent.store(0, Ordering::Relaxed);
+        self.depot = CachePadded::new(Stack::new());
+        self.account.depot.store(0, Ordering::Relaxed);
+        self.account.integral.store(0, Ordering::Relaxed);
+        self.control.limit.store(MAX_BATCH, Ordering::Relaxed);
+        self.control.era.store(FIRST_ERA, Ordering::Relaxed);
+        self.hyaline.reset(&self.nodes);
+        renew(&mut self.nodes);
     }
 
     /// Shards that may have something in them.
@@ -130,6 +156,9 @@ impl<N: Nodes> Shards<N> {
         // Relaxed, throughout: nobody is at work.
         for index in 0..self.shards_used() {
             let shard = self.shards.get(index);
+            if shard.full.load(Ordering::Relaxed) != 0 {
+                census.sharded += walk(shard.pocket.load(Ordering::Relaxed));
+            }
             for word in [&shard.loaded, &shard.previous] {
                 census.sharded += walk(unpack(word.load(Ordering::Relaxed)).0);
             }

@@ -10,34 +10,35 @@
 
 #![forbid(unsafe_code)]
 
-use super::{As, FreeAlready, LANES, Section, Shard, Shards, pack, unpack};
+use super::shard::{Section, pack, unpack};
+use super::{As, FreeAlready, LANES, Shard, Shards};
 use crate::arena::controller::MAX_BATCH;
 use crate::arena::hyaline::Batch;
-use crate::arena::node::{Chain, LIVE, Nodes};
+use crate::arena::node::{Chain, LIVE, Node, Nodes};
 use crate::arena::stack::{Links, NIL};
 use crate::sync::Ordering;
 
 impl<N: Nodes> Shards<N> {
-    /// Puts a slot back once all who are inside have left, by the shard that was lent as `shard`.
+    /// Puts a slot back once all who are inside have left, by a shard of this list that is the caller's. `node` is the
+    /// slot's.
     ///
     /// # Errors
     /// The slot is not allocated.
     #[inline]
-    pub fn retire(&self, shard: usize, slot: u32) -> Result<(), FreeAlready> {
-        self.retire_into(self.shards.get(shard), As::Owner, slot)
+    pub fn retire(&self, shard: &Shard, slot: u32, node: &Node) -> Result<(), FreeAlready> {
+        self.retire_into(shard, As::Owner, slot, node)
     }
 
     /// The same by a lane near `hint`.
     ///
     /// # Errors
     /// The slot is not allocated.
-    pub fn retire_as_guest(&self, hint: usize, slot: u32) -> Result<(), FreeAlready> {
-        self.retire_into(self.shards.get(hint % LANES), As::Guest, slot)
+    pub fn retire_as_guest(&self, hint: usize, slot: u32, node: &Node) -> Result<(), FreeAlready> {
+        self.retire_into(self.shards.get(hint % LANES), As::Guest, slot, node)
     }
 
     #[inline(always)]
-    fn retire_into(&self, shard: &Shard, who: As, slot: u32) -> Result<(), FreeAlready> {
-        let node = self.nodes.node(slot);
+    fn retire_into(&self, shard: &Shard, who: As, slot: u32, node: &Node) -> Result<(), FreeAlready> {
         // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
         if node.link.load(Ordering::Relaxed) != LIVE {
             return Err(FreeAlready);

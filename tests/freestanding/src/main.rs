@@ -11,6 +11,7 @@ extern crate alloc;
 mod memory;
 mod system;
 
+use alloc::alloc::Layout;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -18,6 +19,7 @@ use alloc::vec::Vec;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
 
+use pageheap::arena::{Arena, ArenaConfig, FreeList, Pool, ShardedFreeList, SlotBox};
 use pageheap::source::Region;
 use pageheap::{Config, GlobalHeap, PageCount, PageHeap};
 
@@ -38,6 +40,7 @@ static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(unsafe { Region::new((&r
 
 fn main() {
     page_heap();
+    arenas();
     collections();
     assert!(HEAP.check().is_ok(), "the global heap's books are right");
     let _ = writeln!(system::Output, "freestanding: ok");
@@ -70,6 +73,50 @@ fn page_heap() {
         }
         assert!(heap.stats().in_use == PageCount::ZERO, "all pages came back");
     }
+}
+
+/// The four arenas, on the region that is left.
+fn arenas() {
+    // SAFETY: `page_heap` has ended, and nobody else mentions PAGES; bytes that live as long as the program.
+    let region = unsafe { Region::new((&raw mut PAGES).cast(), BYTES) };
+    let heap: PageHeap<Region> = PageHeap::new(region, Config::new(BYTES)).expect("a heap");
+    let config = ArenaConfig::new().limit(BYTES / 8);
+    let full = "an arena of its own part of a quarter of the region";
+    let mut arena = Arena::with_config_in(config, &heap).expect(full);
+    let text = arena.alloc_fmt(format_args!("{} and {}", 1, 2)).expect(full);
+    assert!(text == "1 and 2", "text can be put into an arena");
+    let sum = arena
+        .local()
+        .scoped(|scope| scope.alloc_iter(0..100_u64).map(|numbers| numbers.iter().sum::<u64>()));
+    assert!(sum == Ok(4950), "scopes need no system");
+    arena.reset();
+    let mut pool = Pool::with_config_in(config, &heap).expect(full);
+    let handle = pool.insert([7_u64; 100]).expect(full);
+    assert!(
+        pool.get(handle).is_ok_and(|numbers| numbers[99] == 7),
+        "a handle names what was inserted"
+    );
+    pool.reset();
+    assert!(pool.get(handle).is_err(), "a handle is stale after a reset");
+    let mut list = FreeList::with_config_in(Layout::new::<[u64; 8]>(), config, &heap).expect(full);
+    drop(list.boxed([1_u64; 8]).expect(full));
+    list.reset();
+    let mut sharded = ShardedFreeList::with_config_in(Layout::new::<[u64; 8]>(), 2, config, &heap).expect(full);
+    {
+        let owner = sharded.owner().expect("two may own");
+        let guard = owner.enter();
+        let slot = SlotBox::into_raw(owner.boxed([2_u64; 8]).expect(full));
+        // SAFETY: nobody else knows of the slot, and it is given back once.
+        unsafe { owner.retire(slot.cast()) };
+        // SAFETY: found before it was retired, and still inside.
+        assert!(unsafe { slot.read() } == [2; 8], "a guard holds what is retired");
+        drop(guard);
+    }
+    sharded.reset();
+    let many = core::iter::from_fn(|| sharded.allocate().ok()).count();
+    assert!(many > 4000, "all of a list can be had");
+    drop((arena, pool, list, sharded));
+    assert!(heap.stats().in_use == PageCount::ZERO, "all pages came back");
 }
 
 /// What `alloc` offers, on the global heap.

@@ -18,6 +18,7 @@
 #[cfg(not(debug_assertions))]
 compile_error!("models without debug assertions miss half of what they are for: use --profile model");
 
+mod hand;
 #[cfg(loom)]
 mod loom;
 #[cfg(all(shuttle, not(loom)))]

@@ -8,6 +8,7 @@ mod growth;
 mod hints;
 mod long;
 mod negative;
+mod negative_lists;
 mod paper;
 mod proof;
 mod scavenge;

@@ -3,22 +3,39 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pageheap::internals::free_list::{GUESTS, Hyaline, LANES, Node, Nodes, Shards};
+use pageheap::internals::free_list::{FreeSlots, GUESTS, Hyaline, LANES, Node, Nodes, Shards};
 use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
 use shuttle::thread::spawn;
 
 use super::explore;
+use crate::hand::Hand;
 
 /// A few slots and who has each. The stamps are not shuttle's: they add no schedules.
-struct Few {
-    nodes: Vec<Node>,
+struct Few<T = Node> {
+    nodes: Vec<T>,
     used: AtomicU32,
     owners: Vec<AtomicUsize>,
     readers: Vec<AtomicUsize>,
 }
 
-impl Nodes for Few {
-    fn node(&self, slot: u32) -> &Node {
+impl<T: Zeroed> Few<T> {
+    fn new(slots: usize) -> Self {
+        Self {
+            nodes: (0..slots).map(|_| T::zeroed()).collect(),
+            used: AtomicU32::new(0),
+            owners: (0..slots).map(|_| AtomicUsize::new(0)).collect(),
+            readers: (0..slots).map(|_| AtomicUsize::new(0)).collect(),
+        }
+    }
+
+    fn stamp(&self, slot: u32, from: usize, to: usize) {
+        let before = self.owners[slot as usize - 1].swap(to, Ordering::SeqCst);
+        assert_eq!(before, from, "slot {slot} is {before}'s, not {from}'s");
+    }
+}
+
+impl<T> Nodes<T> for Few<T> {
+    fn node(&self, slot: u32) -> &T {
         &self.nodes[slot as usize - 1]
     }
 
@@ -57,19 +74,13 @@ fn table<T: Zeroed>(len: usize) -> Table<T> {
 }
 
 fn list(slots: usize, owners: usize) -> Arc<List> {
-    let few = Few {
-        nodes: (0..slots).map(|_| Node::zeroed()).collect(),
-        used: AtomicU32::new(0),
-        owners: (0..slots).map(|_| AtomicUsize::new(0)).collect(),
-        readers: (0..slots).map(|_| AtomicUsize::new(0)).collect(),
-    };
+    let few = Few::<Node>::new(slots);
     let hyaline = Hyaline::new(&few, table(GUESTS + owners), table(4), Barrier::new());
     Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
 }
 
 fn stamp(list: &List, slot: u32, from: usize, to: usize) {
-    let before = list.nodes().owners[slot as usize - 1].swap(to, Ordering::SeqCst);
-    assert_eq!(before, from, "slot {slot} is {before}'s, not {from}'s");
+    list.nodes().stamp(slot, from, to);
 }
 
 /// Every slot is in one place, and nobody's.
@@ -96,22 +107,23 @@ fn the_last_slot_is_found_wherever_it_is() {
             .map(|who| {
                 let list = list.clone();
                 spawn(move || {
-                    let shard = list.lend();
+                    let hand = Hand::lend(&list);
+                    let free_as_guest = |slot| list.free_as_guest(0, slot, list.nodes().node(slot));
                     for round in 0..3 {
-                        let slot = match shard {
-                            Some(shard) => list.allocate(shard),
+                        let slot = match &hand {
+                            Some(hand) => hand.allocate(),
                             None => list.allocate_as_guest(0),
                         };
                         let slot = slot.expect("one of three is free");
                         stamp(&list, slot, 0, who);
                         stamp(&list, slot, who, 0);
-                        match shard {
-                            Some(shard) if round != 1 => list.free(shard, slot).unwrap(),
-                            _ => list.free_as_guest(0, slot).unwrap(),
+                        match &hand {
+                            Some(hand) if round != 1 => hand.free(slot).unwrap(),
+                            _ => free_as_guest(slot).unwrap(),
                         }
                     }
                     if who == 2 {
-                        shard.into_iter().for_each(|shard| list.take_back(shard));
+                        hand.into_iter().for_each(Hand::take_back);
                     }
                 })
             })
@@ -131,9 +143,9 @@ fn what_is_read_is_nobody_elses() {
             .map(|who| {
                 let (list, shared) = (list.clone(), shared.clone());
                 spawn(move || {
-                    let shard = list.lend().unwrap();
+                    let hand = Hand::lend(&list).unwrap();
                     for _ in 0..3 {
-                        let Some(slot) = list.allocate(shard) else {
+                        let Some(slot) = hand.allocate() else {
                             continue;
                         };
                         stamp(&list, slot, 0, who);
@@ -142,10 +154,10 @@ fn what_is_read_is_nobody_elses() {
                         let old = shared.swap(slot, Ordering::SeqCst);
                         if old != 0 {
                             list.nodes().owners[old as usize - 1].store(0, Ordering::SeqCst);
-                            list.retire(shard, old).unwrap();
+                            hand.retire(old).unwrap();
                         }
                     }
-                    list.take_back(shard);
+                    hand.take_back();
                 })
             })
             .collect();
@@ -177,8 +189,135 @@ fn what_is_read_is_nobody_elses() {
                 list.nodes().owners[last as usize - 1].load(Ordering::SeqCst),
                 0,
             );
-            list.free_as_guest(0, last).unwrap();
+            list.free_as_guest(0, last, list.nodes().node(last)).unwrap();
         }
         finish(&list, 6);
+    });
+}
+
+/// One stack for three, who take and give one by one and in batches; nobody is refused who finds less taken than there
+/// is.
+#[test]
+fn one_stack_serves_three() {
+    explore(4000, || {
+        let list = Arc::new(FreeSlots::new(Few::<AtomicU32>::new(6)));
+        let threads: Vec<_> = (1..=3)
+            .map(|who| {
+                let list = list.clone();
+                spawn(move || {
+                    let take = |slot| list.nodes().stamp(slot, 0, who);
+                    let first = list.allocate().expect("two for each");
+                    take(first);
+                    let mut batch = Vec::new();
+                    list.allocate_many(1, |slot| batch.push(slot));
+                    batch.iter().copied().for_each(take);
+                    assert_eq!(batch.len(), 1, "two for each");
+                    list.nodes().stamp(first, who, 0);
+                    list.free(first).unwrap();
+                    batch.iter().for_each(|&slot| list.nodes().stamp(slot, who, 0));
+                    list.free_many(batch.drain(..)).unwrap();
+                    let mut batch = Vec::new();
+                    list.allocate_many(2, |slot| batch.push(slot));
+                    assert_eq!(batch.len(), 2, "two for each");
+                    batch.iter().copied().for_each(take);
+                    batch.iter().for_each(|&slot| list.nodes().stamp(slot, who, 0));
+                    list.free_many(batch.into_iter()).unwrap();
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let mut free = 0;
+        list.each_free(|_| free += 1);
+        assert_eq!((free + list.nodes().extent().0, list.count_live()), (6, 0));
+    });
+}
+
+/// One shard, which goes from hand to hand with all that is in it; who gets none uses the lane.
+#[test]
+fn a_shard_goes_from_hand_to_hand() {
+    explore(4000, || {
+        let list = list(3, 1);
+        let threads: Vec<_> = (1..=3)
+            .map(|who| {
+                let list = list.clone();
+                spawn(move || {
+                    for _ in 0..2 {
+                        let Some(hand) = Hand::lend(&list) else {
+                            let slot = list.allocate_as_guest(0).expect("one for each");
+                            stamp(&list, slot, 0, who);
+                            stamp(&list, slot, who, 0);
+                            list.free_as_guest(0, slot, list.nodes().node(slot)).unwrap();
+                            continue;
+                        };
+                        let slot = hand.allocate().expect("one for each");
+                        stamp(&list, slot, 0, who);
+                        stamp(&list, slot, who, 0);
+                        hand.free(slot).unwrap();
+                        hand.take_back();
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        finish(&list, 3);
+    });
+}
+
+/// One retires what two may be reading: a guest, and an owner with a shard's record; and the writer himself is inside.
+#[test]
+fn guests_and_owners_hold_what_they_read() {
+    explore(4000, || {
+        let list = list(4, 2);
+        let shared = Arc::new(AtomicU32::new(0));
+        let read = |list: &List, shared: &AtomicU32| {
+            let slot = shared.load(Ordering::SeqCst);
+            if slot != 0 {
+                let readers = &list.nodes().readers[slot as usize - 1];
+                readers.fetch_add(1, Ordering::SeqCst);
+                shuttle::thread::yield_now();
+                readers.fetch_sub(1, Ordering::SeqCst);
+            }
+        };
+        let hand = Hand::lend(&list).unwrap();
+        let (second, third) = ((list.clone(), shared.clone()), (list.clone(), shared.clone()));
+        let owner = spawn(move || {
+            let (list, shared) = second;
+            let hand = Hand::lend(&list).unwrap();
+            list.enter_reader(hand.shard, true);
+            read(&list, &shared);
+            list.leave_reader(hand.shard);
+            hand.take_back();
+        });
+        let guest = spawn(move || {
+            let (list, shared) = third;
+            for _ in 0..2 {
+                let record = list.enter_as_guest(0);
+                read(&list, &shared);
+                list.leave_as_guest(record);
+            }
+        });
+        for round in 0..4 {
+            let Some(slot) = hand.allocate() else {
+                continue;
+            };
+            stamp(&list, slot, 0, 1);
+            let reads = list.nodes().readers[slot as usize - 1].load(Ordering::SeqCst);
+            assert_eq!(reads, 0, "slot {slot} is given while it is read");
+            let old = shared.swap(slot, Ordering::SeqCst);
+            if old != 0 {
+                stamp(&list, old, 1, 0);
+                hand.retire(old).unwrap();
+            }
+            if round == 2 {
+                list.flush(hand.shard);
+            }
+        }
+        owner.join().unwrap();
+        guest.join().unwrap();
+        let last = shared.swap(0, Ordering::SeqCst);
+        stamp(&list, last, 1, 0);
+        hand.free(last).unwrap();
+        hand.take_back();
+        finish(&list, 4);
     });
 }

@@ -4,7 +4,9 @@
 //! they have growth, caches that come and go, scavenging and long runs all at once. A failing schedule is printed and
 //! can be replayed (`shuttle::replay`).
 
+mod arenas;
 mod free_lists;
+mod negative;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

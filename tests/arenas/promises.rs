@@ -1,0 +1,317 @@
+//! What all four promise, of each of the four: `Arena`, `Pool`, `FreeList`, `ShardedFreeList`.
+
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, FreeList, HugePages, Pool, Reason, ShardedFreeList};
+use pageheap::source::System;
+use pageheap::{Config, PageCount, PageHeap};
+
+const PAGE: usize = 8192;
+const HUGE: usize = 2 << 20;
+
+type Heap = PageHeap<System>;
+
+/// One of the family, on a heap that is lent to it.
+trait Family<'h>: Sized + Send + Sync {
+    /// For objects of `layout`; the bump arenas take any.
+    fn make(layout: Layout, config: ArenaConfig, heap: &'h Heap) -> Result<Self, ArenaError>;
+    /// Bytes for the layout that it was made for.
+    fn bytes(&self) -> Result<NonNull<[u8]>, ArenaError>;
+    fn counts(&self) -> ArenaStats;
+    fn forget_all(&mut self);
+    /// Puts a value in, and forgets the reference; then one in a box, which is dropped. Typed interface.
+    fn put<T>(&self, value: T, boxed: T) -> Result<(), ArenaError>;
+}
+
+macro_rules! bump_family {
+    ($($arena:ident),*) => {$(
+        impl<'h> Family<'h> for (Layout, $arena<&'h Heap>) {
+            fn make(layout: Layout, config: ArenaConfig, heap: &'h Heap) -> Result<Self, ArenaError> {
+                Ok((layout, $arena::with_config_in(config, heap)?))
+            }
+
+            fn bytes(&self) -> Result<NonNull<[u8]>, ArenaError> {
+                self.1.allocate(self.0)
+            }
+
+            fn counts(&self) -> ArenaStats {
+                self.1.stats()
+            }
+
+            fn forget_all(&mut self) {
+                self.1.reset();
+            }
+
+            fn put<T>(&self, value: T, boxed: T) -> Result<(), ArenaError> {
+                self.1.alloc(value)?;
+                self.1.boxed(boxed).map(drop)
+            }
+        }
+    )*};
+}
+
+bump_family!(Arena, Pool);
+
+macro_rules! list_family {
+    ($($list:ident($($owners:literal)?)),*) => {$(
+        impl<'h> Family<'h> for $list<&'h Heap> {
+            fn make(layout: Layout, config: ArenaConfig, heap: &'h Heap) -> Result<Self, ArenaError> {
+                $list::with_config_in(layout, $($owners,)? config, heap)
+            }
+
+            fn bytes(&self) -> Result<NonNull<[u8]>, ArenaError> {
+                self.allocate()
+            }
+
+            fn counts(&self) -> ArenaStats {
+                self.stats()
+            }
+
+            fn forget_all(&mut self) {
+                self.reset();
+            }
+
+            fn put<T>(&self, value: T, boxed: T) -> Result<(), ArenaError> {
+                std::mem::forget(self.boxed(value)?);
+                self.boxed(boxed).map(drop)
+            }
+        }
+    )*};
+}
+
+list_family!(FreeList(), ShardedFreeList(2));
+
+type OfArena<'h> = (Layout, Arena<&'h Heap>);
+type OfPool<'h> = (Layout, Pool<&'h Heap>);
+
+/// One test for each promise, which has a row for each type.
+macro_rules! promises {
+    ($($promise:ident),* $(,)?) => {$(
+        #[test]
+        fn $promise() {
+            checks::$promise::<OfArena<'_>>(heap(usize::MAX));
+            checks::$promise::<OfPool<'_>>(heap(usize::MAX));
+            checks::$promise::<FreeList<&Heap>>(heap(usize::MAX));
+            checks::$promise::<ShardedFreeList<&Heap>>(heap(usize::MAX));
+        }
+    )*};
+}
+
+promises!(
+    pages_are_the_users_heaps_and_all_return_on_drop,
+    the_limit_is_in_bytes_and_an_error_says_what_is_left,
+    a_full_heap_is_told_from_a_limit,
+    what_is_asked_for_at_once_is_there_or_nothing_is,
+    huge_pages_are_whole,
+    statistics_add_up,
+    nothing_and_what_is_aligned_to_much_are_right,
+    contents_are_dropped_by_boxes_only,
+    all_threads_may_use_it,
+);
+
+/// A heap that lives as long as the test process, of at most so many pages.
+fn heap(pages: usize) -> &'static Heap {
+    let config = Config::new(256 << 20).limit(PageCount(pages.min(1 << 20)));
+    Box::leak(Box::new(PageHeap::new(System, config).expect("a heap")))
+}
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::from_size_align(size, align).expect("a layout")
+}
+
+/// All that can be had.
+fn all<'h>(arena: &impl Family<'h>) -> (usize, ArenaError) {
+    let mut count = 0;
+    loop {
+        match arena.bytes() {
+            Ok(_) => count += 1,
+            Err(error) => return (count, error),
+        }
+    }
+}
+
+mod checks {
+    use super::*;
+
+    pub(super) fn pages_are_the_users_heaps_and_all_return_on_drop<F: Family<'static>>(heap: &'static Heap) {
+        let mut arena = F::make(layout(3000, 8), ArenaConfig::new(), heap).unwrap();
+        for _ in 0..2 {
+            (0..100).for_each(|_| assert!(heap.page_of(arena.bytes().unwrap().cast().as_ptr()).is_some()));
+            assert_eq!(heap.stats().in_use.0 * PAGE, arena.counts().reserved);
+            arena.forget_all();
+        }
+        drop(arena);
+        assert_eq!(heap.stats().in_use, PageCount(0));
+    }
+
+    pub(super) fn the_limit_is_in_bytes_and_an_error_says_what_is_left<F: Family<'static>>(heap: &'static Heap) {
+        // A byte less than 12 pages is 11 pages.
+        for (limit, pages) in [(12 * PAGE, 12), (12 * PAGE - 1, 11), (12 * PAGE + 100, 12)] {
+            let config = ArenaConfig::new().limit(limit).slab(PAGE);
+            let mut arena = F::make(layout(1000, 8), config, heap).unwrap();
+            let (count, error) = all(&arena);
+            let stats = arena.counts();
+            assert!(
+                stats.reserved <= limit && stats.reserved > (pages - 1) * PAGE,
+                "{stats}"
+            );
+            assert!((pages * 7 - 7..=pages * 8).contains(&count), "{count} in {pages} pages");
+            assert_eq!((error.asked(), error.align()), (1000, 8));
+            assert!(matches!(error.reason(), Reason::Limit | Reason::NoSlots), "{error}");
+            assert_eq!((error.left(), stats.limit), (limit - stats.reserved, limit));
+            let text = error.to_string();
+            assert!(
+                text.contains("1000 bytes aligned to 8") && text.contains("limit leaves"),
+                "{text}"
+            );
+            // The arena is as it was, and after a reset as good as new.
+            assert_eq!(arena.counts(), stats);
+            arena.forget_all();
+            assert_eq!(all(&arena).0, count);
+        }
+    }
+
+    pub(super) fn a_full_heap_is_told_from_a_limit<F: Family<'static>>(_: &'static Heap) {
+        let heap = super::heap(5);
+        let arena = F::make(layout(1000, 8), ArenaConfig::new().slab(PAGE), heap).unwrap();
+        let (count, error) = all(&arena);
+        assert_eq!((error.reason(), error.left()), (Reason::NoPages, usize::MAX), "{count}");
+        drop(arena);
+        let config = ArenaConfig::new().slab(PAGE).limit(10 * PAGE);
+        let arena = F::make(layout(1000, 8), config, heap).unwrap();
+        let (_, error) = all(&arena);
+        assert_eq!(
+            (error.reason(), error.left()),
+            (Reason::NoPages, 10 * PAGE - arena.counts().reserved)
+        );
+        assert!(error.to_string().contains("though the arena's limit leaves"), "{error}");
+    }
+
+    pub(super) fn what_is_asked_for_at_once_is_there_or_nothing_is<F: Family<'static>>(heap: &'static Heap) {
+        let config = ArenaConfig::new().limit(64 * PAGE).slab(4 * PAGE).prealloc(32 * PAGE);
+        let arena = F::make(layout(1000, 8), config, heap).unwrap();
+        let reserved = arena.counts().reserved;
+        assert_eq!(reserved, 32 * PAGE, "{}", arena.counts());
+        (0..200).for_each(|_| assert!(arena.bytes().is_ok()));
+        assert_eq!(arena.counts().reserved, reserved, "nothing more was taken");
+        drop(arena);
+        let error = F::make(layout(1000, 8), config.prealloc(65 * PAGE), heap)
+            .err()
+            .unwrap();
+        assert_eq!(error.reason(), Reason::Limit);
+        let error = F::make(layout(1000, 8), config.prealloc(8 * PAGE), super::heap(4))
+            .err()
+            .unwrap();
+        assert_eq!(error.reason(), Reason::NoPages);
+        assert_eq!(heap.stats().in_use, PageCount(0), "nothing was kept");
+    }
+
+    pub(super) fn huge_pages_are_whole<F: Family<'static>>(heap: &'static Heap) {
+        // The tables of a sharded list count, so one huge page would be less than one of slots.
+        let config = ArenaConfig::new()
+            .huge_pages(HugePages::Aligned)
+            .slab(HUGE)
+            .prealloc(2 * HUGE);
+        let arena = F::make(layout(64 << 10, 8), config, heap).unwrap();
+        let first = arena.bytes().unwrap().addr().get();
+        assert!(first.is_multiple_of(HUGE), "{first:#x}");
+        (0..100).for_each(|_| assert!(arena.bytes().is_ok()));
+        // But for those tables.
+        assert!(arena.counts().reserved % HUGE <= PAGE, "{}", arena.counts());
+    }
+
+    pub(super) fn statistics_add_up<F: Family<'static>>(heap: &'static Heap) {
+        let config = ArenaConfig::new().limit(1 << 20).slab(4 * PAGE);
+        let mut arena = F::make(layout(1000, 8), config, heap).unwrap();
+        assert_eq!((arena.counts().allocated, arena.counts().limit), (0, 1 << 20));
+        (0..100).for_each(|_| assert!(arena.bytes().is_ok()));
+        let full = arena.counts();
+        assert!((100_000..110_000).contains(&full.allocated), "{full}");
+        assert!(
+            full.allocated <= full.peak && full.peak <= full.committed + PAGE,
+            "{full}"
+        );
+        assert!(
+            full.committed <= full.reserved && full.reserved <= full.limit && full.slabs > 1,
+            "{full}"
+        );
+        arena.forget_all();
+        let empty = arena.counts();
+        assert_eq!((empty.allocated, empty.peak), (0, full.peak), "{empty}");
+        assert!(
+            empty.committed >= full.peak && empty.committed <= empty.reserved,
+            "{empty}"
+        );
+        (0..10).for_each(|_| assert!(arena.bytes().is_ok()));
+        let few = arena.counts();
+        assert!((10_000..80_000).contains(&few.allocated), "{few}");
+        assert_eq!((few.peak, few.reserved), (full.peak, empty.reserved), "{few}");
+        assert!(few.to_string().contains("at its peak"));
+    }
+
+    pub(super) fn nothing_and_what_is_aligned_to_much_are_right<F: Family<'static>>(heap: &'static Heap) {
+        for align in [1, 64, PAGE, 4 * PAGE] {
+            for size in [0, 1, 100] {
+                let arena = F::make(layout(size, align), ArenaConfig::new(), heap).unwrap();
+                let mut starts: Vec<_> = (0..20)
+                    .map(|_| {
+                        let memory = arena.bytes().unwrap();
+                        assert_eq!((memory.len(), memory.addr().get() % align), (size, 0), "{size} {align}");
+                        // SAFETY: ours, and so long.
+                        unsafe { memory.cast::<u8>().write_bytes(0xA5, size) };
+                        memory.addr().get()
+                    })
+                    .collect();
+                starts.sort_unstable();
+                assert!(
+                    starts.windows(2).all(|pair| pair[1] - pair[0] >= size),
+                    "{size} {align}"
+                );
+                arena.put((), ()).unwrap();
+            }
+        }
+        let arena = F::make(layout(isize::MAX as usize, 1), ArenaConfig::new(), heap);
+        let error = arena.and_then(|arena| arena.bytes()).unwrap_err();
+        assert!(matches!(error.reason(), Reason::NoPages | Reason::TooLarge), "{error}");
+    }
+
+    pub(super) fn contents_are_dropped_by_boxes_only<F: Family<'static>>(heap: &'static Heap) {
+        struct Counted<'c>(&'c Cell<u32>);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.0.get() + 1);
+            }
+        }
+        let drops = Cell::new(0);
+        let mut arena = F::make(Layout::new::<Counted<'_>>(), ArenaConfig::new(), heap).unwrap();
+        arena.put(Counted(&drops), Counted(&drops)).unwrap();
+        assert_eq!(drops.get(), 1, "the box's");
+        arena.forget_all();
+        drop(arena);
+        assert_eq!(drops.get(), 1);
+        let full = F::make(Layout::new::<Counted<'_>>(), ArenaConfig::new().limit(PAGE), heap);
+        // A sharded list has tables of its own, so no more than that may be left.
+        let Ok(full) = full else { return };
+        while full.bytes().is_ok() {}
+        let before = drops.get();
+        assert!(full.put(Counted(&drops), Counted(&drops)).is_err());
+        assert_eq!(drops.get(), before + 2, "what was not put in is dropped");
+    }
+
+    pub(super) fn all_threads_may_use_it<F: Family<'static>>(heap: &'static Heap) {
+        let arena = F::make(layout(24, 8), ArenaConfig::new().slab(4 * PAGE), heap).unwrap();
+        let mut starts: Vec<usize> = std::thread::scope(|scope| {
+            let work = || {
+                (0..1000)
+                    .map(|_| arena.bytes().unwrap().addr().get())
+                    .collect::<Vec<_>>()
+            };
+            let threads = [(); 4].map(|()| scope.spawn(work));
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 24));
+    }
+}

@@ -1,0 +1,65 @@
+//! An owner of a shard, as `arena::Owner` is one.
+
+use std::ptr;
+use std::sync::Arc;
+
+use pageheap::internals::free_list::{FreeAlready, Node, Nodes, Pocket, Shards};
+
+/// Who has a shard of a list for himself, and remembers what is in its pocket.
+pub struct Hand<N: Nodes + 'static> {
+    pub list: Arc<Shards<N>>,
+    pub shard: usize,
+    /// Of nodes of the list, which outlives this.
+    pocket: Pocket<'static>,
+}
+
+// SAFETY: the addresses in the pocket are of nothing.
+unsafe impl<N: Nodes + Send + Sync + 'static> Send for Hand<N> {}
+
+/// Where a slot's memory would be.
+fn memory(slot: u32) -> *mut u8 {
+    ptr::without_provenance_mut(slot as usize * 64)
+}
+
+impl<N: Nodes> Hand<N> {
+    /// One with a shard; `None` if all are lent.
+    pub fn lend(list: &Arc<Shards<N>>) -> Option<Self> {
+        Some(Self {
+            list: list.clone(),
+            shard: list.lend()?,
+            pocket: Pocket::new(),
+        })
+    }
+
+    pub fn allocate(&self) -> Option<u32> {
+        let (slot, at) = self.list.allocate(self.list.shard(self.shard), &self.pocket)?;
+        assert!(
+            at.is_null() || at == memory(slot),
+            "the pocket remembers another slot's memory"
+        );
+        Some(slot)
+    }
+
+    pub fn free(&self, slot: u32) -> Result<(), FreeAlready> {
+        let shard = self.list.shard(self.shard);
+        if let Some(freed) = self.list.free_again(shard, &self.pocket, memory(slot)) {
+            return freed;
+        }
+        self.list
+            .free(shard, &self.pocket, (slot, memory(slot)), self.node(slot))
+    }
+
+    #[cfg_attr(loom, allow(dead_code, reason = "the models for loom have Hyaline by itself"))]
+    pub fn retire(&self, slot: u32) -> Result<(), FreeAlready> {
+        self.list.retire(self.list.shard(self.shard), slot, self.node(slot))
+    }
+
+    pub fn take_back(self) {
+        self.list.take_back(self.shard);
+    }
+
+    fn node(&self, slot: u32) -> &'static Node {
+        // SAFETY: nodes stay where they are as long as the list is there, which it is as long as this is.
+        unsafe { &*ptr::from_ref(self.list.nodes().node(slot)) }
+    }
+}
