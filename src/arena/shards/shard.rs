@@ -8,8 +8,8 @@
 //! *The pocket* is one slot that is free, and that the owner still knows by heart: its node, its address. Who frees a
 //! slot and allocates the next gets it as it was. By a batch he would go from the address to the number, through the
 //! words of the batch, and from the number back to the address, each step waiting for the one before: 7 ns for both
-//! instead of 3. Whether the pocket is full and of which slot is in the shard, so that whoever gathers finds it; what the
-//! owner knows besides is his, and stays true: a slot's place does not change.
+//! instead of 3. Whether the pocket is full and of which slot is in the shard, so that whoever gathers finds it; what
+//! the owner knows besides is his, and stays true: a slot's place does not change.
 //!
 //! Worked: slot 7 is freed: pocket 7, full 1. Somebody gathers: full 0, and 7 goes to the depot, and to another thread,
 //! who gives it to the owner by hand. He frees it: its address is the one he has in mind, its node says that it is
