@@ -7,7 +7,7 @@
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
@@ -129,45 +129,71 @@ fn on_threads(threads: usize, rounds: u64, work: impl Fn() + Sync) -> Duration {
     times.unwrap_or_default()
 }
 
+/// Allocates so many small objects, all by one thread.
+type Allocate<'a> = &'a (dyn Fn(u64) + Sync);
+
+/// Objects of 16 bytes from `threads` threads at once. `round` gives what allocates to who runs it,
+/// and forgets it all afterwards.
+fn small_on_threads(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    threads: usize,
+    mut round: impl FnMut(&mut dyn FnMut(Allocate<'_>)),
+) {
+    // Of each thread, in one measurement: all is forgotten before anything has to grow.
+    let most = (2 << 20) / 16 / threads as u64;
+    group.bench_function(BenchmarkId::new(name, threads), |bench| {
+        bench.iter_custom(|times| {
+            let mut left = times;
+            let mut spent = Duration::ZERO;
+            while left > 0 {
+                let now = left.min(most);
+                round(&mut |allocate| spent += on_threads(threads, 1, || allocate(now)));
+                left -= now;
+            }
+            spent
+        });
+    });
+}
+
 fn threads(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("arena/threads");
-    let config = ArenaConfig::new().prealloc(8 << 20);
-    let mut arena = Arena::with_config(config).expect("memory");
-    for threads in [1, 2, 4] {
-        // Of each thread, in one measurement: the arena is reset before it has to grow.
-        let most = (2 << 20) / 16 / threads as u64;
-        for (name, is_local) in [("Arena", false), ("Local", true)] {
-            group.bench_function(BenchmarkId::new(name, threads), |bench| {
-                bench.iter_custom(|times| {
-                    let mut left = times;
-                    let mut spent = Duration::ZERO;
-                    while left > 0 {
-                        let now = left.min(most);
-                        spent += on_threads(threads, 1, || {
-                            let local = arena.local();
-                            for _ in 0..now {
-                                if is_local {
-                                    black_box(local.alloc(black_box([1_u64, 2])).expect("room"));
-                                } else {
-                                    black_box(arena.alloc(black_box([1_u64, 2])).expect("room"));
-                                }
-                            }
-                        });
-                        arena.reset();
-                        left -= now;
-                    }
-                    spent
-                });
+    let value = || black_box([1_u64, 2]);
+    let mut arena = Arena::with_config(ArenaConfig::new().prealloc(8 << 20)).expect("memory");
+    for threads in [1, 2, 4, 8] {
+        small_on_threads(&mut group, "Arena", threads, |run| {
+            run(&|count| (0..count).for_each(|_| _ = black_box(arena.alloc(value()).expect("room"))));
+            arena.reset();
+        });
+        small_on_threads(&mut group, "Local", threads, |run| {
+            run(&|count| {
+                let local = arena.local();
+                (0..count).for_each(|_| _ = black_box(local.alloc(value()).expect("room")));
             });
-        }
-        group.bench_function(BenchmarkId::new("Box", threads), |bench| {
-            bench.iter_custom(|times| {
-                let rounds = times.div_ceil(1000);
-                let time = on_threads(threads, rounds, || {
-                    let boxes: Vec<Box<Small>> = (0..1000).map(|_| Box::new(black_box([1, 2]))).collect();
+            arena.reset();
+        });
+        // What one shares who has bumpalo: it has no `&` that threads could use.
+        let mut shared = Mutex::new(bumpalo::Bump::with_capacity(8 << 20));
+        small_on_threads(&mut group, "Mutex<bumpalo>", threads, |run| {
+            let lock = &shared;
+            run(&|count| {
+                (0..count).for_each(|_| _ = black_box(lock.lock().expect("no panic").alloc(value()) as *mut Small));
+            });
+            shared.get_mut().expect("no panic").reset();
+        });
+        // And what he does instead: an arena for each thread, whose values go when the thread does.
+        small_on_threads(&mut group, "bumpalo-each", threads, |run| {
+            run(&|count| {
+                let bump = bumpalo::Bump::with_capacity(count as usize * 16);
+                (0..count).for_each(|_| _ = black_box(bump.alloc(value())));
+            });
+        });
+        small_on_threads(&mut group, "Box", threads, |run| {
+            run(&|count| {
+                for _ in 0..count.div_ceil(1000) {
+                    let boxes: Vec<Box<Small>> = (0..1000).map(|_| Box::new(value())).collect();
                     black_box(boxes);
-                });
-                time.mul_f64(times as f64 / (rounds * 1000) as f64)
+                }
             });
         });
     }

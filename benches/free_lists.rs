@@ -52,6 +52,19 @@ fn raw_pairs(criterion: &mut Criterion, name: &str, layout: Layout) {
             unsafe { owner.deallocate(slot.cast()) };
         });
     });
+    // Eight at a time: all but one go through the shard's batches, not its pocket.
+    let mut held = [None; 8];
+    criterion.bench_function(&format!("sharded/{name}/owner-eight-pairs"), |bench| {
+        bench.iter(|| {
+            for place in &mut held {
+                *place = Some(black_box(owner.allocate().expect("room")));
+            }
+            for slot in held.iter().rev().flatten() {
+                // SAFETY: just allocated.
+                unsafe { owner.deallocate(slot.cast()) };
+            }
+        });
+    });
     criterion.bench_function(&format!("sharded/{name}/guest"), |bench| {
         bench.iter(|| {
             let slot = black_box(sharded.allocate().expect("room"));
