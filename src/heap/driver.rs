@@ -252,10 +252,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if state.retention.is_due(now) {
             self.look(&mut state, now, &activity, trim);
         }
+        // What was in store is brought back at a stroke, once: that is not what the pace is for.
+        let looked = nanoseconds(clock.work()).saturating_sub(begin);
         let mut granules = 0;
         if let Some(campaign) = &mut state.campaign {
             let before = campaign.pages;
-            granules = self.work(campaign, || nanoseconds(clock.work()).saturating_sub(begin) < QUANTUM);
+            granules = self.work(campaign, || {
+                nanoseconds(clock.work()).saturating_sub(begin) < looked + QUANTUM
+            });
             state.backed -= before.abs_diff(campaign.pages).min(state.backed);
             if campaign.is_over() {
                 state.campaign = None;
@@ -263,9 +267,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         let worked = nanoseconds(clock.work()).saturating_sub(begin);
         self.counters.scavenging.add(worked);
-        let pause = state
-            .pacer
-            .pause(nanoseconds(clock.now()), worked, granules, state.silent);
+        let pause = state.pacer.pause(
+            nanoseconds(clock.now()),
+            worked.saturating_sub(looked.saturating_sub(QUANTUM)),
+            granules,
+            state.silent,
+        );
         driver.state.set(state);
         match state.campaign {
             Some(_) => Duration::from_nanos(pause),

@@ -13,14 +13,13 @@
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
 //! as it is: without the lock (`store.rs`), and no slot is touched but the first. So what goes round between threads,
-//! or up and down in one, never comes to the spans. 4 MiB at the most; the scavenger, and who is out of memory, empty
-//! it.
+//! or up and down in one, never comes to the spans. 16 MiB at the most. Once a second the scavenger takes what nobody has
+//! needed since it last came; when the program is silent, or somebody is out of memory, all of it.
 //!
 //! **Nobody waits for a thread that does not run**, when allocating or freeing. Who finds the lock held for longer than
 //! a short critical section takes slots out of a fresh span, which is nobody's yet, and leaves that for whoever holds
 //! the lock next: it has *arrived*, and is taken to the others before anything else is done under the lock, so before
-//! its first slot can come back to it. Who brings a batch puts it in store, be that full. (But for slots of 8 bytes,
-//! which have no room for the store's word.)
+//! its first slot can come back to it. Who brings a batch puts it in store, be that full.
 //!
 //! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
@@ -28,7 +27,7 @@
 //! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
 //! slot that is not out.
 
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::metadata::offset;
@@ -36,12 +35,12 @@ use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Tabl
 use crate::units::{PageIndex, PageRun};
 
 use super::magazine::{Batch, List, Mark};
-use super::size_class::{PAGE_SHIFT, SizeClass};
+use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::{Link, Slots, Span};
 use super::store::{BatchLinks, BatchPlace, Chain, Store};
 
 /// Bytes that a class keeps in store at the most.
-const STORE_BYTES: usize = 4 << 20;
+const STORE_BYTES: usize = 16 << 20;
 
 /// All spans of a heap, and the memory they describe.
 #[derive(Debug)]
@@ -74,8 +73,10 @@ pub struct Central {
     visits: AtomicU64,
     /// The span that arrived last, plus one; they are linked by [`Span::behind`].
     arrived: AtomicU32,
-    /// Whole batches, linked by the second words of their first slots.
+    /// Whole batches.
     store: Store,
+    /// The fewest there were since [`unneeded`](Self::unneeded) was last asked.
+    fewest: AtomicU32,
 }
 
 /// What a class says of itself.
@@ -99,6 +100,18 @@ impl Spans {
             covered: AtomicUsize::new(0),
             base,
         }
+    }
+
+    /// Spans of so many pages, none of which is memory.
+    #[cfg(test)]
+    pub fn for_test(pages: usize) -> Self {
+        let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
+        // SAFETY: vacant entries, which are zero bytes; nobody else has them, and they are never freed.
+        let table = unsafe { Table::new(NonNull::from(std::boxed::Box::leak(entries)).cast(), pages) };
+        let spans = Self::new(table, NonNull::dangling());
+        // Relaxed: nobody else has it.
+        spans.covered.store(pages, Ordering::Relaxed);
+        spans
     }
 
     /// How many pages the table reaches now.
@@ -180,6 +193,16 @@ impl Spans {
         }
     }
 
+    /// The first page of the large block of so many pages that begins at `memory` and is the program's, if there is
+    /// one.
+    #[inline]
+    pub fn large_at(&self, memory: NonNull<u8>, pages: usize) -> Option<PageIndex> {
+        let distance = memory.addr().get().wrapping_sub(self.base.addr().get());
+        let page = PageIndex(distance >> PAGE_SHIFT);
+        let begins = distance.is_multiple_of(PAGE_BYTES) && page.0 < self.covered();
+        (begins && self.entry(page).is_large(pages)).then_some(page)
+    }
+
     /// The number of the slot at `address` if it is one of this span.
     #[inline]
     fn number_in(&self, class: SizeClass, span: PageIndex, address: *mut u8) -> Option<u32> {
@@ -226,6 +249,7 @@ impl Central {
             visits: AtomicU64::new(0),
             arrived: AtomicU32::new(0),
             store: Store::new(),
+            fewest: AtomicU32::new(0),
         }
     }
 
@@ -299,37 +323,50 @@ impl Central {
     }
 
     /// Takes a batch out of the store, as `hint` says: threads with other hints seldom meet. O(1).
-    pub fn take_batch(&self, spans: &Spans, hint: usize) -> Option<Batch> {
-        let place = self.store.take(spans, hint)?;
+    pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Batch> {
+        let strings = Strings { spans, class };
+        let place = self.store.take(&strings, hint)?;
         add(&self.visits, 1);
-        // SAFETY: `put` made the place of a batch, which is in store no more.
-        Some(unsafe { Batch::from_raw(spans.slot_at(place)) })
+        // Relaxed, twice: a mark that may come out too high where two write, and then a batch goes that was needed.
+        let left = self.store.count();
+        if left < self.fewest.load(Ordering::Relaxed) {
+            self.fewest.store(left, Ordering::Relaxed);
+        }
+        Some(strings.cut(place))
+    }
+
+    /// How many batches lay in store all the time since this was last asked: tcmalloc's low-water mark.
+    pub fn unneeded(&self) -> u32 {
+        // Relaxed: as in `take_batch`.
+        let stored = self.store.count();
+        self.fewest.swap(stored, Ordering::Relaxed).min(stored)
     }
 
     /// Puts a batch of the class in store. O(1).
     ///
     /// # Errors
-    /// The batch, if the store is full, or a slot has not two words.
+    /// The batch, if the store is full.
     pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Result<(), Batch> {
         let most = STORE_BYTES / (class.batch() as usize * class.bytes());
-        if !has_two_words(class) || self.store.count() as usize >= most {
+        if self.store.count() as usize >= most {
             return Err(batch);
         }
-        self.put(spans, batch, hint);
+        self.put(spans, class, batch, hint);
         Ok(())
     }
 
-    fn put(&self, spans: &Spans, batch: Batch, hint: usize) {
+    fn put(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) {
         add(&self.visits, 1);
-        self.store.put(spans, hint, spans.place_of(batch.into_raw()));
+        let place = spans.place_of(batch.into_raw());
+        self.store.put(&Strings { spans, class }, hint, place);
     }
 
     /// Whether the slot is in a batch in store. O(slots in store).
     pub fn has_stored(&self, spans: &Spans, class: SizeClass, slot: NonNull<u8>) -> bool {
-        self.store.any(spans, |place| {
-            // SAFETY: a batch of the store, which is the caller's for the moment; it is only looked at.
-            let batch = unsafe { Batch::from_raw(spans.slot_at(place)) };
-            batch.into_list(class).has(slot.as_ptr())
+        let strings = Strings { spans, class };
+        self.store.any(&strings, |place| {
+            // A batch of the store, which is the caller's for the moment; it is only looked at.
+            strings.batch(place).into_list(class).has(slot.as_ptr())
         })
     }
 
@@ -390,11 +427,9 @@ impl Central {
     pub fn give_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Option<PageIndex> {
         if let Some(_guard) = self.hold_soon(spans, class) {
             self.give_held(spans, class, batch.into_list(class))
-        } else if has_two_words(class) {
-            self.put(spans, batch, hint);
-            None
         } else {
-            self.give(spans, class, batch.into_list(class))
+            self.put(spans, class, batch, hint);
+            None
         }
     }
 
@@ -531,21 +566,55 @@ fn page_of(number: u32) -> Option<PageIndex> {
     (number as usize).checked_sub(1).map(PageIndex)
 }
 
-/// Whether a slot has room for a link and the store's word.
-fn has_two_words(class: SizeClass) -> bool {
-    class.bytes() >= 2 * size_of::<u64>()
+/// The words by which the batches of a class hang together: the second word of a batch's first slot. Where slots are
+/// one word long it is the word of its last slot, so that all of them are one string, which is cut again when a batch is
+/// taken out: twice 128 steps for 128 slots.
+struct Strings<'a> {
+    spans: &'a Spans,
+    class: SizeClass,
 }
 
-impl BatchLinks for Spans {
-    fn read(&self, batch: BatchPlace) -> Chain {
-        // SAFETY: the caller has the batch, whose first slot has two words (`has_two_words`), of which the list uses
-        // the first.
-        Chain::from_bits(unsafe { self.slot_at(batch).cast::<u64>().add(1).read() })
+impl Strings<'_> {
+    fn is_wide(&self) -> bool {
+        self.class.bytes() >= 2 * size_of::<u64>()
     }
 
-    fn write(&self, batch: BatchPlace, behind: Chain) {
-        // SAFETY: as above.
-        unsafe { self.slot_at(batch).cast::<u64>().add(1).write(behind.into_bits()) };
+    /// The batch there.
+    fn batch(&self, place: BatchPlace) -> Batch {
+        // SAFETY: places are made of batches, and whoever asks has the batch.
+        unsafe { Batch::from_raw(self.spans.slot_at(place)) }
+    }
+
+    /// The batch there, which is in store no more.
+    fn cut(&self, place: BatchPlace) -> Batch {
+        let batch = self.batch(place);
+        if !self.is_wide() {
+            batch.string_last(self.class, ptr::null_mut());
+        }
+        batch
+    }
+}
+
+impl BatchLinks for Strings<'_> {
+    fn read(&self, place: BatchPlace) -> Chain {
+        if self.is_wide() {
+            // SAFETY: the caller has the batch, whose first slot has two words, of which the list uses the first.
+            return Chain::from_bits(unsafe { self.spans.slot_at(place).cast::<u64>().add(1).read() });
+        }
+        let behind = NonNull::new(self.batch(place).behind_last(self.class));
+        Chain::from(behind.map(|slot| self.spans.place_of(slot)))
+    }
+
+    fn write(&self, place: BatchPlace, behind: Chain) {
+        if self.is_wide() {
+            // SAFETY: as in `read`.
+            unsafe { self.spans.slot_at(place).cast::<u64>().add(1).write(behind.into_bits()) };
+            return;
+        }
+        let behind = behind
+            .first()
+            .map_or(ptr::null_mut(), |first| self.spans.slot_at(first).as_ptr());
+        self.batch(place).string_last(self.class, behind);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::source::Source;
 use crate::units::PageIndex;
 
 use super::Objects;
-use super::size_class::SizeClass;
+use super::size_class::{CLASSES, SizeClass};
 
 /// A broken invariant of the object layer, or of the pages below.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,29 +62,24 @@ impl<S: Source + 'static> Objects<S> {
     /// The first invariant found broken.
     pub fn check(&self) -> Result<(), ObjectFault> {
         self.heap.check().map_err(ObjectFault::Pages)?;
-        for class in SizeClass::all() {
-            self.check_class(class)?;
-        }
-        Ok(())
-    }
-
-    fn check_class(&self, class: SizeClass) -> Result<(), ObjectFault> {
-        let (mut found, state) = (Sum::default(), self.central(class).state(&self.spans, class));
-        let end = self.spans.covered().min(self.heap.grown().0);
-        for page in (0..end).map(PageIndex) {
-            let Some((of, back)) = self.span_at(page) else { continue };
-            if of != class {
+        let mut found = [Sum::default(); CLASSES];
+        for page in (0..self.spans.covered().min(self.heap.grown().0)).map(PageIndex) {
+            let Some((class, back)) = self.span_at(page) else {
                 continue;
-            }
+            };
             let first = page.0.checked_sub(back).map(PageIndex);
             if back >= class.pages() || first.and_then(|first| self.span_at(first)) != Some((class, 0)) {
                 return Err(ObjectFault::Page { page: page.0 });
             }
             if back == 0 {
-                self.check_span(class, page, &mut found)?;
+                self.check_span(class, page, &mut found[class.index()])?;
             }
         }
-        let mut listed = 0;
+        SizeClass::all().try_for_each(|class| self.check_class(class, found[class.index()]))
+    }
+
+    fn check_class(&self, class: SizeClass, found: Sum) -> Result<(), ObjectFault> {
+        let (state, mut listed) = (self.central(class).state(&self.spans, class), 0);
         self.central(class)
             .for_each_with_room(&self.spans, class, |_, _| listed += 1);
         if (u64::from(state.spans), state.out, listed) == (found.spans, found.out, found.room) {

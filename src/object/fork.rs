@@ -101,6 +101,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.heap.recover();
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
         let cached = self.register.bereave(
+            &self.spans,
             is_own,
             |cache| self.heap.forget_cache(cache),
             |run| self.give_pages(None, run),

@@ -167,6 +167,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Only by whoever has the scavenger's turn, as a fork takes that first: the register's lock is held meanwhile,
     /// outside those of the classes. A thread that begins or ends waits for it, nobody else.
     pub(super) fn seize_threads(&self) {
+        self.empty_vacant();
         // Once, before anybody is barred: the first of a process may take long.
         if !fence_heavy() {
             return;
@@ -185,8 +186,19 @@ impl<S: Source + 'static> Objects<S> {
         registered.for_each(Thread::unbar);
     }
 
-    /// Gives what lies in store back to the heap: spare spans, and what the shared thread keeps; of a program that is
-    /// silent, or where all is to go, batches and what sleeping threads keep too.
+    /// Empties the structures that no thread uses. By whom, and with which lock: as above.
+    fn empty_vacant(&self) {
+        let _pass = self.heap.pass();
+        self.register.hold_all().for_each(|thread| {
+            if thread.is_vacant() {
+                self.empty(thread, None);
+            }
+        });
+    }
+
+    /// Gives what lies in store back to the heap: what threads that have ended left, spare spans, batches that nobody
+    /// has needed since this was last done, and what the shared thread keeps; of a program that is silent, or where all
+    /// is to go, all batches and what sleeping threads keep too.
     fn trim(&self, all: bool) {
         if let Some(guard) = self.shared.try_lock() {
             self.flush(&self.hold_shared(guard));
@@ -196,7 +208,14 @@ impl<S: Source + 'static> Objects<S> {
             self.empty_stores(None);
             return;
         }
+        self.empty_vacant();
         for class in SizeClass::all() {
+            for _ in 0..self.central(class).unneeded() {
+                let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
+                    break;
+                };
+                self.give_slots(None, class, batch.into_list(class));
+            }
             self.give_spare(None, class);
         }
     }

@@ -182,6 +182,26 @@ impl Batch {
         self.head
     }
 
+    /// Its last slot: `batch − 1` links from the first.
+    fn last(&self, class: SizeClass) -> *mut u8 {
+        // SAFETY: its slots are its own, and each but the last leads to the next.
+        (1..class.batch()).fold(self.head.as_ptr(), |slot, _| unsafe {
+            Mark::of(slot.cast::<*mut u8>().read())
+        })
+    }
+
+    /// Makes its last slot lead to `behind`. Null: to none, as in a batch by itself. O(slots).
+    pub fn string_last(&self, class: SizeClass, behind: *mut u8) {
+        // SAFETY: its slots are its own, and at least a word long.
+        unsafe { self.last(class).cast::<*mut u8>().write(Mark::of(behind)) };
+    }
+
+    /// What its last slot leads to. O(slots).
+    pub fn behind_last(&self, class: SizeClass) -> *mut u8 {
+        // SAFETY: as in `string_last`.
+        Mark::of(unsafe { self.last(class).cast::<*mut u8>().read() })
+    }
+
     /// As a list.
     pub fn into_list(self, class: SizeClass) -> List {
         List {

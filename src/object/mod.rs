@@ -54,6 +54,7 @@ mod snapshot;
 mod check;
 mod run;
 mod twice;
+mod threads;
 mod keeper;
 mod close;
 mod fork;
@@ -79,19 +80,13 @@ use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::{Central, Spans};
-use magazine::{List, Magazine, Mark, wipe};
+use magazine::{Batch, List, Magazine, Mark, wipe};
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 use thread::Register;
 
 /// Address space below which no heap is tried: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
-
-/// The words of all threads' caches are not more than this part of the heap's limit: an eighth.
-const CACHED_PART: usize = 8;
-
-/// How often somebody who has run out of memory asks for the scavenger's turn: some milliseconds.
-const TURN_ROUNDS: u32 = 1 << 10;
 
 /// Blocks from here on that are to be zero, and are not known to be, get fresh memory from the source instead of being
 /// written to: who wants so much often touches a part of it. As the C library does from its largest threshold on.
@@ -111,21 +106,6 @@ pub struct Objects<S: Source> {
     cached: AtomicUsize,
     keeper: Keeper,
     kin: Kin,
-}
-
-/// The shared thread, held.
-#[derive(Debug)]
-pub struct Shared<'a> {
-    thread: &'a Thread,
-    _guard: Guard<'a>,
-}
-
-impl core::ops::Deref for Shared<'_> {
-    type Target = Thread;
-
-    fn deref(&self) -> &Thread {
-        self.thread
-    }
 }
 
 impl<S: Source + 'static> Objects<S> {
@@ -192,152 +172,6 @@ impl<S: Source + 'static> Objects<S> {
         objects
     }
 
-    // ---- threads
-    // ------------------------------------------------------------------------------------------------------------
-
-    /// A structure for a thread of its own. `None` if there is no memory for one.
-    #[cold]
-    pub fn enlist(&self) -> Option<NonNull<Thread>> {
-        let thread = self.register.take().or_else(|| self.new_thread())?;
-        // SAFETY: never unmade, and ours until we leave it.
-        let own = unsafe { thread.as_ref() };
-        if own.cache().is_none() {
-            own.set_cache(self.lend());
-        }
-        own.calls.set(self.heap.flush_calls());
-        Some(thread)
-    }
-
-    /// A cache for a thread. Nobody can ask an idle thread for what its cache holds, so all their words together are a
-    /// part of the heap at the most; threads beyond that have none.
-    fn lend(&self) -> Option<usize> {
-        let most = self.heap.limit().0 / WORD_PAGES / CACHED_PART;
-        // Relaxed, twice: a number by itself.
-        if self.cached.fetch_add(1, Ordering::Relaxed) < most
-            && let Some(cache) = self.heap.lend()
-        {
-            return Some(cache);
-        }
-        self.cached.fetch_sub(1, Ordering::Relaxed);
-        None
-    }
-
-    /// A new structure, in a slot of its own class.
-    fn new_thread(&self) -> Option<NonNull<Thread>> {
-        let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
-        let slot = self.take_slots(None, class, 1).pop()?;
-        let thread = NonNull::new(slot)?.cast::<Thread>();
-        // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
-        // null pointers, no function, empty magazines.
-        let own = unsafe {
-            thread.write_bytes(0, 1);
-            thread.as_ref()
-        };
-        own.set_owner(self, Self::leave);
-        self.register.add(thread);
-        Some(thread)
-    }
-
-    /// A thread of this heap ends.
-    ///
-    /// # Safety
-    ///
-    /// `thread` is a structure of a heap of this type, used by the caller and not again.
-    unsafe fn leave(thread: NonNull<Thread>) {
-        // SAFETY: structures and heaps are never unmade; `home` was set with this function, by the heap it is.
-        let (own, objects) = unsafe {
-            let own = thread.as_ref();
-            (own, &*own.home.get().cast::<Self>())
-        };
-        objects.flush(&own.enter_at_last(objects));
-        if let Some(cache) = own.cache() {
-            own.set_cache(None);
-            objects.heap.take_back(cache);
-            // Relaxed: a number by itself.
-            objects.cached.fetch_sub(1, Ordering::Relaxed);
-        }
-        objects.register.give(thread);
-    }
-
-    /// The shared thread's structure, for threads that have none of their own. Waits for whoever uses it.
-    pub fn shared(&self) -> Shared<'_> {
-        self.hold_shared(self.shared.lock())
-    }
-
-    fn hold_shared<'a>(&'a self, guard: Guard<'a>) -> Shared<'a> {
-        // SAFETY: in the tables, zeroed or used since as what it is; the lock is held, so nobody else uses it.
-        let thread = unsafe { self.tables.shared_thread().as_ref() };
-        Shared { thread, _guard: guard }
-    }
-
-    /// Gives back the slots and runs of a thread that the caller is, or has seized: pages by `cache`, if there is one.
-    fn empty(&self, thread: &Thread, cache: Option<usize>) {
-        for class in SizeClass::all() {
-            let magazine = thread.magazine(class);
-            if let Some(batch) = magazine.take_spare() {
-                self.give_slots(cache, class, batch.into_list(class));
-            }
-            self.give_slots(cache, class, magazine.empty());
-        }
-        thread.shelf().clear(|run| self.free_run(cache, run));
-    }
-
-    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
-    pub fn flush(&self, thread: &Thread) {
-        self.empty(thread, thread.cache());
-        if let Some(cache) = thread.cache() {
-            self.heap.cache_at(cache).flush();
-        }
-    }
-
-    /// Empties what can be reached, and calls on the others to do so when they can. Before saying no.
-    #[cold]
-    fn reclaim(&self, thread: &Thread) {
-        // Held by the caller, if he is the shared thread: then it is emptied with him.
-        if let Some(guard) = self.shared.try_lock() {
-            self.flush(&self.hold_shared(guard));
-        }
-        self.flush(thread);
-        // Not for ever: the turn may be had by somebody below, whose clock allocates.
-        let turn = (0..TURN_ROUNDS).find_map(|round| {
-            relax(round);
-            self.heap.driver().try_turn()
-        });
-        if turn.is_some() {
-            self.seize_threads();
-        }
-        drop(turn);
-        self.empty_stores(thread.cache());
-        if let Some(cache) = thread.cache() {
-            self.heap.cache_at(cache).flush();
-        }
-    }
-
-    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.
-    fn empty_stores(&self, cache: Option<usize>) {
-        for class in SizeClass::all() {
-            while let Some(batch) = self.central(class).take_batch(&self.spans, 0) {
-                self.give_slots(cache, class, batch.into_list(class));
-            }
-            self.give_spare(cache, class);
-        }
-    }
-
-    /// Gives the spare span of a class back to the heap.
-    fn give_spare(&self, cache: Option<usize>, class: SizeClass) {
-        if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-            self.give_pages(cache, PageRun::known(spare.0, class.pages()));
-        }
-    }
-
-    /// Empties the thread if somebody has run out of memory since it last did. On slow paths.
-    fn heed_calls(&self, thread: &Thread) {
-        let calls = self.heap.flush_calls();
-        if thread.calls.replace(calls) != calls {
-            self.flush(thread);
-        }
-    }
-
     // ---- allocating
     // ---------------------------------------------------------------------------------------------------------
 
@@ -394,7 +228,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.heed_calls(thread);
         if magazine.is_wide(class)
-            && let Some(batch) = self.central(class).take_batch(&self.spans, thread.hint())
+            && let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint())
         {
             magazine.load(batch);
             return;
@@ -411,16 +245,21 @@ impl<S: Source + 'static> Objects<S> {
             return;
         }
         if let Some(batch) = magazine.take_spare() {
-            let (central, hint) = (self.central(class), thread.hint());
-            match central.store_batch(&self.spans, class, batch, hint) {
-                Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
-                Err(batch) => {
-                    let leaving = central.give_batch(&self.spans, class, batch, hint);
-                    self.give_spans(thread.cache(), class, leaving);
-                }
-            }
+            self.store(thread, class, batch);
         }
         magazine.set_aside();
+    }
+
+    /// A batch goes into the store of its class, or else to its spans.
+    fn store(&self, thread: &Thread, class: SizeClass, batch: Batch) {
+        let (central, hint) = (self.central(class), thread.hint());
+        match central.store_batch(&self.spans, class, batch, hint) {
+            Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
+            Err(batch) => {
+                let leaving = central.give_batch(&self.spans, class, batch, hint);
+                self.give_spans(thread.cache(), class, leaving);
+            }
+        }
     }
 
     /// Up to `wanted` slots of a class, from its spans or a new one. None if there is no memory for one.
@@ -433,7 +272,7 @@ impl<S: Source + 'static> Objects<S> {
                 return list;
             }
             // A thread that takes few at a time, where others have left batches.
-            if !is_busy && let Some(batch) = central.take_batch(&self.spans, 0) {
+            if !is_busy && let Some(batch) = central.take_batch(&self.spans, class, 0) {
                 let leaving = central.give_batch(&self.spans, class, batch, 0);
                 self.give_spans(cache, class, leaving);
                 continue;
@@ -452,18 +291,31 @@ impl<S: Source + 'static> Objects<S> {
 
     fn new_span(&self, cache: Option<usize>, class: SizeClass) -> Option<PageRun> {
         let run = self.pages(cache, PageCount(class.pages()))?.run;
-        if run.end().0 > self.spans.covered() {
-            // As far as the heap has grown, or else for this span.
-            let source = self.heap.source();
-            let cover = |pages| self.tables.cover(source, &self.spans, pages);
-            let grown = self.heap.grown().0.max(run.end().0);
-            if cover(grown).or_else(|_| cover(run.end().0)).is_err() {
-                self.give_pages(cache, run);
-                return None;
-            }
-            self.heap.driver().beside_reaches(self.spans.covered());
-        }
+        self.covers(cache, run)?;
         Some(run)
+    }
+
+    /// Makes the table reach as far as a run that was just taken, or gives it back.
+    #[inline]
+    fn covers(&self, cache: Option<usize>, run: PageRun) -> Option<()> {
+        if run.end().0 > self.spans.covered() {
+            self.cover(cache, run)?;
+        }
+        Some(())
+    }
+
+    #[cold]
+    fn cover(&self, cache: Option<usize>, run: PageRun) -> Option<()> {
+        // As far as the heap has grown, or else for this run.
+        let source = self.heap.source();
+        let cover = |pages| self.tables.cover(source, &self.spans, pages);
+        let grown = self.heap.grown().0.max(run.end().0);
+        if cover(grown).or_else(|_| cover(run.end().0)).is_err() {
+            self.give_pages(cache, run);
+            return None;
+        }
+        self.heap.driver().beside_reaches(self.spans.covered());
+        Some(())
     }
 
     // ---- freeing
@@ -476,7 +328,7 @@ impl<S: Source + 'static> Objects<S> {
     /// It was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            self.free_run(thread.cache(), self.run_of(memory, layout));
+            self.free_large(thread, memory, layout);
             return;
         };
         // SAFETY: the caller's promise: a slot that is given up.

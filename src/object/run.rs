@@ -15,18 +15,25 @@ use core::ptr::NonNull;
 use crate::fatal;
 use crate::heap::Allocation;
 use crate::source::Source;
-use crate::units::{PageCount, PageIndex, PageRun};
+use crate::units::{PageCount, PageRun};
 
 use super::magazine::wipe;
 use super::shelf::{Length, pages_for};
 use super::size_class::PAGE_BYTES;
 use super::{Objects, Thread};
 
+/// Whether a large block like this is in the table. One aligned to more than a page may stand alone far up, where the
+/// table need not reach.
+#[inline]
+const fn is_entered(layout: Layout) -> bool {
+    layout.align() <= PAGE_BYTES
+}
+
 impl<S: Source + 'static> Objects<S> {
     /// A large block from the thread's shelf, if one of its length lies there.
     #[inline]
     pub fn take_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        let start = thread.shelf().take(Length::of(layout)?)?;
+        let start = thread.shelf().take(&self.spans, Length::of(layout)?)?;
         Some(self.heap.address(start))
     }
 
@@ -34,17 +41,10 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub fn put_on_shelf(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) -> bool {
         let Some(length) = Length::of(layout) else { return false };
-        let Some(start) = self.start_of(memory, length) else {
-            return false;
-        };
-        let done = thread.shelf().put(length, start);
-        if !done && thread.shelf().has(length, start) {
-            fatal::abort(
-                "large block freed twice; its address, its size",
-                memory.addr().get(),
-                layout.size(),
-            );
-        }
+        let done = self.spans.large_at(memory, length.pages()).is_some_and(|start| {
+            // The caller gives the block up.
+            thread.shelf().put(&self.spans, length, start)
+        });
         if done {
             self.tell(length.pages());
         }
@@ -59,33 +59,23 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The page that a large block of this length begins with. `None` if none can: then `run_of` says why.
-    #[inline]
-    fn start_of(&self, memory: NonNull<u8>, length: Length) -> Option<PageIndex> {
-        let start = self.heap.page_of(memory.as_ptr())?;
-        let last = PageIndex(start.0 + length.pages() - 1);
-        let possible = memory.addr().get().is_multiple_of(PAGE_BYTES) && last.0 < self.heap.grown().0;
-        let taken = possible && !self.in_span(start) && !self.in_span(last) && !self.heap.is_free(start);
-        taken.then_some(start)
-    }
-
-    #[inline]
-    fn in_span(&self, page: PageIndex) -> bool {
-        page.0 < self.spans.covered() && self.span_at(page).is_some()
-    }
-
-    /// A run of pages for a layout that no shelf had.
+    /// A large block that no shelf had.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
         let pages = pages_for(layout);
         if !self.fits(layout) {
             return None;
         }
         let attempt = || {
-            if layout.align() <= PAGE_BYTES {
+            let allocation = if layout.align() <= PAGE_BYTES {
                 self.pages(thread.cache(), pages)
             } else {
                 self.heap.allocate_aligned(pages, layout.align())
+            }?;
+            if is_entered(layout) {
+                self.covers(thread.cache(), allocation.run)?;
+                self.spans.entry(allocation.run.start()).enter_large(pages.0);
             }
+            Some(allocation)
         };
         let allocation = attempt().or_else(|| {
             self.reclaim(thread);
@@ -103,26 +93,44 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.fits(pages_for(layout), layout.align())
     }
 
-    /// The run of pages that a block of this layout at `memory` is. Aborts if no run begins there, or if its first or
-    /// last page is a span's.
+    /// The run of pages that a block of this layout at `memory` is. Aborts if there is no such block.
     pub(super) fn run_of(&self, memory: NonNull<u8>, layout: Layout) -> PageRun {
-        let (address, size) = (memory.addr().get(), layout.size());
-        let bytes = pages_for(layout).0.saturating_mul(PAGE_BYTES);
-        let Some(run) = self.heap.run_of(memory.as_ptr(), bytes) else {
-            fatal::abort(
-                "a large block was freed that is not of this heap; its address, its size",
-                address,
-                size,
-            );
+        let pages = pages_for(layout);
+        let start = if is_entered(layout) {
+            self.spans.large_at(memory, pages.0)
+        } else {
+            let run = self.heap.run_of(memory.as_ptr(), pages.0.saturating_mul(PAGE_BYTES));
+            let start = run.map(PageRun::start);
+            start.filter(|start| start.0 >= self.spans.covered() || self.spans.entry(*start).is_vacant())
         };
-        if self.in_span(run.start()) || self.in_span(PageIndex(run.end().0 - 1)) {
-            fatal::abort(
-                "a block was freed as a large one, with the wrong layout; its address, its size",
-                address,
-                size,
-            );
+        match start {
+            Some(start) => PageRun::known(start.0, pages.0),
+            None => self.refuse_large(memory, layout),
         }
-        run
+    }
+
+    /// Says what is wrong with a large block that is none.
+    #[cold]
+    fn refuse_large(&self, memory: NonNull<u8>, layout: Layout) -> ! {
+        let message = match self.heap.page_of(memory.as_ptr()) {
+            None => "a large block was freed that is not of this heap; its address, its size",
+            Some(page) if page.0 >= self.spans.covered() => {
+                "a large block was freed that is not allocated; its address, its size"
+            }
+            Some(page) if self.spans.entry(page).is_shelved() => "large block freed twice; its address, its size",
+            Some(page) if self.heap.is_free(page) => "large block freed twice; its address, its size",
+            Some(_) => "a block was freed as a large one, with the wrong layout; its address, its size",
+        };
+        fatal::abort(message, memory.addr().get(), layout.size())
+    }
+
+    /// Frees a large block, past the shelf.
+    pub(super) fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
+        let run = self.run_of(memory, layout);
+        if is_entered(layout) {
+            self.spans.entry(run.start()).leave();
+        }
+        self.free_run(thread.cache(), run);
     }
 
     /// Makes a run shorter or longer where it is, if it can be.
@@ -133,9 +141,16 @@ impl<S: Source + 'static> Objects<S> {
             let reach = run.start().0.saturating_add(to.0);
             let room =
                 reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
-            return room && self.grow_run(thread, run, to);
+            let grown = room && self.grow_run(thread, run, to);
+            if grown && is_entered(new) {
+                self.spans.entry(run.start()).enter_large(to.0);
+            }
+            return grown;
         }
         if let Some((_, tail)) = run.split_at(to) {
+            if is_entered(new) {
+                self.spans.entry(run.start()).enter_large(to.0);
+            }
             self.free_run(thread.cache(), tail);
         }
         true

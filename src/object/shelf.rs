@@ -2,17 +2,18 @@
 //!
 //! ```text
 //!   length    5   6   7 … 16 │ 18  20 … 32 │ 36 … 64 │ 72 … 128      pages; a step of one, two, four, eight
-//!   shelf     ∅  412  ∅    ∅ │  ∅  96    ∅ │  ∅    ∅ │  ∅    ∅       a run of that length, by its first page
+//!   shelf     ∅  412  ∅    ∅ │  ∅  96    ∅ │  ∅    ∅ │  ∅    ∅       the run freed last, by its first page
+//!                 └▶ 9000 ─▶ ∅                                       and those before it, linked through the table
 //! ```
 //!
 //! **Lengths** are as coarse as size classes are, an eighth of a doubling, so that a freed run fits the next block
 //! though that is a little longer. Up to 128 pages (1 MiB); a block that is longer, or aligned to more than a page, has
-//! exactly the pages it needs and never lies here. A shelf holds one run of each length and 512 pages (4 MiB) in all.
+//! exactly the pages it needs and never lies here. A shelf holds 4,096 pages (16 MiB) at the most.
 //!
 //! Worked: 100,000 bytes are 13 pages, a length as it is. 200,000 bytes are 25, which makes 26.
 //!
 //! A shelf is its thread's, as its magazines are: who scavenges takes what lies there while the thread sleeps (see
-//! `thread.rs`).
+//! `thread.rs`). The links stand in the table of spans (`span.rs`), so the pages are not touched.
 //!
 //! Cost: ~3 ns to put and take; ~50 ns without, and 1 µs for each page whose memory the scavenger had taken meanwhile.
 
@@ -23,13 +24,15 @@ use core::alloc::Layout;
 use crate::sync::{AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
+use super::central::Spans;
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT};
+use super::span::Link;
 
 /// The longest run on a shelf.
 const MOST_PAGES: usize = 128;
 
-/// Pages on a shelf, all runs together.
-const SHELF_PAGES: u32 = 512;
+/// Pages on a shelf, all runs together: 16 MiB.
+const SHELF_PAGES: u32 = 4096;
 
 /// Lengths up to here are exact: a doubling in steps of one.
 const EXACT_PAGES: usize = 16;
@@ -92,8 +95,8 @@ pub const fn pages_for(layout: Layout) -> PageCount {
 pub struct Shelf {
     /// Pages of all the runs.
     pages: AtomicU32,
-    /// For each length the first page of a run, plus one; 0 for none.
-    runs: [AtomicU32; LENGTHS],
+    /// For each length the run that was put last. I17: it and those linked behind it are in the table as on a shelf.
+    last: [Link; LENGTHS],
 }
 
 impl Shelf {
@@ -105,52 +108,54 @@ impl Shelf {
         PageCount(self.pages.load(Ordering::Relaxed) as usize)
     }
 
-    /// Takes the run of this length, if there is one: its first page.
+    /// Takes the run of this length that was put last, if there is one: its first page.
     #[inline]
-    pub fn take(&self, length: Length) -> Option<PageIndex> {
-        let place = self.runs.get(length.index as usize)?;
-        // Relaxed, here and below: see above.
-        let start = place.load(Ordering::Relaxed).checked_sub(1)?;
-        place.store(0, Ordering::Relaxed);
-        self.pages
-            .store(self.pages.load(Ordering::Relaxed) - length.pages, Ordering::Relaxed);
-        Some(PageIndex(start as usize))
+    pub fn take(&self, spans: &Spans, length: Length) -> Option<PageIndex> {
+        let last = self.last.get(length.index as usize)?;
+        let start = last.get()?;
+        last.set(spans.entry(start).unshelve());
+        // Relaxed: see above.
+        let pages = self.pages.load(Ordering::Relaxed);
+        self.pages.store(pages.wrapping_sub(length.pages), Ordering::Relaxed);
+        Some(start)
     }
 
-    /// Puts a run of this length there, if there is room. Whether it did.
+    /// Puts a large block of this length there, if there is room: the caller's, and in the table. Whether it did.
     #[inline]
     #[must_use]
-    pub fn put(&self, length: Length, start: PageIndex) -> bool {
-        let Some(place) = self.runs.get(length.index as usize) else {
+    pub fn put(&self, spans: &Spans, length: Length, start: PageIndex) -> bool {
+        let Some(last) = self.last.get(length.index as usize) else {
             return false;
         };
-        // Relaxed, here and below: see above.
+        // Relaxed: see above.
         let pages = self.pages.load(Ordering::Relaxed) + length.pages;
-        if place.load(Ordering::Relaxed) != 0 || pages > SHELF_PAGES {
+        if pages > SHELF_PAGES {
             return false;
         }
-        place.store(start.0 as u32 + 1, Ordering::Relaxed);
+        spans.entry(start).shelve(last.get());
+        last.set(Some(start));
+        // Relaxed: see above.
         self.pages.store(pages, Ordering::Relaxed);
         true
     }
 
-    /// Whether this run lies there.
-    #[cold]
-    pub fn has(&self, length: Length, start: PageIndex) -> bool {
-        let place = self.runs.get(length.index as usize);
-        // Relaxed: see above.
-        place.is_some_and(|place| place.load(Ordering::Relaxed) as usize == start.0 + 1)
-    }
-
-    /// Takes everything out.
-    pub fn clear(&self, mut gone: impl FnMut(PageRun)) {
-        for (index, place) in self.runs.iter().enumerate() {
-            // Relaxed, here and below: see above.
-            if let Some(start) = place.load(Ordering::Relaxed).checked_sub(1) {
-                place.store(0, Ordering::Relaxed);
-                gone(PageRun::known(start as usize, length_at(index)));
+    /// Takes everything out; the runs are in the table no more. Also in the child of a fork, where the owner is not and
+    /// may have been anywhere in `put` or `take`: then what he had in hand is lost, and no run comes out that is not on
+    /// the shelf.
+    pub fn clear(&self, spans: &Spans, mut gone: impl FnMut(PageRun)) {
+        for (index, last) in self.last.iter().enumerate() {
+            while let Some(start) = last.get() {
+                let entry = spans.entry(start);
+                if !entry.is_shelved() {
+                    last.set(None);
+                    break;
+                }
+                last.set(entry.unshelve());
+                entry.leave();
+                gone(PageRun::known(start.0, length_at(index)));
             }
         }
+        // Relaxed: see above.
         self.pages.store(0, Ordering::Relaxed);
     }
 }
@@ -194,37 +199,57 @@ mod tests {
         assert_eq!(pages_for(layout(MOST_PAGES + 1)), PageCount(MOST_PAGES + 1));
     }
 
-    /// Against a list of what was put.
-    #[test]
-    fn what_is_put_is_taken_once() {
-        let shelf = Shelf {
+    fn empty() -> Shelf {
+        Shelf {
             pages: AtomicU32::new(0),
-            runs: core::array::from_fn(|_| AtomicU32::new(0)),
-        };
-        let (seven, many) = (Length::of(layout(7)).unwrap(), Length::of(layout(128)).unwrap());
-        assert!(shelf.put(seven, PageIndex(0)) && !shelf.put(seven, PageIndex(7)));
-        assert!(shelf.put(many, PageIndex(700)));
-        assert_eq!(shelf.pages(), PageCount(135));
-        assert_eq!((shelf.take(seven), shelf.take(seven)), (Some(PageIndex(0)), None));
-        let mut gone = None;
-        shelf.clear(|run| assert_eq!(gone.replace(run), None));
-        assert_eq!(gone, Some(PageRun::known(700, 128)));
-        assert_eq!((shelf.take(many), shelf.pages()), (None, PageCount::ZERO));
+            last: core::array::from_fn(|_| Link::none()),
+        }
     }
 
-    /// No more than its pages, however many lengths there are.
+    /// Puts a block of so many pages that begins at `start`.
+    fn put(shelf: &Shelf, spans: &Spans, start: usize, pages: usize) -> bool {
+        let length = Length::of(layout(pages)).unwrap();
+        spans.entry(PageIndex(start)).enter_large(length.pages());
+        shelf.put(spans, length, PageIndex(start))
+    }
+
+    /// Against a list of what was put: the last comes first, and the table says where each is.
+    #[test]
+    fn what_is_put_is_taken_once() {
+        let (shelf, spans) = (empty(), Spans::for_test(1000));
+        let (seven, many) = (Length::of(layout(7)).unwrap(), Length::of(layout(128)).unwrap());
+        assert!(put(&shelf, &spans, 0, 7) && put(&shelf, &spans, 700, 128) && put(&shelf, &spans, 20, 7));
+        assert!(spans.entry(PageIndex(0)).is_shelved() && !spans.entry(PageIndex(0)).is_large(7));
+        assert_eq!(shelf.pages(), PageCount(142));
+        let taken = [0; 3].map(|_| shelf.take(&spans, seven));
+        assert_eq!(taken, [Some(PageIndex(20)), Some(PageIndex(0)), None]);
+        assert!(spans.entry(PageIndex(0)).is_large(7));
+        let mut gone = None;
+        shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
+        assert_eq!(gone, Some(PageRun::known(700, 128)));
+        assert!(!spans.entry(PageIndex(700)).is_shelved() && !spans.entry(PageIndex(700)).is_large(128));
+        assert_eq!((shelf.take(&spans, many), shelf.pages()), (None, PageCount::ZERO));
+    }
+
+    /// No more than its pages, however many runs there are; and all of them come out.
     #[test]
     fn a_shelf_is_short() {
-        let shelf = Shelf {
-            pages: AtomicU32::new(0),
-            runs: core::array::from_fn(|_| AtomicU32::new(0)),
-        };
-        let put = (1..=MOST_PAGES).filter_map(|pages| {
-            let length = Length::of(layout(pages)).unwrap();
-            shelf.put(length, PageIndex(1000 * pages)).then_some(length.pages)
-        });
-        let sum: u32 = put.sum();
-        assert!(sum <= SHELF_PAGES && sum > SHELF_PAGES / 2, "{sum}");
-        assert_eq!(shelf.pages().0, sum as usize);
+        let (shelf, spans) = (empty(), Spans::for_test(200 * MOST_PAGES));
+        let put = (0..200).filter(|run| put(&shelf, &spans, run * MOST_PAGES, 1 + run % MOST_PAGES));
+        let most = put.count();
+        assert!(shelf.pages().0 <= SHELF_PAGES as usize && shelf.pages().0 > SHELF_PAGES as usize - MOST_PAGES);
+        let (pages, mut out, mut sum) = (shelf.pages().0, 0, 0);
+        shelf.clear(&spans, |run| (out, sum) = (out + 1, sum + run.pages().0));
+        assert_eq!((out, sum), (most, pages));
+    }
+
+    /// A run whose entry does not say that it lies there is in somebody's hand, who is no more: it stays out.
+    #[test]
+    fn what_is_half_put_does_not_come_out() {
+        let (shelf, spans) = (empty(), Spans::for_test(100));
+        assert!(put(&shelf, &spans, 10, 3) && put(&shelf, &spans, 20, 3));
+        spans.entry(PageIndex(20)).enter_large(3);
+        shelf.clear(&spans, |run| panic!("{run:?}"));
+        assert_eq!(shelf.take(&spans, Length::of(layout(3)).unwrap()), None);
     }
 }

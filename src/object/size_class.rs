@@ -46,7 +46,7 @@ pub const PAGE_SHIFT: u32 = <Geometry as Shape>::PAGE_SHIFT;
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 
 /// Bytes that change hands at once between a magazine and its class, at the most.
-const BATCH_BYTES: usize = 64 << 10;
+const BATCH_BYTES: usize = 256 << 10;
 
 /// The fewest and the most slots that change hands at once.
 const BATCH_SLOTS: [usize; 2] = [4, 128];

@@ -19,6 +19,9 @@
 //!
 //! I10: out + listed + fresh = all. I11: fresh slots are the last ones.
 //!
+//! **Large blocks**, but those aligned to more than a page, are in the table by their first page, which says how many
+//! pages the block has and whether the program has it or a thread's shelf. So a free of one is checked by one load.
+//!
 //! The tag may be read by anybody who holds a slot of the span; all else only under the lock of the class. The fields
 //! are atomics with relaxed accesses, which cost what plain ones do; the lock orders them.
 
@@ -34,15 +37,16 @@ use super::size_class::SizeClass;
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub struct Span {
-    /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span.
+    /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span. Or [`LARGE`],
+    /// [`SHELVED`].
     tag: AtomicU32,
-    /// Slots out.
+    /// Slots out; of a large block its pages.
     used: AtomicU32,
     /// The first listed slot, plus one.
     listed: AtomicU32,
     /// Slots that were ever out: the number of the first fresh one.
     fresh: AtomicU32,
-    /// The neighbours in the class's list of spans with room; see [`Link`].
+    /// The neighbours in the class's list of spans with room, or on the shelf; see [`Link`].
     pub(super) before: Link,
     pub(super) behind: Link,
 }
@@ -52,6 +56,12 @@ const _: () = assert!(size_of::<Span>() == 32);
 
 /// How far back a page can say its span begins.
 const BACK_BITS: u32 = 8;
+
+/// The tag of the first page of a large block that is the program's. No class has it.
+const LARGE: u32 = u32::MAX << BACK_BITS;
+
+/// The same, of one that lies on a shelf.
+const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 
 /// A page, or none: its index plus one. A heap has fewer than 2³² pages.
 #[derive(Debug)]
@@ -120,10 +130,54 @@ impl Span {
         self.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Takes the page out of its span.
+    /// Takes the page out of its span, or the large block that begins here out of the table.
     pub fn leave(&self) {
-        // Relaxed: nobody has a slot of the span any more; see `tag`.
+        // Relaxed: nobody has a slot of the span, or the block, any more; see `tag`.
         self.tag.store(0, Ordering::Relaxed);
+    }
+
+    /// Enters a large block of so many pages that begins here, which is the caller's.
+    #[inline]
+    pub fn enter_large(&self, pages: usize) {
+        // Relaxed, here and below: the block is the caller's, who hands this on with it.
+        self.used.store(pages as u32, Ordering::Relaxed);
+        self.tag.store(LARGE, Ordering::Relaxed);
+    }
+
+    /// Whether a large block of so many pages begins here, and is the program's.
+    #[inline]
+    pub fn is_large(&self, pages: usize) -> bool {
+        // Relaxed: as in `enter_large`.
+        self.tag.load(Ordering::Relaxed) == LARGE && self.used.load(Ordering::Relaxed) as usize == pages
+    }
+
+    /// Whether the page is in no span, and no large block that is in the table begins here.
+    pub fn is_vacant(&self) -> bool {
+        // Relaxed: as in `enter_large`.
+        self.tag.load(Ordering::Relaxed) == 0
+    }
+
+    /// The large block that begins here goes onto a shelf, before `behind`.
+    #[inline]
+    pub fn shelve(&self, behind: Option<PageIndex>) {
+        self.behind.set(behind);
+        // Release: behind the link, as the child of a fork takes it at its word; partner: `is_shelved`.
+        self.tag.store(SHELVED, Ordering::Release);
+    }
+
+    /// Whether a large block that begins here lies on a shelf.
+    #[inline]
+    pub fn is_shelved(&self) -> bool {
+        // Acquire: pairs with the release in `shelve`.
+        self.tag.load(Ordering::Acquire) == SHELVED
+    }
+
+    /// Takes it off again; what it lay before.
+    #[inline]
+    pub fn unshelve(&self) -> Option<PageIndex> {
+        // Relaxed: as in `enter_large`.
+        self.tag.store(LARGE, Ordering::Relaxed);
+        self.behind.get()
     }
 
     /// The span's slots, of its first page's entry.

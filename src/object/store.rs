@@ -60,7 +60,7 @@ impl Chain {
     }
 
     /// The first.
-    const fn first(self) -> Option<BatchPlace> {
+    pub const fn first(self) -> Option<BatchPlace> {
         let number = self.0 & ((1 << PLACE_BITS) - 1);
         if number == 0 { None } else { Some(BatchPlace(number)) }
     }
@@ -74,14 +74,22 @@ impl Chain {
     /// Takes the first batch off.
     pub fn pop(&mut self, links: &impl BatchLinks) -> Option<BatchPlace> {
         let batch = self.first()?;
-        *self = links.read(batch);
+        let rest = links.read(batch).first();
+        *self = Self(rest.map_or(0, |first| u64::from(self.count() - 1) << PLACE_BITS | first.0));
         Some(batch)
+    }
+}
+
+/// One that begins with this batch; how many there are is not said.
+impl From<Option<BatchPlace>> for Chain {
+    fn from(first: Option<BatchPlace>) -> Self {
+        Self(first.map_or(0, BatchPlace::number))
     }
 }
 
 /// A word in each batch, for who has the batch.
 pub trait BatchLinks {
-    /// What was written last.
+    /// What was written last; the count need not be kept.
     fn read(&self, batch: BatchPlace) -> Chain;
 
     /// Writes.

@@ -13,9 +13,11 @@
 //! passes a heavy fence, and empties those that nobody is at work on. A thread that is barred uses the shared structure
 //! meanwhile.
 //!
-//! A thread that ends empties its magazines and its cache and leaves its structure to the next. Ten thousand threads
-//! one after the other use one structure. One that ends without a word (see `presence.rs`) leaves it as it is, and who
-//! needs a structure and finds none vacant looks at some of the others for such: it takes it with all that is in it.
+//! A thread that ends gives back what is much - its cache, its shelf, full magazines - and leaves its structure to the
+//! next, with the few slots that are still in it. Ten thousand threads one after the other use one structure, and find
+//! it warm. Once a second the scavenger empties those that nobody uses. One that ends without a word (see
+//! `presence.rs`) leaves it as it is, and who needs a structure and finds none vacant looks at some of the others for
+//! such: it takes it with all that is in it.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -23,6 +25,7 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, fence_light, relax};
 use crate::units::PageRun;
 
+use super::central::Spans;
 use super::magazine::Magazine;
 use super::presence::{Presence, Process};
 use super::shelf::Shelf;
@@ -87,6 +90,8 @@ pub struct Thread {
     /// The register's links.
     next: Cell<*const Thread>,
     next_vacant: Cell<*const Thread>,
+    /// Whether nobody uses it. Only under the register's lock.
+    vacant: Cell<bool>,
     /// The user's word that it is there.
     presence: Presence,
     magazines: [Magazine; CLASSES],
@@ -157,6 +162,11 @@ impl Thread {
     pub(super) fn unbar(&self) {
         // Release: pairs with the acquire of `Owner::enter`.
         self.owner.objects.store(self.home.get().addr(), Ordering::Release);
+    }
+
+    /// Whether nobody uses it: to be asked with the register held.
+    pub(super) fn is_vacant(&self) -> bool {
+        self.vacant.get()
     }
 
     /// The magazine of a class.
@@ -247,8 +257,8 @@ impl Register {
         }
     }
 
-    /// A structure that nobody uses, for the caller to use: a vacant one, which is empty, or one whose user has ended
-    /// without a word, as it left it.
+    /// A structure that nobody uses, for the caller to use: a vacant one, or one whose user has ended without a word;
+    /// with the slots that are still in it.
     pub fn take(&self) -> Option<NonNull<Thread>> {
         let _guard = self.lock.lock();
         let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
@@ -258,6 +268,7 @@ impl Register {
         let own = unsafe { thread.as_ref() };
         self.vacant.set(own.next_vacant.get());
         self.used.set(self.used.get() + 1);
+        own.vacant.set(false);
         own.presence.arrive();
         Some(thread)
     }
@@ -299,21 +310,27 @@ impl Register {
         let _guard = self.lock.lock();
         // SAFETY: structures are never unmade.
         let own = unsafe { thread.as_ref() };
-        own.next_vacant.set(self.vacant.get());
-        own.presence.leave();
-        self.vacant.set(thread.as_ptr());
+        self.make_vacant(own);
         self.used.set(self.used.get() - 1);
     }
 
+    /// Under the lock.
+    fn make_vacant(&self, thread: &Thread) {
+        thread.presence.leave();
+        thread.vacant.set(true);
+        thread.next_vacant.set(self.vacant.get());
+        self.vacant.set(thread);
+    }
+
     /// In the child of a fork, with the lock held: every structure but the caller's own is emptied and vacant. Says how
-    /// many caches of pages are still in use, 0 or 1; `forget` takes the others, and `free` the runs on shelves: each
-    /// of their places is one word, and changed at once.
+    /// many caches of pages are still in use, 0 or 1; `forget` takes the others, and `free` the runs on shelves.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
     )]
     pub fn bereave(
         &self,
+        spans: &Spans,
         is_own: impl Fn(&Thread) -> bool,
         mut forget: impl FnMut(usize),
         mut free: impl FnMut(PageRun),
@@ -331,20 +348,20 @@ impl Register {
                 cached += usize::from(thread.cache().is_some());
                 continue;
             }
-            for magazine in &thread.magazines {
-                // Not looked at: it may be half changed.
-                let _lost = (magazine.take_spare(), magazine.empty());
+            if !thread.vacant.get() {
+                for magazine in &thread.magazines {
+                    // Not looked at: it may be half changed.
+                    let _lost = (magazine.take_spare(), magazine.empty());
+                }
             }
-            thread.shelf.clear(&mut free);
+            thread.shelf.clear(spans, &mut free);
             if let Some(cache) = thread.cache() {
                 thread.set_cache(None);
                 forget(cache);
             }
             // Relaxed: the child has one thread.
             thread.owner.at_work.store(0, Ordering::Relaxed);
-            thread.presence.leave();
-            thread.next_vacant.set(self.vacant.get());
-            self.vacant.set(thread);
+            self.make_vacant(thread);
         }
         cached
     }

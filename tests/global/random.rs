@@ -82,6 +82,7 @@ fn twelve_threads_at_once() {
         });
     }
     HEAP.flush_thread();
+    HEAP.release(usize::MAX);
     HEAP.check().unwrap();
     let stats = HEAP.stats();
     assert_eq!(stats.magazine_bytes, 0, "{stats}");

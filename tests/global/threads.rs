@@ -34,6 +34,7 @@ fn blocks_are_freed_by_whoever_has_them() {
         receiver.into_iter().for_each(|block| block.free(&HEAP));
     });
     HEAP.check().unwrap();
+    HEAP.release(usize::MAX);
     let stats = HEAP.stats();
     assert_eq!(stats.magazine_bytes, 0, "{stats}");
     assert_eq!(stats.pages.in_use, stats.span_pages, "{stats}");
@@ -59,6 +60,7 @@ fn one_thread_allocates_and_another_frees() {
     HEAP.check().unwrap();
 }
 
+/// But a few slots, for the thread that has the structure next; those go with all else that is kept.
 #[test]
 fn threads_leave_nothing_behind() {
     static HEAP: GlobalHeap = GlobalHeap::new();
@@ -69,7 +71,9 @@ fn threads_leave_nothing_behind() {
     }
     let stats = HEAP.stats();
     assert!(stats.thread_structures <= 2 && stats.threads == 0, "{stats}");
-    assert_eq!(stats.magazine_bytes, 0, "{stats}");
+    assert!(stats.magazine_bytes <= 16 << 10, "{stats}");
+    HEAP.release(usize::MAX);
+    assert_eq!(HEAP.stats().magazine_bytes, 0, "{}", HEAP.stats());
     HEAP.check().unwrap();
 }
 

@@ -1,0 +1,202 @@
+//! How threads come to a structure of their own, and what becomes of it when they go.
+//!
+//! ```text
+//!   enlist ─▶ a vacant structure, or a new one ─▶ a cache of pages, if there is one to lend
+//!   leave ──▶ cache, shelf and full magazines go back ─▶ vacant, with a few slots for the next
+//!   reclaim ▶ everything that can be reached goes back: before saying no
+//! ```
+
+use core::ptr::NonNull;
+
+use crate::geometry::WORD_PAGES;
+use crate::source::Source;
+use crate::sync::{Guard, Ordering, relax};
+
+use super::size_class::SizeClass;
+use super::{Objects, Thread};
+use crate::units::PageRun;
+
+/// The words of all threads' caches are not more than this part of the heap's limit: an eighth.
+const CACHED_PART: usize = 8;
+
+/// Slots of a class that a thread that ends leaves to the next are not more than this.
+const INHERITED_BYTES: usize = 16 << 10;
+
+/// How often somebody who has run out of memory asks for the scavenger's turn: some milliseconds.
+const TURN_ROUNDS: u32 = 1 << 10;
+
+/// The shared thread, held.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    thread: &'a Thread,
+    _guard: Guard<'a>,
+}
+
+impl core::ops::Deref for Shared<'_> {
+    type Target = Thread;
+
+    fn deref(&self) -> &Thread {
+        self.thread
+    }
+}
+
+impl<S: Source + 'static> Objects<S> {
+    /// A structure for a thread of its own. `None` if there is no memory for one.
+    #[cold]
+    pub fn enlist(&self) -> Option<NonNull<Thread>> {
+        let thread = self.register.take().or_else(|| self.new_thread())?;
+        // SAFETY: never unmade, and ours until we leave it.
+        let own = unsafe { thread.as_ref() };
+        if own.cache().is_none() {
+            own.set_cache(self.lend());
+        }
+        own.calls.set(self.heap.flush_calls());
+        Some(thread)
+    }
+
+    /// A cache for a thread. Nobody can ask an idle thread for what its cache holds, so all their words together are a
+    /// part of the heap at the most; threads beyond that have none.
+    fn lend(&self) -> Option<usize> {
+        let most = self.heap.limit().0 / WORD_PAGES / CACHED_PART;
+        // Relaxed, twice: a number by itself.
+        if self.cached.fetch_add(1, Ordering::Relaxed) < most
+            && let Some(cache) = self.heap.lend()
+        {
+            return Some(cache);
+        }
+        self.cached.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    /// A new structure, in a slot of its own class.
+    fn new_thread(&self) -> Option<NonNull<Thread>> {
+        let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
+        let slot = self.take_slots(None, class, 1).pop()?;
+        let thread = NonNull::new(slot)?.cast::<Thread>();
+        // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
+        // null pointers, no function, empty magazines.
+        let own = unsafe {
+            thread.write_bytes(0, 1);
+            thread.as_ref()
+        };
+        own.set_owner(self, Self::leave);
+        self.register.add(thread);
+        Some(thread)
+    }
+
+    /// A thread of this heap ends.
+    ///
+    /// # Safety
+    ///
+    /// `thread` is a structure of a heap of this type, used by the caller and not again.
+    unsafe fn leave(thread: NonNull<Thread>) {
+        // SAFETY: structures and heaps are never unmade; `home` was set with this function, by the heap it is.
+        let (own, objects) = unsafe {
+            let own = thread.as_ref();
+            (own, &*own.home.get().cast::<Self>())
+        };
+        objects.part(&own.enter_at_last(objects));
+        if let Some(cache) = own.cache() {
+            own.set_cache(None);
+            objects.heap.take_back(cache);
+            // Relaxed: a number by itself.
+            objects.cached.fetch_sub(1, Ordering::Relaxed);
+        }
+        objects.register.give(thread);
+    }
+
+    /// Gives back what a thread keeps that ends, but for a few slots of each class: the next thread is to have those,
+    /// with the structure.
+    fn part(&self, thread: &Thread) {
+        let cache = thread.cache();
+        for class in SizeClass::all() {
+            let magazine = thread.magazine(class);
+            if let Some(batch) = magazine.take_spare() {
+                self.store(thread, class, batch);
+            }
+            if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
+                self.give_slots(cache, class, magazine.empty());
+            }
+        }
+        thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
+    }
+
+    /// The shared thread's structure, for threads that have none of their own. Waits for whoever uses it.
+    pub fn shared(&self) -> Shared<'_> {
+        self.hold_shared(self.shared.lock())
+    }
+
+    pub(super) fn hold_shared<'a>(&'a self, guard: Guard<'a>) -> Shared<'a> {
+        // SAFETY: in the tables, zeroed or used since as what it is; the lock is held, so nobody else uses it.
+        let thread = unsafe { self.tables.shared_thread().as_ref() };
+        Shared { thread, _guard: guard }
+    }
+
+    /// Gives back the slots and runs of a thread that the caller is, or has seized: pages by `cache`, if there is one.
+    pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) {
+        for class in SizeClass::all() {
+            let magazine = thread.magazine(class);
+            if let Some(batch) = magazine.take_spare() {
+                self.give_slots(cache, class, batch.into_list(class));
+            }
+            self.give_slots(cache, class, magazine.empty());
+        }
+        thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
+    }
+
+    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
+    pub fn flush(&self, thread: &Thread) {
+        self.empty(thread, thread.cache());
+        if let Some(cache) = thread.cache() {
+            self.heap.cache_at(cache).flush();
+        }
+    }
+
+    /// Empties what can be reached, and calls on the others to do so when they can. Before saying no.
+    #[cold]
+    pub(super) fn reclaim(&self, thread: &Thread) {
+        // Held by the caller, if he is the shared thread: then it is emptied with him.
+        if let Some(guard) = self.shared.try_lock() {
+            self.flush(&self.hold_shared(guard));
+        }
+        self.flush(thread);
+        // Not for ever: the turn may be had by somebody below, whose clock allocates.
+        let turn = (0..TURN_ROUNDS).find_map(|round| {
+            relax(round);
+            self.heap.driver().try_turn()
+        });
+        if turn.is_some() {
+            self.seize_threads();
+        }
+        drop(turn);
+        self.empty_stores(thread.cache());
+        if let Some(cache) = thread.cache() {
+            self.heap.cache_at(cache).flush();
+        }
+    }
+
+    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.
+    pub(super) fn empty_stores(&self, cache: Option<usize>) {
+        for class in SizeClass::all() {
+            while let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) {
+                self.give_slots(cache, class, batch.into_list(class));
+            }
+            self.give_spare(cache, class);
+        }
+    }
+
+    /// Gives the spare span of a class back to the heap.
+    pub(super) fn give_spare(&self, cache: Option<usize>, class: SizeClass) {
+        if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
+            self.give_pages(cache, PageRun::known(spare.0, class.pages()));
+        }
+    }
+
+    /// Empties the thread if somebody has run out of memory since it last did. On slow paths.
+    pub(super) fn heed_calls(&self, thread: &Thread) {
+        let calls = self.heap.flush_calls();
+        if thread.calls.replace(calls) != calls {
+            self.flush(thread);
+        }
+    }
+}
