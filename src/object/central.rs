@@ -13,8 +13,8 @@
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
 //! as it is: without the lock (`store.rs`), and no slot is touched but the first. So what goes round between threads,
-//! or up and down in one, never comes to the spans. 16 MiB at the most. Once a second the scavenger takes what nobody has
-//! needed since it last came; when the program is silent, or somebody is out of memory, all of it.
+//! or up and down in one, never comes to the spans. 16 MiB at the most. Once a second the scavenger takes what nobody
+//! has needed since it last came; when the program is silent, or somebody is out of memory, all of it.
 //!
 //! **Nobody waits for a thread that does not run**, when allocating or freeing. Who finds the lock held for longer than
 //! a short critical section takes slots out of a fresh span, which is nobody's yet, and leaves that for whoever holds
@@ -27,35 +27,19 @@
 //! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
 //! slot that is not out.
 
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
-use crate::fatal;
-use crate::metadata::offset;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
 
 use super::magazine::{Batch, List, Mark};
-use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
-use super::span::{Link, Slots, Span};
-use super::store::{BatchLinks, BatchPlace, Chain, Store};
+use super::size_class::SizeClass;
+use super::span::{Link, Slots};
+use super::spans::{Spans, Strings};
+use super::store::Store;
 
 /// Bytes that a class keeps in store at the most.
 const STORE_BYTES: usize = 16 << 20;
-
-/// All spans of a heap, and the memory they describe.
-#[derive(Debug)]
-pub struct Spans {
-    table: Table<Span>,
-    /// Entries prepared. I14: a span lies below this. Raised under the lock of the tables.
-    pub(super) covered: AtomicUsize,
-    /// The address of page 0.
-    base: NonNull<u8>,
-}
-
-// SAFETY: an address, and a table of atomics. Slots are reached by whoever owns them, or under the lock of their class.
-unsafe impl Send for Spans {}
-// SAFETY: as above.
-unsafe impl Sync for Spans {}
 
 /// One class. All-zero bytes: no spans.
 #[derive(Debug)]
@@ -73,10 +57,10 @@ pub struct Central {
     visits: AtomicU64,
     /// The span that arrived last, plus one; they are linked by [`Span::behind`].
     arrived: AtomicU32,
+    /// The fewest batches there were in store since [`unneeded`](Self::unneeded) was last asked.
+    fewest: AtomicU32,
     /// Whole batches.
     store: Store,
-    /// The fewest there were since [`unneeded`](Self::unneeded) was last asked.
-    fewest: AtomicU32,
 }
 
 /// What a class says of itself.
@@ -90,151 +74,6 @@ pub struct CentralState {
     pub stored: u64,
     /// Batches taken and brought.
     pub visits: u64,
-}
-
-impl Spans {
-    /// Spans over `table`, of the heap whose page 0 is at `base`.
-    pub fn new(table: Table<Span>, base: NonNull<u8>) -> Self {
-        Self {
-            table,
-            covered: AtomicUsize::new(0),
-            base,
-        }
-    }
-
-    /// Spans of so many pages, none of which is memory.
-    #[cfg(test)]
-    pub fn for_test(pages: usize) -> Self {
-        let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
-        // SAFETY: vacant entries, which are zero bytes; nobody else has them, and they are never freed.
-        let table = unsafe { Table::new(NonNull::from(std::boxed::Box::leak(entries)).cast(), pages) };
-        let spans = Self::new(table, NonNull::dangling());
-        // Relaxed: nobody else has it.
-        spans.covered.store(pages, Ordering::Relaxed);
-        spans
-    }
-
-    /// How many pages the table reaches now.
-    #[inline]
-    pub fn covered(&self) -> usize {
-        // Acquire: pairs with the release where it is raised; the entries below are prepared.
-        self.covered.load(Ordering::Acquire)
-    }
-
-    /// The entry of a page that is covered.
-    #[inline]
-    pub fn entry(&self, page: PageIndex) -> &Span {
-        self.table.get(page.0)
-    }
-
-    /// The slot, as an address.
-    #[inline]
-    fn slot(&self, class: SizeClass, span: PageIndex, slot: u32) -> *mut u8 {
-        offset(self.base, (span.0 << PAGE_SHIFT) + slot as usize * class.bytes()).as_ptr()
-    }
-
-    /// Where the batch is that begins with this slot: slots are aligned to 8 bytes, and 2³² pages are 2⁴⁵ bytes.
-    fn place_of(&self, slot: NonNull<u8>) -> BatchPlace {
-        let distance = slot.addr().get() - self.base.addr().get();
-        BatchPlace::new(distance as u64 / 8 + 1)
-    }
-
-    /// The first slot of the batch there.
-    fn slot_at(&self, place: BatchPlace) -> NonNull<u8> {
-        offset(self.base, (place.number() - 1) as usize * 8)
-    }
-
-    /// The span and the number of the slot of `class` that begins at `address`, if one does.
-    pub fn slot_of(&self, class: SizeClass, address: usize) -> Option<(PageIndex, u32)> {
-        let distance = address.wrapping_sub(self.base.addr().get());
-        let page = distance >> PAGE_SHIFT;
-        if page >= self.covered() {
-            return None;
-        }
-        let (tagged, back) = self.entry(PageIndex(page)).tag()?;
-        let span = page.checked_sub(back).filter(|_| tagged == class)?;
-        Some((PageIndex(span), class.slot_at(distance - (span << PAGE_SHIFT))?))
-    }
-
-    /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
-    #[inline]
-    fn locate(&self, class: SizeClass, address: *mut u8) -> (PageIndex, u32) {
-        let distance = address.addr().wrapping_sub(self.base.addr().get());
-        let page = distance >> PAGE_SHIFT;
-        if page >= self.covered() {
-            fatal::abort(
-                "a block was freed that is not of this heap; its address, the heap's",
-                address.addr(),
-                self.base.addr().get(),
-            );
-        }
-        let Some((tagged, back)) = self.entry(PageIndex(page)).tag() else {
-            fatal::abort(
-                "a block was freed that is not allocated, or with the wrong layout; its address, the class",
-                address.addr(),
-                class.bytes(),
-            );
-        };
-        if tagged != class {
-            fatal::abort(
-                "a block was freed with the wrong layout; its address, its size class",
-                address.addr(),
-                tagged.bytes(),
-            );
-        }
-        let span = page.saturating_sub(back);
-        match class.slot_at(distance - (span << PAGE_SHIFT)) {
-            Some(slot) => (PageIndex(span), slot),
-            None => fatal::abort(
-                "a block was freed by an address inside it; the address, its size class",
-                address.addr(),
-                class.bytes(),
-            ),
-        }
-    }
-
-    /// The first page of the large block of so many pages that begins at `memory` and is the program's, if there is
-    /// one.
-    #[inline]
-    pub fn large_at(&self, memory: NonNull<u8>, pages: usize) -> Option<PageIndex> {
-        let distance = memory.addr().get().wrapping_sub(self.base.addr().get());
-        let page = PageIndex(distance >> PAGE_SHIFT);
-        let begins = distance.is_multiple_of(PAGE_BYTES) && page.0 < self.covered();
-        (begins && self.entry(page).is_large(pages)).then_some(page)
-    }
-
-    /// The number of the slot at `address` if it is one of this span.
-    #[inline]
-    fn number_in(&self, class: SizeClass, span: PageIndex, address: *mut u8) -> Option<u32> {
-        let offset = address.addr().wrapping_sub(self.slot(class, span, 0).addr());
-        if offset < class.pages() << PAGE_SHIFT {
-            class.slot_at(offset)
-        } else {
-            None
-        }
-    }
-
-    /// Says of each page of `run`, which has arrived, which span it is in.
-    fn enter(&self, class: SizeClass, run: PageRun) {
-        for back in 0..run.pages().0 {
-            self.entry(PageIndex(run.start().0 + back)).enter(class, back);
-        }
-    }
-
-    /// Unmakes the span that begins at `span`. Under the lock of the class, so that a fork finds a span on the class's
-    /// account or none at all.
-    fn leave(&self, class: SizeClass, span: PageIndex) {
-        (0..class.pages()).for_each(|back| self.entry(PageIndex(span.0 + back)).leave());
-    }
-
-    /// The link that stands in a listed slot.
-    #[inline]
-    fn link(&self, class: SizeClass, span: PageIndex, slot: u32) -> u32 {
-        let slot = self.slot(class, span, slot);
-        // SAFETY: a listed slot is the class's, whose lock is held, and `give` wrote to it. It lies in a span, which is
-        // memory.
-        unsafe { slot.cast::<u64>().read() as u32 }
-    }
 }
 
 impl Central {
@@ -549,73 +388,9 @@ impl Central {
     }
 }
 
-impl Spans {
-    /// How many slots of the span are listed, following the links. For checks, under the lock of the class or with
-    /// nobody about.
-    pub fn listed(&self, class: SizeClass, span: PageIndex) -> u32 {
-        let (mut slots, mut count) = (self.entry(span).slots(), 0);
-        while count <= slots.fresh && slots.unlist(span, |slot| self.link(class, span, slot)).is_some() {
-            count += 1;
-        }
-        count
-    }
-}
-
 /// The page that a number says, plus one.
 fn page_of(number: u32) -> Option<PageIndex> {
     (number as usize).checked_sub(1).map(PageIndex)
-}
-
-/// The words by which the batches of a class hang together: the second word of a batch's first slot. Where slots are
-/// one word long it is the word of its last slot, so that all of them are one string, which is cut again when a batch is
-/// taken out: twice 128 steps for 128 slots.
-struct Strings<'a> {
-    spans: &'a Spans,
-    class: SizeClass,
-}
-
-impl Strings<'_> {
-    fn is_wide(&self) -> bool {
-        self.class.bytes() >= 2 * size_of::<u64>()
-    }
-
-    /// The batch there.
-    fn batch(&self, place: BatchPlace) -> Batch {
-        // SAFETY: places are made of batches, and whoever asks has the batch.
-        unsafe { Batch::from_raw(self.spans.slot_at(place)) }
-    }
-
-    /// The batch there, which is in store no more.
-    fn cut(&self, place: BatchPlace) -> Batch {
-        let batch = self.batch(place);
-        if !self.is_wide() {
-            batch.string_last(self.class, ptr::null_mut());
-        }
-        batch
-    }
-}
-
-impl BatchLinks for Strings<'_> {
-    fn read(&self, place: BatchPlace) -> Chain {
-        if self.is_wide() {
-            // SAFETY: the caller has the batch, whose first slot has two words, of which the list uses the first.
-            return Chain::from_bits(unsafe { self.spans.slot_at(place).cast::<u64>().add(1).read() });
-        }
-        let behind = NonNull::new(self.batch(place).behind_last(self.class));
-        Chain::from(behind.map(|slot| self.spans.place_of(slot)))
-    }
-
-    fn write(&self, place: BatchPlace, behind: Chain) {
-        if self.is_wide() {
-            // SAFETY: as in `read`.
-            unsafe { self.spans.slot_at(place).cast::<u64>().add(1).write(behind.into_bits()) };
-            return;
-        }
-        let behind = behind
-            .first()
-            .map_or(ptr::null_mut(), |first| self.spans.slot_at(first).as_ptr());
-        self.batch(place).string_last(self.class, behind);
-    }
 }
 
 /// Takes slots out of one span until the list has `wanted`, or the span has no more: listed ones first, then fresh

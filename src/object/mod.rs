@@ -44,6 +44,7 @@ mod size_class;
 mod span;
 mod magazine;
 mod store;
+mod spans;
 mod central;
 mod presence;
 mod shelf;
@@ -72,16 +73,16 @@ pub use thread::{Owner, Thread, Working};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
-use crate::geometry::WORD_PAGES;
 use crate::guard::Place;
 use crate::heap::{self, Config, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicUsize, Guard, Lock, Ordering, Table, relax};
+use crate::sync::{AtomicUsize, Lock, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
-use central::{Central, Spans};
+use central::Central;
 use magazine::{Batch, List, Magazine, Mark, wipe};
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
+use spans::Spans;
 use tables::Tables;
 use thread::Register;
 

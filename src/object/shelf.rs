@@ -24,9 +24,9 @@ use core::alloc::Layout;
 use crate::sync::{AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
-use super::central::Spans;
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT};
 use super::span::Link;
+use super::spans::Spans;
 
 /// The longest run on a shelf.
 const MOST_PAGES: usize = 128;

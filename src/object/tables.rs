@@ -19,9 +19,10 @@ use crate::sync::{AtomicU64, Lock, Ordering, Table, Zeroed};
 use crate::units::PageIndex;
 
 use super::Objects;
-use super::central::{Central, Spans};
+use super::central::Central;
 use super::size_class::CLASSES;
 use super::span::Span;
+use super::spans::Spans;
 use super::thread::Thread;
 
 // SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same.

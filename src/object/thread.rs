@@ -25,11 +25,11 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, fence_light, relax};
 use crate::units::PageRun;
 
-use super::central::Spans;
 use super::magazine::Magazine;
 use super::presence::{Presence, Process};
 use super::shelf::Shelf;
 use super::size_class::{CLASSES, SizeClass};
+use super::spans::Spans;
 
 /// What can be asked of a thread's structure before it is known whose it is.
 #[derive(Debug)]
