@@ -119,10 +119,12 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
 }
 
 impl<T, L: SlotList> Drop for SlotBox<'_, T, L> {
+    #[inline]
     fn drop(&mut self) {
         /// Puts the slot back, also if the value's destructor panics.
         struct Put<'l, L: SlotList>(&'l L, u32, NonNull<u8>);
         impl<L: SlotList> Drop for Put<'_, L> {
+            #[inline(always)]
             fn drop(&mut self) {
                 // SAFETY: taken by the box that is being dropped, whose value is gone.
                 unsafe { self.0.put(self.1, self.2) };
