@@ -1,4 +1,4 @@
-//! What a program calls: the fast way, inlined into it, and the slow one behind.
+//! What a program calls: the fast way, and the slow one behind.
 //!
 //! ```text
 //!   take ── a class? ── this thread's? ── a slot in the magazine? ──▶ it             ~30 instructions
@@ -6,6 +6,11 @@
 //!             ▼            └──────────────────┴─▶ slow: `Objects`, with this thread's structure or the shared one
 //!           shelf ─▶ slow
 //! ```
+//!
+//! **One copy of each.** The calls are not inlined into the program, although the fast way is short. A compiler that
+//! does so puts it behind every `drop`, and there each copy has to be learnt by the processor: which of its loads wait
+//! for which stores. With one copy, dropping a tree of JSON that lies in memory takes half the time, and a tight pair
+//! no longer than before.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -234,23 +239,23 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
 // * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
 // spans.
 unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
-    #[inline]
+    #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         or_null(guard::allocate(self, layout, false))
     }
 
-    #[inline]
+    #[inline(never)]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the caller's promise: a block, so not null.
         unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };
     }
 
-    #[inline]
+    #[inline(never)]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         or_null(guard::allocate(self, layout, true))
     }
 
-    #[inline]
+    #[inline(never)]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller's promise.
         or_null(NonNull::new(memory).and_then(|memory| unsafe { guard::resize(self, memory, layout, size) }))

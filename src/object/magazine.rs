@@ -8,8 +8,8 @@
 //!
 //! Allocating pops, freeing pushes, whoever the slot came from: no lock, no atomic operation, three words touched.
 //!
-//! **Room** begins at 4 slots and doubles with each visit to the class, up to a batch: 128 slots or 64 KiB (four slots
-//! of the largest). A thread that lives for a moment takes little.
+//! **Room** begins at 4 slots and doubles with each visit to the class, up to a batch: 128 slots or 256 KiB (eight
+//! slots of the largest). A thread that lives for a moment takes little.
 //!
 //! **The spare** (J. Bonwick's second magazine) comes in where a magazine has room for a batch. Full: it becomes the
 //! spare, and the spare before, a batch and known to be, goes to the class as it is. Empty: the spare takes its place;
