@@ -2,6 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+use crate::heap::PageHeap;
+use crate::source::Source;
+use crate::units::PageCount;
+
 pub use crate::check::Fault;
 pub use crate::free_set::{Claim, FreeSet, Request, Word};
 pub use crate::geometry::{HINT_PAGES, MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
@@ -10,6 +14,26 @@ pub use crate::metadata::{Metadata, Plan};
 pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
 pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
+pub use crate::sync::{Owned, Owner, seize};
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// As the object layer gives memory back: in turns with who forks.
+    #[doc(hidden)]
+    pub fn release_as_a_layer(&self, pages: PageCount) -> PageCount {
+        self.release_in_turns(pages, || ())
+    }
+
+    /// The moment at which a process forks, as far as this heap has to do with it.
+    #[doc(hidden)]
+    pub fn at_a_fork<R>(&self, look: impl FnOnce() -> R) -> R {
+        self.driver().hold();
+        self.hold();
+        let seen = look();
+        self.let_go();
+        self.driver().let_go();
+        seen
+    }
+}
 
 impl<G: Shape> FreeSet<G> {
     /// One word of the bitmaps: pages free, and of those, scavenged.

@@ -100,6 +100,7 @@ pub use instance::Heap;
 pub use object::{ClassStats, GlobalStats, ObjectFault, Snapshot};
 pub use picture::{Film, Picture};
 pub use scavenge::pressure::Pressure;
+pub use source::HugePages;
 pub use units::{PageCount, PageIndex, PageRun};
 
 /// The README's examples, as tests.

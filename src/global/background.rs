@@ -124,14 +124,14 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     // SAFETY: `start` passed a heap of this type, which is never unmade.
     let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
     let keeper = objects.keeper();
-    let mut watch = Watched::new();
+    let mut watch = Watched::new(keeper.root);
     // Who wants to hear of pressure hears of it though there is nothing to do.
     let most = keeper.notice.map(|_| BETWEEN_WATCHES);
     while !keeper.is(OFF) {
         watch.look(objects);
         let pause = objects.tick(&ThreadClock);
         if pause != Duration::MAX {
-            wait_for(keeper.state(), AWAKE, Some(pause));
+            watch.wait(objects, pause);
             continue;
         }
         // Frees are counted from here on; what came before is seen by the next look, behind the fence.
@@ -154,10 +154,23 @@ struct Watched {
 }
 
 impl Watched {
-    fn new() -> Self {
+    fn new(root: &'static str) -> Self {
         Self {
-            watch: Watch::new(),
+            watch: Watch::new(root),
             last: Duration::ZERO,
+        }
+    }
+
+    /// Waits for as long as the scavenger pauses, and looks meanwhile.
+    fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, pause: Duration) {
+        let (begin, keeper) = (ThreadClock.now(), objects.keeper());
+        while keeper.is(AWAKE) {
+            let left = pause.saturating_sub(ThreadClock.now().saturating_sub(begin));
+            if left.is_zero() {
+                break;
+            }
+            wait_for(keeper.state(), AWAKE, Some(left.min(BETWEEN_WATCHES)));
+            self.look(objects);
         }
     }
 

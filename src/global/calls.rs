@@ -123,14 +123,18 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
-        attempt().or_else(|| self.retry(objects, layout, attempt))
+        attempt()
+            .or_else(|| self.retry(objects, layout, attempt))
+            .or_else(|| objects.refuse())
     }
 
     #[inline(never)]
     fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         let attempt = || self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout));
-        attempt().or_else(|| self.retry(objects, layout, attempt))
+        attempt()
+            .or_else(|| self.retry(objects, layout, attempt))
+            .or_else(|| objects.refuse())
     }
 
     /// # Safety
@@ -166,6 +170,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             let layout = Layout::from_size_align(size, layout.align()).ok()?;
             self.retry(objects, layout, attempt)
         });
+        let moved = moved.or_else(|| objects.refuse());
         self.after_free(objects);
         moved
     }

@@ -6,17 +6,20 @@
 //! | `PAGEHEAP_LIMIT` | [`limit`](crate::GlobalHeap::limit) | bytes |
 //! | `PAGEHEAP_SOFT_LIMIT` | [`soft_limit`](crate::GlobalHeap::soft_limit) | bytes |
 //! | `PAGEHEAP_BACKGROUND` | [`background`](crate::GlobalHeap::background) | `0`: none |
+//! | `PAGEHEAP_HUGE_PAGES` | [`huge_pages`](crate::GlobalHeap::huge_pages) | `system`, `advise` or `avoid` |
+//! | `PAGEHEAP_RELEASE` | [`release_lazily`](crate::GlobalHeap::release_lazily) | `lazily` or `at-once` |
 //!
 //! Bytes are a decimal number, with `K`, `M`, `G` or `T` behind it for its powers of 1,024: `PAGEHEAP_LIMIT=512M`. What
 //! cannot be read so is as if it were not there; nobody is told, for an allocator has nobody to tell. Programs that run
 //! with more rights than their caller (set-user-ID) do not look.
 //!
-//! Read once a heap, at its first allocation: four walks through the environment, no memory.
+//! Read once a heap, at its first allocation: six walks through the environment, no memory.
 
 use core::ffi::{CStr, c_char};
 
 use crate::heap::Config;
 use crate::object::SizeClass;
+use crate::source::HugePages;
 use crate::units::PageCount;
 
 /// The configuration, and whether there is to be a background thread, as the environment wants them.
@@ -33,6 +36,17 @@ pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool)
     if let Some(limit) = pages(c"PAGEHEAP_SOFT_LIMIT") {
         config = config.soft_limit(limit);
     }
+    config.huge_pages = match value(c"PAGEHEAP_HUGE_PAGES") {
+        Some(b"system") => HugePages::System,
+        Some(b"advise") => HugePages::Advise,
+        Some(b"avoid") => HugePages::Avoid,
+        _ => config.huge_pages,
+    };
+    config.lazily = match value(c"PAGEHEAP_RELEASE") {
+        Some(b"lazily") => true,
+        Some(b"at-once") => false,
+        _ => config.lazily,
+    };
     (config, background && value(c"PAGEHEAP_BACKGROUND") != Some(b"0"))
 }
 

@@ -115,6 +115,8 @@ pub struct GlobalHeap<
     background: Option<fn(&'static Objects<S>)>,
     /// Whom the thread tells of pressure.
     notice: Option<Notice>,
+    /// Below what it looks for the system's files: empty, but in tests.
+    root: &'static str,
     /// The program's last word before a refusal.
     exhausted: Option<fn(Layout) -> bool>,
 }
@@ -129,8 +131,9 @@ impl GlobalHeap<System> {
     /// A heap over the operating system's memory.
     ///
     /// What the `static` says can be overridden, when the heap opens, by environment variables: `PAGEHEAP_RESERVE`,
-    /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), and
-    /// `PAGEHEAP_BACKGROUND=0`. None is needed, and set-user-ID programs do not look.
+    /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), `PAGEHEAP_BACKGROUND=0`,
+    /// `PAGEHEAP_HUGE_PAGES` (`system`, `advise`, `avoid`) and `PAGEHEAP_RELEASE` (`at-once`, `lazily`). None is
+    /// needed, and set-user-ID programs do not look.
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.
@@ -174,6 +177,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             overridden: |config, background| (config, background),
             background: None,
             notice: None,
+            root: "",
             exhausted: None,
         }
     }
@@ -334,7 +338,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return Some(objects);
         }
         let (config, background) = (self.overridden)(self.config, self.background.is_some());
-        let keeper = Keeper::new(background, self.notice);
+        let keeper = Keeper::new(background, self.notice, self.root);
         match Objects::open(self.source.take()?, config, keeper) {
             Ok(objects) => {
                 opening.enter(objects);

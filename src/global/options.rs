@@ -6,6 +6,8 @@
 //!                     .soft_limit(…)     no more memory than that, as far as any is free
 //!                     .background(false) no thread of its own: tick, release, scavenge
 //!                     .on_pressure(80, f) the system is short: f is told
+//!                     .huge_pages(…)     what is wished of them
+//!                     .release_lazily(true) what goes back may stay resident until it is wanted elsewhere
 //! ```
 
 #![forbid(unsafe_code)]
@@ -14,7 +16,7 @@ use core::alloc::Layout;
 
 #[cfg(all(unix, feature = "std"))]
 use crate::scavenge::pressure::{Notice, Pressure};
-use crate::source::Source;
+use crate::source::{HugePages, Source};
 use crate::units::PageCount;
 
 #[cfg(all(unix, feature = "std"))]
@@ -44,7 +46,8 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
 
     /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
     /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
-    /// ten seconds. On Linux; elsewhere, and where the system does not say, nothing is heard.
+    /// ten seconds, or the group has met a limit since the second before. On Linux; elsewhere, and where the system
+    /// does not say, nothing is heard.
     ///
     /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
     /// must not unwind. The thread exists from the first MiB freed on.
@@ -63,9 +66,48 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
         self.notice = Some(Notice { from, hook });
         self
     }
+
+    /// Looks for the system's files, those of cgroups and of pressure, below `root` instead of `/`: for tests.
+    #[doc(hidden)]
+    #[cfg(feature = "internals")]
+    #[must_use]
+    pub const fn system_root(mut self, root: &'static str) -> Self {
+        self.root = root;
+        self
+    }
 }
 
 impl<S: Source + 'static> GlobalHeap<S> {
+    /// What is wished of huge pages behind the heap's; by default nothing, and the system does what it has been set to.
+    /// Told to the system once, when the heap opens. It may refuse, and then nothing is different.
+    ///
+    /// ```
+    /// use pageheap::{GlobalHeap, HugePages};
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().huge_pages(HugePages::Advise);
+    /// ```
+    #[must_use]
+    pub const fn huge_pages(mut self, wish: HugePages) -> Self {
+        self.config = self.config.huge_pages(wish);
+        self
+    }
+
+    /// Whether memory that goes back by and by stays resident until the system is short of it (`MADV_FREE`). Off by
+    /// default, for who watches the process's resident size takes it for a leak. What [`release`](Self::release),
+    /// limits and pressure ask for is given back at once all the same. See
+    /// [`Config::release_lazily`](crate::Config::release_lazily).
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().release_lazily(true);
+    /// ```
+    #[must_use]
+    pub const fn release_lazily(mut self, on: bool) -> Self {
+        self.config = self.config.release_lazily(on);
+        self
+    }
+
     /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
     /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
     /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).

@@ -28,13 +28,13 @@ use core::ffi::c_void;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::object::{Objects, Owner, Thread, Working};
+use crate::object::{Objects, Thread, Working};
 use crate::source::{KeepErrno, Source};
-use crate::sync::relax;
+use crate::sync::{Owner, relax};
 
 // Numbers that are no address of an `Objects`, nor null, which a heap not open has.
-static FRESH: Owner = Owner::nobody(1);
-static GONE: Owner = Owner::nobody(2);
+static FRESH: Owner = Owner::new(1);
+static GONE: Owner = Owner::new(2);
 
 std::thread_local! {
     static CURRENT: Cell<NonNull<Owner>> = const { Cell::new(NonNull::from_ref(&FRESH)) };
@@ -54,7 +54,7 @@ static LEAVING: AtomicUsize = AtomicUsize::new(0);
 pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
     let owner = CURRENT.get();
     // SAFETY: FRESH, GONE, or a structure, which is never unmade.
-    if unsafe { owner.as_ref() }.enter(objects) {
+    if unsafe { owner.as_ref() }.enter(objects.addr()) {
         // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
         // this thread's.
         let thread: &'static Thread = unsafe { owner.cast().as_ref() };

@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn entries_of_tables_that_are_gone_are_not_discarded() {
         let source: &'static Watched = std::boxed::Box::leak(std::boxed::Box::default());
-        let objects = Objects::open(source, Config::new(1 << 30).caches(1), Keeper::new(false, None)).unwrap();
+        let objects = Objects::open(source, Config::new(1 << 30).caches(1), Keeper::new(false, None, "")).unwrap();
         let layout = Layout::new::<[u8; 8000]>();
         let fill = || {
             (0..20_000)

@@ -60,6 +60,12 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
     #[inline(always)]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
+        self.try_tracked(pages).or_else(|| self.heap.refuse(pages.0))
+    }
+
+    /// As [`allocate_tracked`](Self::allocate_tracked), for a layer above that counts its own refusals.
+    #[inline(always)]
+    pub(crate) fn try_tracked(&self, pages: PageCount) -> Option<Allocation> {
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
             && let Some(slot) = self.heap.own(self.slot)
             && let Some(allocation) = self.heap.allocate_from(&slot, pages.0)
@@ -218,7 +224,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         {
             return Some(allocation.run);
         }
-        self.allocate_through(&slot, pages).map(|allocation| allocation.run)
+        let allocation = self.allocate_through(&slot, pages);
+        allocation
+            .or_else(|| self.refuse(pages.0))
+            .map(|allocation| allocation.run)
     }
 
     /// As [`free`](Self::free), through the cache of shard `shard` (modulo how many there are).
@@ -353,7 +362,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // Our own pages may be what is missing: before the heap grows, or says no.
         self.flush_slot(slot);
-        self.allocate_with(&request)
+        self.try_with(&request)
     }
 
     /// The word with the lowest free page, growing the heap if there is none.

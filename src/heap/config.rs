@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use crate::source::HugePages;
 use crate::units::PageCount;
 
 /// How a [`PageHeap`](crate::PageHeap) is set up: how much address space it reserves, how far it may grow, how many
@@ -16,6 +17,8 @@ pub struct Config {
     pub(crate) align: usize,
     pub(crate) caches: usize,
     pub(crate) shards: usize,
+    pub(crate) huge_pages: HugePages,
+    pub(crate) lazily: bool,
 }
 
 impl Config {
@@ -33,6 +36,8 @@ impl Config {
             align: 1,
             caches: 64,
             shards: 0,
+            huge_pages: HugePages::System,
+            lazily: false,
         }
     }
 
@@ -48,6 +53,27 @@ impl Config {
     #[must_use]
     pub const fn soft_limit(mut self, pages: PageCount) -> Self {
         self.soft_limit = Some(pages);
+        self
+    }
+
+    /// What is wished of huge pages behind the heap's. The source is told once, for all it has reserved; it may refuse,
+    /// and then nothing is different. Tables are left alone.
+    #[must_use]
+    pub const fn huge_pages(mut self, wish: HugePages) -> Self {
+        self.huge_pages = wish;
+        self
+    }
+
+    /// Whether memory that goes back by and by, by [`tick`](crate::PageHeap::tick) and
+    /// [`scavenge`](crate::PageHeap::scavenge), stays where it is until the system wants it (`MADV_FREE`).
+    ///
+    /// Cheaper than to give it back at once, and to take it back again; but the process's resident size does not fall
+    /// before the system is short of memory, and whoever watches it takes that for a leak. Such pages are never taken
+    /// for zero, and [`Stats::backed`](crate::Stats::backed) counts them, as nobody knows whether they are.
+    /// [`release`](crate::PageHeap::release) and what limits and pressure ask for is given back at once all the same.
+    #[must_use]
+    pub const fn release_lazily(mut self, on: bool) -> Self {
+        self.lazily = on;
         self
     }
 

@@ -31,11 +31,12 @@ use crate::scavenge::index::Chunk;
 use crate::scavenge::pacer::{Pacer, QUANTUM};
 use crate::scavenge::retention::{Advice, PERIOD, Retention};
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Pass, Table};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Pass, Table, relax};
 use crate::units::PageCount;
 
 use super::PageHeap;
 use super::limit::Ceiling;
+use super::scan::Released;
 
 /// Time, as [`PageHeap::tick`] wants to be told it.
 ///
@@ -72,9 +73,15 @@ struct State {
     /// Silent, and nothing left to do.
     resting: bool,
     silent: bool,
+    /// Nothing has happened for a second, and caches have been emptied to see whether anybody misses them.
+    asked: bool,
     /// Pages with memory behind them, as the last look and the work since have left them.
     backed: usize,
     looks: u32,
+    /// The last look found the heap over its soft limit.
+    over: bool,
+    /// The source has released what it did not say to be zero: it will again.
+    unmarked: bool,
 }
 
 /// One walk over the heap.
@@ -86,6 +93,8 @@ struct Campaign {
     end: usize,
     huge: bool,
     forced: bool,
+    /// Not lazily: the soft limit wants it.
+    at_once: bool,
 }
 
 /// The scavenger of one heap.
@@ -97,6 +106,8 @@ pub(crate) struct Driver {
     pub(super) seizer: Lock,
     /// Held by whose turn it is. The outermost lock of all: nothing is held when it is taken.
     turn: Lock,
+    /// How many wait for the turn who are about to fork: who has it for long lets them go first.
+    awaited: AtomicU32,
     /// Only under `turn`.
     state: Cell<State>,
     /// What is known of each chunk: [`Chunk`], packed. Written under `turn`.
@@ -123,6 +134,8 @@ struct Look {
     live: usize,
     /// Pages free, or in caches, with memory behind them.
     idle: usize,
+    /// Of those free, the ones of chunks that are done: released, and not marked, or refused.
+    settled: usize,
     /// Pages in caches.
     cached: usize,
     print: u64,
@@ -140,9 +153,13 @@ impl Driver {
                 campaign: None,
                 resting: false,
                 silent: false,
+                asked: false,
                 backed: 0,
                 looks: 0,
+                over: false,
+                unmarked: false,
             }),
+            awaited: AtomicU32::new(0),
             chunks,
             ceiling: Ceiling::new(soft_limit),
             beside: Cell::new(None),
@@ -188,10 +205,28 @@ impl Driver {
         self.turn.try_lock()
     }
 
-    /// Keeps scavengers away, after what they are doing now (some milliseconds), until [`let_go`](Self::let_go): before
-    /// the process forks.
+    /// For who has had the turn for long, and has not done: lets those go first who are about to fork.
+    pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
+        // Relaxed, here and below: a wish, heeded sooner or later; the lock hands over what there is.
+        if self.awaited.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        *turn = None;
+        let mut round = 0;
+        while self.awaited.load(Ordering::Relaxed) != 0 {
+            relax(round);
+            round = round.saturating_add(1);
+        }
+        *turn = Some(self.turn());
+    }
+
+    /// Keeps scavengers away, after what they are doing now (a millisecond, or one chunk), until
+    /// [`let_go`](Self::let_go): before the process forks.
     pub(crate) fn hold(&self) {
+        // Relaxed, twice: as in `pass_on`.
+        self.awaited.fetch_add(1, Ordering::Relaxed);
         self.turn.hold();
+        self.awaited.fetch_sub(1, Ordering::Relaxed);
         self.seizer.hold();
     }
 
@@ -217,7 +252,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// pages are allocated and freed again.
     ///
     /// What goes back, and when: as long as pages are allocated or freed the heap keeps what was live at any time in
-    /// the last ten seconds and a tenth of that. After a second in which none was, all that is free goes. Work is 1 %
+    /// the last ten seconds and a tenth of that. After a second in which none was, caches are emptied, and if nobody
+    /// misses them in the quarter of a second that follows, all that is free goes. Work is 1 %
     /// of the time that passes, and 100 ms at most ahead of that; a step is about one millisecond, and a look at the
     /// whole heap four times a second (1 ns for each 64 pages).
     ///
@@ -256,11 +292,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let looked = nanoseconds(clock.work()).saturating_sub(begin);
         let mut granules = 0;
         if let Some(campaign) = &mut state.campaign {
-            let before = campaign.pages;
-            granules = self.work(campaign, || {
-                nanoseconds(clock.work()).saturating_sub(begin) < looked + QUANTUM
-            });
-            state.backed -= before.abs_diff(campaign.pages).min(state.backed);
+            let lazily = self.lazily && !campaign.at_once;
+            let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked + QUANTUM;
+            let released = self.work(campaign, lazily, lazily || state.unmarked, go_on);
+            state.unmarked |= !lazily && released.pages > released.marked;
+            granules = released.pages.div_ceil(self.granule_pages());
+            state.backed -= released.marked.min(state.backed);
             if campaign.is_over() {
                 state.campaign = None;
             }
@@ -281,14 +318,35 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Gives back all that is free, at once: what sleeping caches hold too. Returns how many pages. What is being
-    /// released by another thread at the moment is not waited for.
+    /// Gives back all that is free, at once, also of a heap that [releases lazily](crate::Config::release_lazily): what
+    /// sleeping caches hold too. Returns how many pages. What is being released by another thread at the moment is not
+    /// waited for.
     ///
     /// Cost: that of [`scavenge`](Self::scavenge), and a system call or two.
     pub fn release(&self, pages: PageCount) -> PageCount {
+        self.release_with(pages, || ())
+    }
+
+    /// As [`release`](Self::release); `between` is called after each chunk in which there was work, 256 system calls at
+    /// the most.
+    pub(crate) fn release_with(&self, pages: PageCount, between: impl FnMut()) -> PageCount {
         self.flush_shards();
         self.seize_caches();
-        self.scavenge(pages)
+        self.scavenge_with(pages, false, between)
+    }
+
+    /// As [`release`](Self::release), for a layer above: waits for its turn, and lets those go first who are about to fork;
+    /// `trim` makes the layer give up what it keeps.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce()) -> PageCount {
+        let driver = &self.driver;
+        let mut turn = Some(driver.turn());
+        trim();
+        self.release_with(pages, || driver.pass_on(&mut turn))
+    }
+
+    fn granule_pages(&self) -> usize {
+        (self.source.granule() >> G::PAGE_SHIFT).max(1)
     }
 
     /// Counts, and plans.
@@ -296,25 +354,40 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };
-        let Advice { keep, silent } = state.retention.look(now, look.live, needed, look.print);
+        let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
-        // When the program has just fallen silent, and once a second: others of its threads may sleep.
+        // Who has all he needs in his caches looks silent. So they are emptied first, and if nobody misses them until the
+        // next look, nobody is there.
+        let (asks, silent) = (quiet && !state.asked, quiet && state.asked);
+        state.asked = quiet;
+        // Once a second, too: some of the program's threads may sleep.
         let fell_silent = silent && !state.silent;
-        if fell_silent || look.cached > 0 && state.looks.is_multiple_of(LOOKS_TO_TRIM) {
-            trim(silent);
+        let over = look.live + look.idle > self.driver.ceiling.goal();
+        if asks || fell_silent || state.looks.is_multiple_of(LOOKS_TO_TRIM) {
+            trim(quiet || over);
             self.flush_shards();
             self.seize_caches();
             look = self.see(activity(), false, fell_silent);
             state.retention.overlook(look.print);
         }
+        if asks {
+            (state.silent, state.resting, state.backed) = (false, false, look.live + look.idle);
+            return;
+        }
         let goal = self.driver.ceiling.goal();
         let over = look.live + look.idle > goal;
+        if over && !state.over && self.lazily {
+            // What has been released lazily is to go now.
+            look = self.see(activity(), false, true);
+            state.retention.overlook(look.print);
+        }
+        state.over = over;
         let keep = if silent {
             look.live
         } else {
             keep.min(goal).max(look.live)
         };
-        let pages = (look.live + look.idle).saturating_sub(keep);
+        let pages = (look.live + look.idle - look.settled).saturating_sub(keep);
         (state.silent, state.backed) = (silent, look.live + look.idle);
         // What cannot be released is not asked for again.
         state.resting = silent && (pages == 0 || self.is_done());
@@ -325,6 +398,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             end,
             huge,
             forced: silent || over,
+            at_once: over,
         });
     }
 
@@ -338,19 +412,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut free = 0;
         for chunk in 0..grown.div_ceil(G::CHUNK_PAGES) {
             let (bits, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
-            let (mut here, mut here_free, mut print) = (0, 0, 0);
+            let (mut here, mut here_idle, mut here_free, mut print) = (0, 0, 0, 0);
             for (&bits, &scavenged) in bits[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]) {
                 here += bits.count_ones() as usize;
-                look.idle += (bits & !scavenged).count_ones() as usize;
+                here_idle += (bits & !scavenged).count_ones() as usize;
                 print = mix(mix(print, bits), scavenged);
                 here_free = mix(here_free, bits);
             }
             free += here;
+            look.idle += here_idle;
             look.print = mix(look.print, here_free);
             // Relaxed: one writer, whose turn it is.
             let entry = self.driver.chunks.get(chunk);
             let seen = Chunk::unpack(entry.load(Ordering::Relaxed)).seen(G::CHUNK_PAGES - here, print, turned);
             let done = seen.done && !anew;
+            look.settled += if done { here_idle } else { 0 };
             entry.store(Chunk { done, ..seen }.pack(), Ordering::Relaxed);
         }
         self.for_each_slot(|slot| {
@@ -366,10 +442,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         look
     }
 
-    /// Works on a campaign while `go_on`. Returns how many granules were released.
-    fn work(&self, campaign: &mut Campaign, go_on: impl Fn() -> bool) -> usize {
-        let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
-        let mut granules = 0;
+    /// Works on a campaign while `go_on`. `whole`: nothing tells afterwards which pages of a chunk have gone, so all of
+    /// them go, first of chunks that are free altogether, and then it is done with.
+    fn work(&self, campaign: &mut Campaign, lazily: bool, whole: bool, go_on: impl Fn() -> bool) -> Released {
+        let granule = self.granule_pages();
+        let mut all = Released::default();
         let mut passed_over = 0;
         while !campaign.is_over() && (passed_over % PASSED_OVER != 0 || go_on()) {
             let Some(chunk) = campaign.end.checked_sub(1) else {
@@ -384,11 +461,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if fits && known.is_ready(G::CHUNK_PAGES, campaign.forced) {
                 passed_over = 0;
                 let least = if campaign.huge { huge.max(granule) } else { granule };
-                let released = self.scavenge_chunk(chunk, least, campaign.pages);
-                campaign.pages = campaign.pages.saturating_sub(released);
-                granules += released.div_ceil(granule);
-                // Done with, unless enough had gone before its end was reached.
-                let done = !campaign.huge && campaign.pages > 0;
+                let (idle, wanted) = (self.idle_in(chunk), campaign.pages);
+                let released = match (whole, campaign.huge) {
+                    (false, _) => self.scavenge_chunk(chunk, least, wanted, lazily),
+                    (true, true) if idle < G::CHUNK_PAGES => Released::default(),
+                    (true, _) => self.scavenge_chunk(chunk, granule, G::CHUNK_PAGES, lazily),
+                };
+                campaign.pages = wanted.saturating_sub(released.pages);
+                all.add(released);
+                // Done with when all has gone; else unless enough had before its end was reached.
+                let done = released.pages >= idle || !campaign.huge && (whole || campaign.pages > 0);
                 entry.store(Chunk { done, ..known }.pack(), Ordering::Relaxed);
             }
             campaign.end = chunk;
@@ -397,7 +479,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 campaign.end = self.set.grown().div_ceil(G::CHUNK_PAGES);
             }
         }
-        granules
+        all
+    }
+
+    /// Pages of a chunk that are free, and not marked as scavenged.
+    fn idle_in(&self, chunk: usize) -> usize {
+        let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+        let words = free[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]);
+        words
+            .map(|(free, scavenged)| (free & !scavenged).count_ones() as usize)
+            .sum()
     }
 
     /// Whether no chunk is worth looking through, by force or not.

@@ -9,8 +9,9 @@
 
 use crate::geometry::Shape;
 use crate::metadata::{Metadata, Plan};
-use crate::source::{Purpose, Reservation, Source};
+use crate::source::{HugePages, Purpose, Reservation, Source};
 
+use super::scan::HUGE_BYTES;
 use super::{Config, NewHeapError, PageHeap};
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
@@ -33,7 +34,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut failure = NewHeapError::NoPages;
         loop {
             let bytes = wish & !(unit - 1);
-            if let Some(pages) = source.reserve(Purpose::Pages, bytes, align) {
+            if let Some(pages) = Self::reserve_pages(source, bytes, align, config.huge_pages) {
                 let capacity = bytes >> G::PAGE_SHIFT;
                 let plan = Plan::new::<G>(capacity, slots, granule);
                 if let Some(metadata) = plan.and_then(|plan| Metadata::reserve(source, plan)) {
@@ -47,6 +48,24 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 return Err(failure);
             }
             wish = lower(wish).max(least);
+        }
+    }
+
+    /// So many bytes of pages. Where huge pages are wished for they begin on the border of one, if that can be had.
+    fn reserve_pages(source: &S, bytes: usize, align: usize, huge: HugePages) -> Option<Reservation> {
+        let matters = huge == HugePages::Advise && bytes >= HUGE_BYTES;
+        let huge = if matters { align.max(HUGE_BYTES) } else { align };
+        let border = source.reserve(Purpose::Pages, bytes, huge);
+        border.or_else(|| (huge > align).then(|| source.reserve(Purpose::Pages, bytes, align))?)
+    }
+
+    /// Tells the source what is wished of huge pages; whether it grants it is its affair.
+    pub(super) fn advise(&self, huge: HugePages) {
+        if huge != HugePages::System {
+            self.counters.advise.add(1);
+            let bytes = self.capacity << G::PAGE_SHIFT;
+            // SAFETY: all of the pages' reservation, which has as many bytes, on granule borders.
+            let _granted = unsafe { self.source.advise(self.base, bytes, huge) };
         }
     }
 

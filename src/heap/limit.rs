@@ -10,9 +10,11 @@
 //!
 //! Memory comes behind pages in one way only: scavenged ones are taken. So that is where it is counted (one addition,
 //! beside a page fault that costs a hundred times as much), and where a thread that goes over the limit **assists**: it
-//! releases up to 2 MiB of free pages, looking at 64 chunks at the most, some 100 µs at the worst. If there was nothing
-//! to release, which is to say that all is live, nobody tries again until a 64th of the limit more is backed. A soft
-//! limit refuses nothing.
+//! releases as many free pages as it has taken, or 2 MiB if that is more, looking at 64 chunks at the most and those it
+//! could have taken: some 100 µs at the worst, or a part of what its own page faults will cost. What it does not find
+//! is noted, for the layer above has stores that it can empty ([`shortfall`](PageHeap::shortfall)). If there was
+//! nothing to release, which is to say that all is live, nobody tries again until a 64th of the limit more is backed. A
+//! soft limit refuses nothing.
 //!
 //! Worked: a limit of 1 GiB, 1 GiB backed, 300 MiB of it free in short runs, and a request for 1 MiB in one piece. 128
 //! pages are taken that have no memory behind them; the thread then releases 128 others, from the top.
@@ -26,9 +28,9 @@ use crate::units::PageCount;
 
 use super::PageHeap;
 
-/// Pages one call releases at the most.
+/// Pages one call releases at the most, if it does not take more.
 const MOST_PAGES: usize = 256;
-/// Chunks one call looks at, at the most.
+/// Chunks one call looks at, at the most, if it does not take as many.
 const MOST_CHUNKS: usize = 64;
 
 /// Memory behind pages, and how much of it there should be.
@@ -43,6 +45,8 @@ pub(super) struct Ceiling {
     next: AtomicUsize,
     /// The chunk behind the one to look at next.
     end: AtomicUsize,
+    /// Pages that should have been released, and were not found.
+    short: AtomicUsize,
 }
 
 // Relaxed throughout: numbers that nothing is concluded from but to try.
@@ -55,6 +59,7 @@ impl Ceiling {
             soft: AtomicUsize::new(soft),
             next: AtomicUsize::new(soft),
             end: AtomicUsize::new(0),
+            short: AtomicUsize::new(0),
         }
     }
 
@@ -106,25 +111,48 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let backed = ceiling.backed.fetch_add(pages, Ordering::Relaxed).wrapping_add(pages);
         ceiling.peak.fetch_max(backed, Ordering::Relaxed);
         if backed > ceiling.next.load(Ordering::Relaxed) {
-            self.assist(backed);
+            self.assist(backed, pages);
         }
     }
 
-    /// Releases some of what is free, because there is more than there should be.
-    fn assist(&self, backed: usize) {
+    /// Pages that should have gone back and were not found free: a layer above may have some in store.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    #[inline]
+    pub(crate) fn shortfall(&self) -> usize {
+        self.driver.ceiling.short.load(Ordering::Relaxed)
+    }
+
+    /// Who asks for what is missing has to find it: nobody else is told of it.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn take_shortfall(&self) -> usize {
+        self.driver.ceiling.short.swap(0, Ordering::Relaxed)
+    }
+
+    /// A layer above has given back what it had: up to so many pages go on to the source, if there are still too many.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn assist_again(&self, pages: usize) {
+        let backed = self.driver.ceiling.backed();
+        if backed > self.soft_limit().0 {
+            self.assist(backed, pages);
+        }
+    }
+
+    /// Releases some of what is free, because there is more than there should be; `taken` pages have just been.
+    fn assist(&self, backed: usize, taken: usize) {
         let ceiling = &self.driver.ceiling;
         let soft = ceiling.soft.load(Ordering::Relaxed);
-        let wanted = backed.saturating_sub(soft).clamp(1, MOST_PAGES);
+        let wanted = backed.saturating_sub(soft).clamp(1, MOST_PAGES.max(taken));
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
         let (mut end, mut released) = (ceiling.end.load(Ordering::Relaxed), 0);
-        for _ in 0..chunks.min(MOST_CHUNKS) {
+        for _ in 0..chunks.min(MOST_CHUNKS.max(taken >> G::CHUNK_SHIFT)) {
             if granule > G::CHUNK_PAGES || released >= wanted {
                 break;
             }
             end = if end == 0 || end > chunks { chunks } else { end } - 1;
-            released += self.scavenge_chunk(end, granule, wanted - released);
+            released += self.scavenge_chunk(end, granule, wanted - released, false).pages;
         }
+        ceiling.short.store(wanted.saturating_sub(released), Ordering::Relaxed);
         // The last one may have more.
         ceiling
             .end

@@ -22,6 +22,7 @@
 
 mod cached;
 mod config;
+mod scan;
 mod limit;
 mod driver;
 mod end;
@@ -30,7 +31,6 @@ mod fork;
 mod grow;
 mod ladder;
 mod map;
-mod scan;
 mod stats;
 
 pub use cached::Cache;
@@ -102,6 +102,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     driver: Driver,
     /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
+    /// Memory that goes back by and by may stay until it is wanted.
+    lazily: bool,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,
@@ -186,6 +188,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             scavengers: Turnstile::new(),
             driver: Driver::new(chunks, config.soft_limit.map_or(usize::MAX, |limit| limit.0)),
             doubtful: AtomicU32::new(0),
+            lazily: config.lazily,
             counters: Counters::new(),
             pages,
             metadata,
@@ -193,6 +196,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         heap.counters.reserve.add(2);
         heap.counters.prepare.add(1 + calls as u64);
+        heap.advise(config.huge_pages);
         Ok(heap)
     }
 
@@ -265,7 +269,29 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     #[inline]
-    pub(crate) fn allocate_with(&self, request: &Request) -> Option<Allocation> {
+    fn allocate_with(&self, request: &Request) -> Option<Allocation> {
+        self.try_with(request).or_else(|| self.refuse(request.pages))
+    }
+
+    /// Counts a "no", if it is one to what could have been had.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn refuse<T>(&self, pages: usize) -> Option<T> {
+        self.counters
+            .refusals
+            .add(u64::from(pages > 0 && pages <= self.capacity));
+        None
+    }
+
+    /// As [`allocate_aligned`](Self::allocate_aligned), for a layer above that counts its own refusals.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn try_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
+        self.try_with(&self.request(pages, align))
+    }
+
+    /// As [`allocate_with`](Self::allocate_with), and a "no" is not counted: the caller may yet find a way.
+    #[inline]
+    pub(crate) fn try_with(&self, request: &Request) -> Option<Allocation> {
         if request.pages == 0 || request.pages > self.capacity {
             return None;
         }
@@ -294,7 +320,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after
-    /// whoever was scavenging has given back what he held. `None` is counted as a refusal.
+    /// whoever was scavenging has given back what he held.
     ///
     /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the
     /// answer would otherwise be no.
@@ -311,7 +337,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             let same = self.scavengers.look() == (before, inside);
             if same && (!inside || stuck > SCAVENGER_ROUNDS) {
-                self.counters.refusals.add(1);
                 return None;
             }
             stuck = if same { stuck + 1 } else { 0 };
@@ -362,9 +387,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let address = offset(self.base, start << G::PAGE_SHIFT);
         // SAFETY: the pages are the caller's alone, inside the reservation, prepared, and on granule borders: a source
         // that commits has a granule of at most a page (checked in `new`).
-        let done = unsafe { self.source.commit(address, pages << G::PAGE_SHIFT) }.is_ok();
-        self.counters.refusals.add(u64::from(!done));
-        done
+        unsafe { self.source.commit(address, pages << G::PAGE_SHIFT) }.is_ok()
     }
 
     // ---- freeing

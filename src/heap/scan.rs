@@ -17,24 +17,49 @@ use crate::units::{PageCount, PageRun};
 use super::PageHeap;
 
 /// A huge page, as most systems have it.
-const HUGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_BYTES: usize = 2 << 20;
+
+/// What came of releasing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Released {
+    /// Pages released.
+    pub(super) pages: usize,
+    /// Of those, the ones that are marked as scavenged now.
+    pub(super) marked: usize,
+}
+
+impl Released {
+    pub(super) fn add(&mut self, more: Self) {
+        self.pages += more.pages;
+        self.marked += more.marked;
+    }
+}
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Gives memory behind free pages back to the source, highest address first, until `pages` pages or there is
     /// nothing left to give. Returns how many.
     ///
     /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as
-    /// they are.
+    /// they are. Of a heap that [releases lazily](crate::Config::release_lazily) this does so too.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
+        self.scavenge_with(pages, self.lazily, || ())
+    }
+
+    /// As [`scavenge`](Self::scavenge), lazily or not; `between` is called after each chunk in which there was work.
+    pub(super) fn scavenge_with(&self, pages: PageCount, lazily: bool, mut between: impl FnMut()) -> PageCount {
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
         let mut released = 0;
         if granule > G::CHUNK_PAGES {
             return PageCount::ZERO;
         }
         for chunk in (0..self.set.grown().div_ceil(G::CHUNK_PAGES)).rev() {
-            released += self.scavenge_chunk(chunk, granule, pages.0 - released);
+            let now = self.scavenge_chunk(chunk, granule, pages.0 - released, lazily).pages;
+            released += now;
             if released >= pages.0 {
                 break;
+            }
+            if now > 0 {
+                between();
             }
         }
         PageCount(released)
@@ -46,26 +71,30 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
-    pub(super) fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize) -> usize {
-        let (mut released, mut from) = (0, G::CHUNK_PAGES - 1);
+    pub(super) fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize, lazily: bool) -> Released {
+        let (mut released, mut from) = (Released::default(), G::CHUNK_PAGES - 1);
         // Released, though the source does not say that they are zero.
         let mut unmarked = [0; MAX_CHUNK_WORDS];
-        while released < pages {
+        while released.pages < pages {
             let limits = Limits {
                 least: granule,
-                most: pages - released,
+                most: pages - released.pages,
                 huge: self.huge_pages(),
             };
             let Some((start, run)) = self.candidate(chunk, from, limits, &unmarked) else {
                 break;
             };
-            let (now, marked) = self.release_run((chunk << G::CHUNK_SHIFT) + start, run);
-            released += now;
-            if now > 0 && !marked {
+            let now = self.release_run((chunk << G::CHUNK_SHIFT) + start, run, lazily);
+            released.add(now);
+            if now.pages > now.marked {
                 bitmap::set(&mut unmarked, start, run);
             }
             // What could not be released is no less a candidate than before: on to the word below.
-            let end = if now > 0 { start } else { start & !(WORD_PAGES - 1) };
+            let end = if now.pages > 0 {
+                start
+            } else {
+                start & !(WORD_PAGES - 1)
+            };
             let Some(below) = end.checked_sub(1) else { break };
             from = below;
         }
@@ -79,21 +108,30 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         scavenge::candidate(&free[..G::CHUNK_WORDS], &scavenged[..G::CHUNK_WORDS], from, limits)
     }
 
-    /// Claims, releases, marks and gives back one run. How many pages were released, and whether they are marked.
-    fn release_run(&self, start: usize, pages: usize) -> (usize, bool) {
+    /// Claims, releases, marks and gives back one run.
+    fn release_run(&self, start: usize, pages: usize, lazily: bool) -> Released {
         // Until the pages are back: whoever is about to say that there is no room waits for them.
         let _pass = self.scavengers.enter(start >> G::CHUNK_SHIFT);
         if self.set.hold(start, pages).is_err() {
-            return (0, false);
+            return Released::default();
         }
         self.counters.release.add(1);
         let address = offset(self.base, start << G::PAGE_SHIFT);
         // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation,
         // and on granule borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
-        let contents = unsafe { self.source.release(address, pages << G::PAGE_SHIFT) };
+        let contents = unsafe {
+            if lazily {
+                self.source.release_lazily(address, pages << G::PAGE_SHIFT)
+            } else {
+                self.source.release(address, pages << G::PAGE_SHIFT)
+            }
+        };
+        let count = |done| if done { pages as u64 } else { 0 };
+        self.counters.released.add(count(contents.is_ok()));
+        // What reads as zero has gone at once: the source has no lazy way, or none for these.
         self.counters
-            .released
-            .add(if contents.is_ok() { pages as u64 } else { 0 });
+            .lazily
+            .add(count(lazily && contents == Ok(Contents::Unknown)));
         if contents.is_ok()
             && let Some((table, bytes)) = self.driver.beside(start, pages, self.source.granule())
         {
@@ -113,7 +151,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();
         }
-        (if contents.is_ok() { pages } else { 0 }, mark)
+        Released {
+            pages: if contents.is_ok() { pages } else { 0 },
+            marked: if mark { pages } else { 0 },
+        }
     }
 
     /// Makes a run that the caller holds read as zero, by giving its memory back instead of writing to it. Whether it

@@ -39,6 +39,8 @@ pub(super) struct Counters {
     pub(super) commit: Counter,
     pub(super) release: Counter,
     pub(super) released: Counter,
+    pub(super) lazily: Counter,
+    pub(super) advise: Counter,
     pub(super) scavenging: Counter,
 }
 
@@ -53,6 +55,8 @@ impl Counters {
             commit: zero(),
             release: zero(),
             released: zero(),
+            lazily: zero(),
+            advise: zero(),
             scavenging: zero(),
         }
     }
@@ -69,6 +73,8 @@ pub struct Calls {
     pub commit: u64,
     /// Pages given back by the scavenger.
     pub release: u64,
+    /// Huge pages asked for, or none.
+    pub advise: u64,
 }
 
 /// A heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
@@ -96,12 +102,16 @@ pub struct Stats {
     pub growths: u64,
     /// Times it had to say no.
     pub refusals: u64,
-    /// Pages with memory behind them: grown, and not scavenged.
+    /// Pages with memory behind them: grown, and not scavenged. Those that were given back lazily are counted, for
+    /// nobody knows whether the system has them yet.
     pub backed: PageCount,
     /// The most of them there ever were.
     pub peak_backed: PageCount,
     /// Pages given back to the source, each as often as it was.
     pub released: u64,
+    /// Of those, the ones that the system takes when it wants them; see
+    /// [`Config::release_lazily`](crate::Config::release_lazily).
+    pub released_lazily: u64,
     /// Nanoseconds spent in [`tick`](PageHeap::tick), by its clock.
     pub scavenge_nanoseconds: u64,
     /// Requests to the source.
@@ -131,12 +141,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         stats.refusals = self.counters.refusals.get();
         (stats.backed, stats.peak_backed) = (self.backed(), self.peak_backed());
         stats.released = self.counters.released.get();
+        stats.released_lazily = self.counters.lazily.get();
         stats.scavenge_nanoseconds = self.counters.scavenging.get();
         stats.calls = Calls {
             reserve: self.counters.reserve.get(),
             prepare: self.counters.prepare.get(),
             commit: self.counters.commit.get(),
             release: self.counters.release.get(),
+            advise: self.counters.advise.get(),
         };
         stats
     }
@@ -173,15 +185,16 @@ impl fmt::Display for Stats {
         writeln!(f, "growths   {:>9}   refusals {}", self.growths, self.refusals)?;
         writeln!(
             f,
-            "scavenged {:>9} pages in {:.3} s",
+            "scavenged {:>9} pages, {} of them lazily, in {:.3} s",
             self.released,
+            self.released_lazily,
             self.scavenge_nanoseconds as f64 / 1e9
         )?;
         let calls = self.calls;
         write!(
             f,
-            "source    reserve {}, prepare {}, commit {}, release {}",
-            calls.reserve, calls.prepare, calls.commit, calls.release
+            "source    reserve {}, prepare {}, commit {}, release {}, advise {}",
+            calls.reserve, calls.prepare, calls.commit, calls.release, calls.advise
         )
     }
 }

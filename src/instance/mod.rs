@@ -74,7 +74,7 @@ impl<S: Memory + 'static> Heap<S> {
         let opening = Opening::begin();
         // At least the one cache that all threads share.
         let config = config.caches(1);
-        let opened = Objects::open(source, config, Keeper::new(false, None));
+        let opened = Objects::open(source, config, Keeper::new(false, None, ""));
         if let Ok(objects) = opened {
             opening.enter(objects);
         }
@@ -185,11 +185,12 @@ impl<S: Source + 'static> Plain for Heap<S> {
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         let objects = self.objects();
         let thread = objects.shared();
-        if zeroed {
+        let memory = if zeroed {
             objects.allocate_zeroed(&thread, layout)
         } else {
             objects.allocate(&thread, layout)
-        }
+        };
+        memory.or_else(|| objects.refuse())
     }
 
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
@@ -201,7 +202,8 @@ impl<S: Source + 'static> Plain for Heap<S> {
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects();
         // SAFETY: the caller's promise.
-        unsafe { objects.resize(&objects.shared(), memory, layout, size) }
+        let moved = unsafe { objects.resize(&objects.shared(), memory, layout, size) };
+        moved.or_else(|| objects.refuse())
     }
 
     fn place(&self, address: usize) -> Option<Place> {

@@ -59,15 +59,22 @@ pub struct Central {
     arrived: AtomicU32,
     /// The fewest batches there were in store since [`unneeded`](Self::unneeded) was last asked.
     fewest: AtomicU32,
+    /// The most spans there ever were.
+    peak: AtomicU32,
     /// Whole batches.
     store: Store,
 }
+
+// 80 of them are the most of what a small heap has to spend.
+const _: () = assert!(size_of::<Central>() <= 128);
 
 /// What a class says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CentralState {
     /// Spans.
     pub spans: u32,
+    /// The most there ever were.
+    pub peak_spans: u32,
     /// Slots out of them, those in store too.
     pub out: u64,
     /// Slots of the batches in store.
@@ -87,6 +94,7 @@ impl Central {
             out: AtomicU64::new(0),
             visits: AtomicU64::new(0),
             arrived: AtomicU32::new(0),
+            peak: AtomicU32::new(0),
             store: Store::new(),
             fewest: AtomicU32::new(0),
         }
@@ -327,6 +335,9 @@ impl Central {
         // Relaxed: written under the lock; for others a statistic.
         let spans = self.spans.load(Ordering::Relaxed).wrapping_add(more);
         self.spans.store(spans, Ordering::Relaxed);
+        if spans > self.peak.load(Ordering::Relaxed) {
+            self.peak.store(spans, Ordering::Relaxed);
+        }
     }
 
     /// Makes a span with no slot out the spare, if there is none.
@@ -370,6 +381,7 @@ impl Central {
         CentralState {
             stored: u64::from(self.store.count()) * u64::from(class.batch()),
             spans: self.spans.load(Ordering::Relaxed),
+            peak_spans: self.peak.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
             visits: self.visits.load(Ordering::Relaxed),
         }

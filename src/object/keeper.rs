@@ -20,7 +20,7 @@ use core::time::Duration;
 use crate::heap::Clock;
 use crate::scavenge::pressure::Notice;
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence_heavy, wake};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence_heavy, seize, wake};
 use crate::units::PageCount;
 
 use super::size_class::{PAGE_BYTES, SizeClass};
@@ -45,17 +45,20 @@ pub struct Keeper {
     freed: AtomicUsize,
     /// Whom he tells of pressure.
     pub notice: Option<Notice>,
+    /// Below what he looks for the system's files: the root of all, but in tests.
+    pub root: &'static str,
     /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
     pub marks: [AtomicUsize; 2],
 }
 
 impl Keeper {
     /// None yet; `wanted` or not.
-    pub fn new(wanted: bool, notice: Option<Notice>) -> Self {
+    pub fn new(wanted: bool, notice: Option<Notice>, root: &'static str) -> Self {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
             freed: AtomicUsize::new(0),
             notice,
+            root,
             marks: [AtomicUsize::new(0), AtomicUsize::new(0)],
         }
     }
@@ -134,11 +137,9 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
-    /// for who scavenges at the moment, and for a fork.
+    /// for who scavenges at the moment, and for a fork, which need not wait for all of this.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        let _turn = self.heap.driver().turn();
-        self.trim(true);
-        self.heap.release(pages)
+        self.heap.release_in_turns(pages, || self.trim(true))
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
@@ -175,15 +176,10 @@ impl<S: Source + 'static> Objects<S> {
         // Until the slots are back: whoever is about to say that there is no room waits for them.
         let _pass = self.heap.pass();
         let registered = self.register.hold_all();
-        registered.for_each(Thread::bar);
-        if fence_heavy() {
-            registered.for_each(|thread| {
-                if thread.is_left() {
-                    self.empty(thread, None);
-                }
-            });
-        }
-        registered.for_each(Thread::unbar);
+        seize(
+            |visit| registered.for_each(visit),
+            |thread: &Thread| self.empty(thread, None),
+        );
     }
 
     /// Empties the structures that no thread uses. By whom, and with which lock: as above.

@@ -68,7 +68,7 @@ pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use size_class::SizeClass;
 pub use snapshot::{ClassStats, Snapshot};
 pub use stats::GlobalStats;
-pub use thread::{Owner, Thread, Working};
+pub use thread::{Thread, Working};
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -345,20 +345,24 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) {
+    /// Gives slots back to their spans, and spans that are none any more to the heap; how many pages those have.
+    fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) -> usize {
         if list.is_empty() {
-            return;
+            return 0;
         }
         let leaving = self.central(class).give(&self.spans, class, list);
-        self.give_spans(cache, class, leaving);
+        self.give_spans(cache, class, leaving)
     }
 
-    /// Gives the pages of spans back that are none any more, as [`Central::give`] has linked them.
-    fn give_spans(&self, cache: Option<usize>, class: SizeClass, mut leaving: Option<PageIndex>) {
+    /// Gives the pages of spans back that are none any more, as [`Central::give`] has linked them; how many.
+    fn give_spans(&self, cache: Option<usize>, class: SizeClass, mut leaving: Option<PageIndex>) -> usize {
+        let mut pages = 0;
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
             self.free_run(cache, PageRun::known(span.0, class.pages()));
+            pages += class.pages();
         }
+        pages
     }
 
     // ---- resizing

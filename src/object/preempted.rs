@@ -16,7 +16,7 @@ use crate::source::Region;
 fn heap() -> &'static Objects<Region> {
     let memory = vec![MaybeUninit::uninit(); 32 << 20].leak();
     let config = Config::new(usize::MAX).caches(1);
-    Objects::open(Region::from_static(memory), config, Keeper::new(false, None)).unwrap()
+    Objects::open(Region::from_static(memory), config, Keeper::new(false, None, "")).unwrap()
 }
 
 fn take(objects: &Objects<Region>, layout: Layout) -> NonNull<u8> {

@@ -13,14 +13,18 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::fatal;
+use crate::free_set::Request;
 use crate::heap::Allocation;
 use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
 use super::magazine::wipe;
 use super::shelf::{Length, pages_for};
-use super::size_class::PAGE_BYTES;
+use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
+
+/// Batches that one call takes out of stores at the most, if it does not take very much: each some 100 slots.
+const RELIEF_BATCHES: usize = 64;
 
 /// Whether a large block like this is in the table. One aligned to more than a page may stand alone far up, where the
 /// table need not reach.
@@ -69,7 +73,7 @@ impl<S: Source + 'static> Objects<S> {
             let allocation = if layout.align() <= PAGE_BYTES {
                 self.pages(thread.cache(), pages)
             } else {
-                self.heap.allocate_aligned(pages, layout.align())
+                self.heap.try_aligned(pages, layout.align())
             }?;
             if is_entered(layout) {
                 self.covers(thread.cache(), allocation.run)?;
@@ -81,6 +85,11 @@ impl<S: Source + 'static> Objects<S> {
             self.reclaim(thread);
             attempt()
         })?;
+        if self.heap.backed() > self.heap.soft_limit() {
+            thread
+                .shelf()
+                .clear(&self.spans, |run| self.give_pages(thread.cache(), run));
+        }
         if !allocation.is_zeroed() {
             // SAFETY: a run just allocated, and of pages that are memory.
             unsafe { wipe(self.heap.address(allocation.run.start()).as_ptr()) };
@@ -173,9 +182,44 @@ impl<S: Source + 'static> Objects<S> {
     /// A run of pages: through a cache if there is one.
     #[inline]
     pub(super) fn pages(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
-        match cache {
-            Some(cache) => self.heap.cache_at(cache).allocate_tracked(pages),
-            None => self.heap.allocate_tracked(pages),
+        let allocation = match cache {
+            Some(cache) => self.heap.cache_at(cache).try_tracked(pages),
+            None => self.heap.try_with(&Request::of(pages.0)),
+        };
+        if self.heap.shortfall() != 0 {
+            self.relieve();
+        }
+        allocation
+    }
+
+    /// Counts an allocation that was refused, when all has been tried: the layers below do not.
+    #[cold]
+    pub fn refuse<T>(&self) -> Option<T> {
+        self.heap.refuse(1)
+    }
+
+    /// The heap is over its soft limit and found too little to release: stores are emptied until as much has come out
+    /// of them, or for some 100 µs, and what that frees goes on to the source. A store holds few bytes and many spans:
+    /// one slot keeps a span, so what is freed is not known before.
+    #[cold]
+    #[inline(never)]
+    fn relieve(&self) {
+        let wanted = self.heap.take_shortfall();
+        // Who takes many pages touches them, which costs more.
+        let most = RELIEF_BATCHES.max(wanted / 2);
+        let (mut freed, mut batches) = (0, most);
+        for class in SizeClass::all() {
+            while freed < wanted
+                && batches > 0
+                && let Some(batch) = self.central(class).take_batch(&self.spans, class, 0)
+            {
+                freed += self.give_slots(None, class, batch.into_list(class));
+                batches -= 1;
+            }
+        }
+        // Also where no span was emptied: the next call goes on.
+        if batches < most {
+            self.heap.assist_again(wanted);
         }
     }
 

@@ -32,6 +32,8 @@ pub struct ClassStats {
     pub spans: usize,
     /// Pages of those.
     pub span_pages: usize,
+    /// The most pages its spans ever had.
+    pub peak_span_pages: usize,
     /// Slots that the program has.
     pub live: usize,
     /// Free slots in magazines of threads, and in the class's store.
@@ -101,7 +103,7 @@ const GAUGES: [(&str, &str); 15] = [
     ("metadata_bytes", "The heap's own tables, prepared"),
     ("threads", "Threads with a structure of their own"),
 ];
-const COUNTERS: [(&str, &str); 11] = [
+const COUNTERS: [(&str, &str); 13] = [
     ("refills_total", "Words of pages taken by caches"),
     ("flushes_total", "Words of pages given back by caches"),
     ("batches_total", "Batches between magazines and classes"),
@@ -111,11 +113,17 @@ const COUNTERS: [(&str, &str); 11] = [
     ("prepare_calls_total", "System calls to grow"),
     ("commit_calls_total", "System calls to commit"),
     ("release_calls_total", "System calls to give memory back"),
+    ("advise_calls_total", "System calls about huge pages"),
     ("released_pages_total", "Pages given back"),
+    (
+        "released_lazily_pages_total",
+        "Of those, the ones the system takes when it wants them",
+    ),
     ("scavenge_nanoseconds_total", "Time spent scavenging"),
 ];
-const CLASS_GAUGES: [(&str, &str); 5] = [
+const CLASS_GAUGES: [(&str, &str); 6] = [
     ("class_span_bytes", "Pages of the class"),
+    ("class_peak_span_bytes", "The most of them there ever were"),
     ("class_live", "Slots of the program"),
     ("class_cached", "Free slots in magazines"),
     ("class_free", "Free slots in spans"),
@@ -147,11 +155,13 @@ impl Snapshot {
         less(&mut pages.growths, before.growths);
         less(&mut pages.refusals, before.refusals);
         less(&mut pages.released, before.released);
+        less(&mut pages.released_lazily, before.released_lazily);
         less(&mut pages.scavenge_nanoseconds, before.scavenge_nanoseconds);
         less(&mut pages.calls.reserve, before.calls.reserve);
         less(&mut pages.calls.prepare, before.calls.prepare);
         less(&mut pages.calls.commit, before.calls.commit);
         less(&mut pages.calls.release, before.calls.release);
+        less(&mut pages.calls.advise, before.calls.advise);
         less(&mut change.stats.batches, earlier.stats.batches);
         for (class, before) in change.classes.iter_mut().zip(&earlier.classes) {
             less(&mut class.batches, before.batches);
@@ -190,7 +200,9 @@ impl Snapshot {
             calls.prepare,
             calls.commit,
             calls.release,
+            calls.advise,
             pages.released,
+            pages.released_lazily,
             pages.scavenge_nanoseconds,
         ];
         named(GAUGES, Kind::Gauge, gauges).chain(named(COUNTERS, Kind::Counter, counters))
@@ -200,6 +212,7 @@ impl Snapshot {
         let page = self.stats.pages.page_bytes;
         let gauges = [
             class.span_pages * page,
+            class.peak_span_pages * page,
             class.live,
             class.cached,
             class.free,
@@ -316,6 +329,7 @@ impl<S: Source + 'static> Objects<S> {
                 slot_bytes: class.bytes(),
                 spans,
                 span_pages: spans * class.pages(),
+                peak_span_pages: state.peak_spans as usize * class.pages(),
                 live: out.saturating_sub(cached[index]),
                 cached: cached[index],
                 free: (spans * class.slots() as usize).saturating_sub(out),

@@ -10,8 +10,9 @@
 //!
 //! **Seizing.** A thread that sleeps cannot be asked for its magazines. As with caches of pages (`cache.rs`), it says
 //! by two plain stores when it is at work on them, and looks in between whether it is barred; who seizes bars all,
-//! passes a heavy fence, and empties those that nobody is at work on. A thread that is barred uses the shared structure
-//! meanwhile.
+//! passes a heavy fence, and empties those that nobody is at work on (`sync/owner.rs`; the key is the address of the
+//! heap's [`Objects`](super::Objects), which is compared and never followed). A thread that is barred uses the shared
+//! structure meanwhile.
 //!
 //! A thread that ends gives back what is much - its cache, its shelf, full magazines - and leaves its structure to the
 //! next, with the few slots that are still in it. Ten thousand threads one after the other use one structure, and find
@@ -22,7 +23,7 @@
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use crate::sync::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, fence_light, relax};
+use crate::sync::{Guard, Lock, Owned, Owner, relax};
 use crate::units::PageRun;
 
 use super::magazine::Magazine;
@@ -30,18 +31,6 @@ use super::presence::{Presence, Process};
 use super::shelf::Shelf;
 use super::size_class::{CLASSES, SizeClass};
 use super::spans::Spans;
-
-/// What can be asked of a thread's structure before it is known whose it is.
-#[derive(Debug)]
-pub struct Owner {
-    /// The address of the heap's [`Objects`](super::Objects), or [`SEIZED`]. Compared, never followed.
-    objects: AtomicUsize,
-    /// 1 while its user is at work on it.
-    at_work: AtomicU32,
-}
-
-/// In place of the heap's address while somebody empties the structure of a thread that sleeps.
-const SEIZED: usize = 3;
 
 /// A thread's own structure, with its user at work on it; dropped when he is done.
 #[derive(Debug)]
@@ -61,8 +50,7 @@ impl core::ops::Deref for Working<'_> {
 impl Drop for Working<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: what he did is seen by who seizes; partner: `Thread::is_left`.
-        self.thread.owner.at_work.store(0, Ordering::Release);
+        self.thread.owner.leave();
     }
 }
 
@@ -98,34 +86,13 @@ pub struct Thread {
     shelf: Shelf,
 }
 
-impl Owner {
-    /// No heap's: the number is none's address.
-    pub const fn nobody(number: usize) -> Self {
-        Self {
-            objects: AtomicUsize::new(number),
-            at_work: AtomicU32::new(0),
-        }
+impl Owned for Thread {
+    fn owner(&self) -> &Owner {
+        &self.owner
     }
 
-    /// The user's way in, for one call: whether the structure is one of the heap at `objects`, and nobody is emptying
-    /// it. Then it is his until [`Working`] is dropped; otherwise nothing has happened. No read-modify-write.
-    ///
-    /// To be asked of the calling thread's own, or of one that is no heap's.
-    #[inline(always)]
-    pub fn enter<T>(&self, objects: *const T) -> bool {
-        // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
-        // and load (`Objects::seize_threads`): he sees us at work, or we see him.
-        let before = self.at_work.load(Ordering::Relaxed);
-        self.at_work.store(1, Ordering::Relaxed);
-        fence_light();
-        // Acquire: pairs with the release that ends a seizure; the magazines are as it left them.
-        let ours = self.objects.load(Ordering::Acquire) == objects.addr();
-        if !ours {
-            // As it was: it may be another heap's, whose source allocates from this one. Release: as in
-            // `Working::drop`.
-            self.at_work.store(before, Ordering::Release);
-        }
-        ours
+    fn key(&self) -> usize {
+        self.home.get().addr()
     }
 }
 
@@ -136,32 +103,14 @@ impl Thread {
         Working { thread: self }
     }
 
-    /// As [`Owner::enter`], after a seizure if one is under way.
+    /// As [`Owner::enter`], by the address of its heap, after a seizure if one is under way.
     pub(super) fn enter_at_last<T>(&self, objects: *const T) -> Working<'_> {
         let mut round = 0;
-        while !self.owner.enter(objects) {
+        while !self.owner.enter(objects.addr()) {
             relax(round);
             round = round.saturating_add(1);
         }
         self.working()
-    }
-
-    /// Its user is to stay away from it: he sees so before he next begins, once a heavy fence has been passed.
-    pub(super) fn bar(&self) {
-        // Relaxed: the fence makes it seen; partner: `Owner::enter`.
-        self.owner.objects.store(SEIZED, Ordering::Relaxed);
-    }
-
-    /// Behind that fence: whether he stays away, and was not at work on it.
-    pub(super) fn is_left(&self) -> bool {
-        // Acquire: pairs with the release of `Working::drop`; the magazines are as he left them.
-        self.owner.at_work.load(Ordering::Acquire) == 0
-    }
-
-    /// He may come back.
-    pub(super) fn unbar(&self) {
-        // Release: pairs with the acquire of `Owner::enter`.
-        self.owner.objects.store(self.home.get().addr(), Ordering::Release);
     }
 
     /// Whether nobody uses it: to be asked with the register held.
@@ -202,8 +151,7 @@ impl Thread {
     /// Makes the structure `objects`', which is told by `leave` when the thread ends.
     pub(super) fn set_owner<T>(&self, objects: &T, leave: Leave) {
         let home = ptr::from_ref(objects);
-        // Relaxed: nobody has the structure yet.
-        self.owner.objects.store(home.addr(), Ordering::Relaxed);
+        self.owner.set(home.addr());
         self.home.set(home.cast());
         self.leave.set(Some(leave));
     }
@@ -359,8 +307,7 @@ impl Register {
                 thread.set_cache(None);
                 forget(cache);
             }
-            // Relaxed: the child has one thread.
-            thread.owner.at_work.store(0, Ordering::Relaxed);
+            thread.owner.clear();
             self.make_vacant(thread);
         }
         cached

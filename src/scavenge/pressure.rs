@@ -11,6 +11,9 @@ pub struct Pressure {
     pub limit: u64,
     /// How much of the last ten seconds some task of ours waited for memory, in hundredths.
     pub stalled: u8,
+    /// How often the group has met its limits since the last look: was slowed down, reclaimed from, or had somebody
+    /// killed (`memory.events`; `memory.failcnt` of version 1).
+    pub events: u64,
 }
 
 impl Pressure {
@@ -26,14 +29,14 @@ impl Pressure {
     /// Whether all that is free should go at once.
     #[must_use]
     pub fn is_high(&self) -> bool {
-        self.filled() >= 90 || self.stalled >= 10
+        self.filled() >= 90 || self.stalled >= 10 || self.events > 0
     }
 }
 
 /// Who wants to be told, and from when on.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice {
-    /// Hundredths of the limit, or of the last ten seconds stalled.
+    /// Hundredths of the limit, or of the last ten seconds stalled. Events are always told.
     pub from: u8,
     /// Whom to tell.
     pub hook: fn(Pressure),
@@ -42,7 +45,7 @@ pub struct Notice {
 impl Notice {
     /// Tells, if it is time to.
     pub fn give(&self, pressure: Pressure) {
-        if pressure.filled().max(pressure.stalled) >= self.from {
+        if pressure.filled().max(pressure.stalled) >= self.from || pressure.events > 0 {
             (self.hook)(pressure);
         }
     }
@@ -78,9 +81,26 @@ pub fn stalled(text: &str) -> Option<u8> {
     share.split('.').next()?.parse().ok()
 }
 
+/// Of `memory.events`: how often the group was over `high`, at `max`, or out of memory, since it was made.
+pub fn events(text: &str) -> u64 {
+    let counts = text.lines().filter_map(|line| line.split_once(' '));
+    counts
+        .filter(|(name, _)| matches!(*name, "high" | "max" | "oom"))
+        .filter_map(|(_, count)| number(count))
+        .fold(0, u64::wrapping_add)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_that_tell_of_limits_are_added_up() {
+        let text = "low 7\nhigh 1\nmax 20\noom 300\noom_kill 4000\noom_group_kill 5\n";
+        assert_eq!(events(text), 321);
+        assert_eq!(events("high\nmax x\n\noom 2"), 2);
+        assert_eq!(events(""), 0);
+    }
 
     #[test]
     fn groups_of_both_versions_are_found() {
@@ -112,14 +132,16 @@ mod tests {
             used: 89,
             limit: 100,
             stalled: 9,
+            events: 0,
         };
         assert!(!calm.is_high());
         assert!(Pressure { used: 90, ..calm }.is_high() && Pressure { stalled: 10, ..calm }.is_high());
+        assert!(Pressure { events: 1, ..calm }.is_high());
         assert_eq!(
             Pressure {
                 used: u64::MAX,
                 limit: 1,
-                stalled: 0
+                ..calm
             }
             .filled(),
             100

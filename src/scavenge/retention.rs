@@ -10,13 +10,15 @@
 //!
 //! The whole rule, for who wants to foresee it: **as long as a program allocates or frees pages, its heap keeps as much
 //! memory as it needed at any time in the last ten seconds, and a tenth of that; what is above goes back, at 1 % of one
-//! processor. When no page has been allocated or freed for a second, all that is free goes back, within the next
-//! second.** So a load that goes up and down faster than once in ten seconds costs no page faults, and a program that
-//! sleeps holds nothing it does not use.
+//! processor. When no page has been allocated or freed for a second, caches of threads are emptied, and if nobody misses
+//! them in the next quarter of a second, all that is free goes back, within half a second more.** So a load that goes up
+//! and down faster than once in ten seconds costs no page faults, nor does one that has all it needs in its caches
+//! meanwhile, and a program that sleeps holds nothing it does not use.
 //!
 //! Worked: a heap of 480 MiB is dropped at t = 0 by a program that then waits for its next request. At 1.0 to 1.25 s
-//! five looks in a row have found everything as it was; at 1.5 s the heap is down to what is live. Had the program gone
-//! on working, the 480 MiB (528 at most) would have stayed until t = 10 s.
+//! five looks in a row have found everything as it was, and caches are emptied; a quarter of a second later nobody has
+//! come to fill his; at 1.75 s the heap is down to what is live. Had the program gone on working, the 480 MiB (528 at
+//! most) would have stayed until t = 10 s.
 //!
 //! What was needed between two looks is not seen but by what it leaves behind: if more memory stands behind the pages
 //! than the last look and the releasing since have left, all of it was needed. So a load that swings faster than the

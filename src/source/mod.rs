@@ -69,6 +69,21 @@ pub enum Contents {
     Unknown,
 }
 
+/// What is wished of huge pages behind a range of pages. The system may do otherwise.
+///
+/// Huge pages make addresses quicker to translate and first touches cheaper, and make a program that touches little of
+/// each pay for all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HugePages {
+    /// Nothing: the system does what it has been told to do with programs that say nothing.
+    #[default]
+    System,
+    /// That there be some, as early as they can be had (`MADV_HUGEPAGE`).
+    Advise,
+    /// That there be none (`MADV_NOHUGEPAGE`).
+    Avoid,
+}
+
 /// The source could not do what it was asked. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Refused;
@@ -152,6 +167,32 @@ pub unsafe trait Source {
     /// Its contents are lost.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
+    /// As [`release`](Self::release), but the memory may stay where it is until somebody needs it: cheaper, and cheaper
+    /// to take back. Not overridden, it is `release`.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    ///
+    /// # Safety
+    /// As for [`release`](Self::release).
+    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise, which is the same.
+        unsafe { self.release(start, bytes) }
+    }
+
+    /// Tells what is wished of huge pages behind a range of [`Purpose::Pages`], from now on. Not overridden, it is
+    /// refused.
+    ///
+    /// # Errors
+    /// [`Refused`] where there is no such thing, or it is not granted; nothing has changed.
+    ///
+    /// # Safety
+    /// The range lies in a reservation for pages, on granule borders.
+    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
+        let _ = (start, bytes, huge);
+        Err(Refused)
+    }
+
     /// Of [`Purpose::Metadata`]: what is in the range is of no use for now, and its memory may go back. Afterwards
     /// every byte reads as before or as zero, and may be written again at once. Doing nothing, as this does where it is
     /// not overridden, is well.
@@ -221,6 +262,16 @@ unsafe impl<S: Source> Source for &S {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).release(start, bytes) }
+    }
+
+    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).release_lazily(start, bytes) }
+    }
+
+    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).advise(start, bytes, huge) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {

@@ -36,7 +36,7 @@ use std::string::String;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
-use super::{Contents, Purpose, Refused, Reservation, Source};
+use super::{Contents, HugePages, Purpose, Refused, Reservation, Source};
 use map::{Map, Plan, Range};
 
 mod map;
@@ -67,6 +67,10 @@ pub enum Verb {
     Release,
     /// [`Source::unreserve`]
     Unreserve,
+    /// [`Source::release_lazily`]
+    ReleaseLazily,
+    /// [`Source::advise`]
+    Advise,
 }
 
 /// Which calls of a verb fail. Calls are counted from the moment the failure is ordered.
@@ -128,8 +132,9 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
             contents: Contents::Zero,
             ranges: Vec::new(),
             plans: Vec::new(),
-            calls: [0; 5],
-            failures: [0; 5],
+            calls: [0; 7],
+            failures: [0; 7],
+            advised: Vec::new(),
         };
         Simulated {
             granule,
@@ -192,6 +197,11 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
     /// Calls of `verb` that were refused so far.
     pub fn failures(&self, verb: Verb) -> usize {
         self.map().failures[verb as usize]
+    }
+
+    /// What was wished of huge pages, in order: offset into the reservation, length, the wish.
+    pub fn advised(&self) -> Vec<(usize, usize, HugePages)> {
+        self.map().advised.clone()
     }
 
     /// Bytes of pages in `state`.
@@ -394,6 +404,40 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
         )
     }
 
+    /// What the pages read as is not known, whatever is said of [`release`](Source::release).
+    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let purpose = Purpose::Pages;
+        let step = Step {
+            verb: Verb::ReleaseLazily,
+            purpose,
+            from: &[State::Prepared, State::Ready],
+            to: State::Prepared,
+        };
+        self.step(step, start, bytes).map(|_| Contents::Unknown)
+    }
+
+    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
+        let mut map = self.map();
+        let fails = map.count(Verb::Advise, bytes);
+        let all = &[State::Reserved, State::Prepared, State::Ready];
+        let checked = map.find(Purpose::Pages, start, bytes).and_then(|(index, offset)| {
+            map.ranges[index].check(offset..offset + bytes, all, self.granule)?;
+            Ok(offset)
+        });
+        match checked {
+            Ok(_) if fails => Err(Refused),
+            Ok(offset) => {
+                map.advised.push((offset, bytes, huge));
+                Ok(())
+            }
+            Err(why) => {
+                let complaint = map.complain(Verb::Advise.name(), Purpose::Pages, start, bytes, &why, self.granule);
+                drop(map);
+                panic!("{complaint}");
+            }
+        }
+    }
+
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         let Reservation { base, bytes } = reservation;
         let mut map = self.map();
@@ -420,6 +464,8 @@ impl Verb {
             Verb::Commit => "commit of",
             Verb::Release => "release of",
             Verb::Unreserve => "unreserve of",
+            Verb::ReleaseLazily => "lazy release of",
+            Verb::Advise => "advice for",
         }
     }
 }

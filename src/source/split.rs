@@ -9,7 +9,7 @@
 
 use core::ptr::NonNull;
 
-use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
+use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] that takes pages from `P` and metadata from `M`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,6 +77,16 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         // SAFETY: the caller's promise; a range of pages comes from this source.
         unsafe { self.pages.release(start, bytes) }
+    }
+
+    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise; a range of pages comes from this source.
+        unsafe { self.pages.release_lazily(start, bytes) }
+    }
+
+    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
+        // SAFETY: the caller's promise; a range of pages comes from this source.
+        unsafe { self.pages.advise(start, bytes, huge) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {

@@ -6,6 +6,8 @@
 //! | `prepare` | `mprotect(READ \| WRITE)` | reads as zero, faults in on first touch |
 //! | `commit` | none | - |
 //! | `release`, `discard` | `madvise` | the memory is the kernel's again, the addresses are still ours |
+//! | `release_lazily` | `madvise(MADV_FREE)` | the kernel's as soon as it wants it; not resident then, but till then |
+//! | `advise` | `madvise((NO)HUGEPAGE)` | the kernel has been told; Linux only |
 //! | `unreserve` | `munmap` | nothing |
 //!
 //! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
@@ -35,18 +37,27 @@
 //! believes what it reads there. macOS and the BSDs have no such promise; their `MADV_FREE` lets the kernel take the
 //! pages when it likes, and until then the old bytes are still there: [`Contents::Unknown`].
 //!
-//! Not here: `MADV_FREE` on Linux (the resident set does not fall, so whoever watches it kills the process), huge-page
-//! advice of any kind, `mremap`, `MAP_FIXED`.
+//! **Only for who asks for it**: `MADV_FREE` on Linux, for the resident set does not fall, so whoever watches it kills
+//! the process; the old bytes are there until they are not, which is [`Contents::Unknown`]. And huge-page advice of
+//! either kind, which the kernel's own setting does better in general.
+//!
+//! Not here: `mremap`, `MAP_FIXED`.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use libc::{MAP_ANON, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, c_int, c_void};
 
-use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
+use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
 /// A granule that is a multiple of every page size in use, should the system not tell its own: 64 KiB.
 const COARSEST_PAGE: usize = 64 << 10;
+
+/// A huge page, as most systems have it.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// So many huge pages, 1 GiB, are so much that one more is nothing.
+const NEGLIGIBLE: usize = 512;
 
 /// The operating system: reserves address space, lets pages fault in, gives them back with `madvise`.
 ///
@@ -85,11 +96,20 @@ unsafe impl Source for System {
         usize::try_from(limit.rlim_cur).map_or(usize::MAX, |bytes| bytes / 4 * 3)
     }
 
-    fn reserve(&self, _purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+    /// Pages in such numbers that 2 MiB more are nothing begin on the border of a huge page, if that can be had: what
+    /// is one to the scavenger is one to the system, then.
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         let _errno = KeepErrno::new();
         let page = page_size();
         if bytes == 0 || bytes & (page - 1) != 0 || !align.is_power_of_two() {
             return None;
+        }
+        if purpose == Purpose::Pages
+            && bytes >= NEGLIGIBLE * HUGE_PAGE
+            && align < HUGE_PAGE
+            && let Some(found) = self.reserve(purpose, bytes, HUGE_PAGE)
+        {
+            return Some(found);
         }
         let exact = map(bytes)?;
         if exact.addr().get() & (align - 1) == 0 {
@@ -132,6 +152,36 @@ unsafe impl Source for System {
         match effect {
             Effect::Discards => Ok(Contents::Zero),
             _ => Ok(Contents::Unknown),
+        }
+    }
+
+    /// With `MADV_FREE`; as [`release`](Source::release) where the system or the memory (it is locked, say) has none.
+    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let errno = KeepErrno::new();
+        if let Some(advice) = os::LAZY_ADVICE {
+            // SAFETY: the caller promises a range of ours that nobody else uses and whose contents may be lost.
+            if unsafe { libc::madvise(start.as_ptr().cast(), bytes, advice) } == 0 {
+                return Ok(Contents::Unknown);
+            }
+        }
+        drop(errno);
+        // SAFETY: the caller's promise.
+        unsafe { self.release(start, bytes) }
+    }
+
+    /// `madvise`, on Linux with transparent huge pages.
+    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
+        let _errno = KeepErrno::new();
+        let advice = match huge {
+            HugePages::System => return Ok(()),
+            HugePages::Advise => os::HUGE_ADVICE.map(|[advise, _]| advise),
+            HugePages::Avoid => os::HUGE_ADVICE.map(|[_, avoid]| avoid),
+        };
+        let advice = advice.ok_or(Refused)?;
+        // SAFETY: the caller promises a range of ours; the advice changes no contents.
+        match unsafe { libc::madvise(start.as_ptr().cast(), bytes, advice) } {
+            0 => Ok(()),
+            _ => Err(Refused),
         }
     }
 
@@ -331,6 +381,8 @@ impl Drop for KeepErrno {
 /// * `NO_RESERVE`: the flag against a commit charge;
 /// * `ADDRESS_SPACE`: the limit that counts mappings;
 /// * `ADVICE`: how to say that memory is not needed, best first;
+/// * `LAZY_ADVICE`: how to say that it may go when it is needed elsewhere, if that is another;
+/// * `HUGE_ADVICE`: how to ask for huge pages, and for none;
 /// * `PROMISES_ZERO`: whether memory reads as zero after that advice.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod os {
@@ -341,6 +393,8 @@ mod os {
     pub(super) use libc::{MAP_NORESERVE as NO_RESERVE, PROT_NONE as INACCESSIBLE, RLIMIT_AS as ADDRESS_SPACE};
 
     pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_DONTNEED];
+    pub(super) const LAZY_ADVICE: Option<libc::c_int> = Some(libc::MADV_FREE);
+    pub(super) const HUGE_ADVICE: Option<[libc::c_int; 2]> = Some([libc::MADV_HUGEPAGE, libc::MADV_NOHUGEPAGE]);
     pub(super) const PROMISES_ZERO: bool = true;
 }
 
@@ -352,6 +406,8 @@ mod os {
     };
 
     pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE_REUSABLE, libc::MADV_FREE];
+    pub(super) const LAZY_ADVICE: Option<libc::c_int> = None;
+    pub(super) const HUGE_ADVICE: Option<[libc::c_int; 2]> = None;
     pub(super) const PROMISES_ZERO: bool = false;
 }
 
@@ -366,6 +422,8 @@ mod os {
 
     pub(super) const NO_RESERVE: libc::c_int = 0;
     pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE];
+    pub(super) const LAZY_ADVICE: Option<libc::c_int> = None;
+    pub(super) const HUGE_ADVICE: Option<[libc::c_int; 2]> = None;
     pub(super) const PROMISES_ZERO: bool = false;
 }
 
@@ -376,6 +434,8 @@ mod os {
 
     pub(super) const INACCESSIBLE: libc::c_int = libc::PROT_NONE | (libc::PROT_READ | libc::PROT_WRITE) << 3;
     pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE];
+    pub(super) const LAZY_ADVICE: Option<libc::c_int> = None;
+    pub(super) const HUGE_ADVICE: Option<[libc::c_int; 2]> = None;
     pub(super) const PROMISES_ZERO: bool = false;
 }
 
@@ -387,6 +447,8 @@ mod os {
     };
 
     pub(super) const ADVICE: &[libc::c_int] = &[libc::MADV_FREE];
+    pub(super) const LAZY_ADVICE: Option<libc::c_int> = None;
+    pub(super) const HUGE_ADVICE: Option<[libc::c_int; 2]> = None;
     pub(super) const PROMISES_ZERO: bool = false;
 }
 

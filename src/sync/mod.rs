@@ -16,6 +16,7 @@ pub use core::sync::atomic::Ordering;
 
 mod barrier;
 mod lock;
+mod owner;
 mod turnstile;
 
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
@@ -33,4 +34,5 @@ pub use imp::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{fence_after_rmw, fence_heavy, fence_light, relax, wait, wait_for, wake};
 pub use lock::{Guard, Lock};
+pub use owner::{Owned, Owner, seize};
 pub use turnstile::{Calm, Pass, Turnstile};

@@ -92,3 +92,21 @@ fn what_other_threads_keep_is_asked_back() {
     HEAP.flush_thread();
     HEAP.check().unwrap();
 }
+
+/// The layers below say no first, and are asked again when stores and magazines have been emptied: nobody was refused.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
+fn what_is_found_in_the_end_is_no_refusal() {
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(8 << 20);
+    for size in [4096, 100, 30_000, 60_000] {
+        let room = exhaust(&HEAP, size).into_iter().map(|block| block.free(&HEAP)).count();
+        let refusals = HEAP.stats().pages.refusals;
+        // What was freed lies in stores, magazines and on shelves, and has to be asked for.
+        let large = Block::new(&HEAP, layout(6 << 20, 8), 1).expect("room, in the end");
+        assert_eq!(HEAP.stats().pages.refusals, refusals, "{room} blocks of {size}");
+        assert!(Block::new(&HEAP, layout(6 << 20, 8), 1).is_none());
+        assert_eq!(HEAP.stats().pages.refusals, refusals + 1);
+        large.free(&HEAP);
+    }
+    HEAP.check().unwrap();
+}

@@ -2,6 +2,7 @@
 
 mod cache;
 mod commit;
+mod gather;
 mod idle;
 mod limit;
 mod misc;

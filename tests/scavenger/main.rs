@@ -7,6 +7,7 @@ use pageheap::source::Simulated;
 use pageheap::{Clock, Config, PageCount, PageHeap};
 
 mod index;
+mod lazy;
 mod limit;
 mod pacer;
 mod picture;

@@ -178,3 +178,35 @@ fn clocks_that_stand_still_or_jump_do_no_harm() {
     }
     heap.check().unwrap();
 }
+
+/// Who allocates and frees from his magazine alone changes nothing that anybody sees, and is not silent for that.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_program_that_lives_on_its_magazines_keeps_its_peak() {
+    use std::alloc::{GlobalAlloc, Layout};
+    static HEAP: pageheap::GlobalHeap = pageheap::GlobalHeap::new().background(false);
+    let (large, small) = (Layout::from_size_align(100_000, 8), Layout::from_size_align(200, 8));
+    let (large, small) = (large.unwrap(), small.unwrap());
+    // SAFETY: layouts are not empty; blocks are freed with theirs.
+    unsafe {
+        let blocks: Vec<_> = (0..600).map(|_| HEAP.alloc(large)).collect();
+        blocks.into_iter().for_each(|block| HEAP.dealloc(block, large));
+    }
+    let (clock, peak) = (hand(), HEAP.stats().pages.backed.0);
+    let mut due = Duration::ZERO;
+    let mut pass = |time: Duration| {
+        clock.pass(time);
+        if clock.now.get() >= due {
+            due = clock.now.get().saturating_add(HEAP.tick(&clock));
+        }
+    };
+    for _ in 0..500 {
+        // SAFETY: as above.
+        unsafe { HEAP.dealloc(HEAP.alloc(small), small) };
+        pass(Duration::from_millis(10));
+    }
+    assert!(HEAP.stats().pages.backed.0 * 10 >= peak * 9, "{}", HEAP.stats());
+    // And then falls silent.
+    (0..200).for_each(|_| pass(Duration::from_millis(10)));
+    assert!(HEAP.stats().pages.backed.0 < 50, "{}", HEAP.stats());
+}

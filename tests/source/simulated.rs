@@ -1,5 +1,7 @@
 //! The checking source: every wrong step is caught, every ordered failure comes.
 
+use pageheap::source::HugePages;
+
 use super::*;
 
 /// Takes one step with pages, right or wrong. Whether it was done.
@@ -16,6 +18,8 @@ fn step_for<S: Source>(source: &S, verb: Verb, purpose: Purpose, start: NonNull<
             Verb::Prepare => source.prepare(purpose, start, bytes).is_ok(),
             Verb::Commit => source.commit(start, bytes).is_ok(),
             Verb::Release => source.release(start, bytes).is_ok(),
+            Verb::ReleaseLazily => source.release_lazily(start, bytes).is_ok(),
+            Verb::Advise => source.advise(start, bytes, HugePages::Advise).is_ok(),
             Verb::Unreserve => {
                 source.unreserve(purpose, Reservation { base: start, bytes });
                 true
@@ -67,6 +71,8 @@ fn every_illegal_step_panics_with_a_drawing() {
     is_illegal(Verb::Release, Pages, 3, 8, "some of it is Reserved");
     is_illegal(Verb::Release, Pages, 7, 9, "beyond the end");
     is_illegal(Verb::Release, Pages, 9, 10, "in no reservation");
+    is_illegal(Verb::ReleaseLazily, Pages, 3, 8, "some of it is Reserved");
+    is_illegal(Verb::Advise, Pages, 7, 9, "beyond the end");
     is_illegal(Verb::Unreserve, Pages, 0, 7, "no such reservation");
     is_illegal(Verb::Unreserve, Pages, 1, 8, "no such reservation");
     is_illegal(Verb::Unreserve, Metadata, 0, 8, "no such reservation");

@@ -54,7 +54,12 @@ impl<N: Nodes> Shards<N> {
         let mut round = 0;
         loop {
             let held = self.collect();
-            if let Some(slot) = self.take_one() {
+            // Where slots are held somewhere the backing is not asked again and again, which may cost system calls each
+            // time: it is by who is about to say no.
+            let (_, empty) = self.depot.look();
+            if (!empty || held == 0 || round == PATIENCE)
+                && let Some(slot) = self.take_one()
+            {
                 return Some(slot);
             }
             let (head, empty) = self.depot.look();

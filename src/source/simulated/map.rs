@@ -22,7 +22,7 @@ use std::vec::Vec;
 use std::{format, write, writeln};
 
 use super::{Failure, Purpose, State, Verb};
-use crate::source::Contents;
+use crate::source::{Contents, HugePages};
 
 /// What Reserved metadata is filled with.
 const POISON: u8 = 0xA5;
@@ -45,9 +45,11 @@ pub(super) struct Map {
     /// Failures ordered.
     pub(super) plans: Vec<Plan>,
     /// By verb.
-    pub(super) calls: [usize; 5],
+    pub(super) calls: [usize; 7],
     /// By verb.
-    pub(super) failures: [usize; 5],
+    pub(super) failures: [usize; 7],
+    /// Advice for huge pages: offset, length, the wish.
+    pub(super) advised: Vec<(usize, usize, HugePages)>,
 }
 
 /// A failure ordered.

@@ -23,7 +23,7 @@ pub fn possible() -> bool {
 
 pub fn count(program: &Program, workload: &str, ops: u64) -> Option<Calls> {
     let log = env::temp_dir().join(format!("pageheap-peers-{}.strace", process::id()));
-    let mut command = Command::new("strace");
+    let mut command = program.under("strace");
     command.args(["-f", "-qq", "-o"]).arg(&log).arg(&program.path);
     let traced = command
         .arg(workload)

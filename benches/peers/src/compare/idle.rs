@@ -8,7 +8,7 @@ use super::programs::Program;
 use super::table::figure;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -56,7 +56,7 @@ fn resident_mb(pid: u32) -> Option<f64> {
 
 /// Runs one scenario on one allocator.
 pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
-    let mut command = Command::new(&program.path);
+    let mut command = program.command();
     command
         .args(["idle", scenario, &silence.to_string()])
         .stdout(Stdio::piped());

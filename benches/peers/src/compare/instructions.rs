@@ -4,7 +4,7 @@
 //! what the operations cost, and starting and warming up drop out.
 
 use super::programs::{Program, Workload};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Fewer operations than that (of a workload) are too large for a simulated processor.
 const LEAST_OPS: u64 = 500_000;
@@ -22,7 +22,7 @@ pub fn count(program: &Program, workload: &Workload) -> Option<f64> {
 }
 
 fn collected(program: &Program, workload: &str, ops: u64) -> Option<u64> {
-    let mut command = Command::new("valgrind");
+    let mut command = program.under("valgrind");
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(&program.path);

@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 use table::{INSTRUCTIONS, Results, TIME};
 
 /// Longer than that is not waited: the cell stays empty, and the terminal says so.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(program: &Program, workload: &str) -> Option<Run> {
-    let mut command = Command::new(&program.path);
+    let mut command = program.command();
     let output = output_within(command.arg(workload), PATIENCE)?;
     let run = Run::parse(&String::from_utf8_lossy(&output.stdout)).filter(|_| output.status.success());
     if run.is_none() {

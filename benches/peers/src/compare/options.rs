@@ -51,7 +51,14 @@ impl Options {
                 other => return Err(format!("no option is called {other}")),
             }
         }
-        let known = |name: &&String| ALLOCATORS.iter().chain(VARIANTS).any(|(known, _)| known == name);
+        let known = |name: &&String| {
+            let variants = VARIANTS.iter().map(|(known, _)| *known);
+            ALLOCATORS
+                .iter()
+                .map(|(known, _)| *known)
+                .chain(variants)
+                .any(|known| known == name.as_str())
+        };
         let unknown = options.allocators.iter().find(|name| !known(name));
         unknown.map_or(Ok(()), |name| Err(format!("no allocator is called {name}")))?;
         Ok(options)

@@ -20,14 +20,34 @@ pub const ALLOCATORS: &[(&str, &str)] = &[
 
 pub const OURS: &str = "pageheap";
 
-/// Ours in another way, to be compared with ours as it is: only by `--allocators`.
-pub const VARIANTS: &[(&str, &str)] = &[("pageheap-no-thread", "ours_no_thread")];
+/// Ours in another way, to be compared with ours as it is: the same program, with a variable of the environment. Only
+/// by `--allocators`.
+pub const VARIANTS: &[(&str, (&str, &str))] = &[("pageheap-no-thread", ("PAGEHEAP_BACKGROUND", "0"))];
 
 /// A program that is there.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub allocator: String,
     pub path: PathBuf,
+    /// What it is told, if anything.
+    pub variable: Option<(&'static str, &'static str)>,
+}
+
+impl Program {
+    /// To run it.
+    pub fn command(&self) -> Command {
+        self.told(Command::new(&self.path))
+    }
+
+    /// To run another program that runs it.
+    pub fn under(&self, tool: &str) -> Command {
+        self.told(Command::new(tool))
+    }
+
+    fn told(&self, mut command: Command) -> Command {
+        command.envs(self.variable);
+        command
+    }
 }
 
 /// The crate's own folder.
@@ -41,17 +61,25 @@ pub fn programs(allocators: &[String], built: bool) -> (Vec<Program>, Vec<(Strin
     let place = folder().join("target/peers");
     fs::create_dir_all(&place).expect("the target folder can be written");
     let (mut programs, mut missing) = (Vec::new(), Vec::new());
-    for (allocator, feature) in ALLOCATORS.iter().chain(VARIANTS) {
-        if !allocators.iter().any(|name| name == allocator) {
+    let chosen = |name: &str| allocators.iter().any(|chosen| chosen == name);
+    for (allocator, feature) in ALLOCATORS {
+        let variants = VARIANTS.iter().filter(|(name, _)| *allocator == OURS && chosen(name));
+        let (own, variants) = (chosen(allocator), variants.collect::<Vec<_>>());
+        if !own && variants.is_empty() {
             continue;
         }
         let path = place.join(allocator);
         let outcome = if built { Ok(()) } else { build(feature, &path) };
         match outcome {
-            Ok(()) if path.exists() => programs.push(Program {
-                allocator: (*allocator).to_owned(),
-                path,
-            }),
+            Ok(()) if path.exists() => {
+                let program = |name: &str, variable| Program {
+                    allocator: name.to_owned(),
+                    path: path.clone(),
+                    variable,
+                };
+                programs.extend(own.then(|| program(allocator, None)));
+                programs.extend(variants.iter().map(|(name, variable)| program(name, Some(*variable))));
+            }
             Ok(()) => missing.push(((*allocator).to_owned(), "not built yet".to_owned())),
             Err(reason) => missing.push(((*allocator).to_owned(), reason)),
         }
@@ -98,9 +126,7 @@ pub struct Workload {
 
 /// The workloads that a program has.
 pub fn workloads(program: &Program) -> Vec<Workload> {
-    let output = Command::new(&program.path)
-        .output()
-        .expect("a program that was built can run");
+    let output = program.command().output().expect("a program that was built can run");
     let text = String::from_utf8(output.stdout).expect("names are text");
     let workload = |line: &str| {
         let mut words = line.split(' ').map(str::to_owned);

@@ -1,9 +1,7 @@
 //! The one line in which the programs differ.
 
 /// What the allocator of this program is called in tables.
-pub const NAME: &str = if cfg!(feature = "ours_no_thread") {
-    "pageheap-no-thread"
-} else if cfg!(feature = "ours") {
+pub const NAME: &str = if cfg!(feature = "ours") {
     "pageheap"
 } else if cfg!(feature = "mimalloc2") {
     "mimalloc2"
@@ -27,7 +25,7 @@ pub const NAME: &str = if cfg!(feature = "ours_no_thread") {
 
 #[cfg(feature = "ours")]
 #[global_allocator]
-static ALLOCATOR: pageheap::GlobalHeap = pageheap::GlobalHeap::new().background(!cfg!(feature = "ours_no_thread"));
+static ALLOCATOR: pageheap::GlobalHeap = pageheap::GlobalHeap::new();
 
 #[cfg(any(feature = "mimalloc2", feature = "mimalloc3"))]
 #[global_allocator]

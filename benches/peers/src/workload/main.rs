@@ -109,8 +109,10 @@ workloads! {
         "syn" 20 programs::syn();
     }
     "sawtooth" {
-        "sawtooth-100ms" 10 single::sawtooth(Duration::from_millis(100));
-        "sawtooth-1s" 4 single::sawtooth(Duration::from_secs(1));
+        "sawtooth-100ms" 10 single::sawtooth(Duration::from_millis(100), false);
+        "sawtooth-1s" 4 single::sawtooth(Duration::from_secs(1), false);
+        "sawtooth-1s-busy" 4 single::sawtooth(Duration::from_secs(1), true);
+        "sawtooth-10s" 2 single::sawtooth(Duration::from_secs(10), false);
     }
 }
 

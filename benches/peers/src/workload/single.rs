@@ -202,7 +202,21 @@ pub fn fragmentation() -> Work {
 
 /// A sawtooth: 64 MiB of blocks of 1..64 KiB filled, all freed, and a rest. An operation is a tooth. An allocator that
 /// gives memory back in the rest pays for it in the next tooth, by page faults.
-pub fn sawtooth(rest: Duration) -> Work {
+///
+/// `busy`: in its rest it allocates and frees a few blocks a hundred times a second, as who waits for requests does.
+pub fn sawtooth(rest: Duration, busy: bool) -> Work {
+    const SOME: u32 = 100;
+    let take_rest = move || {
+        if !busy {
+            return thread::sleep(rest);
+        }
+        for _ in 0..SOME {
+            thread::sleep(rest / SOME);
+            for size in [200, 5000, 100_000] {
+                Block::new(size).fill(1, 1);
+            }
+        }
+    };
     Box::new(move |ops| {
         for tooth in 0..ops {
             let mut random = Random::new(tooth + 1);
@@ -215,7 +229,7 @@ pub fn sawtooth(rest: Duration) -> Work {
                 blocks.push(block);
             }
             drop(blocks);
-            thread::sleep(rest);
+            take_rest();
         }
     })
 }

@@ -9,6 +9,7 @@ mod hints;
 mod long;
 mod negative;
 mod negative_lists;
+mod owner;
 mod paper;
 mod proof;
 mod scavenge;

@@ -1,0 +1,143 @@
+//! Requirements 16 and 17: a system that refuses what it is asked, from the start or from some moment on. Nothing is
+//! lost, nothing is wrong, and what needs no new memory still works.
+
+use std::os::unix::process::CommandExt;
+
+use super::filter::{Refusal, refuse, refuse_in};
+use super::*;
+
+fn rounds() -> usize {
+    if cfg!(debug_assertions) { 300 } else { 3000 }
+}
+
+/// All that an allocator could do without, at once.
+static NEEDLESS: &[Refusal] = &[
+    Refusal::new(libc::SYS_madvise, libc::EPERM),
+    Refusal::new(libc::SYS_membarrier, libc::ENOSYS),
+    Refusal::new(libc::SYS_prctl, libc::EPERM),
+    Refusal::new(libc::SYS_getcpu, libc::ENOSYS),
+    Refusal::new(libc::SYS_mremap, libc::ENOMEM),
+    Refusal::new(libc::SYS_tgkill, libc::EPERM),
+    Refusal::new(libc::SYS_rseq, libc::ENOSYS),
+    Refusal::new(libc::SYS_prlimit64, libc::EPERM),
+];
+
+#[test]
+fn from_the_start_without_all_that_is_not_needed() {
+    const NAME: &str = "hostile::from_the_start_without_all_that_is_not_needed";
+    if !is_child() {
+        let mut command = command(NAME);
+        refuse_in(&mut command, NEEDLESS);
+        return assert!(ends_well(&mut command));
+    }
+    work(rounds());
+    assert_eq!(HEAP.release(usize::MAX), 0, "no advice, nothing given back");
+}
+
+/// Sleeping threads keep what they have then, and that is all.
+#[test]
+fn without_membarrier_memory_goes_back_all_the_same_but_for_caches() {
+    const NAME: &str = "hostile::without_membarrier_memory_goes_back_all_the_same_but_for_caches";
+    static REFUSALS: &[Refusal] = &[Refusal::new(libc::SYS_membarrier, libc::EPERM)];
+    if !is_child() {
+        let mut command = command(NAME);
+        refuse_in(&mut command, REFUSALS);
+        return assert!(ends_well(&mut command));
+    }
+    let before = resident();
+    work(rounds());
+    drop(blocks(256 << 20, 100_000));
+    assert!(soon(|| resident() <= before + (24 << 20)), "{}", HEAP.stats());
+    HEAP.flush_thread();
+}
+
+#[test]
+fn when_no_mapping_can_be_undone() {
+    const NAME: &str = "hostile::when_no_mapping_can_be_undone";
+    static REFUSALS: &[Refusal] = &[Refusal::new(libc::SYS_munmap, libc::ENOMEM)];
+    if !is_child() {
+        let mut command = command(NAME);
+        refuse_in(&mut command, REFUSALS);
+        return assert!(ends_well(&mut command));
+    }
+    work(rounds());
+    // Heaps that come and go.
+    for _ in 0..20 {
+        use pageheap::source::System;
+        let heap = pageheap::Heap::new(System, pageheap::Config::new(1 << 28)).unwrap();
+        assert!(heap.allocate(layout(100_000)).is_some());
+    }
+}
+
+/// Requirement 17: no large mapping is to be had.
+#[test]
+fn where_no_large_mapping_can_be_had() {
+    const NAME: &str = "hostile::where_no_large_mapping_can_be_had";
+    static REFUSALS: &[Refusal] = &[Refusal {
+        call: libc::SYS_mmap,
+        error: libc::ENOMEM,
+        from: 64 << 20,
+    }];
+    if !is_child() {
+        let mut command = command(NAME);
+        refuse_in(&mut command, REFUSALS);
+        return assert!(ends_well(&mut command));
+    }
+    work_alone(1, rounds());
+    let room = room(1 << 20, 1000);
+    assert!((24..64).contains(&room), "{room} MiB");
+    work_alone(2, rounds());
+}
+
+/// Late: the heap cannot grow any more, no thread can be made.
+#[test]
+fn when_the_heap_can_grow_no_more_and_no_thread_begins() {
+    const NAME: &str = "hostile::when_the_heap_can_grow_no_more_and_no_thread_begins";
+    if !is_child() {
+        return assert!(run(NAME));
+    }
+    work_alone(1, rounds());
+    let kept = blocks(1 << 20, 3000);
+    refuse(&[
+        Refusal::new(libc::SYS_mprotect, libc::ENOMEM),
+        Refusal::new(libc::SYS_clone, libc::EAGAIN),
+        Refusal::new(libc::SYS_clone3, libc::ENOSYS),
+    ]);
+    let (first, second) = (room(100_000, 100_000), room(100_000, 100_000));
+    assert!(first > 10 && second * 10 >= first * 8, "{first}, then {second}");
+    for size in [8, 500, 30_000] {
+        assert!(room(size, 200) == 200, "{size}");
+    }
+    assert!(kept.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+    HEAP.release(usize::MAX);
+}
+
+/// Everything that is not refused is allowed: that the filter does what it says.
+#[test]
+fn a_filter_refuses() {
+    const NAME: &str = "hostile::a_filter_refuses";
+    static REFUSALS: &[Refusal] = &[Refusal {
+        call: libc::SYS_mmap,
+        error: libc::ENOMEM,
+        from: 64 << 20,
+    }];
+    if !is_child() {
+        let mut command = command(NAME);
+        refuse_in(&mut command, REFUSALS);
+        command.arg0("filtered");
+        return assert!(ends_well(&mut command));
+    }
+    // SAFETY: new mappings, where there is nothing.
+    let map = |bytes: usize| unsafe {
+        let access = libc::PROT_READ;
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            access,
+            libc::MAP_PRIVATE | libc::MAP_ANON,
+            -1,
+            0,
+        ) != libc::MAP_FAILED
+    };
+    assert!(map(4096) && map(63 << 20) && !map(64 << 20) && !map(1 << 40));
+}

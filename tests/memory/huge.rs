@@ -1,0 +1,120 @@
+//! What is wished of huge pages, as the kernel has it: the flags `hg` and `nh` of the mapping.
+
+use std::alloc::GlobalAlloc;
+
+use pageheap::HugePages;
+
+use super::filter::{Refusal, refuse};
+use super::*;
+
+/// Whether huge pages were asked for, and whether they were forbidden, where a block of this heap lies.
+fn flags(heap: &GlobalHeap) -> (bool, bool) {
+    // SAFETY: the layout is not empty, and the block is freed with it.
+    unsafe {
+        let block = heap.alloc(layout(10 << 20));
+        assert!(!block.is_null());
+        block.write(1);
+        let flags = mapping(block, "VmFlags:");
+        heap.dealloc(block, layout(10 << 20));
+        let has = |flag: &str| flags.iter().any(|word| word == flag);
+        (has("hg"), has("nh"))
+    }
+}
+
+#[test]
+fn the_kernel_is_told_what_the_program_says_and_nothing_by_default() {
+    if !is_child() {
+        return assert!(run(
+            "huge::the_kernel_is_told_what_the_program_says_and_nothing_by_default"
+        ));
+    }
+    static SYSTEM: GlobalHeap = GlobalHeap::new().background(false);
+    static ADVISE: GlobalHeap = GlobalHeap::new().background(false).huge_pages(HugePages::Advise);
+    static AVOID: GlobalHeap = GlobalHeap::new().background(false).huge_pages(HugePages::Avoid);
+    assert_eq!(flags(&HEAP), (false, false));
+    assert_eq!(flags(&SYSTEM), (false, false));
+    assert_eq!(flags(&ADVISE), (true, false));
+    assert_eq!(flags(&AVOID), (false, true));
+    assert_eq!(SYSTEM.stats().pages.calls.advise, 0);
+    assert_eq!(ADVISE.stats().pages.calls.advise, 1);
+    for heap in [&ADVISE, &AVOID] {
+        heap.release(usize::MAX);
+        assert!(heap.stats().pages.backed.0 < 100, "{}", heap.stats());
+    }
+}
+
+#[test]
+fn the_environment_has_the_last_word() {
+    const NAME: &str = "huge::the_environment_has_the_last_word";
+    if !is_child() {
+        for wish in ["system", "advise", "avoid", "nonsense"] {
+            assert!(ends_well(command(NAME).env("PAGEHEAP_HUGE_PAGES", wish)), "{wish}");
+        }
+        return;
+    }
+    static ADVISE: GlobalHeap = GlobalHeap::new().background(false).huge_pages(HugePages::Advise);
+    let wish = std::env::var("PAGEHEAP_HUGE_PAGES").unwrap();
+    let (here, there) = match wish.as_str() {
+        "advise" => ((true, false), (true, false)),
+        "avoid" => ((false, true), (false, true)),
+        "system" => ((false, false), (false, false)),
+        _ => ((false, false), (true, false)),
+    };
+    assert_eq!((flags(&HEAP), flags(&ADVISE)), (here, there));
+}
+
+/// Where the kernel gives huge pages to those who ask for them, a heap that asks has them, whole, and gives them back.
+#[test]
+fn who_asks_gets_them_where_there_are_any() {
+    if !is_child() {
+        return assert!(run("huge::who_asks_gets_them_where_there_are_any"));
+    }
+    static ADVISE: GlobalHeap = GlobalHeap::new().background(false).huge_pages(HugePages::Advise);
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    // SAFETY: the layout is not empty, written inside, freed with it.
+    unsafe {
+        let block = ADVISE.alloc(layout(64 << 20));
+        block.write_bytes(1, 64 << 20);
+        let huge: usize = mapping(block, "AnonHugePages:")[0].parse().unwrap();
+        println!("{} MiB of 64 in huge pages; {}", huge >> 10, setting.trim());
+        let possible = setting.contains("[madvise]") || setting.contains("[always]");
+        // There may be none left.
+        assert!(!possible || huge == 0 || huge >= 32 << 10);
+        ADVISE.dealloc(block, layout(64 << 20));
+        let before = resident();
+        ADVISE.release(usize::MAX);
+        assert!(resident() + (60 << 20) < before, "{} of {before}", resident());
+    }
+}
+
+#[test]
+fn a_refusal_changes_nothing() {
+    if !is_child() {
+        return assert!(run("huge::a_refusal_changes_nothing"));
+    }
+    static ADVISE: GlobalHeap = GlobalHeap::new().background(false).huge_pages(HugePages::Advise);
+    refuse(&[Refusal::new(libc::SYS_madvise, libc::EINVAL)]);
+    assert_eq!(flags(&ADVISE), (false, false));
+    assert_eq!(ADVISE.stats().pages.calls.advise, 1);
+    ADVISE.check().unwrap();
+}
+
+/// Requirement 25: nobody's memory is made of huge pages unless he says so.
+#[test]
+fn a_gigabyte_touched_here_and_there_costs_little() {
+    if !is_child() {
+        return assert!(run("huge::a_gigabyte_touched_here_and_there_costs_little"));
+    }
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let before = resident();
+    // SAFETY: the layout is not empty, written inside, freed with it.
+    unsafe {
+        let block = alloc(layout(1 << 30));
+        (0..1 << 30).step_by(1 << 20).for_each(|at| block.add(at).write(1));
+        let cost = resident() - before;
+        // With `always` the system has been told to, and not by us.
+        assert!(cost <= 64 << 20 || setting.contains("[always]"), "{} MiB", cost >> 20);
+        assert!(!mapping(block, "VmFlags:").iter().any(|flag| flag == "hg"));
+        dealloc(block, layout(1 << 30));
+    }
+}

@@ -1,0 +1,83 @@
+//! Memory that goes back lazily: resident until the kernel wants it, never taken for zero, and there are ways to have
+//! it gone at once.
+
+use std::alloc::GlobalAlloc;
+use std::time::Instant;
+
+use super::*;
+
+/// Ticks until nothing is left to do.
+fn rest(heap: &GlobalHeap) {
+    let begin = Instant::now();
+    loop {
+        let pause = heap.tick(&|| begin.elapsed());
+        if pause == Duration::MAX {
+            return;
+        }
+        std::thread::sleep(pause.min(Duration::from_millis(100)));
+        assert!(begin.elapsed() < Duration::from_secs(60), "{}", heap.stats());
+    }
+}
+
+#[test]
+fn it_is_the_kernels_when_it_wants_it_and_gone_when_we_do() {
+    if !is_child() {
+        return assert!(run("lazy::it_is_the_kernels_when_it_wants_it_and_gone_when_we_do"));
+    }
+    static LAZY: GlobalHeap = GlobalHeap::new().background(false).release_lazily(true);
+    const BYTES: usize = 64 << 20;
+    // SAFETY: layouts are not empty; written and read inside, freed with them.
+    unsafe {
+        let block = LAZY.alloc(layout(BYTES));
+        block.write_bytes(7, BYTES);
+        LAZY.dealloc(block, layout(BYTES));
+        rest(&LAZY);
+        let stats = LAZY.stats().pages;
+        assert!(stats.released_lazily >= (BYTES / 8192) as u64, "{stats}");
+        assert_eq!(stats.released, stats.released_lazily, "all of it, once: {stats}");
+        let lazy = figure("smaps_rollup", "LazyFree");
+        println!("{} MiB are the kernel's if it wants them", lazy >> 20);
+        assert!(lazy >= BYTES * 9 / 10, "{lazy}");
+        // Honest: nobody knows whether it is there, so it counts as if it were.
+        assert!(stats.backed.0 * 8192 >= BYTES);
+        // And is not zero.
+        for size in [BYTES / 16, 100_000, 5000] {
+            let zero = LAZY.alloc_zeroed(layout(size));
+            assert!((0..size).all(|at| zero.add(at).read() == 0));
+            zero.write_bytes(9, size);
+            LAZY.dealloc(zero, layout(size));
+        }
+        let before = resident();
+        assert!(LAZY.release(usize::MAX) >= BYTES);
+        assert!(resident() + BYTES * 9 / 10 <= before, "{} of {before}", resident());
+        assert!(LAZY.stats().pages.backed.0 < 100, "{}", LAZY.stats());
+    }
+}
+
+#[test]
+fn the_environment_has_the_last_word() {
+    const NAME: &str = "lazy::the_environment_has_the_last_word";
+    if !is_child() {
+        for way in ["lazily", "at-once", "nonsense"] {
+            assert!(ends_well(command(NAME).env("PAGEHEAP_RELEASE", way)), "{way}");
+        }
+        return;
+    }
+    let way = std::env::var("PAGEHEAP_RELEASE").unwrap();
+    drop(blocks(64 << 20, 100_000));
+    let gone = || HEAP.stats().pages.released as usize >= (48 << 20) / 8192;
+    assert!(soon(gone), "{}", HEAP.stats());
+    let pages = HEAP.stats().pages;
+    assert_eq!(pages.released_lazily > 0, way == "lazily", "{pages}");
+}
+
+/// Stamps in a heap whose memory goes back lazily all the time.
+#[test]
+fn nobodys_page_is_altered_and_nothing_lazy_is_zero() {
+    const NAME: &str = "lazy::nobodys_page_is_altered_and_nothing_lazy_is_zero";
+    if !is_child() {
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_RELEASE", "lazily")));
+    }
+    work(if cfg!(debug_assertions) { 600 } else { 6000 });
+    assert!(HEAP.stats().pages.released_lazily > 0);
+}

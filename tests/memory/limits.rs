@@ -1,0 +1,119 @@
+//! Limits: those of the system, from the first instruction on, and the heap's own.
+
+use std::os::unix::process::CommandExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+/// Runs a test under a limit of the process.
+fn run_limited(name: &str, resource: libc::__rlimit_resource_t, bytes: usize) {
+    let mut command = command(name);
+    let limit = libc::rlimit {
+        rlim_cur: bytes as libc::rlim_t,
+        rlim_max: bytes as libc::rlim_t,
+    };
+    let before = move || {
+        // SAFETY: a limit is read from a valid place.
+        match unsafe { libc::setrlimit(resource, &limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec, one system call.
+    unsafe { command.pre_exec(before) };
+    assert!(ends_well(&mut command));
+}
+
+/// Requirement 14, in a process that has 256 MiB.
+fn a_quarter_of_a_gigabyte() {
+    let large = room(MIB, 1000);
+    assert!((128..256).contains(&large), "{large} MiB in blocks of 1 MiB");
+    let quarter = room(64 * MIB, 1);
+    assert_eq!(quarter, 1, "a quarter of all, when all is free");
+    let small = room(64, 16 * MIB);
+    assert!(
+        small * 64 >= 256 * MIB * 2 / 5,
+        "{} MiB in blocks of 64 B",
+        small * 64 / MIB
+    );
+    let again = room(MIB, 1000);
+    assert!(again * 10 >= large * 8, "{large} MiB, then {again}");
+    println!(
+        "{large} and {again} MiB in large blocks, {} in small ones",
+        small * 64 / MIB
+    );
+}
+
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn a_quarter_of_a_gigabyte_of_addresses_is_enough() {
+    const NAME: &str = "limits::a_quarter_of_a_gigabyte_of_addresses_is_enough";
+    if is_child() {
+        a_quarter_of_a_gigabyte();
+    } else {
+        run_limited(NAME, libc::RLIMIT_AS, 256 * MIB);
+    }
+}
+
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn a_quarter_of_a_gigabyte_of_data_is_enough() {
+    const NAME: &str = "limits::a_quarter_of_a_gigabyte_of_data_is_enough";
+    if is_child() {
+        a_quarter_of_a_gigabyte();
+    } else {
+        run_limited(NAME, libc::RLIMIT_DATA, 256 * MIB);
+    }
+}
+
+/// At a hard limit: every refusal leaves the heap usable, and 80 % is there again, in blocks of any size.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn at_a_hard_limit_all_goes_on_and_comes_back() {
+    const NAME: &str = "limits::at_a_hard_limit_all_goes_on_and_comes_back";
+    if !is_child() {
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_LIMIT", "64M")));
+    }
+    for size in [64, 200, 3000, 20_000, 50_000, 200_000, MIB, 64] {
+        let bytes = room(size, usize::MAX) * size;
+        println!("{size}: {} MiB of 64", bytes / MIB);
+        assert!(bytes * 100 >= 64 * MIB * 75, "{size}: {bytes}");
+        let whole = room(MIB, 1000);
+        assert!(whole * 100 >= 64 * 80, "{whole} MiB after blocks of {size}");
+    }
+    let refusals = HEAP.stats().pages.refusals;
+    assert_eq!(refusals, 16, "one each time: {}", HEAP.stats());
+}
+
+/// Under a soft limit the resident size stays within 5 %, as long as what is live does.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn under_a_soft_limit_what_is_resident_stays() {
+    const NAME: &str = "limits::under_a_soft_limit_what_is_resident_stays";
+    if !is_child() {
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_SOFT_LIMIT", "64M")));
+    }
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+    let before = resident();
+    let look = || MOST.fetch_max(resident().saturating_sub(before), Ordering::Relaxed);
+    // 40 MiB live at a time, in blocks of one length after another: what was freed of the last does not fit.
+    for round in 0..40 {
+        let size = [1000, 9000, 60_000, 300_000, 1_500_000][round % 5] + round * 64;
+        let kept = blocks(40 * MIB, size);
+        look();
+        drop(kept);
+        // Small holes beside blocks that stay, which hold all their spans, and something large behind.
+        let torn: Vec<_> = blocks(40 * MIB, 3000 + round * 8).into_iter().enumerate().collect();
+        look();
+        let half: Vec<_> = torn.into_iter().filter(|(index, _)| index % 3 == 0).collect();
+        let large = vec![1_u8; 12 * MIB];
+        look();
+        drop((half, large));
+    }
+    let most = MOST.load(Ordering::Relaxed);
+    println!("{:.1} MiB at most, of 64", most as f64 / MIB as f64);
+    // 5 %, and what one call may be late with.
+    assert!(most <= 64 * MIB * 105 / 100 + 2 * MIB, "{most} bytes\n{}", HEAP.stats());
+}

@@ -1,0 +1,198 @@
+//! The files that say how short of memory the system is, as they change under a program that is at work.
+//!
+//! The program looks for them below its own folder, which is one of the test's, with a `proc` and a `sys` in it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use pageheap::Pressure;
+
+use super::*;
+
+static WATCHED: GlobalHeap = GlobalHeap::new().system_root(".").on_pressure(50, told);
+
+/// What the hook was last told: hundredths filled, and stalled; and how many events in all.
+static FILLED: AtomicU64 = AtomicU64::new(0);
+static STALLED: AtomicU64 = AtomicU64::new(0);
+static EVENTS: AtomicU64 = AtomicU64::new(0);
+
+fn told(pressure: Pressure) {
+    FILLED.store(u64::from(pressure.filled()), Ordering::Relaxed);
+    STALLED.store(u64::from(pressure.stalled), Ordering::Relaxed);
+    EVENTS.fetch_add(pressure.events, Ordering::Relaxed);
+}
+
+fn write(path: impl AsRef<Path>, text: &str) {
+    let path = path.as_ref();
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    // In one step: a reader must not see half of it.
+    let half = path.with_extension("half");
+    std::fs::write(&half, text).unwrap();
+    std::fs::rename(half, path).unwrap();
+}
+
+/// Runs a test of this file with a folder of its own.
+fn run_in_folder(name: &str) {
+    let folder: PathBuf = std::env::temp_dir().join(format!("pageheap-{}-{}", std::process::id(), name.len()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let well = ends_well(command(name).current_dir(&folder));
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(well);
+}
+
+/// A program that never falls silent, and whose heap keeps what it needed lately: 64 MiB, of which none is in use.
+struct Busy {
+    over: &'static AtomicBool,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Busy {
+    fn begin() -> Self {
+        let over: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        let thread = std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                // More pages than a shelf keeps, so that pages come and go.
+                for size in [200_000, 300_000, 400_000_usize] {
+                    touch(size, 1);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Self {
+            over,
+            thread: Some(thread),
+        }
+    }
+
+    /// Pages with memory behind them that nobody uses, once more.
+    fn fill(&self) {
+        touch(100_000, (64 << 20) / 100_000);
+        assert!(backed() >= 48 << 20, "{}", WATCHED.stats());
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Allocates so many blocks, writes to them, and frees them.
+fn touch(size: usize, count: usize) {
+    use std::alloc::GlobalAlloc;
+    // SAFETY: the layout is not empty; written inside, freed with it.
+    unsafe {
+        let blocks: Vec<_> = (0..count).map(|_| WATCHED.alloc(layout(size))).collect();
+        for block in blocks {
+            block.write_bytes(1, size);
+            WATCHED.dealloc(block, layout(size));
+        }
+    }
+}
+
+fn backed() -> usize {
+    WATCHED.stats().pages.backed.0 * 8192
+}
+
+/// Nothing goes back for a while, though the thread has looked at the files.
+fn stays() {
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(backed() >= 48 << 20, "{}", WATCHED.stats());
+}
+
+#[test]
+fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
+    const NAME: &str = "pressure::version_2_its_limit_its_events_and_its_stalls_are_followed";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    const GROUP: &str = "sys/fs/cgroup/a/b";
+    let file = |name: &str, text: &str| write(Path::new(GROUP).join(name), text);
+    write("proc/self/cgroup", "0::/a/b\n");
+    file("memory.current", "100000000\n");
+    file("memory.max", "max\n");
+    file("memory.high", "max\n");
+    file("memory.events", "low 0\nhigh 5\nmax 0\noom 0\noom_kill 0\n");
+    let busy = Busy::begin();
+    busy.fill();
+    stays();
+    // The limit shrinks.
+    file("memory.max", "105000000\n");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+    assert!(soon(|| FILLED.load(Ordering::Relaxed) == 95));
+    file("memory.max", "1000000000\n");
+    std::thread::sleep(Duration::from_millis(2500));
+    busy.fill();
+    stays();
+    // It is met, if only for a moment.
+    file("memory.events", "low 0\nhigh 6\nmax 2\noom 1\noom_kill 0\n");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+    assert!(soon(|| EVENTS.load(Ordering::Relaxed) == 4));
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(EVENTS.load(Ordering::Relaxed), 4, "told once");
+    busy.fill();
+    stays();
+    // Tasks wait.
+    file("memory.pressure", "some avg10=60.20 avg60=0.00 avg300=0.00 total=0\n");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+    assert!(soon(|| STALLED.load(Ordering::Relaxed) == 60));
+    // What threads keep for themselves has gone too.
+    drop(busy);
+    assert!(soon(
+        || WATCHED.stats().pages.cached.0 == 0 && WATCHED.stats().shelf_pages.0 == 0
+    ));
+}
+
+#[test]
+fn version_1_its_limit_and_its_failures_are_followed() {
+    const NAME: &str = "pressure::version_1_its_limit_and_its_failures_are_followed";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    const GROUP: &str = "sys/fs/cgroup/memory/docker";
+    let file = |name: &str, text: &str| write(Path::new(GROUP).join(name), text);
+    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/docker\n0::/\n");
+    file("memory.usage_in_bytes", "100000000\n");
+    file("memory.limit_in_bytes", "9223372036854771712\n");
+    file("memory.failcnt", "7\n");
+    let busy = Busy::begin();
+    busy.fill();
+    stays();
+    file("memory.limit_in_bytes", "101000000\n");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+    file("memory.limit_in_bytes", "9223372036854771712\n");
+    std::thread::sleep(Duration::from_millis(2500));
+    busy.fill();
+    stays();
+    file("memory.failcnt", "8\n");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+    assert!(soon(|| EVENTS.load(Ordering::Relaxed) == 1));
+    std::thread::sleep(Duration::from_millis(2500));
+    busy.fill();
+    stays();
+    // Of the whole system, where the group has no figure.
+    write(
+        "proc/pressure/memory",
+        "some avg10=11.00 avg60=0.00 avg300=0.00 total=0\n",
+    );
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+}
+
+#[test]
+fn where_there_are_no_such_files_nothing_is_said_and_nothing_goes() {
+    const NAME: &str = "pressure::where_there_are_no_such_files_nothing_is_said_and_nothing_goes";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    let busy = Busy::begin();
+    busy.fill();
+    stays();
+    // Nonsense is nothing either.
+    write("proc/self/cgroup", "0::/a\n");
+    write("proc/pressure/memory", "some avg10=lots\n");
+    write("sys/fs/cgroup/a/memory.max", "-1\n");
+    stays();
+    assert_eq!(FILLED.load(Ordering::Relaxed) + EVENTS.load(Ordering::Relaxed), 0);
+    drop(busy);
+}

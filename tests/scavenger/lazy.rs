@@ -1,0 +1,287 @@
+//! Lazy releases, and huge pages, on sources that show what they are told.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use pageheap::source::{Contents, Failure, Memory, Purpose, Refused, Reservation, Source, System, Verb};
+use pageheap::{GlobalHeap, HugePages};
+
+use super::*;
+
+const PAGES: usize = 2048;
+
+fn heap(source: Simulated, lazily: bool) -> PageHeap<Simulated> {
+    PageHeap::new(source, Config::new(64 << 20).release_lazily(lazily)).unwrap()
+}
+
+fn hand() -> Hand {
+    Hand {
+        now: Cell::new(Duration::from_secs(1)),
+        step: Duration::from_micros(20),
+        ..Hand::default()
+    }
+}
+
+/// Ticks until nothing is left to do; whether that comes.
+fn rests(heap: &PageHeap<Simulated>, clock: &Hand) -> bool {
+    (0..10_000).any(|_| match heap.tick(clock) {
+        Duration::MAX => true,
+        pause => {
+            clock.pass(pause);
+            false
+        }
+    })
+}
+
+/// All pages taken, and freed but for every `keep`-th.
+fn used(heap: &PageHeap<Simulated>, keep: usize) -> usize {
+    let runs: Vec<_> = (0..PAGES).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
+    let mut freed: Vec<_> = runs.into_iter().filter(|run| run.start().0 % keep != 1).collect();
+    let count = freed.len();
+    // SAFETY: just allocated, and nobody uses them.
+    unsafe { heap.free_batch(&mut freed) };
+    count
+}
+
+#[test]
+fn what_goes_by_and_by_goes_lazily_and_is_never_zero() {
+    for keep in [2, 7, PAGES * 2] {
+        let heap = heap(Simulated::new(4096), true);
+        let free = used(&heap, keep);
+        let clock = hand();
+        assert!(rests(&heap, &clock), "{}", heap.stats());
+        let stats = heap.stats();
+        assert_eq!(heap.source().calls(Verb::Release), 0, "{stats}");
+        // Each page once, and counted once.
+        assert_eq!(
+            (stats.released, stats.released_lazily),
+            (free as u64, free as u64),
+            "{stats}"
+        );
+        assert_eq!(stats.backed.0, stats.grown.0 - stats.scavenged.0, "{stats}");
+        assert!(stats.backed.0 >= PAGES, "it may all be there yet: {stats}");
+        // Rested: not again.
+        let calls = heap.source().calls(Verb::ReleaseLazily);
+        assert!(rests(&heap, &clock));
+        assert_eq!(heap.source().calls(Verb::ReleaseLazily), calls);
+        // Pages that were never handed out are zero, the others are not said to be.
+        let zero: usize = (0..free)
+            .map(|_| heap.allocate_tracked(PageCount(1)).unwrap())
+            .filter(|page| page.run.start().0 < PAGES)
+            .map(|page| page.scavenged.0)
+            .sum();
+        assert_eq!(zero, 0);
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn a_release_is_at_once_and_a_scavenge_as_the_heap_has_it() {
+    for lazily in [false, true] {
+        let heap = heap(Simulated::new(4096), lazily);
+        let free = used(&heap, 2);
+        assert_eq!(heap.scavenge(PageCount(100)).0, 100);
+        assert_eq!(heap.stats().released_lazily, if lazily { 100 } else { 0 });
+        heap.release(PageCount(usize::MAX));
+        let stats = heap.stats();
+        assert_eq!(stats.released_lazily, if lazily { 100 } else { 0 });
+        // Those that were let go lazily are let go at once now, and known to be zero.
+        assert_eq!(stats.backed.0, PAGES - free, "{stats}");
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn a_soft_limit_is_kept_at_once() {
+    let heap = heap(Simulated::new(4096), true);
+    used(&heap, 2);
+    let clock = hand();
+    assert!(rests(&heap, &clock));
+    assert!(heap.backed().0 >= PAGES);
+    // By the scavenger, of what it has let go lazily before.
+    heap.set_soft_limit(PageCount(1500));
+    let run = heap.allocate(PageCount(1)).unwrap();
+    // SAFETY: just allocated.
+    unsafe { heap.free(run) };
+    for _ in 0..100 {
+        clock.pass(heap.tick(&clock).min(Duration::from_millis(250)));
+    }
+    assert!(heap.backed().0 <= 1500, "{}", heap.stats());
+    heap.check().unwrap();
+}
+
+#[test]
+fn a_busy_heap_keeps_its_peak_though_nobody_can_tell_what_is_backed() {
+    let heap = heap(Simulated::new(4096), true);
+    used(&heap, PAGES * 2);
+    let clock = hand();
+    let mut second = 0;
+    while heap.source().calls(Verb::ReleaseLazily) == 0 && second < 100 {
+        for _ in 0..4 {
+            let run = heap.allocate(PageCount(1 + second % 3)).unwrap();
+            heap.tick(&clock);
+            clock.pass(Duration::from_millis(250));
+            // SAFETY: just allocated.
+            unsafe { heap.free(run) };
+        }
+        second += 1;
+    }
+    assert!((9..=13).contains(&second), "after {second} seconds");
+}
+
+#[test]
+fn a_lazy_release_that_is_refused_leaves_the_pages() {
+    let heap = heap(
+        Simulated::new(4096).failing(Verb::ReleaseLazily, Failure::Every(1)),
+        true,
+    );
+    used(&heap, 2);
+    assert!(rests(&heap, &hand()));
+    assert_eq!((heap.stats().released, heap.stats().released_lazily), (0, 0));
+    heap.check().unwrap();
+}
+
+/// What nobody says to be zero was let go again at each look, four times a second, if it was whole huge pages.
+#[test]
+fn what_is_not_known_is_released_once_though_it_is_all_of_the_heap() {
+    let heap = heap(Simulated::new(4096).with_contents(Contents::Unknown), false);
+    used(&heap, PAGES * 2);
+    assert!(rests(&heap, &hand()), "{}", heap.stats());
+    // What the first campaign did before it knew better may come again.
+    let released = heap.stats().released as usize;
+    assert!((PAGES - 1..=PAGES + 512).contains(&released), "{}", heap.stats());
+}
+
+#[test]
+fn the_source_is_told_of_huge_pages_once_and_may_refuse() {
+    for wish in [HugePages::System, HugePages::Advise, HugePages::Avoid] {
+        for refuses in [false, true] {
+            let source = Simulated::new(4096);
+            if refuses {
+                source.fail(Verb::Advise, Failure::Every(1));
+            }
+            let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20).huge_pages(wish)).unwrap();
+            used(&heap, 2);
+            heap.release(PageCount(usize::MAX));
+            let told = usize::from(wish != HugePages::System);
+            assert_eq!(heap.source().calls(Verb::Advise), told);
+            assert_eq!(heap.stats().calls.advise as usize, told);
+            let advised = heap.source().advised();
+            match advised.as_slice() {
+                [] => assert!(told == 0 || refuses),
+                all => assert!(!refuses && all == [(0, heap.capacity().0 * 8192, wish)]),
+            }
+            heap.check().unwrap();
+        }
+    }
+}
+
+/// The system, whose pages let go lazily keep what they have, or lose it, at once: as the kernel may have it.
+struct Fickle {
+    random: AtomicU64,
+    lost: AtomicUsize,
+    kept: AtomicUsize,
+}
+
+// SAFETY: every verb is the system's; what a lazy release says of the contents is that it does not know them.
+unsafe impl Source for Fickle {
+    fn granule(&self) -> usize {
+        System.granule()
+    }
+
+    fn budget(&self) -> usize {
+        System.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        System.reserve(purpose, bytes, align)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, _: NonNull<u8>, _: usize) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+
+    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let granule = self.granule();
+        for offset in (0..bytes).step_by(granule) {
+            let step = |random: u64| Some(random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+            let random = self.random.try_update(Ordering::Relaxed, Ordering::Relaxed, step);
+            if random.unwrap_or_default() >> 40 & 1 == 0 {
+                // SAFETY: the caller's promise: nobody uses it.
+                unsafe { start.add(offset).write_bytes(0, granule) };
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            } else {
+                self.kept.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(Contents::Unknown)
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        // SAFETY: the caller's promise.
+        unsafe { System.unreserve(purpose, reservation) }
+    }
+}
+
+// SAFETY: as the system's.
+unsafe impl Memory for Fickle {}
+
+static FICKLE: Fickle = Fickle {
+    random: AtomicU64::new(1),
+    lost: AtomicUsize::new(0),
+    kept: AtomicUsize::new(0),
+};
+
+// SAFETY: the system's pages are memory.
+static HEAP: GlobalHeap<&Fickle> =
+    unsafe { GlobalHeap::with_source(&FICKLE, Config::new(1 << 30).release_lazily(true)) };
+
+/// Contents survive or vanish; zeroed blocks are zero, and live ones keep what is in them.
+#[test]
+fn contents_survive_or_vanish_and_nobody_believes_either() {
+    let (clock, mut kept, mut random) = (hand(), Vec::new(), 12345_usize);
+    let mut below = |end: usize| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % end
+    };
+    for round in 0..3000_usize {
+        let most = [5000, 80_000, 700_000][below(3)];
+        let layout = Layout::from_size_align(1 + below(most), 8).unwrap();
+        // SAFETY: the layout is not empty; read and written inside, freed with it.
+        unsafe {
+            let block = HEAP.alloc_zeroed(layout);
+            let bytes = std::slice::from_raw_parts_mut(block, layout.size());
+            assert!(bytes.iter().all(|&byte| byte == 0), "round {round}, {layout:?}");
+            bytes.fill(round as u8 | 1);
+            kept.push((block, layout, round as u8 | 1));
+            while kept.len() > 40 || round % 100 == 0 && !kept.is_empty() {
+                let (block, layout, mark) = kept.swap_remove(below(kept.len()));
+                let bytes = std::slice::from_raw_parts(block, layout.size());
+                assert!(bytes.iter().all(|&byte| byte == mark), "round {round}, {layout:?}");
+                HEAP.dealloc(block, layout);
+            }
+        }
+        if round % 100 < 10 {
+            // As if it were silent for long.
+            clock.pass(HEAP.tick(&clock).min(Duration::from_secs(2)));
+        }
+        if round % 50 == 0 {
+            HEAP.scavenge(PageCount(below(2000)));
+        }
+    }
+    let (lost, survived) = (FICKLE.lost.load(Ordering::Relaxed), FICKLE.kept.load(Ordering::Relaxed));
+    assert!(lost > 1000 && survived > 1000, "{lost} lost, {survived} kept");
+}
