@@ -236,6 +236,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         let room = magazine.widen(class);
         magazine.fill(self.take_slots(thread.cache(), class, room));
+        self.clear_shelf_over_limit(thread);
     }
 
     /// Makes room in a full magazine.

@@ -85,16 +85,27 @@ impl<S: Source + 'static> Objects<S> {
             self.reclaim(thread);
             attempt()
         })?;
-        if self.heap.backed() > self.heap.soft_limit() {
-            thread
-                .shelf()
-                .clear(&self.spans, |run| self.give_pages(thread.cache(), run));
-        }
+        self.clear_shelf_over_limit(thread);
         if !allocation.is_zeroed() {
             // SAFETY: a run just allocated, and of pages that are memory.
             unsafe { wipe(self.heap.address(allocation.run.start()).as_ptr()) };
         }
         Some(allocation)
+    }
+
+    /// Behind pages just taken: a heap over its soft limit has no shelves, but for what lies on other threads'.
+    pub(super) fn clear_shelf_over_limit(&self, thread: &Thread) {
+        if self.heap.backed() <= self.heap.soft_limit() {
+            return;
+        }
+        let mut freed = 0;
+        thread.shelf().clear(&self.spans, |run| {
+            freed += run.pages().0;
+            self.give_pages(None, run);
+        });
+        if freed > 0 {
+            self.heap.assist_again(freed);
+        }
     }
 
     /// Whether a large block like this could be had if all else were free.

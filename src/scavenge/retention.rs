@@ -10,10 +10,10 @@
 //!
 //! The whole rule, for who wants to foresee it: **as long as a program allocates or frees pages, its heap keeps as much
 //! memory as it needed at any time in the last ten seconds, and a tenth of that; what is above goes back, at 1 % of one
-//! processor. When no page has been allocated or freed for a second, caches of threads are emptied, and if nobody misses
-//! them in the next quarter of a second, all that is free goes back, within half a second more.** So a load that goes up
-//! and down faster than once in ten seconds costs no page faults, nor does one that has all it needs in its caches
-//! meanwhile, and a program that sleeps holds nothing it does not use.
+//! processor. When no page has been allocated or freed for a second, caches of threads are emptied, and if nobody
+//! misses them in the next quarter of a second, all that is free goes back, within half a second more.** So a load
+//! that goes up and down faster than once in ten seconds costs no page faults, nor does one that has all it needs in
+//! its caches meanwhile, and a program that sleeps holds nothing it does not use.
 //!
 //! Worked: a heap of 480 MiB is dropped at t = 0 by a program that then waits for its next request. At 1.0 to 1.25 s
 //! five looks in a row have found everything as it was, and caches are emptied; a quarter of a second later nobody has

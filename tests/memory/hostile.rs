@@ -47,8 +47,10 @@ fn without_membarrier_memory_goes_back_all_the_same_but_for_caches() {
     let before = resident();
     work(rounds());
     drop(blocks(256 << 20, 100_000));
-    assert!(soon(|| resident() <= before + (24 << 20)), "{}", HEAP.stats());
+    // What a thread keeps for itself: a shelf of 32 MiB at the most, its magazines, a cache of pages.
+    assert!(soon(|| resident() <= before + (56 << 20)), "{}", HEAP.stats());
     HEAP.flush_thread();
+    assert!(soon(|| resident() <= before + (8 << 20)), "{}", HEAP.stats());
 }
 
 #[test]
