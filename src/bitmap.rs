@@ -178,6 +178,94 @@ fn longest_beyond(words: &[u64], best: usize) -> usize {
     best
 }
 
+/// What a pass over the runs of a region found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// The lowest run that is long enough begins at this page. There is another behind it.
+    First(usize),
+    /// The same, and there is no other: this is left when it is taken.
+    Last(usize, Summary),
+    /// No run is long enough. This is what there is.
+    Nothing(Summary),
+    /// More than [`SCAN_RUNS`] runs: other ways are shorter.
+    Torn,
+}
+
+/// The most runs that [`scan`] looks at.
+pub const SCAN_RUNS: usize = 24;
+
+/// Looks for the lowest run of `count` pages at or after page `from` of the region `words`, and goes on to see what
+/// will be left. Runs cross words. 1 ns a word and 1 ns a run.
+#[inline]
+#[must_use]
+pub fn scan(words: &[u64], count: usize, from: usize) -> Scan {
+    let (mut first, mut max, mut runs) = (None, 0, 0);
+    // A run has ended; what it says of the whole, if that is all.
+    let mut close = |begin: usize, end: usize| {
+        let mut longest = end - begin;
+        if longest >= count && end - count >= from {
+            let fit = if begin > from { begin } else { from };
+            let behind = end - fit - count;
+            if first.is_some() || behind >= count {
+                return Some(Scan::First(first.unwrap_or(fit)));
+            }
+            first = Some(fit);
+            longest = behind.max(fit - begin);
+        }
+        max = longest.max(max);
+        None
+    };
+    let (mut begin, mut open) = (0, 0);
+    for (index, &word) in words.iter().enumerate() {
+        if word | open == 0 {
+            continue;
+        }
+        let (page, before) = (index * WORD_PAGES, word << 1 | open);
+        // A bit for each page that is the first of a run; for each that is the first behind one.
+        let (mut begins, mut ends) = (word & !before, before & !word);
+        if open == 0 {
+            (begin, begins) = next(page, begins);
+        }
+        open = word >> (WORD_PAGES - 1);
+        while ends != 0 {
+            let end;
+            (end, ends) = next(page, ends);
+            if let Some(scan) = close(begin, end) {
+                return scan;
+            }
+            runs += 1;
+            // If there is none, there is no other end in this word either, and no run open behind it.
+            (begin, begins) = next(page, begins);
+        }
+        if runs > SCAN_RUNS {
+            return first.map_or(Scan::Torn, Scan::First);
+        }
+    }
+    let pages = words.len() * WORD_PAGES;
+    if open != 0
+        && let Some(scan) = close(begin, pages)
+    {
+        return scan;
+    }
+    let (start, end) = (free_behind(words, 0), if open == 0 { 0 } else { pages - begin });
+    let Some(first) = first else {
+        return Scan::Nothing(Summary::new(start, max, end));
+    };
+    let start = if first < start { first } else { start };
+    let end = if first >= pages - end {
+        pages - first - count
+    } else {
+        end
+    };
+    Scan::Last(first, Summary::new(start, max, end))
+}
+
+/// The lowest page of `bits`, whose first is `page`, and the others.
+#[inline(always)]
+const fn next(page: usize, bits: u64) -> (usize, u64) {
+    (page + bits.trailing_zeros() as usize, bits & bits.wrapping_sub(1))
+}
+
 /// The free pages among `count` pages from page `from` of the region `words`.
 #[must_use]
 pub fn count(words: &[u64], from: usize, count: usize) -> usize {
@@ -268,9 +356,10 @@ impl Bitmap {
     #[inline(always)]
     pub fn chunk<G: Shape>(&self, chunk: usize) -> Block {
         let mut words = [0; MAX_CHUNK_WORDS];
-        let first = chunk * G::CHUNK_WORDS;
-        for (offset, word) in words[..G::CHUNK_WORDS].iter_mut().enumerate() {
-            *word = self.load(first + offset);
+        let cells = self.words.row(chunk * G::CHUNK_WORDS, G::CHUNK_WORDS);
+        for (word, cell) in words.iter_mut().zip(cells) {
+            // Acquire, as in `load`.
+            *word = cell.load(Ordering::Acquire);
         }
         words
     }

@@ -136,7 +136,7 @@ impl<G: Shape> FreeSet<G> {
 
     fn check_hints(&self) -> Result<(), Fault> {
         for band in Band::all() {
-            let (length, hint) = (band.pages(), self.hints.load(band));
+            let (length, hint) = (band.pages(), self.hints.load(band).page());
             if let Some(run) = self.first_run_below(length, hint) {
                 return Err(self.fault(run >> G::CHUNK_SHIFT, Kind::Hint { length, hint, run }));
             }

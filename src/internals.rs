@@ -9,7 +9,7 @@ use crate::units::PageCount;
 pub use crate::check::Fault;
 pub use crate::free_set::{Claim, FreeSet, Request, Word};
 pub use crate::geometry::{HINT_PAGES, MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
-pub use crate::hints::{Band, Hints};
+pub use crate::hints::{Band, Hints, Mark};
 pub use crate::metadata::{Metadata, Plan};
 pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
@@ -51,7 +51,7 @@ impl<G: Shape> FreeSet<G> {
     /// The hint of a band.
     #[must_use]
     pub fn hint(&self, band: Band) -> usize {
-        self.hints.load(band)
+        self.hints.load(band).page()
     }
 }
 

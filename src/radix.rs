@@ -45,6 +45,13 @@
 //! and mends it, and until then stands in the [turnstile](crate::sync::Turnstile), which tells everybody not to
 //! conclude anything.
 //!
+//! **What is carried up.** A node that came to promise more, always: its parent may promise less, and others may rely
+//! on the node already. A node that came to promise less need not be: a parent that covered the old value covers the
+//! new one, and whoever has still to carry up the old value carries up enough. So a correction that only lowers ends
+//! where it began, and the parent goes on promising until a search goes down from it in vain. But a correction may
+//! raise: what was released between its look below and its change is in its second look, and was told by the value it
+//! has replaced.
+//!
 //! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that
 //! must fail. Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
 
@@ -118,6 +125,17 @@ impl Run {
         let (start, end) = (reach(self.at_start, summary.start()), reach(self.at_end, summary.end()));
         Summary::new(start, summary.max().max(self.pages), end)
     }
+}
+
+/// What came of making a node right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Change {
+    /// It was right.
+    None,
+    /// It promises less than before, in no field more: what is above promises enough.
+    Lowered,
+    /// It came to promise more at some time, perhaps what others rely on: this has to be carried up.
+    Raised,
 }
 
 /// What a search came upon.
@@ -206,6 +224,15 @@ impl Cursor {
     }
 }
 
+/// Without a branch on any word.
+#[inline(always)]
+fn same(one: &Block, other: &Block) -> bool {
+    one.iter()
+        .zip(other)
+        .fold(0, |differ, (one, other)| differ | (one ^ other))
+        == 0
+}
+
 impl<G: Shape> Tree<G> {
     /// The tree over these tables, zeroed: nothing free.
     #[must_use]
@@ -250,8 +277,10 @@ impl<G: Shape> Tree<G> {
     #[inline(always)]
     fn children(&self, level: usize, index: usize) -> Block {
         let (mut children, first) = ([0; MAX_CHUNK_WORDS], index << G::FANOUT_SHIFT);
-        for (offset, child) in children[..1 << G::FANOUT_SHIFT].iter_mut().enumerate() {
-            *child = self.load(level + 1, first + offset).to_bits();
+        let cells = self.levels[level + 1].row(first, 1 << G::FANOUT_SHIFT);
+        for (child, cell) in children.iter_mut().zip(cells) {
+            // Acquire, as in `load`.
+            *child = cell.load(Ordering::Acquire);
         }
         children
     }
@@ -330,7 +359,7 @@ impl<G: Shape> Tree<G> {
     ///
     /// For who gave many pages, and is in the turnstile: the last write was a read-modify-write.
     #[inline]
-    pub fn cover(&self, chunk: usize, bits: impl Fn() -> Block) -> bool {
+    pub fn cover(&self, chunk: usize, bits: impl Fn() -> Block) -> Change {
         self.refresh(G::LEAF, chunk, None, bits, Summary::covers)
     }
 
@@ -338,28 +367,32 @@ impl<G: Shape> Tree<G> {
     ///
     /// For who found it promising too much: the last write was the entry into the turnstile.
     #[inline]
-    pub fn settle(&self, chunk: usize, bits: impl Fn() -> Block) -> bool {
+    pub fn settle(&self, chunk: usize, bits: impl Fn() -> Block) -> Change {
         self.refresh(G::LEAF, chunk, None, bits, Self::exactly)
     }
 
     /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which
-    /// add up to
-    /// `truth`: the first round is done.
+    /// add up to `truth`: the first round is done.
     #[inline]
     pub fn settle_from(
         &self,
         chunk: usize,
         says: Summary,
-        seen: Block,
+        seen: &Block,
         truth: Summary,
         bits: impl Fn() -> Block,
-    ) -> bool {
-        let changed = self.replace(G::LEAF, chunk, says, truth);
-        self.refresh(G::LEAF, chunk, Some((seen, truth)), bits, Self::exactly) | changed
+    ) -> Change {
+        let first = self.replace(G::LEAF, chunk, says, truth);
+        // As in `refresh`, which goes on where this is not the end of it.
+        fence_after_rmw();
+        if self.leaf(chunk) == truth && same(seen, &bits()) {
+            return first;
+        }
+        self.refresh(G::LEAF, chunk, None, bits, Self::exactly).max(first)
     }
 
     /// Makes an inner node say exactly what its children do. Whether it had to be changed. As [`settle`](Self::settle).
-    pub fn settle_node(&self, level: usize, index: usize) -> bool {
+    pub fn settle_node(&self, level: usize, index: usize) -> Change {
         self.refresh(level, index, None, || self.children(level, index), Self::exactly)
     }
 
@@ -376,8 +409,8 @@ impl<G: Shape> Tree<G> {
         for level in (0..level).rev() {
             first >>= G::FANOUT_SHIFT;
             last >>= G::FANOUT_SHIFT;
-            let changed = (first..=last).fold(false, |changed, index| self.settle_node(level, index) | changed);
-            if !changed {
+            let change = (first..=last).fold(Change::None, |change, index| self.settle_node(level, index).max(change));
+            if change == Change::None {
                 return;
             }
         }
@@ -393,9 +426,9 @@ impl<G: Shape> Tree<G> {
         known: Option<(Block, Summary)>,
         below: impl Fn() -> Block,
         right: impl Fn(Summary, Summary) -> bool,
-    ) -> bool {
+    ) -> Change {
         let node = self.levels[level].get(index);
-        let (mut known, mut changed) = (known, false);
+        let (mut known, mut change) = (known, Change::None);
         loop {
             // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both.
             // Partner: the same fence in every other `refresh` and `raise`. The write before it is a read-modify-write,
@@ -405,42 +438,65 @@ impl<G: Shape> Tree<G> {
             let says = Summary::from_bits(node.load(Ordering::Acquire));
             let now = below();
             let truth = match known {
-                Some((seen, truth)) if seen == now => truth,
+                Some((seen, truth)) if same(&seen, &now) => truth,
                 _ => Self::sum(level, &now),
             };
             known = Some((now, truth));
             if right(says, truth) {
-                return changed;
+                return change;
             }
-            changed |= self.replace(level, index, says, truth);
+            change = self.replace(level, index, says, truth).max(change);
         }
     }
 
-    /// Puts `new` where `old` is. Whether it was.
+    /// Puts `new` where `old` is, if it is there still.
     #[inline(always)]
-    fn replace(&self, level: usize, index: usize, old: Summary, new: Summary) -> bool {
+    fn replace(&self, level: usize, index: usize, old: Summary, new: Summary) -> Change {
+        let change = if old.covers(new) {
+            Change::Lowered
+        } else {
+            Change::Raised
+        };
         let (node, old, new) = (self.levels[level].get(index), old.to_bits(), new.to_bits());
         // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the
         // winner saw.
-        node.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        match node.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => change,
+            Err(_) => Change::None,
+        }
     }
 
-    /// Leaves the entry it stands on, which promises nothing, and those behind it in its block that do not either.
+    /// Moves right, inside the block, until an entry's `max` is enough or what it begins with and what is carried
+    /// together are, and returns that entry's; `None` at the end of the block or of the heap.
     #[inline(always)]
-    fn skip_empty(&self, at: &mut Cursor, pages: usize) {
-        let entries = pages.div_ceil(1 << G::span_shift(at.level));
+    fn skip(&self, at: &mut Cursor, count: usize, pages: usize) -> Option<Summary> {
+        let (whole, entries) = (1 << G::span_shift(at.level), G::entries(at.level, pages));
         let end = if at.level == 0 {
             entries
         } else {
-            (at.index + 1).next_multiple_of(1 << G::FANOUT_SHIFT).min(entries)
+            ((at.index | ((1 << G::FANOUT_SHIFT) - 1)) + 1).min(entries)
         };
-        at.advance(0);
-        let table = &self.levels[at.level];
-        // Acquire, as in `load`: a proof looks at the turnstile behind this.
-        while at.index < end && table.get(at.index).load(Ordering::Acquire) == Summary::NONE.to_bits() {
-            at.index += 1;
+        if at.index >= end {
+            return None;
         }
+        let (mut found, mut carry, mut passed) = (None, at.carry, 0);
+        for entry in self.levels[at.level].row(at.index, end - at.index) {
+            // Acquire, as in `load`: a proof looks at the turnstile behind this.
+            let here = Summary::from_bits(entry.load(Ordering::Acquire));
+            if here == Summary::NONE {
+                carry = 0;
+            } else if here.max() >= count || carry + here.start() >= count {
+                found = Some(here);
+                break;
+            } else {
+                carry = here.end() + if here.end() == whole { carry } else { 0 };
+            }
+            passed += 1;
+        }
+        at.moved |= passed > 0;
+        at.index += passed;
+        at.carry = carry;
+        found
     }
 
     /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages`
@@ -457,27 +513,19 @@ impl<G: Shape> Tree<G> {
             if at.index << shift >= pages {
                 return at.end::<G>();
             }
-            let here = self.load(at.level, at.index);
-            if here == Summary::NONE {
-                self.skip_empty(at, pages);
+            let Some(here) = self.skip(at, count, pages) else {
                 continue;
-            }
-            let meets = at.carry + here.start() >= count;
-            if at.level == G::LEAF && (meets || here.max() >= count) {
+            };
+            if at.level == G::LEAF {
                 return Step::Chunk {
                     chunk: at.index,
                     carry: at.carry,
                 };
             }
-            if meets {
+            if at.carry + here.start() >= count {
                 return Step::Run((at.index << shift) - at.carry);
             }
-            if here.max() >= count {
-                at.descend::<G>();
-                continue;
-            }
-            let whole = here.end() == 1 << shift;
-            at.advance(if whole { at.carry + here.end() } else { here.end() });
+            at.descend::<G>();
         }
     }
 }

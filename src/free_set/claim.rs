@@ -10,10 +10,10 @@
 
 use crate::bitmap::{self, Pieces};
 use crate::geometry::{PROOF_ROUNDS, Shape, WORD_PAGES, WORD_SHIFT};
-use crate::hints::Band;
+use crate::hints::{Band, Mark};
 use crate::sync::{Ordering, Pass, fence_after_rmw, relax};
 
-use super::search::Look;
+use super::search::Trail;
 use super::{Claim, FreeSet, Request, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
@@ -54,20 +54,33 @@ impl<G: Shape> FreeSet<G> {
     pub fn hold_from_hint(&self, request: &Request) -> Option<usize> {
         let band = Band::of(request.pages);
         let hint = self.hints.load(band);
-        let from = hint.saturating_sub(band.pages() - 1);
-        let start = self
-            .hold_in_word(request, from)
-            .or_else(|| self.hold_from(request, from))?;
-        if band.pages() == request.pages && request.align == 1 {
-            self.outgrow_hint(band, hint, start);
+        let from = hint.page().saturating_sub(band.pages() - 1);
+        if let Some(start) = self.hold_in_word(request, from) {
+            return Some(start);
         }
+        if band.pages() == request.pages && request.align == 1 {
+            return self.hold_and_raise(request, band, hint);
+        }
+        self.hold_from(request, from, &mut Trail::default())
+    }
+
+    /// As [`hold_from`](Self::hold_from), from the hint of `band`, whose length is wanted; raises it to the end of what
+    /// was found.
+    #[inline]
+    fn hold_and_raise(&self, request: &Request, band: Band, hint: Mark) -> Option<usize> {
+        let mut survey = self.begin(band, hint);
+        let start = self.hold_from(request, survey.from(), &mut survey.trail)?;
+        self.raise_hint(&survey, start + request.pages);
         Some(start)
     }
 
     /// The second half of [`hold_lowest`](Self::hold_lowest): all of the heap, and the proof.
     #[cold]
     pub fn hold_or_prove(&self, request: &Request) -> Option<usize> {
-        self.claim_or_prove(|| self.hold_from(request, 0), || self.hold_by_bits(request))
+        self.claim_or_prove(
+            || self.hold_from(request, 0, &mut Trail::default()),
+            || self.hold_by_bits(request),
+        )
     }
 
     /// Fast: a run inside the word at `from`, the lowest there is if there is one.
@@ -84,16 +97,26 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// Takes the lowest run at or after page `from`, as the summaries and then the bits have it. `None` proves nothing.
-    fn hold_from(&self, request: &Request, from: usize) -> Option<usize> {
+    /// Leaves its `trail`.
+    fn hold_from(&self, request: &Request, from: usize, trail: &mut Trail) -> Option<usize> {
         let mut from = from;
         loop {
-            let start = self.search(request, from)?;
+            let start = self.search(request, from, trail)?;
+            // A run over several words passes the turnstile.
+            trail.passes += u32::from(start % WORD_PAGES + request.pages > WORD_PAGES);
+            // The leaves of a run of a chunk or more are corrected by who takes it.
+            let correction = trail.correction.take().filter(|_| request.pages < G::CHUNK_PAGES);
             let Err(taken) = self.hold(start, request.pages) else {
+                if let Some(correction) = correction {
+                    trail.passes += 1;
+                    self.correct_leaf(&correction);
+                }
                 return Some(start);
             };
             // Every run that begins between `start` and the taken page has that page in it. Some summary said it was
             // free.
             self.correct_all(taken >> G::CHUNK_SHIFT);
+            trail.passes += 1;
             from = taken + 1;
         }
     }
@@ -154,23 +177,23 @@ impl<G: Shape> FreeSet<G> {
     #[inline]
     pub fn claim_word(&self) -> Option<Word> {
         let band = Band::of(1);
-        let hint = self.hints.load(band);
-        if let Some(word) = self.claim_word_from(hint) {
-            let end = (word.index + 1) * WORD_PAGES;
-            if end > hint {
-                self.raise_hint(band, hint, end);
-            }
+        let mut survey = self.begin(band, self.hints.load(band));
+        if let Some(word) = self.claim_word_from(survey.from(), &mut survey.trail) {
+            self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
             return Some(word);
         }
-        self.claim_or_prove(|| self.claim_word_from(0), || self.claim_word_by_bits())
+        self.claim_or_prove(
+            || self.claim_word_from(0, &mut Trail::default()),
+            || self.claim_word_by_bits(),
+        )
     }
 
     #[inline]
-    fn claim_word_from(&self, from: usize) -> Option<Word> {
+    fn claim_word_from(&self, from: usize, trail: &mut Trail) -> Option<Word> {
         let one = Request::of(1);
         let mut from = from;
         loop {
-            let index = self.search(&one, from)? >> WORD_SHIFT;
+            let index = self.search(&one, from, trail)? >> WORD_SHIFT;
             if let Some(word) = self.take_word(index) {
                 return Some(word);
             }
@@ -274,10 +297,16 @@ impl<G: Shape> FreeSet<G> {
         let (first, mut carry) = (from >> G::CHUNK_SHIFT, 0);
         for chunk in first..self.grown().div_ceil(G::CHUNK_PAGES) {
             let from = if chunk == first { from & (G::CHUNK_PAGES - 1) } else { 0 };
-            match self.look::<false>(chunk, count, from, carry) {
-                Look::Found(page) => return Some(page),
-                Look::Carry(next) => carry = next,
+            let bits = self.free.chunk::<G>(chunk);
+            let (words, begin) = (&bits[..G::CHUNK_WORDS], chunk << G::CHUNK_SHIFT);
+            if carry > 0 && carry + bitmap::free_behind(words, 0) >= count {
+                return Some(begin - carry);
             }
+            if let Some(page) = bitmap::find(words, count, from) {
+                return Some(begin + page);
+            }
+            let end = bitmap::free_before(words, G::CHUNK_PAGES).min(G::CHUNK_PAGES - from);
+            carry = if end == G::CHUNK_PAGES { carry + end } else { end };
         }
         None
     }

@@ -11,12 +11,13 @@
 //! the search goes on behind that page. Upwards and never waiting: the claimer that stands highest always finishes, so
 //! somebody does.
 //!
-//! **Claims are lazy.** A claim does not touch the tree: the leaf goes on promising what is gone, and the next search
-//! that believes it finds out, corrects it, and goes on. That costs nothing where the next search begins behind the
-//! claim anyway (it does: hints), and it is why a claim of one page is three loads and a compare-exchange. Only a claim
-//! of a chunk or more corrects its leaves at once. A release is never lazy, but it can see that it has nothing to say:
-//! where the run it made is no longer than the leaf's `max` (and than `start` or `end`, where it touches an end of the
-//! chunk), no field of the leaf can grow.
+//! **Claims are lazy.** A claim in the hint's word does not touch the tree: the leaf goes on promising what is gone,
+//! and the next search that believes it finds out, corrects it, and goes on. That costs nothing where the next search
+//! begins behind the claim anyway (it does: hints), and it is why a claim of one page is three loads and a compare-
+//! exchange. A claim that was searched for has seen the bits of its chunk: it corrects the leaf if nothing as long is
+//! left. A claim of a chunk or more corrects its leaves at once. Nodes above are left to searches that believe them in
+//! vain. A release is never lazy, but it can see that it has nothing to say: where the run it made is no longer than
+//! the leaf's `max` (and than `start` or `end`, where it touches an end of the chunk), no field of the leaf can grow.
 //!
 //! **Saying no.** Searches believe summaries, and a summary may for a moment promise too little. So `None` is proved:
 //! with a flag up that makes every release pass the [`Turnstile`], search from page 0 between two equal calms. Nobody

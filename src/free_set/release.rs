@@ -10,7 +10,7 @@
 
 use crate::bitmap::{self, Pieces};
 use crate::geometry::{Shape, WORD_PAGES, WORD_SHIFT};
-use crate::radix::Run;
+use crate::radix::{Change, Run};
 use crate::sync::{Ordering, fence_after_rmw};
 
 use super::{FreeSet, Word, lowest_page};
@@ -63,9 +63,8 @@ impl<G: Shape> FreeSet<G> {
     #[inline(always)]
     fn given(&self, word: usize, mask: u64, after: u64) {
         // SeqCst fence: between the bits and the look at neighbours, leaf, flag and hints. Partners: the fences in
-        // `refresh`, in
-        // `claim_or_prove` and in `raise_hint`, between a change of those and a look at the bits; and this one, of a
-        // neighbour's.
+        // `refresh`, in `claim_or_prove` and in `begin`, between a change of those and a look at the bits; and this one,
+        // of a neighbour's.
         fence_after_rmw();
         let page = lowest_page(word, mask);
         if has_gaps(mask) {
@@ -104,7 +103,7 @@ impl<G: Shape> FreeSet<G> {
     /// start over.
     ///
     /// Ends with a SeqCst fence between leaf and parents and the look at the hints that is to follow; partner: the one
-    /// in `raise_hint`.
+    /// in `begin`.
     #[inline(always)]
     fn tell(&self, page: usize, run: Run) {
         let chunk = page >> G::CHUNK_SHIFT;
@@ -159,11 +158,11 @@ impl<G: Shape> FreeSet<G> {
     /// turnstile.
     #[inline]
     pub(super) fn publish(&self, first: usize, last: usize) {
-        let mut changed = false;
+        let mut change = Change::None;
         for chunk in first..=last {
-            changed |= self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
+            change = self.tree.cover(chunk, || self.free.chunk::<G>(chunk)).max(change);
         }
-        if changed {
+        if change != Change::None {
             self.tree.propagate(G::LEAF, first, last);
         }
     }
@@ -237,8 +236,8 @@ impl<G: Shape> FreeSet<G> {
     /// Ends a batch's work on a chunk: its leaf now, its parents when the batch leaves the block of siblings. Returns
     /// the first chunk of that block whose leaf has changed and not been carried up.
     fn close(&self, chunk: usize, dirty: Option<usize>, next: Option<usize>) -> Option<usize> {
-        let changed = self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
-        let dirty = dirty.or(changed.then_some(chunk));
+        let change = self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
+        let dirty = dirty.or((change != Change::None).then_some(chunk));
         if next.is_some_and(|next| next >> G::FANOUT_SHIFT == chunk >> G::FANOUT_SHIFT) {
             return dirty;
         }

@@ -1,24 +1,64 @@
-//! Where the lowest run is: first the hint's chunk by its bits, then the tree, then the bits of the chunk the tree
-//! names.
+//! Where the lowest run is: first the hint's chunk, then the tree, then the bits of the chunk the tree names.
 //!
-//! A search changes nothing but summaries that promise too much, and a hint it has outgrown. Whoever corrects a summary
-//! carries the change up, although it only lowers, as it seems: by the time it is written it may hold a release's
-//! raise, and the releaser, finding it there, leaves the rest of the way to its writer. (Not carrying it up saves a
-//! tenth of the instructions in a torn heap, and loses pages: shuttle's models found it.)
+//! A chunk is looked at in one pass over its runs. It goes on behind the run that is found: is there another for the
+//! next search? If not, the pass has seen all there is, and the leaf is corrected as soon as the run is taken, not by a
+//! later search that would have to look again ([`Correction`]). Where runs are found inside the hint's word no search
+//! is made and no leaf corrected.
+//!
+//! A search changes nothing but summaries that promise too much, and a hint it has outgrown. Who corrects a summary
+//! need not carry the change up if it only lowers: what is above promises enough, and a search that believes it too
+//! long corrects it. But the correction may have to be corrected: by the time it is written somebody may have released
+//! pages, and seen that the old summary had them. The second look finds them and raises the summary again, and as that
+//! one relied on it, this has to be carried up. (Never to carry up loses pages: shuttle's models found it. Always to do
+//! so was a seventh of all instructions in a torn heap.)
 
 #![forbid(unsafe_code)]
 
-use crate::bitmap;
-use crate::geometry::{Block, Shape, WORD_SHIFT};
-use crate::hints::Band;
-use crate::radix::{Cursor, Step};
+use crate::bitmap::{self, Scan};
+use crate::geometry::{Block, Shape};
+use crate::hints::{Band, Mark};
+use crate::radix::{Change, Cursor, Step};
 use crate::summary::Summary;
-use crate::sync::fence_after_rmw;
+use crate::sync::{Calm, fence_after_load};
 
 use super::{FreeSet, Request};
 
-/// Runs of up to so many pages are mostly found in the word where the last one was.
-const SHORT: usize = 8;
+/// A search that may raise the hint it begins at.
+pub(super) struct Survey {
+    band: Band,
+    /// The hint, watched, as it was before anything was looked at.
+    seen: Mark,
+    /// The turnstile, after that.
+    calm: Option<Calm>,
+    pub(super) trail: Trail,
+}
+
+impl Survey {
+    /// The page to begin at: the lowest at which a run may begin.
+    #[inline(always)]
+    pub(super) fn from(&self) -> usize {
+        self.seen.page().saturating_sub(self.band.pages() - 1)
+    }
+}
+
+/// What a search leaves behind.
+#[derive(Default)]
+pub(super) struct Trail {
+    /// Its own passes through the turnstile.
+    pub(super) passes: u32,
+    /// What there is to correct when exactly the run that was found is taken.
+    pub(super) correction: Option<Correction>,
+}
+
+/// A leaf that promises too much.
+pub(super) struct Correction {
+    chunk: usize,
+    /// What it said, before the bits were read.
+    says: Summary,
+    bits: Block,
+    /// What the bits add up to.
+    truth: Summary,
+}
 
 /// What came of looking at the bits of a chunk.
 pub(super) enum Look {
@@ -29,28 +69,30 @@ pub(super) enum Look {
 
 impl<G: Shape> FreeSet<G> {
     /// The first page of the lowest run at or after `from` that meets the request, as the summaries and then the bits
-    /// have it.
-    pub(super) fn search(&self, request: &Request, from: usize) -> Option<usize> {
+    /// have it. Leaves its `trail`.
+    pub(super) fn search(&self, request: &Request, from: usize, trail: &mut Trail) -> Option<usize> {
         let mut from = request.align_page(from)?;
         loop {
-            let start = self.first_run::<true>(request.pages, from, self.grown())?;
+            let start = self.first_run(request.pages, from, trail)?;
             let aligned = request.align_page(start)?;
             if aligned == start {
                 return Some(start);
             }
+            // Not the run that will be taken.
+            trail.correction = None;
             from = aligned;
         }
     }
 
-    /// The lowest run of `count` pages at or after `from`, in a heap of `pages` pages. With `REPAIR`, promises found
-    /// broken are corrected on the way.
-    pub(super) fn first_run<const REPAIR: bool>(&self, count: usize, from: usize, pages: usize) -> Option<usize> {
+    /// The lowest run of `count` pages at or after `from`. Promises found broken are corrected on the way.
+    fn first_run(&self, count: usize, from: usize, trail: &mut Trail) -> Option<usize> {
+        let pages = self.grown();
         if from >= pages || count > pages - from {
             return None;
         }
         let chunk = from >> G::CHUNK_SHIFT;
         let mut cursor = Cursor::at::<G>(chunk);
-        match self.look_from::<REPAIR>(chunk, count, from & (G::CHUNK_PAGES - 1)) {
+        match self.look_from(chunk, count, from & (G::CHUNK_PAGES - 1), trail) {
             Look::Found(page) => return Some(page),
             Look::Carry(carry) => cursor.advance(carry),
         }
@@ -58,9 +100,8 @@ impl<G: Shape> FreeSet<G> {
             match self.tree.next(&mut cursor, count, pages) {
                 Step::End => return None,
                 Step::Run(start) => return Some(start),
-                Step::Broken { level, index } if REPAIR => self.correct_node(level, index),
-                Step::Broken { .. } => {}
-                Step::Chunk { chunk, carry } => match self.look::<REPAIR>(chunk, count, 0, carry) {
+                Step::Broken { level, index } => self.correct_node(level, index, trail),
+                Step::Chunk { chunk, carry } => match self.look(chunk, count, 0, carry, trail) {
                     Look::Found(page) => return Some(page),
                     Look::Carry(carry) => cursor.advance(carry),
                 },
@@ -71,47 +112,70 @@ impl<G: Shape> FreeSet<G> {
     /// Looks into the chunk a search begins in, from its page `from` on: at the leaf, and if that promises enough at
     /// the bits.
     #[inline]
-    fn look_from<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize) -> Look {
+    fn look_from(&self, chunk: usize, count: usize, from: usize, trail: &mut Trail) -> Look {
         let leaf = self.tree.leaf(chunk);
         if leaf.max() < count {
             return Look::Carry(leaf.end().min(G::CHUNK_PAGES - from));
         }
-        self.look::<REPAIR>(chunk, count, from, 0)
+        self.look(chunk, count, from, 0, trail)
     }
 
     /// Looks for a run of `count` pages in the bits of a chunk, from its page `from` on, with `carry` free pages before
     /// it.
     #[inline]
-    pub(super) fn look<const REPAIR: bool>(&self, chunk: usize, count: usize, from: usize, carry: usize) -> Look {
+    fn look(&self, chunk: usize, count: usize, from: usize, carry: usize, trail: &mut Trail) -> Look {
         // Before the bits: the first round of protocol R, if it comes to that.
-        let leaf = if REPAIR { self.tree.leaf(chunk) } else { Summary::NONE };
+        let leaf = self.tree.leaf(chunk);
         let bits = self.free.chunk::<G>(chunk);
         let words = &bits[..G::CHUNK_WORDS];
         let first = chunk << G::CHUNK_SHIFT;
         if carry > 0 && carry + bitmap::free_behind(words, 0) >= count {
             return Look::Found(first - carry);
         }
-        if let Some(page) = bitmap::find(words, count, from) {
-            return Look::Found(first + page);
-        }
-        if leaf.max() >= count || carry + leaf.start() >= count {
-            let truth = bitmap::summarize(words);
-            if truth != leaf {
-                self.correct_leaf(chunk, leaf, bits, truth);
+        let truth = match bitmap::scan(words, count, from) {
+            Scan::First(page) => return Look::Found(first + page),
+            Scan::Last(page, left) => {
+                let mut bits = bits;
+                bitmap::clear(&mut bits, page, count);
+                trail.correction = Some(Correction {
+                    chunk,
+                    says: leaf,
+                    bits,
+                    truth: left,
+                });
+                return Look::Found(first + page);
             }
+            Scan::Nothing(truth) => truth,
+            Scan::Torn => match bitmap::find(words, count, from) {
+                Some(page) => return Look::Found(first + page),
+                None => bitmap::summarize(words),
+            },
+        };
+        if truth != leaf && (leaf.max() >= count || carry + leaf.start() >= count) {
+            trail.passes += 1;
+            self.correct_leaf(&Correction {
+                chunk,
+                says: leaf,
+                bits,
+                truth,
+            });
         }
-        let end = bitmap::free_before(words, G::CHUNK_PAGES).min(G::CHUNK_PAGES - from);
+        let end = truth.end().min(G::CHUNK_PAGES - from);
         Look::Carry(if end == G::CHUNK_PAGES { carry + end } else { end })
     }
 
-    /// Makes a leaf that said `says`, and then was found promising more than the `truth` of `bits`, say what there is.
+    /// Makes a leaf say what there is.
     #[cold]
-    fn correct_leaf(&self, chunk: usize, says: Summary, bits: Block, truth: Summary) {
+    pub(super) fn correct_leaf(&self, correction: &Correction) {
+        let Correction {
+            chunk,
+            says,
+            ref bits,
+            truth,
+        } = *correction;
         let _pass = self.turnstile.enter(chunk);
-        if self
-            .tree
-            .settle_from(chunk, says, bits, truth, || self.free.chunk::<G>(chunk))
-        {
+        let now = || self.free.chunk::<G>(chunk);
+        if self.tree.settle_from(chunk, says, bits, truth, now) == Change::Raised {
             self.tree.propagate(G::LEAF, chunk, chunk);
         }
     }
@@ -130,45 +194,37 @@ impl<G: Shape> FreeSet<G> {
 
     /// Makes an inner node, found to promise too much, say what its children do.
     #[cold]
-    pub(super) fn correct_node(&self, level: usize, index: usize) {
+    pub(super) fn correct_node(&self, level: usize, index: usize, trail: &mut Trail) {
+        trail.passes += 1;
         let _pass = self.turnstile.enter(index);
-        if self.tree.settle_node(level, index) {
+        if self.tree.settle_node(level, index) == Change::Raised {
             self.tree.propagate(level, index, index);
         }
     }
 
-    /// After a claim at `start`, by a search that began at the hint `seen`: raises the hint if that is worth the second
-    /// look. For short runs where the word has another: the next is then found without a search. Else once in a block
-    /// of chunks: the searches between begin a few entries too early, which costs less than a second look each.
+    /// Begins a search for runs of the length of `band`, from its hint.
     #[inline(always)]
-    pub(super) fn outgrow_hint(&self, band: Band, seen: usize, start: usize) {
-        let (end, block) = (start + band.pages(), G::CHUNK_SHIFT + G::FANOUT_SHIFT);
-        if band.pages() <= SHORT && end >> WORD_SHIFT > seen >> WORD_SHIFT {
-            let rest = self.free.load(start >> WORD_SHIFT);
-            if end >> block > seen >> block || bitmap::find_in_word(rest, band.pages()).is_some() {
-                self.raise_hint(band, seen, end);
-            }
-        } else if start >> block > seen >> block {
-            self.raise_hint(band, seen, start >> G::CHUNK_SHIFT << G::CHUNK_SHIFT);
+    pub(super) fn begin(&self, band: Band, hint: Mark) -> Survey {
+        let seen = self.hints.watch(band, hint);
+        // SeqCst fence: between the hint and the look at turnstile, tree and bits. Partner: the fence of a release
+        // between those and the hint: if it found the hint as it was before ours, we see all it did.
+        fence_after_load();
+        Survey {
+            band,
+            seen,
+            calm: self.turnstile.calm(),
+            trail: Trail::default(),
         }
     }
 
-    /// Raises the hint of `band` from `seen` to `page`, if no run of the band's length lies below `page`.
+    /// Raises the hint that the search began at to `page`, below which it has left no run of its length.
     ///
-    /// A releaser goes: bits, fence, (tree,) fence, look at the hint. We go: hint, fence, look at tree and bits.
-    /// Whichever fence is first, one of us sees the other; the calm says that nobody was between bits and tree
-    /// meanwhile. If we see a run, or no calm, the hint goes back.
-    pub(super) fn raise_hint(&self, band: Band, seen: usize, page: usize) {
-        let Some(calm) = self.turnstile.calm() else { return };
-        if !self.hints.try_raise(band, seen, page) {
-            return;
-        }
-        fence_after_rmw();
-        let from = seen.saturating_sub(band.pages() - 1);
-        let lowest = self.first_run::<false>(band.pages(), from, page);
-        let missed = lowest.is_some_and(|start| start + band.pages() <= page);
-        if missed || self.turnstile.calm() != Some(calm) {
-            self.hints.lower_band(band, seen);
+    /// What the search did not see it may not conclude from; see [`hints`](crate::hints) for why nothing is missed.
+    #[inline(always)]
+    pub(super) fn raise_hint(&self, survey: &Survey, page: usize) {
+        let Some(calm) = survey.calm else { return };
+        if self.turnstile.calm() == Some(calm.after(survey.trail.passes)) {
+            self.hints.raise(survey.band, survey.seen, page);
         }
     }
 }

@@ -41,6 +41,11 @@ pub(crate) fn fence_after_rmw() {
     fence();
 }
 
+/// The same.
+pub(crate) fn fence_after_load() {
+    fence();
+}
+
 /// The light half of an asymmetric fence. What the system call promises the heavy half is to a model a fence on this
 /// side too.
 pub(crate) fn fence_light() {
@@ -126,6 +131,15 @@ impl<T: Zeroed> Table<T> {
     #[must_use]
     pub fn get(&self, index: usize) -> &T {
         &self.entries[index]
+    }
+
+    /// The `count` entries from `first` on.
+    ///
+    /// # Panics
+    /// Past the end.
+    #[must_use]
+    pub fn row(&self, first: usize, count: usize) -> &[T] {
+        &self.entries[first..first + count]
     }
 
     /// Entries.

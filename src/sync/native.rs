@@ -36,6 +36,16 @@ pub(crate) fn fence_after_rmw() {
     }
 }
 
+/// A sequentially consistent (SeqCst) fence between two loads of its caller, which has perhaps written nothing.
+///
+/// What it is to say: if another thread made a change by a read-modify-write, had a fence, and then read an older value
+/// than our first load did, our second load sees the change. x86 keeps loads in order, and all see a read-modify-write
+/// before its thread's next load is made: only the compiler is left to be told.
+#[inline(always)]
+pub(crate) fn fence_after_load() {
+    fence_after_rmw();
+}
+
 /// The light half of an asymmetric fence: free, for the thread that comes by often. It orders nothing but against
 /// [`fence_heavy`] of another thread, and against that it is a sequentially consistent (SeqCst) fence.
 #[inline(always)]
@@ -247,6 +257,20 @@ impl<T: Zeroed> Table<T> {
         // SAFETY: in the reservation (checked); prepared and zeroed or written since (`new`'s contract), and all-zero
         // bytes are a `T` (`Zeroed`). Only shared references are ever made.
         unsafe { self.base.add(index).as_ref() }
+    }
+
+    /// The `count` entries from `first` on: one check for all.
+    ///
+    /// # Panics
+    /// As [`get`](Self::get).
+    #[inline(always)]
+    #[must_use]
+    pub fn row(&self, first: usize, count: usize) -> &[T] {
+        if first > self.len || count > self.len - first {
+            out_of_table(first, self.len);
+        }
+        // SAFETY: as in `get`, for each of them; the caller goes on to read them all, so all are prepared.
+        unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(first), count) }
     }
 
     /// Entries up to the end of the reservation.

@@ -14,8 +14,9 @@
 //! ```
 //!
 //! To pass costs two uncontended read-modify-writes (~14 ns); to read, a load of each stripe. Nobody ever waits at it.
-//! A count of entries wraps after 2³² passes of one stripe; for a reader to be fooled that many must happen between its
-//! two readings.
+//! Who reads and also passes, as a search does that corrects summaries, knows how often, and expects a calm that is
+//! later by as much. The count of entries wraps after 2³² passes; for a reader to be fooled that many must happen
+//! between its two readings.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +39,18 @@ pub struct Turnstile {
 /// A moment at which nobody was inside, to be compared with a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calm {
-    entered: u64,
+    entered: u32,
+}
+
+impl Calm {
+    /// The calm after this one and `passes` more passes through the turnstile.
+    #[inline(always)]
+    #[must_use]
+    pub const fn after(self, passes: u32) -> Self {
+        Self {
+            entered: self.entered.wrapping_add(passes),
+        }
+    }
 }
 
 /// One who is inside; dropping it is leaving.
@@ -101,14 +113,14 @@ impl Turnstile {
     /// How many have ever entered, and whether anybody is inside now.
     #[inline]
     pub fn look(&self) -> (Calm, bool) {
-        let (mut entered, mut inside) = (0_u64, 0);
-        for stripe in &self.stripes {
-            // Acquire: pairs with the release of `Pass::drop`; what was done inside is seen.
-            let now = stripe.load(Ordering::Acquire);
-            inside |= now & INSIDE;
-            entered = entered.wrapping_add(now >> 32);
-        }
-        (Calm { entered }, inside != 0)
+        // Acquire: pairs with the release of `Pass::drop`; what was done inside is seen. Both counts are summed at
+        // once: never are so many inside that they reach the entries.
+        let sum = self
+            .stripes
+            .iter()
+            .fold(0_u64, |sum, stripe| sum.wrapping_add(stripe.load(Ordering::Acquire)));
+        let entered = (sum >> 32) as u32;
+        (Calm { entered }, sum & INSIDE != 0)
     }
 }
 

@@ -48,6 +48,20 @@ fn first_fit(flags: &[bool], count: usize, from: usize) -> Option<usize> {
     (from..(flags.len() + 1).saturating_sub(count)).find(|&start| flags[start..start + count].iter().all(|&free| free))
 }
 
+/// What is to come of `bitmap::scan`: every run is looked at anew.
+fn naive_scan(flags: &[bool], count: usize, from: usize) -> bitmap::Scan {
+    let exactly = |flags: &[bool]| summary(naive::summarize(flags.iter().copied()));
+    let Some(first) = first_fit(flags, count, from) else {
+        return bitmap::Scan::Nothing(exactly(flags));
+    };
+    let mut left = flags.to_vec();
+    left[first..first + count].fill(false);
+    match first_fit(&left, count, from) {
+        Some(_) => bitmap::Scan::First(first),
+        None => bitmap::Scan::Last(first, exactly(&left)),
+    }
+}
+
 /// Free pages or not, in runs, as many as `1 << shift`.
 fn region(shift: u32) -> impl Strategy<Value = Vec<bool>> {
     let cuts = proptest::collection::vec((0..=1_usize << shift, any::<bool>()), 0..6);
@@ -100,6 +114,22 @@ proptest! {
         let from = from % flags.len();
         prop_assert_eq!(bitmap::find(&words, count, from), first_fit(&flags, count, from),
             "{} from {}\n{}", count, from, draw::words(&words));
+    }
+
+    #[test]
+    fn scan_finds_and_sums(words in chunk(), count in 1..=520_usize, short in any::<bool>(), from in 0..512_usize) {
+        let flags = flags(&words);
+        let count = if short { 1 + count % 20 } else { count };
+        let from = from % flags.len();
+        let (scan, expected) = (bitmap::scan(&words, count, from), naive_scan(&flags, count, from));
+        let runs = (0..flags.len()).filter(|&page| flags[page] && (page == 0 || !flags[page - 1])).count();
+        // Where there are many runs, it may stop as soon as it knows where the first is, or not know.
+        let early = match expected {
+            bitmap::Scan::Last(first, _) => scan == bitmap::Scan::First(first) || scan == bitmap::Scan::Torn,
+            _ => scan == bitmap::Scan::Torn,
+        };
+        prop_assert!(scan == expected || runs > bitmap::SCAN_RUNS && early,
+            "{} from {}: {:?}, not {:?}\n{}", count, from, scan, expected, draw::words(&words));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! When everybody has left, is there a run of a hint's length below the hint?
 //!
-//! [`World::finish`] looks. Hints start at 0; a claim in the second word raises one.
+//! [`World::finish`] looks. Hints start at 0, watched by nobody; a claim in the second word watches one and raises it,
+//! and leaves it watched.
 
 use super::world::{CHUNK, One, Two, World};
 use super::{explore, spawn};
@@ -163,6 +164,113 @@ fn a_raise_and_a_page_that_is_released_and_claimed_again() {
         });
         world.claim(1).unwrap();
         let claimed = thread.join().unwrap();
+        world.finish(2 - claimed);
+    });
+}
+
+/// A world whose hint was raised to page 71 and is watched: the next search of its length writes nothing before it
+/// looks.
+fn watched<G: pageheap::internals::Shape>(
+    chunks: usize,
+    free: (usize, usize),
+    held: &[(usize, usize)],
+) -> std::sync::Arc<World<G>> {
+    let world = World::<G>::new(chunks, &[(69, free.1), free], held);
+    assert_eq!(world.claim(free.1).unwrap().start, 69);
+    world
+}
+
+#[test]
+fn a_raise_of_a_hint_that_was_watched_and_a_release_above_it() {
+    explore(4, || {
+        // Page 75 is above the hint: there is nothing to lower. But below what is found, if it is not seen.
+        let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(75, 1));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_of_a_hint_that_was_watched_and_a_release_below_it() {
+    explore(4, || {
+        let world = watched::<Two>(2, (CHUNK + 5, 1), &[(5, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(5, 1));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_of_a_hint_that_was_watched_and_a_release_that_relies_on_anothers_walk() {
+    explore(3, || {
+        let world = watched::<Two>(5, (4 * CHUNK + 5, 1), &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(2 * CHUNK + 70, 1));
+        let third = spawn(move || third.release(2 * CHUNK + 5, 1));
+        world.claim(1).unwrap();
+        second.join().unwrap();
+        third.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
+fn a_raise_of_a_hint_that_was_watched_and_two_releases_that_make_a_run() {
+    explore(3, || {
+        let world = watched::<One>(2, (CHUNK + 5, 2), &[(75, 1), (76, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(75, 1));
+        let third = spawn(move || third.release(76, 1));
+        world.claim(2).unwrap();
+        second.join().unwrap();
+        third.join().unwrap();
+        world.finish(2);
+    });
+}
+
+#[test]
+fn two_raises_of_a_hint_that_was_watched_and_a_release_of_two_pages() {
+    explore(2, || {
+        // One search may begin before the release and end after the other, which finds one of the two pages and
+        // watches the hint again.
+        let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 2)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.release(75, 2));
+        let third = spawn(move || usize::from(third.claim(1).is_some()));
+        let mut claimed = usize::from(world.claim(1).is_some());
+        second.join().unwrap();
+        claimed += third.join().unwrap();
+        world.finish(3 - claimed);
+    });
+}
+
+#[test]
+fn a_raise_of_a_hint_that_was_watched_and_a_run_given_back() {
+    explore(3, || {
+        // A long claim takes 127, meets 128 and goes back, while the hint is raised over what it held.
+        let world = World::<One>::new(3, &[(70, 1), (127, 1), (2 * CHUNK + 5, 1)], &[]);
+        assert_eq!(world.claim(1).unwrap().start, 70);
+        let other = world.clone();
+        let thread = spawn(move || assert!(other.claim_at(127, 2).is_none()));
+        world.claim(1).unwrap();
+        thread.join().unwrap();
+        world.finish(1);
+    });
+}
+
+#[test]
+fn a_raise_by_a_word_of_a_hint_that_was_watched_and_a_release_above_it() {
+    explore(4, || {
+        let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 1)]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(75, 1));
+        let claimed = super::world::pages_of(world.claim_word());
+        thread.join().unwrap();
         world.finish(2 - claimed);
     });
 }

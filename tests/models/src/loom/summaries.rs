@@ -217,3 +217,48 @@ fn a_torn_word_and_a_correction_of_its_leaf() {
         world.finish(2);
     });
 }
+
+/// The run taken is the last of its length in its chunk, outside the hint's word: the leaf is corrected at once, by
+/// what was read before the claim.
+fn a_last_claim_and_a_release<G: Shape>(preemptions: usize, theirs: (usize, usize)) {
+    explore(preemptions, move || {
+        let world = World::<G>::new(2, &[(70, 2)], &[theirs]);
+        let other = world.clone();
+        let thread = spawn(move || other.release(theirs.0, theirs.1));
+        let claimed = world.claim(2).unwrap();
+        thread.join().unwrap();
+        assert!(claimed.start == 70 || claimed.start == theirs.0);
+        world.finish(theirs.1);
+    });
+}
+
+#[test]
+fn a_last_claim_corrects_its_leaf_under_a_release_of_a_page() {
+    a_last_claim_and_a_release::<One>(4, (80, 1));
+    a_last_claim_and_a_release::<Two>(3, (80, 1));
+}
+
+#[test]
+fn a_last_claim_corrects_its_leaf_under_a_release_of_as_many() {
+    a_last_claim_and_a_release::<One>(4, (80, 2));
+    a_last_claim_and_a_release::<Two>(3, (80, 2));
+}
+
+#[test]
+fn a_last_claim_corrects_its_leaf_under_a_release_that_meets_it() {
+    a_last_claim_and_a_release::<Two>(3, (72, 1));
+}
+
+#[test]
+fn two_last_claims_and_a_release_leave_nothing_promised_too_little() {
+    explore(2, || {
+        // Both correct the leaf; what one has lowered the other may find lowered too far, and raise.
+        let world = World::<Two>::new(3, &[(70, 2), (CHUNK + 70, 2)], &[(80, 1)]);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.claim(2).map_or(0, |_| 2));
+        let third = spawn(move || third.release(80, 1));
+        let claimed = world.claim(2).map_or(0, |_| 2) + second.join().unwrap();
+        third.join().unwrap();
+        world.finish(5 - claimed);
+    });
+}
