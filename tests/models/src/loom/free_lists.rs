@@ -480,6 +480,22 @@ fn a_slot_out_of_the_pocket_comes_back_to_it() {
     });
 }
 
+/// The owner is inside for another slot, and does not move: the one in his pocket is there all the time.
+#[test]
+fn a_slot_in_the_pocket_of_one_at_work_is_waited_for() {
+    explore(2, || {
+        let list = list(2, 2);
+        let (mine, theirs) = (hand(&list), hand(&list));
+        let slots = [(); 2].map(|()| theirs.allocate().unwrap());
+        theirs.free(slots[0]).unwrap();
+        let thread = spawn(move || theirs.free(slots[1]).unwrap());
+        let slot = mine.allocate().expect("one is free, in the pocket");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        finish(&list, 1);
+    });
+}
+
 #[test]
 fn guests_meet_in_a_lane() {
     explore(2, || {
