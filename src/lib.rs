@@ -42,7 +42,7 @@
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // What only tests, models and benches call is reachable with `internals` alone; without `std` no thread is known to
-// end, and the models, which are without, have no object layer.
+// end, and the models, which are without, have a part of the object layer.
 #![cfg_attr(not(all(feature = "internals", feature = "std")), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "std")]
@@ -80,6 +80,10 @@ pub mod arena;
 mod guard;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod object;
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+#[path = "object/model.rs"]
+#[doc(hidden)]
+pub mod object;
 
 // Doors.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]

@@ -42,6 +42,9 @@ unsafe impl Zeroed for Central {
 /// What starts on a line of its own: two cache lines, which some processors fetch together.
 const LINE: usize = 128;
 
+// A power of two: an entry is a shift away.
+const _: () = assert!(size_of::<Span>() == 32);
+
 // Objects may lie wherever a line begins.
 const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE);
 

@@ -11,6 +11,8 @@ mod negative;
 mod negative_hints;
 mod negative_lists;
 mod owner;
+mod negative_stores;
+mod objects;
 mod paper;
 mod proof;
 mod scavenge;

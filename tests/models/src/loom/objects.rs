@@ -1,0 +1,242 @@
+//! Is a slot one thread's at a time, on its way from who frees it to who gets it next?
+//!
+//! A thread that frees what another has allocated gives whole batches to the class's store, or slots to their spans; a
+//! thread that ends gives all it has; spans come without the lock. Each slot is a cell here that notices two owners,
+//! and a new owner who does not know that the last is through. At the end every slot is counted.
+//!
+//! The class has slots of 32 KiB: four to a span, four to a batch.
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicUsize;
+use pageheap::object::{Class, Slots};
+
+use super::{explore, spawn};
+
+/// Runs of pages for spans.
+const RUNS: usize = 3;
+
+/// A class, and what is written to its slots.
+struct World {
+    class: Class,
+    contents: Vec<UnsafeCell<usize>>,
+}
+
+// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let class = Class::new(32 << 10, RUNS);
+        assert_eq!(class.counts(), (4, 4));
+        let contents = (0..RUNS * 4).map(UnsafeCell::new).collect();
+        Arc::new(Self { class, contents })
+    }
+
+    /// With the first `stored` runs' slots in store, on the lanes of these hints.
+    fn with_stored(hints: &[usize]) -> Arc<Self> {
+        let world = Self::new();
+        for (run, &hint) in hints.iter().enumerate() {
+            let slots = world.fresh(run, 4);
+            world.bring(slots, hint);
+        }
+        world
+    }
+
+    /// Writes to slots that are the caller's.
+    fn touch(&self, slots: &Slots) {
+        for &slot in slots {
+            // SAFETY: loom checks that nobody else does so at this time.
+            self.contents[self.class.number(slot)].with_mut(|contents| unsafe { *contents += 1 });
+        }
+    }
+
+    fn touched(&self, slots: Slots) -> Slots {
+        self.touch(&slots);
+        slots
+    }
+
+    fn fresh(&self, run: usize, wanted: u32) -> Slots {
+        self.touched(self.class.take_fresh(run, wanted))
+    }
+
+    /// As the object layer does: out of spans, or out of a run of one's own where there are none or the lock is held.
+    fn take(&self, run: usize, wanted: u32) -> Slots {
+        match self.class.take(wanted) {
+            Some(slots) if !slots.is_empty() => self.touched(slots),
+            _ => self.fresh(run, wanted),
+        }
+    }
+
+    fn fetch(&self, hint: usize) -> Slots {
+        self.touched(self.class.fetch(hint).unwrap_or_default())
+    }
+
+    fn bring(&self, slots: Slots, hint: usize) -> usize {
+        self.touch(&slots);
+        self.class.bring(slots, hint)
+    }
+
+    fn give(&self, slots: Slots) -> usize {
+        self.touch(&slots);
+        self.class.give(slots)
+    }
+
+    /// When all have gone: what is in store comes out, everything goes home, and `runs` runs that were spans are whole.
+    fn finish(&self, left: usize, runs: usize) {
+        let mut left = left;
+        while let Some(slots) = self.class.fetch(0) {
+            left += self.give(slots);
+        }
+        left += usize::from(self.class.take_spare());
+        let state = self.class.state();
+        assert_eq!(
+            (state.out, state.stored, state.spans),
+            (0, 0, 0),
+            "slots were lost or made"
+        );
+        assert_eq!(left, runs, "spans were lost or made");
+    }
+}
+
+#[test]
+fn a_batch_freed_by_one_is_whole_for_who_takes_it() {
+    explore(3, || {
+        let world = World::new();
+        let slots = world.fresh(0, 4);
+        let other = world.clone();
+        let thread = spawn(move || other.bring(slots, 0));
+        let mine = world.fetch(0);
+        assert!(mine.is_empty() || mine.len() == 4);
+        let left = world.give(mine) + thread.join().unwrap();
+        world.finish(left, 1);
+    });
+}
+
+#[test]
+fn of_two_who_take_batches_and_one_who_brings_each_batch_is_for_one() {
+    explore(1, || {
+        let world = World::with_stored(&[0]);
+        let slots = world.fresh(1, 4);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.bring(slots, 0));
+        let third = spawn(move || third.fetch(0));
+        let mine = world.fetch(0);
+        let left = second.join().unwrap() + world.give(mine) + world.give(third.join().unwrap());
+        world.finish(left, 2);
+    });
+}
+
+#[test]
+fn who_looks_for_a_block_in_store_loses_none() {
+    explore(2, || {
+        let world = World::with_stored(&[0]);
+        let slots = world.fresh(1, 4);
+        let wanted = slots[1];
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.bring(slots, 0));
+        let third = spawn(move || third.fetch(0));
+        world.class.has_stored(wanted);
+        let left = second.join().unwrap() + world.give(third.join().unwrap());
+        world.finish(left, 2);
+    });
+}
+
+#[test]
+fn a_thread_that_ends_leaves_all_it_has_to_others() {
+    explore(3, || {
+        let world = World::new();
+        let (batch, rest) = (world.fresh(0, 4), world.fresh(1, 2));
+        let other = world.clone();
+        // Its spare to its spans, its magazine, as who ends does.
+        let thread = spawn(move || other.give(batch) + other.give(rest));
+        let mine = world.take(2, 3);
+        let left = thread.join().unwrap() + world.give(mine);
+        let state = world.class.state();
+        world.finish(left, state.spans as usize + left);
+    });
+}
+
+#[test]
+fn a_span_that_arrives_while_others_hold_the_lock_is_taken_in_once() {
+    explore(2, || {
+        let world = World::new();
+        let slots = world.fresh(0, 1);
+        let other = world.clone();
+        // What one has of a fresh span another gives back.
+        let thread = spawn(move || other.take(1, 2));
+        let left = world.give(slots);
+        let left = left + world.give(thread.join().unwrap());
+        let state = world.class.state();
+        assert_eq!(state.out, 0);
+        let runs = left + state.spans as usize;
+        assert!(runs == 1 || runs == 2, "{runs}");
+        world.finish(left, runs);
+    });
+}
+
+#[test]
+fn a_slot_of_a_span_that_has_just_arrived_may_be_freed_by_another() {
+    explore(2, || {
+        let world = World::new();
+        let mailbox = Arc::new(AtomicUsize::new(0));
+        let (second, third, sent) = (world.clone(), world.clone(), mailbox.clone());
+        let second = spawn(move || {
+            let slots = second.fresh(0, 1);
+            // Release: pairs with the swaps below; as a program hands a block on.
+            sent.swap(slots[0], Ordering::Release);
+        });
+        // Somebody who takes the span in at any time.
+        let third = spawn(move || third.class.state());
+        let receive = || match mailbox.swap(0, Ordering::Acquire) {
+            0 => 0,
+            slot => world.give(vec![slot]),
+        };
+        let early = receive();
+        second.join().unwrap();
+        third.join().unwrap();
+        let left = early + receive();
+        world.finish(left, 1);
+    });
+}
+
+#[test]
+fn a_batch_brought_while_the_lock_is_held_is_in_store_or_at_home() {
+    explore(3, || {
+        let world = World::new();
+        let (batch, few) = (world.fresh(0, 4), world.fresh(1, 2));
+        let other = world.clone();
+        let thread = spawn(move || {
+            other.touch(&batch);
+            other.class.bring_home(batch, 0)
+        });
+        let left = world.give(few) + thread.join().unwrap();
+        world.finish(left, 2);
+    });
+}
+
+#[test]
+fn a_store_is_emptied_while_batches_come_and_none_is_lost() {
+    explore(2, || {
+        let world = World::with_stored(&[0]);
+        let slots = world.fresh(1, 4);
+        let other = world.clone();
+        let thread = spawn(move || other.bring(slots, 0));
+        // As the scavenger does.
+        let mut left = 0;
+        loop {
+            let slots = world.fetch(0);
+            if slots.is_empty() {
+                break;
+            }
+            left += world.give(slots);
+        }
+        left += usize::from(world.class.take_spare());
+        left += thread.join().unwrap();
+        world.finish(left, 2);
+    });
+}
