@@ -58,6 +58,12 @@ fn the_environment_overrides_a_limit() {
     std::process::exit(if got { 0 } else { 1 });
 }
 
+/// Whether every requirement is to be tried at its full size, however long that takes: where `PAGEHEAP_TEST_FULL` is
+/// set, as for a release (`.ci/run test_release`).
+fn is_full() -> bool {
+    std::env::var_os("PAGEHEAP_TEST_FULL").is_some()
+}
+
 fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
