@@ -31,6 +31,7 @@ mod fork;
 mod grow;
 mod ladder;
 mod map;
+mod relocate;
 mod stats;
 
 pub use cached::Cache;

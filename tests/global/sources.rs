@@ -269,3 +269,102 @@ fn a_heap_used_inside_another_leaves_the_other_at_work() {
     NESTED.release(0);
     NESTED.check().unwrap();
 }
+
+/// The system, which carries memory from place to place, or does not.
+#[derive(Debug)]
+struct Carrier {
+    refuses: bool,
+    carried: AtomicUsize,
+}
+
+// SAFETY: the verbs are the system's; a refusal does nothing.
+unsafe impl Source for Carrier {
+    fn granule(&self) -> usize {
+        System.granule()
+    }
+
+    fn budget(&self) -> usize {
+        System.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        System.reserve(purpose, bytes, align)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+
+    unsafe fn relocate(&self, from: NonNull<u8>, to: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        if self.refuses {
+            // As a source may: the place is written to, and then it is not done.
+            // SAFETY: the contents of the place may be lost.
+            unsafe { to.write_bytes(0xee, bytes) };
+            return Err(Refused);
+        }
+        // SAFETY: the caller's promise.
+        let answer = unsafe { System.relocate(from, to, bytes) };
+        self.carried.fetch_add(usize::from(answer.is_ok()), Ordering::Relaxed);
+        answer
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        // SAFETY: the caller's promise.
+        unsafe { System.unreserve(purpose, reservation) }
+    }
+}
+
+/// Two huge blocks that grow by turns, each in the other's way: their bytes stay, whether they are carried or copied,
+/// and the pages they leave are zero for who wants them so.
+#[test]
+fn huge_blocks_that_move_keep_their_bytes_and_leave_pages_that_are_what_they_are_said_to_be() {
+    for refuses in [false, true] {
+        let source: &'static Carrier = Box::leak(Box::new(Carrier {
+            refuses,
+            carried: AtomicUsize::new(0),
+        }));
+        // SAFETY: the system's pages are memory.
+        let heap = unsafe { GlobalHeap::with_source(source, Config::new(1 << 40)) };
+        let heap: &'static GlobalHeap<&'static Carrier> = Box::leak(Box::new(heap));
+        let mut blocks = [1, 2].map(|seed| Block::new(heap, layout(3 << 20, 8), seed).unwrap());
+        for round in 0..12 {
+            let block = &mut blocks[round % 2];
+            let size = block.layout.size();
+            assert!(block.resize(heap, size + size / 2));
+            block.verify(block.layout.size());
+            let wanted = layout(2 << 20, 8);
+            // SAFETY: freed with its layout; read and written inside.
+            unsafe {
+                let zeroed = heap.alloc_zeroed(wanted);
+                assert!((0..wanted.size()).step_by(512).all(|index| *zeroed.add(index) == 0));
+                zeroed.write_bytes(0xdd, wanted.size());
+                heap.dealloc(zeroed, wanted);
+            }
+        }
+        assert!(heap.stats().bytes_in_use() >= blocks.iter().map(|block| block.layout.size()).sum());
+        blocks.into_iter().for_each(|block| block.free(heap));
+        heap.release(usize::MAX);
+        heap.check().unwrap();
+        let pages = heap.stats().pages;
+        // Of all that was huge nothing is behind a page.
+        assert!(pages.backed == pages.in_use && pages.in_use.0 < 100, "{}", heap.stats());
+        let carried = source.carried.load(Ordering::Relaxed);
+        let can = cfg!(all(target_os = "linux", not(feature = "checks"))) && !refuses;
+        // Old kernels cannot.
+        println!(
+            "{carried} blocks carried, where the heap {}",
+            if can { "may" } else { "may not" }
+        );
+        assert!(can || carried == 0);
+    }
+}
