@@ -13,6 +13,7 @@ pub(super) mod size_class;
 pub(super) mod span;
 pub(super) mod magazine;
 pub(super) mod store;
+pub(super) mod spans;
 pub(super) mod central;
 
 extern crate std;
@@ -24,10 +25,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use crate::sync::{Ordering, Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
 
-use central::{Central, Spans};
+use central::Central;
 use magazine::{Batch, List};
 use size_class::PAGE_BYTES;
 use span::Span;
+use spans::Spans;
 
 pub use central::CentralState;
 pub use size_class::SizeClass;
@@ -136,7 +138,11 @@ impl Class {
 
     /// A whole batch out of the store.
     pub fn fetch(&self, hint: usize) -> Option<Slots> {
-        Some(slots(self.central.take_batch(&self.spans, hint)?.into_list(self.class)))
+        Some(slots(
+            self.central
+                .take_batch(&self.spans, self.class, hint)?
+                .into_list(self.class),
+        ))
     }
 
     /// Whether the slot is in a batch in store.

@@ -33,7 +33,14 @@ fn give(objects: &Objects<Region>, block: NonNull<u8>, layout: Layout) {
 
 #[test]
 fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
-    for (size, count) in [(16, 5000), (64, 5000), (1000, 3000), (20_000, 500), (32 << 10, 300)] {
+    for (size, count) in [
+        (8, 5000),
+        (16, 5000),
+        (64, 5000),
+        (1000, 3000),
+        (20_000, 500),
+        (32 << 10, 300),
+    ] {
         let (objects, layout) = (heap(), Layout::from_size_align(size, 8).unwrap());
         let class = SizeClass::of(size, 8).unwrap();
         let held = objects.central(class).lock.lock();
@@ -51,17 +58,4 @@ fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
         objects.check().unwrap();
         assert_eq!(objects.stats().spans, 0);
     }
-}
-
-/// Slots of 8 bytes have no room for the store's word: those are brought under the lock.
-#[test]
-fn the_smallest_slots_are_taken_without_waiting() {
-    let (objects, layout) = (heap(), Layout::new::<u64>());
-    let class = SizeClass::of(8, 8).unwrap();
-    let held = objects.central(class).lock.lock();
-    let blocks: Vec<_> = (0..5000).map(|_| take(objects, layout)).collect();
-    drop(held);
-    blocks.into_iter().for_each(|block| give(objects, block, layout));
-    objects.check().unwrap();
-    assert_eq!(objects.stats().slot_bytes, 0);
 }

@@ -4,7 +4,7 @@
 //! thread that ends gives all it has; spans come without the lock. Each slot is a cell here that notices two owners,
 //! and a new owner who does not know that the last is through. At the end every slot is counted.
 //!
-//! The class has slots of 32 KiB: four to a span, four to a batch.
+//! The class has slots of 32 KiB: four to a span, eight to a batch.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use pageheap::object::{Class, Slots};
 use super::{explore, spawn};
 
 /// Runs of pages for spans.
-const RUNS: usize = 3;
+const RUNS: usize = 4;
 
 /// A class, and what is written to its slots.
 struct World {
@@ -32,19 +32,24 @@ unsafe impl Send for World {}
 impl World {
     fn new() -> Arc<Self> {
         let class = Class::new(32 << 10, RUNS);
-        assert_eq!(class.counts(), (4, 4));
+        assert_eq!(class.counts(), (4, 8));
         let contents = (0..RUNS * 4).map(UnsafeCell::new).collect();
         Arc::new(Self { class, contents })
     }
 
-    /// With the first `stored` runs' slots in store, on the lanes of these hints.
-    fn with_stored(hints: &[usize]) -> Arc<Self> {
+    /// With a batch in store.
+    fn with_stored() -> Arc<Self> {
         let world = Self::new();
-        for (run, &hint) in hints.iter().enumerate() {
-            let slots = world.fresh(run, 4);
-            world.bring(slots, hint);
-        }
+        world.bring(world.batch(0), 0);
         world
+    }
+
+    /// The slots of two runs: a batch.
+    fn batch(&self, pair: usize) -> Slots {
+        [2 * pair, 2 * pair + 1]
+            .into_iter()
+            .flat_map(|run| self.fresh(run, 4))
+            .collect()
     }
 
     /// Writes to slots that are the caller's.
@@ -105,56 +110,59 @@ impl World {
 
 #[test]
 fn a_batch_freed_by_one_is_whole_for_who_takes_it() {
-    explore(3, || {
+    explore(2, || {
         let world = World::new();
-        let slots = world.fresh(0, 4);
+        let slots = world.batch(0);
         let other = world.clone();
         let thread = spawn(move || other.bring(slots, 0));
         let mine = world.fetch(0);
-        assert!(mine.is_empty() || mine.len() == 4);
+        assert!(mine.is_empty() || mine.len() == 8);
         let left = world.give(mine) + thread.join().unwrap();
-        world.finish(left, 1);
+        world.finish(left, 2);
     });
 }
 
 #[test]
 fn of_two_who_take_batches_and_one_who_brings_each_batch_is_for_one() {
-    explore(1, || {
-        let world = World::with_stored(&[0]);
-        let slots = world.fresh(1, 4);
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.bring(slots, 0));
-        let third = spawn(move || third.fetch(0));
+    explore(2, || {
+        let world = World::with_stored();
+        let slots = world.batch(1);
+        let other = world.clone();
+        let thread = spawn(move || {
+            let left = other.bring(slots, 0);
+            (left, other.fetch(0))
+        });
         let mine = world.fetch(0);
-        let left = second.join().unwrap() + world.give(mine) + world.give(third.join().unwrap());
-        world.finish(left, 2);
+        let (left, theirs) = thread.join().unwrap();
+        let left = left + world.give(mine) + world.give(theirs);
+        world.finish(left, 4);
     });
 }
 
 #[test]
 fn who_looks_for_a_block_in_store_loses_none() {
     explore(2, || {
-        let world = World::with_stored(&[0]);
-        let slots = world.fresh(1, 4);
+        let world = World::with_stored();
+        let slots = world.batch(1);
         let wanted = slots[1];
         let (second, third) = (world.clone(), world.clone());
         let second = spawn(move || second.bring(slots, 0));
         let third = spawn(move || third.fetch(0));
         world.class.has_stored(wanted);
         let left = second.join().unwrap() + world.give(third.join().unwrap());
-        world.finish(left, 2);
+        world.finish(left, 4);
     });
 }
 
 #[test]
 fn a_thread_that_ends_leaves_all_it_has_to_others() {
-    explore(3, || {
+    explore(2, || {
         let world = World::new();
-        let (batch, rest) = (world.fresh(0, 4), world.fresh(1, 2));
+        let (batch, rest) = (world.batch(0), world.fresh(2, 2));
         let other = world.clone();
         // Its spare to its spans, its magazine, as who ends does.
         let thread = spawn(move || other.give(batch) + other.give(rest));
-        let mine = world.take(2, 3);
+        let mine = world.take(3, 3);
         let left = thread.join().unwrap() + world.give(mine);
         let state = world.class.state();
         world.finish(left, state.spans as usize + left);
@@ -206,24 +214,24 @@ fn a_slot_of_a_span_that_has_just_arrived_may_be_freed_by_another() {
 
 #[test]
 fn a_batch_brought_while_the_lock_is_held_is_in_store_or_at_home() {
-    explore(3, || {
+    explore(2, || {
         let world = World::new();
-        let (batch, few) = (world.fresh(0, 4), world.fresh(1, 2));
+        let (batch, few) = (world.batch(0), world.fresh(2, 2));
         let other = world.clone();
         let thread = spawn(move || {
             other.touch(&batch);
             other.class.bring_home(batch, 0)
         });
         let left = world.give(few) + thread.join().unwrap();
-        world.finish(left, 2);
+        world.finish(left, 3);
     });
 }
 
 #[test]
 fn a_store_is_emptied_while_batches_come_and_none_is_lost() {
-    explore(2, || {
-        let world = World::with_stored(&[0]);
-        let slots = world.fresh(1, 4);
+    explore(1, || {
+        let world = World::with_stored();
+        let slots = world.batch(1);
         let other = world.clone();
         let thread = spawn(move || other.bring(slots, 0));
         // As the scavenger does.
@@ -237,6 +245,6 @@ fn a_store_is_emptied_while_batches_come_and_none_is_lost() {
         }
         left += usize::from(world.class.take_spare());
         left += thread.join().unwrap();
-        world.finish(left, 2);
+        world.finish(left, 4);
     });
 }
