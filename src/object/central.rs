@@ -65,9 +65,6 @@ pub struct Central {
     store: Store,
 }
 
-// 80 of them are the most of what a small heap has to spend.
-const _: () = assert!(size_of::<Central>() <= 128);
-
 /// What a class says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CentralState {

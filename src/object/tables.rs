@@ -45,6 +45,9 @@ const LINE: usize = 128;
 // A power of two: an entry is a shift away.
 const _: () = assert!(size_of::<Span>() == 32);
 
+// 80 of them are the most of what a small heap has to spend.
+const _: () = assert!(size_of::<Central>() <= 128);
+
 // Objects may lie wherever a line begins.
 const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE);
 
