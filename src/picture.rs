@@ -1,8 +1,8 @@
 //! A heap as a picture: text for a terminal, SVG for a page.
 //!
 //! ```text
-//!   ####==####c.  ####....      # spans, = runs, c cached, . free, blank released; a sign stands for some pages
-//!   ####======..                and is what most of them are
+//!   ####==####c.  ####....      # spans, = runs, c cached, . free, blank released, m the heap's tables;
+//!   ####======..m               a sign stands for some pages, and is what most of them are
 //! ```
 //!
 //! A picture is cut into **cells** of equally many pages. Both kinds are drawn as the map is read, row by row, into any
@@ -19,10 +19,10 @@ use core::fmt;
 use crate::heap::{MapEntry, PageUse};
 
 /// Kinds of pages, in the order of a cell's counts.
-const KINDS: usize = 5;
-const SIGNS: [char; KINDS] = ['#', '=', 'c', '.', ' '];
-const COLORS: [&str; KINDS] = ["#1f6f8b", "#e0803c", "#d9b93b", "#b9c4c9", "#f4f4f2"];
-const NAMES: [&str; KINDS] = ["spans", "runs", "cached", "free", "released"];
+const KINDS: usize = 6;
+const SIGNS: [char; KINDS] = ['#', '=', 'c', '.', ' ', 'm'];
+const COLORS: [&str; KINDS] = ["#1f6f8b", "#e0803c", "#d9b93b", "#b9c4c9", "#f4f4f2", "#6b4e8e"];
+const NAMES: [&str; KINDS] = ["spans", "runs", "cached", "free", "released", "metadata"];
 
 /// Width and height of a cell in the units of an SVG picture.
 const CELL: usize = 10;
@@ -38,6 +38,7 @@ fn kind(is: PageUse) -> usize {
         PageUse::Cached => 2,
         PageUse::Free => 3,
         PageUse::Released => 4,
+        PageUse::Metadata => 5,
     }
 }
 
@@ -144,6 +145,8 @@ impl<'w, W: fmt::Write> Film<'w, W> {
     /// Those of `out`.
     pub fn begin(picture: Picture, frames: usize, pages: usize, out: &'w mut W) -> Result<Self, fmt::Error> {
         let width = picture.columns * CELL;
+        // And its tables: less than a hundredth, and some pages at least.
+        let pages = pages + pages / 100 + picture.pages.max(16);
         let rows = pages.div_ceil(picture.pages).div_ceil(picture.columns);
         let height = HEAD + frames * (TITLE + rows * CELL + GAP);
         write!(

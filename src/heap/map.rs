@@ -3,6 +3,7 @@
 //! ```text
 //!   page   0      40        64     70        128
 //!          │ in use │ cached  │ free  │ released  │ in use …         one entry each, in order of address
+//!   last    metadata: the tables, as if behind the last page
 //! ```
 //!
 //! An entry is as long as pages in a row are the same. Nothing is stopped for it: each word is read at its own moment,
@@ -36,6 +37,8 @@ pub enum PageUse {
     Free,
     /// Free, without.
     Released,
+    /// The heap's tables. They lie in a range of their own; a map names them last, as pages behind the last one.
+    Metadata,
 }
 
 /// Pages in a row that are the same.
@@ -55,8 +58,25 @@ pub(crate) struct Joined<I: Iterator<Item = PageUse>> {
 }
 
 impl<I: Iterator<Item = PageUse>> Joined<I> {
-    /// Of what each page is, from page 0.
-    pub(crate) fn new(pages: I) -> Self {
+    /// Of what each page is, from page 0, and so many bytes of tables.
+    pub(crate) fn with_tables(pages: I, bytes: usize, page_bytes: usize) -> impl Iterator<Item = MapEntry> {
+        let mut joined = Some(Self::new(pages));
+        let mut end = 0;
+        core::iter::from_fn(move || {
+            let entry = joined.as_mut()?.next().or_else(|| {
+                joined = None;
+                let run = PageRun::new(PageIndex(end), PageCount(bytes.div_ceil(page_bytes)))?;
+                Some(MapEntry {
+                    run,
+                    is: PageUse::Metadata,
+                })
+            })?;
+            end = entry.run.end().0;
+            Some(entry)
+        })
+    }
+
+    fn new(pages: I) -> Self {
         Self {
             pages: pages.peekable(),
             start: 0,
@@ -81,7 +101,7 @@ impl<I: Iterator<Item = PageUse>> Iterator for Joined<I> {
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// What every page is, in order of address, neighbours that are the same together: up to what the heap has grown
-    /// to.
+    /// to. The last entry is [`PageUse::Metadata`].
     ///
     /// ```
     /// use pageheap::source::System;
@@ -94,7 +114,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// assert_eq!(entries[1].is, PageUse::Released, "never used");
     /// ```
     pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
-        Joined::new(self.pages())
+        Joined::with_tables(self.pages(), self.table_bytes(), G::PAGE_BYTES)
+    }
+
+    /// Bytes of the heap's tables.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.metadata.bytes()
     }
 
     /// What each page is.

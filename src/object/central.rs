@@ -53,9 +53,10 @@ pub struct Central {
     spans: AtomicU32,
     /// Slots out of spans: the program's, the magazines' and those of the batches in store.
     out: AtomicU64,
-    /// Batches taken and brought: not each that passes without the lock, where two do at once.
-    visits: AtomicU64,
-    /// The span that arrived last, plus one; they are linked by [`Span::behind`].
+    /// How often slots were taken, and brought: not each batch that passes without the lock, where two do at once.
+    refills: AtomicU64,
+    flushes: AtomicU64,
+    /// The span that arrived last, plus one; they are linked by `Span::behind`.
     arrived: AtomicU32,
     /// The fewest batches there were in store since [`unneeded`](Self::unneeded) was last asked.
     fewest: AtomicU32,
@@ -76,8 +77,10 @@ pub struct CentralState {
     pub out: u64,
     /// Slots of the batches in store.
     pub stored: u64,
-    /// Batches taken and brought.
-    pub visits: u64,
+    /// How often slots were taken.
+    pub refills: u64,
+    /// How often they were brought.
+    pub flushes: u64,
 }
 
 impl Central {
@@ -89,7 +92,8 @@ impl Central {
             spare: Link::none(),
             spans: AtomicU32::new(0),
             out: AtomicU64::new(0),
-            visits: AtomicU64::new(0),
+            refills: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
             arrived: AtomicU32::new(0),
             peak: AtomicU32::new(0),
             store: Store::new(),
@@ -147,7 +151,7 @@ impl Central {
         let (entry, mut slots) = (spans.entry(span), Slots::default());
         draw(spans, class, span, &mut slots, wanted, &mut list);
         entry.set_slots(slots);
-        add(&self.visits, 1);
+        add(&self.refills, 1);
         // Relaxed: only compared.
         let mut first = self.arrived.load(Ordering::Relaxed);
         loop {
@@ -170,7 +174,7 @@ impl Central {
     pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Batch> {
         let strings = Strings { spans, class };
         let place = self.store.take(&strings, hint)?;
-        add(&self.visits, 1);
+        add(&self.refills, 1);
         // Relaxed, twice: a mark that may come out too high where two write, and then a batch goes that was needed.
         let left = self.store.count();
         if left < self.fewest.load(Ordering::Relaxed) {
@@ -200,7 +204,7 @@ impl Central {
     }
 
     fn put(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) {
-        add(&self.visits, 1);
+        add(&self.flushes, 1);
         let place = spans.place_of(batch.into_raw());
         self.store.put(&Strings { spans, class }, hint, place);
     }
@@ -253,11 +257,11 @@ impl Central {
             }
         }
         add(&self.out, u64::from(list.len()));
-        add(&self.visits, 1);
+        add(&self.refills, 1);
         list
     }
 
-    /// Takes slots back. The first of the spans that are none any more, linked by [`Span::behind`]: their pages are the
+    /// Takes slots back. The first of the spans that are none any more, linked by `Span::behind`: their pages are the
     /// caller's.
     #[must_use]
     pub fn give(&self, spans: &Spans, class: SizeClass, list: List) -> Option<PageIndex> {
@@ -311,7 +315,7 @@ impl Central {
             }
         }
         add(&self.out, u64::from(count).wrapping_neg());
-        add(&self.visits, 1);
+        add(&self.flushes, 1);
         leaving
     }
 
@@ -380,7 +384,8 @@ impl Central {
             spans: self.spans.load(Ordering::Relaxed),
             peak_spans: self.peak.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
-            visits: self.visits.load(Ordering::Relaxed),
+            refills: self.refills.load(Ordering::Relaxed),
+            flushes: self.flushes.load(Ordering::Relaxed),
         }
     }
 

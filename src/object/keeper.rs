@@ -158,7 +158,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// A number that changes whenever slots go between threads and classes.
     fn activity(&self) -> u64 {
-        let visits = SizeClass::all().map(|class| self.central(class).state(&self.spans, class).visits);
+        let states = SizeClass::all().map(|class| self.central(class).state(&self.spans, class));
+        let visits = states.map(|state| state.refills.wrapping_add(state.flushes));
         visits.fold(0, u64::wrapping_add)
     }
 

@@ -40,8 +40,10 @@ pub struct ClassStats {
     pub cached: usize,
     /// Free slots in the spans.
     pub free: usize,
-    /// Batches that went to and from magazines: refills and flushes.
-    pub batches: u64,
+    /// How often a magazine was refilled.
+    pub refills: u64,
+    /// How often slots of magazines came back.
+    pub flushes: u64,
 }
 
 impl ClassStats {
@@ -132,7 +134,10 @@ const CLASS_GAUGES: [(&str, &str); 6] = [
         "Hundredths of the pages not in blocks of the program",
     ),
 ];
-const CLASS_COUNTERS: [(&str, &str); 1] = [("class_batches_total", "Batches to and from magazines")];
+const CLASS_COUNTERS: [(&str, &str); 2] = [
+    ("class_refills_total", "Times a magazine was refilled"),
+    ("class_flushes_total", "Times slots of magazines came back"),
+];
 
 fn named<const N: usize>(
     names: [(&'static str, &'static str); N],
@@ -164,7 +169,8 @@ impl Snapshot {
         less(&mut pages.calls.advise, before.calls.advise);
         less(&mut change.stats.batches, earlier.stats.batches);
         for (class, before) in change.classes.iter_mut().zip(&earlier.classes) {
-            less(&mut class.batches, before.batches);
+            less(&mut class.refills, before.refills);
+            less(&mut class.flushes, before.flushes);
         }
         change
     }
@@ -218,14 +224,14 @@ impl Snapshot {
             class.free,
             class.fragmentation(page),
         ];
-        let counters = [class.batches];
+        let counters = [class.refills, class.flushes];
         let gauges = gauges.map(|value| value as u64);
         named(CLASS_GAUGES, Kind::Gauge, gauges).chain(named(CLASS_COUNTERS, Kind::Counter, counters))
     }
 
     /// The classes that have, or had, anything.
     fn used(&self) -> impl Iterator<Item = &ClassStats> {
-        self.classes.iter().filter(|class| class.spans > 0 || class.batches > 0)
+        self.classes.iter().filter(|class| class.spans > 0 || class.refills > 0)
     }
 
     /// Writes one JSON object: every figure by its name, and `classes`, a list of objects of those in use.
@@ -290,7 +296,10 @@ impl fmt::Display for Snapshot {
         writeln!(f, "{}", self.stats)?;
         let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "resident  {:>9.1} MiB, by the system", mib(self.resident))?;
-        write!(f, "    slot    spans     live   cached     free  batches  unused")?;
+        write!(
+            f,
+            "    slot    spans     live   cached     free  refills  flushes  unused"
+        )?;
         for class in self.used() {
             let ClassStats {
                 slot_bytes,
@@ -298,13 +307,14 @@ impl fmt::Display for Snapshot {
                 live,
                 cached,
                 free,
-                batches,
+                refills,
+                flushes,
                 ..
             } = class;
             let unused = class.fragmentation(self.stats.pages.page_bytes);
             write!(
                 f,
-                "\n{slot_bytes:>8} {spans:>8} {live:>8} {cached:>8} {free:>8} {batches:>8} {unused:>6}%"
+                "\n{slot_bytes:>8} {spans:>8} {live:>8} {cached:>8} {free:>8} {refills:>8} {flushes:>8} {unused:>6}%"
             )?;
         }
         Ok(())
@@ -333,7 +343,8 @@ impl<S: Source + 'static> Objects<S> {
                 live: out.saturating_sub(cached[index]),
                 cached: cached[index],
                 free: (spans * class.slots() as usize).saturating_sub(out),
-                batches: state.visits,
+                refills: state.refills,
+                flushes: state.flushes,
             };
         }
         Snapshot {

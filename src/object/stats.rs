@@ -9,7 +9,7 @@ use crate::source::Source;
 use crate::units::{PageCount, PageIndex};
 
 use super::Objects;
-use super::size_class::SizeClass;
+use super::size_class::{PAGE_BYTES, SizeClass};
 
 /// A global heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,8 @@ impl<S: Source + 'static> Objects<S> {
             },
             is => is,
         });
-        Joined::new(pages)
+        let tables = self.heap.table_bytes() + self.tables.state(&self.spans).1;
+        Joined::with_tables(pages, tables, PAGE_BYTES)
     }
 
     /// Counts. O(heap).
@@ -76,7 +77,7 @@ impl<S: Source + 'static> Objects<S> {
             stats.span_pages.0 += state.spans as usize * class.pages();
             stats.slot_bytes += state.out as usize * class.bytes();
             stats.stored_bytes += state.stored as usize * class.bytes();
-            stats.batches += state.visits;
+            stats.batches += state.refills + state.flushes;
         }
         self.for_each_thread(|thread| {
             stats.shelf_pages.0 += thread.shelf().pages().0;

@@ -41,6 +41,9 @@ proptest! {
         let (entries, stats) = (heap.map().collect::<Vec<_>>(), heap.stats());
         let joined = |pair: &[pageheap::MapEntry]| pair[0].run.end() == pair[1].run.start() && pair[0].is != pair[1].is;
         prop_assert!(entries.windows(2).all(joined));
+        let (tables, entries) = entries.split_last().unwrap();
+        let most = stats.metadata_bytes.div_ceil(stats.page_bytes);
+        prop_assert_eq!((tables.is, tables.run.pages().0), (PageUse::Metadata, most));
         prop_assert_eq!(entries[0].run.start().0, 0);
         prop_assert_eq!(entries.last().unwrap().run.end().0, stats.grown.0);
         prop_assert_eq!(pages(&heap, PageUse::Run), stats.in_use.0);
@@ -84,9 +87,9 @@ fn a_film_is_well_formed_and_as_high_as_it_says() {
     film.end().unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>") && svg.contains("one &lt; two &amp; three"));
     assert_eq!(svg.matches('<').count(), svg.matches('>').count());
-    // Two frames of four rows.
+    // Two frames of four rows, and one for the tables.
     assert!(
-        svg.contains(&format!("height=\"{}\"", 30 + 2 * (20 + 4 * 10 + 12))),
+        svg.contains(&format!("height=\"{}\"", 30 + 2 * (20 + 5 * 10 + 12))),
         "{svg}"
     );
     // Each frame's cells are as wide as the rows together.
@@ -101,5 +104,5 @@ fn a_film_is_well_formed_and_as_high_as_it_says() {
             .parse::<usize>()
             .unwrap()
     };
-    assert_eq!(widths.map(width).sum::<usize>(), 2 * 32 * 10);
+    assert_eq!(widths.map(width).sum::<usize>(), 2 * (32 + 1) * 10);
 }

@@ -31,7 +31,11 @@ fn agree(snapshot: &Snapshot) {
         stats.magazine_bytes + stats.stored_bytes
     );
     assert_eq!(
-        snapshot.classes.iter().map(|class| class.batches).sum::<u64>(),
+        snapshot
+            .classes
+            .iter()
+            .map(|class| class.refills + class.flushes)
+            .sum::<u64>(),
         stats.batches
     );
     for class in &snapshot.classes {
@@ -119,7 +123,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 35 && full.to_string().contains("resident"),
+        names.len() == 36 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
