@@ -66,6 +66,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/close.rs",
     "src/object/fork.rs",
     "src/object/magazine.rs",
+    "src/object/mark.rs",
     "src/object/mod.rs",
     "src/object/model.rs",
     "src/object/run.rs",

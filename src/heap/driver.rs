@@ -285,15 +285,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let mut state = driver.state.get();
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
+        // What is in store when all is to go is brought back at a stroke: that is not what the pace is for.
+        let mut unpaid = 0;
         if state.retention.is_due(now) {
-            self.look(&mut state, now, &activity, trim);
+            self.look(&mut state, now, &activity, |all| {
+                let begin = nanoseconds(clock.work());
+                trim(all);
+                if all {
+                    unpaid = nanoseconds(clock.work()).saturating_sub(begin);
+                }
+            });
         }
-        // What was in store is brought back at a stroke, once: that is not what the pace is for.
         let looked = nanoseconds(clock.work()).saturating_sub(begin);
         let mut granules = 0;
         if let Some(campaign) = &mut state.campaign {
             let lazily = self.lazily && !campaign.at_once;
-            let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked + QUANTUM;
+            let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked.saturating_add(QUANTUM);
             let released = self.work(campaign, lazily, lazily || state.unmarked, go_on);
             state.unmarked |= !lazily && released.pages > released.marked;
             granules = released.pages.div_ceil(self.granule_pages());
@@ -306,7 +313,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters.scavenging.add(worked);
         let pause = state.pacer.pause(
             nanoseconds(clock.now()),
-            worked.saturating_sub(looked.saturating_sub(QUANTUM)),
+            worked.saturating_sub(unpaid),
             granules,
             state.silent,
         );

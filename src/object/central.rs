@@ -32,11 +32,15 @@ use core::ptr::NonNull;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
 
-use super::magazine::{Batch, List, Mark};
+use super::magazine::{Batch, List};
+use super::mark;
 use super::size_class::SizeClass;
 use super::span::{Link, Slots};
 use super::spans::{Spans, Strings};
 use super::store::Store;
+
+/// Batches in store that are looked through for a block that seems to be freed twice.
+const BATCHES_LOOKED_AT: usize = 8;
 
 /// Bytes that a class keeps in store at the most.
 const STORE_BYTES: usize = 16 << 20;
@@ -53,7 +57,7 @@ pub struct Central {
     spans: AtomicU32,
     /// Slots out of spans: the program's, the magazines' and those of the batches in store.
     out: AtomicU64,
-    /// How often slots were taken, and brought: not each batch that passes without the lock, where two do at once.
+    /// How often slots were taken, and brought.
     refills: AtomicU64,
     flushes: AtomicU64,
     /// The span that arrived last, plus one; they are linked by `Span::behind`.
@@ -151,7 +155,7 @@ impl Central {
         let (entry, mut slots) = (spans.entry(span), Slots::default());
         draw(spans, class, span, &mut slots, wanted, &mut list);
         entry.set_slots(slots);
-        add(&self.refills, 1);
+        count_one(&self.refills);
         // Relaxed: only compared.
         let mut first = self.arrived.load(Ordering::Relaxed);
         loop {
@@ -174,7 +178,7 @@ impl Central {
     pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Batch> {
         let strings = Strings { spans, class };
         let place = self.store.take(&strings, hint)?;
-        add(&self.refills, 1);
+        count_one(&self.refills);
         // Relaxed, twice: a mark that may come out too high where two write, and then a batch goes that was needed.
         let left = self.store.count();
         if left < self.fewest.load(Ordering::Relaxed) {
@@ -204,24 +208,30 @@ impl Central {
     }
 
     fn put(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) {
-        add(&self.flushes, 1);
+        count_one(&self.flushes);
         let place = spans.place_of(batch.into_raw());
         self.store.put(&Strings { spans, class }, hint, place);
     }
 
-    /// Whether the slot is in a batch in store. O(slots in store).
-    pub fn has_stored(&self, spans: &Spans, class: SizeClass, slot: NonNull<u8>) -> bool {
+    /// Whether the slot is in one of the batches that went into the lane of `hint` last. O(their slots).
+    pub fn has_stored_lately(&self, spans: &Spans, class: SizeClass, slot: NonNull<u8>, hint: usize) -> bool {
         let strings = Strings { spans, class };
-        self.store.any(&strings, |place| {
+        self.store.any_of_last(&strings, hint, BATCHES_LOOKED_AT, |place| {
             // A batch of the store, which is the caller's for the moment; it is only looked at.
             strings.batch(place).into_list(class).has(slot.as_ptr())
         })
     }
 
-    /// Whether the slot is on the list of its span. O(slots of the span).
-    pub fn has_listed(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
-        let _guard = self.hold(spans, class);
+    /// Whether the slot is on the list of its span, or was never out of it. O(slots of the span). `false` if the lock
+    /// is held for long.
+    pub fn has_at_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
+        let Some(_guard) = self.hold_soon(spans, class) else {
+            return false;
+        };
         let (mut slots, link) = (spans.entry(span).slots(), |slot| spans.link(class, span, slot));
+        if slot >= slots.fresh {
+            return true;
+        }
         // Not longer than the span, whatever stands in its slots.
         let mut listed = (0..slots.fresh).map_while(|_| slots.unlist(span, link));
         listed.any(|listed| listed == slot)
@@ -257,7 +267,7 @@ impl Central {
             }
         }
         add(&self.out, u64::from(list.len()));
-        add(&self.refills, 1);
+        count_one(&self.refills);
         list
     }
 
@@ -295,7 +305,7 @@ impl Central {
             next = loop {
                 let link = slots.list(span, number);
                 // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for them.
-                unsafe { slot.cast::<u64>().write(Mark::of_number(link)) };
+                unsafe { mark::link_number(slot, link) };
                 let Some(other) = list.pop() else { break None };
                 match spans.number_in(class, span, other) {
                     Some(other_number) => (slot, number) = (other, other_number),
@@ -315,7 +325,7 @@ impl Central {
             }
         }
         add(&self.out, u64::from(count).wrapping_neg());
-        add(&self.flushes, 1);
+        count_one(&self.flushes);
         leaving
     }
 
@@ -422,6 +432,12 @@ fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wan
         // SAFETY: as above.
         unsafe { list.push(spans.slot(class, span, slot)) };
     }
+}
+
+/// Counts one more, also without the lock.
+fn count_one(counter: &AtomicU64) {
+    // Relaxed: a statistic.
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Adds to a counter that the holder of the lock writes, or that need not be exact.

@@ -62,6 +62,10 @@ impl<S: Source + 'static> Objects<S> {
     /// The first invariant found broken.
     pub fn check(&self) -> Result<(), ObjectFault> {
         self.heap.check().map_err(ObjectFault::Pages)?;
+        // Spans that have arrived are taken in before they are counted.
+        SizeClass::all().for_each(|class| {
+            let _state = self.central(class).state(&self.spans, class);
+        });
         let mut found = [Sum::default(); CLASSES];
         for page in (0..self.spans.covered().min(self.heap.grown().0)).map(PageIndex) {
             let Some((class, back)) = self.span_at(page) else {

@@ -8,8 +8,9 @@
 //! * a magazine may be half changed, and is not read: its slots are lost, its structure serves the next thread;
 //! * so with a cache of pages.
 //!
-//! What is lost is what the threads had cached: at most a magazine of each class and 128 pages each. Blocks that are
-//! the program's are the child's to use and to free like all others.
+//! What is lost is what the threads had in their caches: at most two batches of each class and 128 pages each, and what
+//! one was about to take or to put: all batches of a lane in store, or the runs of one length on its shelf (16 MiB at
+//! the most, of either). Blocks that are the program's are the child's to use and to free like all others.
 //!
 //! Cost: ~90 locks, 2 µs; in the child O(heap), and a few nanoseconds for each structure.
 

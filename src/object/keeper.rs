@@ -169,7 +169,6 @@ impl<S: Source + 'static> Objects<S> {
     /// Only by whoever has the scavenger's turn, as a fork takes that first: the register's lock is held meanwhile,
     /// outside those of the classes. A thread that begins or ends waits for it, nobody else.
     pub(super) fn seize_threads(&self) {
-        self.empty_vacant();
         // Once, before anybody is barred: the first of a process may take long.
         if !fence_heavy() {
             return;
@@ -183,14 +182,11 @@ impl<S: Source + 'static> Objects<S> {
         );
     }
 
-    /// Empties the structures that no thread uses. By whom, and with which lock: as above.
-    fn empty_vacant(&self) {
+    /// Empties the structures that no thread uses: they are taken out of the register meanwhile. By anybody.
+    pub(super) fn empty_vacant(&self) {
+        // Until the slots are back: as in `seize_threads`.
         let _pass = self.heap.pass();
-        self.register.hold_all().for_each(|thread| {
-            if thread.is_vacant() {
-                self.empty(thread, None);
-            }
-        });
+        self.register.with_vacant(|thread| self.empty(thread, None));
     }
 
     /// Gives what lies in store back to the heap: what threads that have ended left, spare spans, batches that nobody
@@ -200,12 +196,12 @@ impl<S: Source + 'static> Objects<S> {
         if let Some(guard) = self.shared.try_lock() {
             self.flush(&self.hold_shared(guard));
         }
+        self.empty_vacant();
         if all {
             self.seize_threads();
             self.empty_stores(None);
             return;
         }
-        self.empty_vacant();
         for class in SizeClass::all() {
             for _ in 0..self.central(class).unneeded() {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {

@@ -16,10 +16,7 @@
 //! where there is none a batch comes from the class as it is. So nobody walks a list to cut it in two, and a thread
 //! that allocates and frees by turns goes to the class once in a batch at the most.
 //!
-//! **Marks.** A link is written under a key ([`Mark`]) that gives it upper bits such as no pointer has and few numbers;
-//! who takes a slot out wipes it. So a slot that comes back marked is looked at: it may be free already. Worked: A, B
-//! and A again are freed. A's link was null, and reads `ffff ffff a1de 5eed` since; the third call sees `ffff` in the
-//! bytes that it is about to write over, and goes the slow way, which finds A in the magazine.
+//! **Links** stand under a key, by which a slot that comes back is seen to be free already (`mark.rs`).
 //!
 //! A magazine belongs to one thread. Only the count may be read by others, for statistics.
 
@@ -28,78 +25,11 @@ use core::ptr::{self, NonNull};
 
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 
+use super::mark;
 use super::size_class::SizeClass;
 
 /// What a magazine has room for at first.
 const FIRST_ROOM: u32 = 4;
-
-/// The first word of a free slot: a link under a key. In a magazine, on a list or in a batch the link is the next
-/// slot's address; on its span's list it is a number of 32 bits, and the upper half is all ones.
-///
-/// No link at all, by all that can be said, where the upper two bytes are not ones: an address has zeros there. Nor is
-/// it one for certain where they are: a program may have written that. (Where words are of 32 bits the lowest three
-/// bits are all there is to go by.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark(usize);
-
-impl Mark {
-    /// As an instruction can hold it, sign and all; of addresses of slots it changes the lowest three bits.
-    const KEY: usize = 0xa1de_5eed_u32 as i32 as isize as usize;
-
-    /// What stands in a slot that `next` comes behind.
-    #[inline(always)]
-    fn of(next: *mut u8) -> *mut u8 {
-        next.map_addr(|address| address ^ Self::KEY)
-    }
-
-    /// What stands in a slot on its span's list.
-    #[inline(always)]
-    pub const fn of_number(link: u32) -> u64 {
-        u64::MAX << 32 | link as u64
-    }
-
-    /// The first word of a slot, if it is marked.
-    ///
-    /// # Safety
-    ///
-    /// A slot of a heap, that nobody else writes to.
-    #[inline(always)]
-    pub unsafe fn read(slot: *mut u8) -> Option<Self> {
-        // SAFETY: a slot is at least a word long and aligned for one; the upper two bytes are read as what they are.
-        let is_marked = unsafe {
-            if cfg!(target_endian = "little") && usize::BITS == 64 {
-                slot.cast::<u16>().add(3).read() == u16::MAX
-            } else {
-                let word = slot.cast::<usize>().read();
-                usize::BITS < 64 || word >> (usize::BITS - 16) == usize::from(u16::MAX)
-            }
-        };
-        // SAFETY: as above.
-        is_marked.then(|| Self(unsafe { slot.cast::<usize>().read() }))
-    }
-
-    /// The address that the link would be; `None` if it is no slot's. 0: none follows.
-    pub fn address(self) -> Option<usize> {
-        let address = self.0 ^ Self::KEY;
-        address.is_multiple_of(size_of::<u64>()).then_some(address)
-    }
-
-    /// The number that the link would be, on its span's list.
-    pub fn number(self) -> Option<u32> {
-        (self.0 as u64 >> 32 == u64::from(u32::MAX)).then_some(self.0 as u32)
-    }
-}
-
-/// Wipes the mark of a slot that leaves the heap's hands.
-///
-/// # Safety
-///
-/// The slot is the caller's, of one of the heap's classes.
-#[inline(always)]
-pub unsafe fn wipe(slot: *mut u8) {
-    // SAFETY: a slot is at least a word long and aligned for one, and ours.
-    unsafe { slot.cast::<*mut u8>().write(ptr::null_mut()) };
-}
 
 /// Free slots of one class on a string. Whoever has the list owns the slots.
 #[derive(Debug)]
@@ -135,19 +65,19 @@ impl List {
     #[inline]
     pub unsafe fn push(&mut self, slot: *mut u8) {
         // SAFETY: a slot is at least a pointer long and aligned for one (the smallest class is 8 bytes), and ours.
-        unsafe { slot.cast::<*mut u8>().write(Mark::of(self.head)) };
+        unsafe { mark::link(slot, self.head) };
         self.head = slot;
         self.count += 1;
     }
 
-    /// Takes the first slot, marked as it is.
+    /// Takes the first slot, its link as it is.
     #[inline]
     pub fn pop(&mut self) -> Option<*mut u8> {
         self.count = self.count.checked_sub(1)?;
         let slot = self.head;
         // SAFETY: `count` slots are on the string, each the list's own and written by `push` (of this list or of the
         // magazine it came from).
-        self.head = Mark::of(unsafe { slot.cast::<*mut u8>().read() });
+        self.head = unsafe { mark::next(slot) };
         Some(slot)
     }
 
@@ -185,21 +115,19 @@ impl Batch {
     /// Its last slot: `batch − 1` links from the first.
     fn last(&self, class: SizeClass) -> *mut u8 {
         // SAFETY: its slots are its own, and each but the last leads to the next.
-        (1..class.batch()).fold(self.head.as_ptr(), |slot, _| unsafe {
-            Mark::of(slot.cast::<*mut u8>().read())
-        })
+        (1..class.batch()).fold(self.head.as_ptr(), |slot, _| unsafe { mark::next(slot) })
     }
 
     /// Makes its last slot lead to `behind`. Null: to none, as in a batch by itself. O(slots).
     pub fn string_last(&self, class: SizeClass, behind: *mut u8) {
         // SAFETY: its slots are its own, and at least a word long.
-        unsafe { self.last(class).cast::<*mut u8>().write(Mark::of(behind)) };
+        unsafe { mark::link(self.last(class), behind) };
     }
 
     /// What its last slot leads to. O(slots).
     pub fn behind_last(&self, class: SizeClass) -> *mut u8 {
         // SAFETY: as in `string_last`.
-        Mark::of(unsafe { self.last(class).cast::<*mut u8>().read() })
+        unsafe { mark::next(self.last(class)) }
     }
 
     /// As a list.
@@ -234,14 +162,14 @@ impl Magazine {
         }
         // SAFETY: a slot in the magazine is its own and was written by `push` or came on a list (I12).
         unsafe {
-            self.head.set(Mark::of(slot.cast::<*mut u8>().read()));
-            wipe(slot);
+            self.head.set(mark::next(slot));
+            mark::wipe(slot);
         }
         self.set_left(self.left().wrapping_add(1));
         Some(slot)
     }
 
-    /// Fast: takes a slot in, if there is room and it is not marked. Whether it did.
+    /// Fast: takes a slot in, if there is room and it does not seem free. Whether it did.
     ///
     /// # Safety
     ///
@@ -250,10 +178,10 @@ impl Magazine {
     #[must_use]
     pub unsafe fn push(&self, slot: *mut u8) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { Mark::read(slot).is_none() && self.put(slot) }
+        unsafe { mark::seems_free(slot).is_none() && self.put(slot) }
     }
 
-    /// Takes a slot in, if there is room, marked or not. Whether it did.
+    /// Takes a slot in, if there is room. Whether it did.
     ///
     /// # Safety
     ///
@@ -266,7 +194,7 @@ impl Magazine {
             return false;
         }
         // SAFETY: as in `List::push`.
-        unsafe { slot.cast::<*mut u8>().write(Mark::of(head)) };
+        unsafe { mark::link(slot, head) };
         self.head.set(slot);
         self.set_left(left - 1);
         true

@@ -42,6 +42,7 @@
 
 mod size_class;
 mod span;
+mod mark;
 mod magazine;
 mod store;
 mod spans;
@@ -80,7 +81,7 @@ use crate::sync::{AtomicUsize, Lock, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::Central;
-use magazine::{Batch, List, Magazine, Mark, wipe};
+use magazine::{Batch, List, Magazine};
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use spans::Spans;
 use tables::Tables;
@@ -119,6 +120,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut source = source;
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
+        mark::draw_key();
         let mut wish = config.reserve.max(LEAST_BYTES).min(budget - budget / 64);
         // Links are pages in 32 bits.
         wish = wish.min((u32::MAX as usize - 1).saturating_mul(PAGE_BYTES));
@@ -216,7 +218,7 @@ impl<S: Source + 'static> Objects<S> {
             self.reclaim(thread);
             let slot = self.take_slots(thread.cache(), class, 1).pop()?;
             // SAFETY: the slot is ours.
-            unsafe { wipe(slot) };
+            unsafe { mark::wipe(slot) };
             Some(slot)
         });
         NonNull::new(slot?)
@@ -334,8 +336,8 @@ impl<S: Source + 'static> Objects<S> {
             return;
         };
         // SAFETY: the caller's promise: a slot that is given up.
-        if let Some(mark) = unsafe { Mark::read(memory.as_ptr()) }
-            && self.is_free_already(thread, memory, class, mark)
+        if let Some(link) = unsafe { mark::seems_free(memory.as_ptr()) }
+            && self.is_free_already(thread, memory, class, link)
         {
             return;
         }

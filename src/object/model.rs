@@ -11,6 +11,7 @@
 
 pub(super) mod size_class;
 pub(super) mod span;
+pub(super) mod mark;
 pub(super) mod magazine;
 pub(super) mod store;
 pub(super) mod spans;
@@ -145,10 +146,10 @@ impl Class {
         ))
     }
 
-    /// Whether the slot is in a batch in store.
+    /// Whether the slot is in a batch that went into store lately.
     pub fn has_stored(&self, slot: usize) -> bool {
         let slot = NonNull::new(self.memory.as_ptr().with_addr(slot)).unwrap();
-        self.central.has_stored(&self.spans, self.class, slot)
+        self.central.has_stored_lately(&self.spans, self.class, slot, 0)
     }
 
     /// The span kept though it has no slot out, taken out: whether there was one.

@@ -19,7 +19,6 @@ use crate::source::Source;
 use crate::sync::{AtomicUsize, Ordering};
 use crate::units::{PageCount, PageRun};
 
-use super::magazine::wipe;
 use super::shelf::{Length, pages_for};
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
@@ -98,10 +97,6 @@ impl<S: Source + 'static> Objects<S> {
             attempt()
         })?;
         self.clear_shelf_over_limit(thread);
-        if !allocation.is_zeroed() {
-            // SAFETY: a run just allocated, and of pages that are memory.
-            unsafe { wipe(self.heap.address(allocation.run.start()).as_ptr()) };
-        }
         Some(allocation)
     }
 

@@ -140,8 +140,8 @@ impl Shelf {
     }
 
     /// Takes everything out; the runs are in the table no more. Also in the child of a fork, where the owner is not and
-    /// may have been anywhere in `put` or `take`: then what he had in hand is lost, and no run comes out that is not on
-    /// the shelf.
+    /// may have been anywhere in `put` or `take`: then what he had in hand is lost, perhaps with what lay below it, and
+    /// no run comes out that is not on the shelf.
     pub fn clear(&self, spans: &Spans, mut gone: impl FnMut(PageRun)) {
         for (index, last) in self.last.iter().enumerate() {
             while let Some(start) = last.get() {

@@ -16,6 +16,7 @@ use crate::sync::{AtomicUsize, Ordering, Table};
 use crate::units::{PageIndex, PageRun};
 
 use super::magazine::Batch;
+use super::mark;
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::Span;
 use super::store::{BatchLinks, BatchPlace, Chain};
@@ -176,7 +177,7 @@ impl Spans {
         let slot = self.slot(class, span, slot);
         // SAFETY: a listed slot is the class's, whose lock is held, and `give` wrote to it. It lies in a span, which is
         // memory.
-        unsafe { slot.cast::<u64>().read() as u32 }
+        unsafe { mark::number(slot) }
     }
 }
 

@@ -29,6 +29,9 @@ use crate::sync::{AtomicU64, Ordering, SHARED};
 /// Bits of a word that say where; the others how many: a million batches are far more than a class ever keeps.
 const PLACE_BITS: u32 = 44;
 
+/// As many as a count can say; more are said to be as many.
+const MOST: u32 = (1 << (u64::BITS - PLACE_BITS)) - 1;
+
 /// Where a batch is: a number of the user's choice, not 0, below 2⁴⁴.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchPlace(u64);
@@ -68,14 +71,17 @@ impl Chain {
     /// Puts a batch in front.
     fn push(&mut self, links: &impl BatchLinks, batch: BatchPlace) {
         links.write(batch, *self);
-        *self = Self((u64::from(self.count()) + 1) << PLACE_BITS | batch.0);
+        let count = (self.count() + 1).min(MOST);
+        *self = Self(u64::from(count) << PLACE_BITS | batch.0);
     }
 
     /// Takes the first batch off.
     pub fn pop(&mut self, links: &impl BatchLinks) -> Option<BatchPlace> {
         let batch = self.first()?;
         let rest = links.read(batch).first();
-        *self = Self(rest.map_or(0, |first| u64::from(self.count() - 1) << PLACE_BITS | first.0));
+        *self = Self(rest.map_or(0, |first| {
+            u64::from(self.count().saturating_sub(1)) << PLACE_BITS | first.0
+        }));
         Some(batch)
     }
 }
@@ -207,16 +213,22 @@ impl Store {
         (0..SHARED).find_map(|step| self.lane(hint.wrapping_add(step)).take(links))
     }
 
-    /// Whether `is_it` is true of a batch. Each lane looks empty meanwhile.
+    /// Whether `is_it` is true of one of the last `most` batches of the lane that `hint` chooses, which looks empty
+    /// meanwhile.
     #[cold]
-    pub fn any(&self, links: &impl BatchLinks, mut is_it: impl FnMut(BatchPlace) -> bool) -> bool {
-        self.lanes.iter().any(|lane| {
-            let chain = lane.take_all();
-            let mut rest = chain;
-            let found = core::iter::from_fn(|| rest.pop(links)).any(&mut is_it);
-            lane.put_back(links, chain);
-            found
-        })
+    pub fn any_of_last(
+        &self,
+        links: &impl BatchLinks,
+        hint: usize,
+        most: usize,
+        mut is_it: impl FnMut(BatchPlace) -> bool,
+    ) -> bool {
+        let lane = self.lane(hint);
+        let chain = lane.take_all();
+        let mut rest = chain;
+        let found = core::iter::from_fn(|| rest.pop(links)).take(most).any(&mut is_it);
+        lane.put_back(links, chain);
+        found
     }
 }
 
@@ -256,7 +268,8 @@ mod tests {
         (101..=103).for_each(|number| store.put(&links, 3, place(number)));
         store.lane(3).put_back(&links, chain);
         assert_eq!(store.count(), 102);
-        assert!(store.any(&links, |batch| batch == place(1)) && !store.any(&links, |batch| batch == place(100)));
+        let has = |number, most| store.any_of_last(&links, 3, most, |batch| batch == place(number));
+        assert!(has(1, 200) && !has(1, 3) && !has(100, 200));
         // By who has another lane, too.
         let taken = core::iter::from_fn(|| store.take(&links, 1)).map(BatchPlace::number);
         let mut rest: Vec<_> = taken.collect();

@@ -80,6 +80,8 @@ pub struct Thread {
     next_vacant: Cell<*const Thread>,
     /// Whether nobody uses it. Only under the register's lock.
     vacant: Cell<bool>,
+    /// Whether who used it last has left slots in it.
+    pub(super) laden: Cell<bool>,
     /// The user's word that it is there.
     presence: Presence,
     magazines: [Magazine; CLASSES],
@@ -111,11 +113,6 @@ impl Thread {
             round = round.saturating_add(1);
         }
         self.working()
-    }
-
-    /// Whether nobody uses it: to be asked with the register held.
-    pub(super) fn is_vacant(&self) -> bool {
-        self.vacant.get()
     }
 
     /// The magazine of a class.
@@ -260,6 +257,39 @@ impl Register {
         let own = unsafe { thread.as_ref() };
         self.make_vacant(own);
         self.used.set(self.used.get() - 1);
+    }
+
+    /// Visits the vacant structures that have something in them. None of those there are can be had meanwhile, so that
+    /// they are the caller's: a thread that begins makes one.
+    pub fn with_vacant(&self, mut visit: impl FnMut(&Thread)) {
+        let (mut next, mut taken) = (self.take_vacant(), ptr::null::<Thread>());
+        // SAFETY: structures are never unmade; these are the caller's, with their links.
+        while let Some(thread) = unsafe { next.as_ref() } {
+            next = thread.next_vacant.replace(taken);
+            taken = thread;
+            if thread.laden.replace(false) {
+                visit(thread);
+            }
+        }
+        let _guard = self.lock.lock();
+        // SAFETY: as above.
+        while let Some(thread) = unsafe { taken.as_ref() } {
+            taken = thread.next_vacant.get();
+            self.make_vacant(thread);
+        }
+    }
+
+    /// All vacant structures, linked; they are not vacant any more, nor anybody's but the caller's.
+    fn take_vacant(&self) -> *const Thread {
+        let _guard = self.lock.lock();
+        let first = self.vacant.replace(ptr::null());
+        let mut next = first;
+        // SAFETY: structures are never unmade; the links are used under the lock.
+        while let Some(thread) = unsafe { next.as_ref() } {
+            thread.vacant.set(false);
+            next = thread.next_vacant.get();
+        }
+        first
     }
 
     /// Under the lock.

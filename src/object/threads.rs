@@ -22,6 +22,9 @@ const CACHED_PART: usize = 8;
 /// Slots of a class that a thread that ends leaves to the next are not more than this.
 const INHERITED_BYTES: usize = 16 << 10;
 
+/// A round of waiting in which a thread lets others run.
+const YIELDING_ROUND: u32 = 1 << 7;
+
 /// How often somebody who has run out of memory asks for the scavenger's turn: some milliseconds.
 const TURN_ROUNDS: u32 = 1 << 10;
 
@@ -114,8 +117,11 @@ impl<S: Source + 'static> Objects<S> {
             if let Some(batch) = magazine.take_spare() {
                 self.store(thread, class, batch);
             }
-            if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
+            let kept = magazine.count(class) as usize * class.bytes();
+            if kept > INHERITED_BYTES {
                 self.give_slots(cache, class, magazine.empty());
+            } else if kept > 0 {
+                thread.laden.set(true);
             }
         }
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
@@ -169,6 +175,10 @@ impl<S: Source + 'static> Objects<S> {
             self.seize_threads();
         }
         drop(turn);
+        self.empty_vacant();
+        self.empty_stores(thread.cache());
+        // Who takes a batch has all of a lane in hand for a moment, which is long if he is preempted there.
+        relax(YIELDING_ROUND);
         self.empty_stores(thread.cache());
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();

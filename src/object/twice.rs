@@ -1,23 +1,20 @@
-//! A block that comes back with the mark of a free slot: freed twice, or unlucky?
+//! A block that comes back with a link in its first word, as free slots have it (`mark.rs`): freed twice, or by chance?
 //!
 //! ```text
-//!   marked ── as in a magazine or batch? ── in this thread's magazine, or in store ──▶ ends the process
-//!      │               │                    elsewhere ──▶ stays where it is: another thread's magazine, as a rule
-//!      │       as on a span's list? ── on the list of its span ──▶ ends the process
-//!      └────── neither, or not there ──▶ a block like any other, that begins with such bytes
+//!   no slot of its class begins there ───────────────────────────────────────────▶ ends the process
+//!   a link as in a magazine ── in this thread's, or among its last in store ─────▶ ends the process
+//!      │                       elsewhere: in another thread's hands, as a rule ──▶ stays where it is
+//!   a number as on its span's list ── on that list, or never out of the span ────▶ ends the process
+//!   nothing of this ─────────────────────────────────────────────────────────────▶ a block like any other
 //! ```
 //!
-//! The fast path of freeing looks at two bytes ([`Mark`]) and comes here if they are ones. Most that come are blocks
-//! whose first word is a small negative number: they go on their way, ~20 ns later. A link to a slot of the same class
-//! is no program's: then the block is looked for. Where it is not found another thread has it in hand, whose magazines
-//! nobody may read; the block is not taken in again, and so cannot be handed out twice.
+//! Magazines of other threads may not be read; a block that is in one is not taken in again, and so not handed out
+//! twice. Should it have been a block like any other after all, it is lost. That takes eight bytes that make the
+//! address of a slot of the same class under a key that the program does not know: in a heap of 1 GiB once in 2⁴⁰ frees
+//! of random bytes.
 //!
 //! What is not found: a block that was written to after it was freed, in its first word; one that was handed out again
-//! before it came back the second time.
-//!
-//! That a block is left alone by mistake takes a first word that the program never wrote, but copied from memory it
-//! never wrote to either, and that was a slot of the same class in its time. Then one block is lost. (Large blocks have
-//! their first word wiped, so `realloc` does not bring it about.)
+//! before it came back the second time. Who wants those found too builds with the feature `checks`.
 
 #![forbid(unsafe_code)]
 
@@ -26,28 +23,23 @@ use core::ptr::NonNull;
 use crate::fatal;
 use crate::source::Source;
 
-use super::magazine::Mark;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
 impl<S: Source + 'static> Objects<S> {
-    /// Whether the block, which comes back with this mark, is free and to be left where it is. Aborts if it is found.
+    /// Whether the block, which comes back with this link, is free and to be left where it is. Aborts if it is found to
+    /// be free, or is none.
     #[cold]
-    pub(super) fn is_free_already(&self, thread: &Thread, memory: NonNull<u8>, class: SizeClass, mark: Mark) -> bool {
-        let Some((span, slot)) = self.spans.slot_of(class, memory.addr().get()) else {
-            // Not one of the class: to be found out where all such are.
-            return false;
-        };
+    pub(super) fn is_free_already(&self, thread: &Thread, memory: NonNull<u8>, class: SizeClass, link: usize) -> bool {
+        // Aborts if no slot of the class begins there.
+        let (span, slot) = self.spans.locate(class, memory.as_ptr());
         let central = self.central(class);
-        let is_linked = |next| next == 0 || self.spans.slot_of(class, next).is_some();
-        let in_hand = mark.address().is_some_and(is_linked);
-        let found = if in_hand {
-            thread.magazine(class).has(memory, class) || central.has_stored(&self.spans, class, memory)
-        } else {
-            mark.number().is_some_and(|link| link <= class.slots())
-                && central.has_listed(&self.spans, class, span, slot)
-        };
-        if found {
+        let in_hand = link == 0 || self.spans.slot_of(class, link).is_some();
+        let in_hand_here = in_hand
+            && (thread.magazine(class).has(memory, class)
+                || central.has_stored_lately(&self.spans, class, memory, thread.hint()));
+        let at_home = link <= class.slots() as usize && central.has_at_home(&self.spans, class, span, slot);
+        if in_hand_here || at_home {
             fatal::abort(
                 "a block was freed twice; its address, its size class",
                 memory.addr().get(),

@@ -152,6 +152,22 @@ aborts! {
             heap.dealloc(first.memory, first.layout);
         }
     };
+    a_block_whose_span_is_a_large_block_by_now_is_not_freed: "not allocated", |heap| {
+        // All of a span, whose pages go to the heap and come from there.
+        let blocks: Vec<_> = (0..512).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
+        // SAFETY: none: this is what must be found out.
+        unsafe {
+            blocks.iter().for_each(|block| heap.dealloc(block.memory, block.layout));
+            heap.release(usize::MAX);
+            let large: Vec<_> = (0..64).map(|_| heap.alloc_zeroed(layout(64 << 10, 8))).collect();
+            let twice = blocks.iter().find(|block| large.iter().any(|&large| block.memory.addr().wrapping_sub(large.addr()) < 64 << 10));
+            // As it was left: where memory was given back the mark is gone, and the block is found when it comes to its
+            // span.
+            let block = twice.expect("pages are taken again, lowest first");
+            block.memory.cast::<u64>().write(u64::MAX << 32);
+            heap.dealloc(block.memory, block.layout);
+        }
+    };
     a_large_block_is_not_freed_twice: "freed twice", |heap| {
         let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
@@ -216,11 +232,10 @@ fn a_block_freed_again_by_another_thread_is_handed_out_once() {
     );
 }
 
-/// What looks like the mark of a free block, and is the program's.
+/// What may look like the link of a free block, and is the program's.
 #[test]
 fn a_block_may_hold_any_words() {
     static HEAP: GlobalHeap = GlobalHeap::new();
-    let key = 0xffff_ffff_a1de_5eed_u64;
     let out = || {
         HEAP.flush_thread();
         HEAP.scavenge(pageheap::PageCount(0));
@@ -229,13 +244,22 @@ fn a_block_may_hold_any_words() {
     for size in [8, 64, 1024] {
         let other = Block::new(&HEAP, layout(size, 8), 0).unwrap();
         let before = out();
+        // Also what stands in a free block, which another may hold a copy of.
+        let free = Block::new(&HEAP, layout(size, 8), 0).unwrap();
+        // SAFETY: the block is ours, and then the heap's, which keeps it in this thread's magazine; it is only read.
+        let copied = unsafe {
+            HEAP.dealloc(free.memory, free.layout);
+            free.memory.cast::<u64>().read_volatile()
+        };
         let words = [
+            0,
+            1,
+            77,
             u64::MAX,
             u64::MAX << 32,
-            u64::MAX << 32 | 1,
             u64::MAX << 48,
-            key ^ 1,
-            key ^ 4096,
+            other.memory.addr() as u64,
+            copied,
         ];
         for word in words {
             // More than a magazine and its spare hold.
@@ -243,6 +267,8 @@ fn a_block_may_hold_any_words() {
                 .map(|_| Block::new(&HEAP, layout(size, 8), 0).unwrap())
                 .collect();
             for block in &blocks {
+                // Where it was it still is one.
+                let word = if block.memory == free.memory { 0 } else { word };
                 // SAFETY: inside the block, which is freed with its layout; a word of the program's.
                 unsafe {
                     block.memory.cast::<u64>().write(word);
