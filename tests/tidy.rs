@@ -57,7 +57,6 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/heap/grow.rs",
     "src/heap/ladder.rs",
     "src/heap/mod.rs",
-    "src/heap/relocate.rs",
     "src/heap/scan.rs",
     "src/instance/api2.rs",
     "src/instance/mod.rs",

@@ -77,7 +77,15 @@ impl<G: Shape> FreeSet<G> {
     /// The second half of [`hold_lowest`](Self::hold_lowest): all of the heap, and the proof.
     #[cold]
     pub fn hold_or_prove(&self, request: &Request) -> Option<usize> {
+        self.hold_or_prove_within(request, u32::MAX)
+    }
+
+    /// As [`hold_or_prove`](Self::hold_or_prove), but `None` proves nothing where that took more than so many rounds:
+    /// for who grows then, which is no harm, and must not wait for others to free nothing for a while.
+    #[cold]
+    pub fn hold_or_prove_within(&self, request: &Request, rounds: u32) -> Option<usize> {
         self.claim_or_prove(
+            rounds,
             || self.hold_from(request, 0, &mut Trail::default()),
             || self.hold_by_bits(request),
         )
@@ -183,6 +191,7 @@ impl<G: Shape> FreeSet<G> {
             return Some(word);
         }
         self.claim_or_prove(
+            u32::MAX,
             || self.claim_word_from(0, &mut Trail::default()),
             || self.claim_word_by_bits(),
         )
@@ -248,11 +257,16 @@ impl<G: Shape> FreeSet<G> {
     /// he was preempted there - we do not wait for ever: the last word is the bits', with nobody passing while they are
     /// read. It can be wrong in one way only: by pages of a long run that the one inside holds and will give back.
     #[cold]
-    fn claim_or_prove<T>(&self, attempt: impl Fn() -> Option<T>, by_bits: impl Fn() -> Option<T>) -> Option<T> {
+    fn claim_or_prove<T>(
+        &self,
+        rounds: u32,
+        attempt: impl Fn() -> Option<T>,
+        by_bits: impl Fn() -> Option<T>,
+    ) -> Option<T> {
         // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.
         self.seldom.provers.fetch_add(1, Ordering::AcqRel);
         fence_after_rmw();
-        let mut stuck = 0;
+        let (mut stuck, mut rounds) = (0, rounds);
         let result = loop {
             let (before, inside) = self.turnstile.look();
             let last = stuck >= PROOF_ROUNDS;
@@ -262,6 +276,10 @@ impl<G: Shape> FreeSet<G> {
             let (after, still_inside) = self.turnstile.look();
             if before != after {
                 stuck = 0;
+                rounds -= 1;
+                if rounds == 0 {
+                    break None;
+                }
                 continue;
             }
             if last || !(inside || still_inside) {

@@ -48,6 +48,8 @@ pub(super) struct Trail {
     pub(super) passes: u32,
     /// What there is to correct when exactly the run that was found is taken.
     pub(super) correction: Option<Correction>,
+    /// It goes from run to run within a chunk, and most are not the one: nothing is summed on the way.
+    steps: bool,
 }
 
 /// A leaf that promises too much.
@@ -72,6 +74,7 @@ impl<G: Shape> FreeSet<G> {
     /// have it. Leaves its `trail`.
     pub(super) fn search(&self, request: &Request, from: usize, trail: &mut Trail) -> Option<usize> {
         let mut from = request.align_page(from)?;
+        trail.steps = request.align > 1;
         loop {
             let start = self.first_run(request.pages, from, trail)?;
             let aligned = request.align_page(start)?;
@@ -132,7 +135,12 @@ impl<G: Shape> FreeSet<G> {
         if carry > 0 && carry + bitmap::free_behind(words, 0) >= count {
             return Look::Found(first - carry);
         }
-        let truth = match bitmap::scan(words, count, from) {
+        let scan = if trail.steps && from > 0 {
+            Scan::Torn
+        } else {
+            bitmap::scan(words, count, from)
+        };
+        let truth = match scan {
             Scan::First(page) => return Look::Found(first + page),
             Scan::Last(page, left) => {
                 let mut bits = bits;

@@ -137,7 +137,14 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
         // Frees are counted from here on; what came before is seen by the next look, behind the fence.
         keeper.change(AWAKE, ASLEEP);
         fence_heavy();
-        wait_for(keeper.state(), ASLEEP, Some(ANOTHER_LOOK));
+        let awake = ThreadClock.now() + ANOTHER_LOOK;
+        while keeper.is(ASLEEP)
+            && let Some(left) = awake.checked_sub(ThreadClock.now())
+            && left > Duration::ZERO
+        {
+            // It may return early.
+            wait_for(keeper.state(), ASLEEP, Some(left));
+        }
         while keeper.is(ASLEEP) && objects.tick(&ThreadClock) == Duration::MAX {
             wait_for(keeper.state(), ASLEEP, most);
             watch.look(objects);
@@ -233,7 +240,7 @@ fn name() {}
     target_os = "freebsd",
     target_os = "netbsd"
 ))]
-fn constructors_have_run() -> bool {
+pub(super) fn constructors_have_run() -> bool {
     static RUN: AtomicU8 = AtomicU8::new(0);
     extern "C" fn constructor() {
         // Relaxed: a number by itself.
@@ -253,7 +260,7 @@ fn constructors_have_run() -> bool {
     target_os = "freebsd",
     target_os = "netbsd"
 )))]
-fn constructors_have_run() -> bool {
+pub(super) fn constructors_have_run() -> bool {
     true
 }
 

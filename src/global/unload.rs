@@ -12,7 +12,8 @@
 //! At the end of a process other threads may still run and allocate, so nothing must go but the key. The order of the
 //! calls tells the two ends apart: an `atexit` handler of a library runs before everybody's `fini_array` at exit, but
 //! in the middle of its own library's at `dlclose`. `end` stands in the section that the linker sorts to be the last to
-//! run, behind all destructors of the library, which may still use the heap.
+//! run, behind all destructors of the library, which may still use the heap. A heap that opens before the constructors
+//! have run is left as it is: see [`register`].
 //!
 //! **What goes.** Tables, free pages, and the address space behind the last page in use. A block that is still
 //! allocated stays where it is: whoever was given it may read it for ever. Nobody may *free* it, of course.
@@ -24,7 +25,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::source::KeepErrno;
 
-use super::{fork, pthread};
+use super::{background, fork, pthread};
 
 // Relaxed throughout: one thread runs the ends of a library, one after the other; and who registers twice does no harm.
 
@@ -49,6 +50,12 @@ pub(super) fn register() {
     static DONE: AtomicBool = AtomicBool::new(false);
     // Before it is done: the C library's own allocation may lead back here.
     if BEGUN.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // Of a library that the program is linked with, whose constructors run before the C library has registered its own
+    // end, `ending` would come behind `begin` at exit too, and all would go below threads that still run. Such a
+    // library is never unloaded; and of one that is opened, and allocates before our constructor has run, all stays.
+    if !background::constructors_have_run() {
         return;
     }
     let _errno = KeepErrno::new();

@@ -285,15 +285,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let mut state = driver.state.get();
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
-        // What is in store when all is to go is brought back at a stroke: that is not what the pace is for.
+        // What lies in store is brought back at a stroke, each batch once for the program's having freed it: that is not
+        // what the pace is for.
         let mut unpaid = 0;
         if state.retention.is_due(now) {
             self.look(&mut state, now, &activity, |all| {
                 let begin = nanoseconds(clock.work());
                 trim(all);
-                if all {
-                    unpaid = nanoseconds(clock.work()).saturating_sub(begin);
-                }
+                unpaid = nanoseconds(clock.work()).saturating_sub(begin);
             });
         }
         let looked = nanoseconds(clock.work()).saturating_sub(begin);

@@ -31,7 +31,6 @@ mod fork;
 mod grow;
 mod ladder;
 mod map;
-mod relocate;
 mod stats;
 
 pub use cached::Cache;
@@ -59,6 +58,10 @@ use stats::Counters;
 
 /// How often a refusal yields to a scavenger that does not move: a good part of a second, more than its call takes.
 const SCAVENGER_ROUNDS: u32 = 1 << 20;
+
+/// How often a proof that there is no room is begun anew, for others have freed something meanwhile, before the heap
+/// grows without.
+const ROUNDS_TO_GROW: u32 = 8;
 
 /// A heap of pages over the memory of `S`, in the shape `G`.
 ///
@@ -311,7 +314,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         loop {
             let grown = self.set.grown();
-            if let Some(start) = self.set.hold_or_prove(request) {
+            if let Some(start) = self.set.hold_or_prove_within(request, ROUNDS_TO_GROW) {
                 return self.ready(start, request.pages);
             }
             if self.grow_for(request, grown).is_none() {

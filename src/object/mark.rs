@@ -24,10 +24,10 @@
 //! Cost: three instructions where a block is freed, two where one is allocated. Where pointers have 32 bits there is no
 //! room for a test, and none is made.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::OnceWord;
 
 /// Zero until the first heap is opened, and never changed afterwards.
-static KEY: AtomicUsize = AtomicUsize::new(0);
+static KEY: OnceWord = OnceWord::new();
 
 /// Addresses are shorter than this, where there is a test.
 const ADDRESS_BITS: u32 = 48;
@@ -46,14 +46,13 @@ pub fn draw_key() {
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9_u64), (27, 0x94d0_49bb_1331_11eb)] {
         key = (key ^ key >> (shift % usize::BITS)).wrapping_mul(factor as usize);
     }
-    // Relaxed, twice: one value for ever; who has a slot has been told of the heap behind this, in order.
-    let _taken = KEY.compare_exchange(0, key | UPPER_BITS, Ordering::Relaxed, Ordering::Relaxed);
+    // Who has a slot has been told of the heap that was opened behind this.
+    KEY.set(key | UPPER_BITS);
 }
 
 #[inline(always)]
 fn key() -> usize {
-    // Relaxed: as in `draw_key`.
-    KEY.load(Ordering::Relaxed)
+    KEY.get()
 }
 
 /// Writes a link to the next slot, or to none.

@@ -402,10 +402,6 @@ impl<S: Source + 'static> Objects<S> {
             None
         };
         let moved = kept.or_else(|| self.allocate(thread, new))?;
-        // SAFETY: as below.
-        if unsafe { self.relocate(memory, layout, moved, new) } {
-            return Some(moved);
-        }
         // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
@@ -440,6 +436,14 @@ impl<S: Source + 'static> Objects<S> {
         let (class, back) = tag.map_or((0, 0), |(class, back)| (class.bytes(), back));
         let span = page.0.saturating_sub(back);
         Some(Place { class, span })
+    }
+
+    /// How many bytes a block of this layout has: its slot, or its pages. Freed with that many it is the same block.
+    pub fn usable_size(layout: Layout) -> usize {
+        match SizeClass::of(layout.size(), layout.align()) {
+            Some(class) => class.bytes(),
+            None => shelf::pages_for(layout).0.saturating_mul(PAGE_BYTES),
+        }
     }
 
     /// The heap of pages below.

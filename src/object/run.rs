@@ -7,7 +7,7 @@
 //!
 //! A block has as many pages as [`pages_for`] says, for whoever knows its layout: a few more than it asked for, so that
 //! it can grow where it is and that few lengths go round. It grows in place where the pages behind it are free, and
-//! shrinks in place always. A huge one that must move takes its memory with it, where the source can.
+//! shrinks in place always.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -16,7 +16,6 @@ use crate::fatal;
 use crate::free_set::Request;
 use crate::heap::Allocation;
 use crate::source::Source;
-use crate::sync::{AtomicUsize, Ordering};
 use crate::units::{PageCount, PageRun};
 
 use super::shelf::{Length, pages_for};
@@ -32,17 +31,6 @@ const RELIEF_BATCHES: usize = 64;
 const fn is_entered(layout: Layout) -> bool {
     layout.align() <= PAGE_BYTES
 }
-
-/// Blocks from here on (4 MiB) are moved by their pages, if they cannot grow where they are: ~3 µs for each MiB, where
-/// copying takes 300 µs and more.
-const RELOCATED_PAGES: PageCount = PageCount((4 << 20) / PAGE_BYTES);
-
-/// A process moves so many blocks in this way and copies the others: each may split two of its mappings, of which the
-/// system allows some ten thousand.
-const MOST_MOVES: usize = 1000;
-
-/// Moved so far, or tried.
-static MOVES: AtomicUsize = AtomicUsize::new(0);
 
 impl<S: Source + 'static> Objects<S> {
     /// A large block from the thread's shelf, if one of its length lies there.
@@ -195,40 +183,6 @@ impl<S: Source + 'static> Objects<S> {
                 }
                 held && grow()
             })
-    }
-
-    /// How many bytes a block of this layout has: its slot, or its pages. Freed with that many it is the same block.
-    pub fn usable_size(layout: Layout) -> usize {
-        match SizeClass::of(layout.size(), layout.align()) {
-            Some(class) => class.bytes(),
-            None => pages_for(layout).0.saturating_mul(PAGE_BYTES),
-        }
-    }
-
-    /// Moves a huge block's pages instead of its bytes, if the source can: then the old block is given back. Whether it
-    /// did; else nothing has happened.
-    ///
-    /// # Safety
-    ///
-    /// Two blocks of these layouts, the caller's; on success nothing uses the first any more.
-    pub(super) unsafe fn relocate(&self, old: NonNull<u8>, from: Layout, new: NonNull<u8>, to: Layout) -> bool {
-        let pages = pages_for(from);
-        // Relaxed: a count by itself.
-        if pages < RELOCATED_PAGES || pages > pages_for(to) || MOVES.fetch_add(1, Ordering::Relaxed) >= MOST_MOVES {
-            return false;
-        }
-        let (run, target) = (self.run_of(old, from), self.run_of(new, to));
-        let entry = is_entered(from).then(|| self.spans.entry(run.start()));
-        // Before its pages are free.
-        entry.inspect(|entry| entry.leave());
-        // SAFETY: the caller's promise.
-        let done = unsafe { self.heap.relocate(run, target.start()) };
-        if done {
-            self.tell(pages.0);
-        } else {
-            entry.inspect(|entry| entry.enter_large(pages.0));
-        }
-        done
     }
 
     /// A run of pages: through a cache if there is one.

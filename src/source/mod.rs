@@ -204,21 +204,6 @@ pub unsafe trait Source {
         let _ = (start, bytes);
     }
 
-    /// Of [`Purpose::Pages`], where nothing [commits](Self::COMMITS): the memory behind `from` goes behind `to`,
-    /// contents and all, without being copied. Says what `from` reads as afterwards. Refusing, as this does where it is
-    /// not overridden, is well.
-    ///
-    /// # Errors
-    /// [`Refused`] if it was not done: `from` is as it was, and `to` can be used; what that reads as is unknown.
-    ///
-    /// # Safety
-    /// Two ranges of so many bytes that do not overlap, in reservations for pages, on granule borders, both Prepared,
-    /// and nobody else uses them. What is in `to` is lost.
-    unsafe fn relocate(&self, from: NonNull<u8>, to: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        let _ = (from, to, bytes);
-        Err(Refused)
-    }
-
     /// Any state → None, of a whole reservation.
     ///
     /// # Safety
@@ -292,11 +277,6 @@ unsafe impl<S: Source> Source for &S {
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).discard(start, bytes) }
-    }
-
-    unsafe fn relocate(&self, from: NonNull<u8>, to: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).relocate(from, to, bytes) }
     }
 
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {

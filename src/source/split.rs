@@ -89,11 +89,6 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
         unsafe { self.pages.advise(start, bytes, huge) }
     }
 
-    unsafe fn relocate(&self, from: NonNull<u8>, to: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise; ranges of pages come from this source.
-        unsafe { self.pages.relocate(from, to, bytes) }
-    }
-
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's promise; a range of metadata comes from this source.
         unsafe { self.metadata.discard(start, bytes) };

@@ -8,12 +8,10 @@
 //! | `release`, `discard` | `madvise` | the memory is the kernel's again, the addresses are still ours |
 //! | `release_lazily` | `madvise(MADV_FREE)` | the kernel's as soon as it wants it; not resident then, but till then |
 //! | `advise` | `madvise((NO)HUGEPAGE)` | the kernel has been told; Linux only |
-//! | `relocate` | `mremap` twice, Linux from 5.7 on | the memory is elsewhere, what it left reads as zero |
 //! | `unreserve` | `munmap` | nothing |
 //!
 //! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
-//! let through: **mmap, munmap, mprotect, madvise, prlimit64**, and **mremap**, without which huge blocks that grow are
-//! copied. The page size comes from `sysconf`, which reads what
+//! let through: **mmap, munmap, mprotect, madvise, prlimit64**. The page size comes from `sysconf`, which reads what
 //! the kernel left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met
 //! like any other error: not done, state as before. `errno` is put back after every verb.
 //!
@@ -39,15 +37,11 @@
 //! believes what it reads there. macOS and the BSDs have no such promise; their `MADV_FREE` lets the kernel take the
 //! pages when it likes, and until then the old bytes are still there: [`Contents::Unknown`].
 //!
-//! **Relocating** is `mremap` with `MREMAP_FIXED` and `MREMAP_DONTUNMAP`. The kernel clears the place before it looks
-//! at all that may speak against it, and so can refuse when the place is no mapping any more. Hence a first call that
-//! changes nothing and fails where the second one would (a filter, more than one mapping); and if the second fails all
-//! the same, the place is mapped anew. Should even that fail, or somebody else be there, the process ends: a part of a
-//! heap that is not the heap's is worse. Each move may split mappings, so who asks does not ask too often.
-//!
 //! **Only for who asks for it**: `MADV_FREE` on Linux, for the resident set does not fall, so whoever watches it kills
 //! the process; the old bytes are there until they are not, which is [`Contents::Unknown`]. And huge-page advice of
 //! either kind, which the kernel's own setting does better in general.
+//!
+//! Not here: `mremap`, `MAP_FIXED`.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -68,8 +62,8 @@ const NEGLIGIBLE: usize = 512;
 /// The operating system: reserves address space, lets pages fault in, gives them back with `madvise`.
 ///
 /// A `System` holds nothing; all values of it are the same source. Its verbs make the system calls mmap, munmap,
-/// mprotect, madvise and mremap, its budget getrlimit (prlimit64 on Linux), and no others; each may be refused, by a
-/// seccomp filter say, and then the verb is refused. Reservations count against `RLIMIT_AS` and nothing else.
+/// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), and no others; each may be refused, by a seccomp
+/// filter say, and then the verb is refused. Reservations count against `RLIMIT_AS` and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct System;
 
@@ -195,16 +189,6 @@ unsafe impl Source for System {
         let _errno = KeepErrno::new();
         // SAFETY: the caller promises a range of ours whose contents may be lost; refused, it is as it was.
         unsafe { advise(start, bytes) };
-    }
-
-    unsafe fn relocate(&self, from: NonNull<u8>, to: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        let _errno = KeepErrno::new();
-        // SAFETY: the caller promises two ranges of ours, of which the one is to be where the other is.
-        if unsafe { os::relocate(from.as_ptr().cast(), to.as_ptr().cast(), bytes) } {
-            Ok(Contents::Zero)
-        } else {
-            Err(Refused)
-        }
     }
 
     /// Should the kernel refuse (map count), the addresses stay taken until the process ends; nobody is told.
@@ -391,15 +375,6 @@ impl Drop for KeepErrno {
     }
 }
 
-/// Nothing, where the system cannot.
-///
-/// # Safety
-/// None.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-unsafe fn relocate_nothing(_from: *mut c_void, _to: *mut c_void, _bytes: usize) -> bool {
-    false
-}
-
 /// What differs between the systems, under equal names:
 /// * `errno`: where this thread's error number lies;
 /// * `INACCESSIBLE`: protection of a reservation that may be made accessible later;
@@ -408,8 +383,7 @@ unsafe fn relocate_nothing(_from: *mut c_void, _to: *mut c_void, _bytes: usize) 
 /// * `ADVICE`: how to say that memory is not needed, best first;
 /// * `LAZY_ADVICE`: how to say that it may go when it is needed elsewhere, if that is another;
 /// * `HUGE_ADVICE`: how to ask for huge pages, and for none;
-/// * `PROMISES_ZERO`: whether memory reads as zero after that advice;
-/// * `relocate`: moves memory, or says that it cannot.
+/// * `PROMISES_ZERO`: whether memory reads as zero after that advice.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod os {
     #[cfg(target_os = "android")]
@@ -422,41 +396,11 @@ mod os {
     pub(super) const LAZY_ADVICE: Option<libc::c_int> = Some(libc::MADV_FREE);
     pub(super) const HUGE_ADVICE: Option<[libc::c_int; 2]> = Some([libc::MADV_HUGEPAGE, libc::MADV_NOHUGEPAGE]);
     pub(super) const PROMISES_ZERO: bool = true;
-
-    /// Moves memory. Whether it did; else both ranges can be used as before.
-    ///
-    /// # Safety
-    /// Two ranges of ours that nobody else uses, accessible, apart; what is in the second may be lost.
-    pub(super) unsafe fn relocate(from: *mut libc::c_void, to: *mut libc::c_void, bytes: usize) -> bool {
-        use libc::{MAP_ANON, MAP_FIXED_NOREPLACE, MAP_PRIVATE, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE};
-        const DONT_UNMAP: libc::c_int = 4;
-        // SAFETY: a mapping that keeps its length stays as it is; the other calls change the two ranges at most.
-        unsafe {
-            if libc::mremap(from, bytes, bytes, 0) != from {
-                return false;
-            }
-            if libc::mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | DONT_UNMAP, to) == to {
-                return true;
-            }
-            let flags = MAP_PRIVATE | MAP_ANON | NO_RESERVE | MAP_FIXED_NOREPLACE;
-            let again = libc::mmap(to, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-            // Refused because it is still there, or because it is not and cannot be had.
-            if again != to && libc::mremap(to, bytes, bytes, 0) != to {
-                crate::fatal::abort(
-                    "a part of a heap was unmapped by mremap; its address, its bytes",
-                    to.addr(),
-                    bytes,
-                );
-            }
-        }
-        false
-    }
 }
 
 /// Reusable memory leaves the process's footprint at once; plain `MADV_FREE` only under pressure.
 #[cfg(target_vendor = "apple")]
 mod os {
-    pub(super) use super::relocate_nothing as relocate;
     pub(super) use libc::{
         __error as errno, MAP_NORESERVE as NO_RESERVE, PROT_NONE as INACCESSIBLE, RLIMIT_AS as ADDRESS_SPACE,
     };
@@ -470,7 +414,6 @@ mod os {
 /// Untouched anonymous memory carries no charge that a flag could waive.
 #[cfg(any(target_os = "freebsd", target_os = "dragonfly"))]
 mod os {
-    pub(super) use super::relocate_nothing as relocate;
     #[cfg(target_os = "dragonfly")]
     pub(super) use libc::__errno_location as errno;
     #[cfg(target_os = "freebsd")]
@@ -487,7 +430,6 @@ mod os {
 /// Under PaX a mapping never gets more rights than it was born with, unless it names them: `PROT_MPROTECT(x)`, x << 3.
 #[cfg(target_os = "netbsd")]
 mod os {
-    pub(super) use super::relocate_nothing as relocate;
     pub(super) use libc::{__errno as errno, MAP_NORESERVE as NO_RESERVE, RLIMIT_AS as ADDRESS_SPACE};
 
     pub(super) const INACCESSIBLE: libc::c_int = libc::PROT_NONE | (libc::PROT_READ | libc::PROT_WRITE) << 3;
@@ -500,7 +442,6 @@ mod os {
 /// No limit on addresses; anonymous memory counts as data.
 #[cfg(target_os = "openbsd")]
 mod os {
-    pub(super) use super::relocate_nothing as relocate;
     pub(super) use libc::{
         __errno as errno, MAP_NORESERVE as NO_RESERVE, PROT_NONE as INACCESSIBLE, RLIMIT_DATA as ADDRESS_SPACE,
     };

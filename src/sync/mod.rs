@@ -16,6 +16,7 @@ pub use core::sync::atomic::Ordering;
 
 mod barrier;
 mod lock;
+mod once;
 mod owner;
 mod turnstile;
 
@@ -34,5 +35,6 @@ pub use imp::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{fence_after_load, fence_after_rmw, fence_heavy, fence_light, relax, wait, wait_for, wake};
 pub use lock::{Guard, Lock};
+pub use once::OnceWord;
 pub use owner::{Owned, Owner, seize};
 pub use turnstile::{Calm, Pass, Turnstile};
