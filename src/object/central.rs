@@ -13,8 +13,9 @@
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
 //! as it is: without the lock (`store.rs`), and no slot is touched but the first. So what goes round between threads,
-//! or up and down in one, never comes to the spans. 16 MiB at the most. Once a second the scavenger takes what nobody
-//! has needed since it last came; when the program is silent, or somebody is out of memory, all of it.
+//! or up and down in one, never comes to the spans. 16 MiB at the most, and 32 of all classes. Once a second the
+//! scavenger takes what nobody has needed since it last came; when the program is silent, or somebody is out of memory,
+//! all of it.
 //!
 //! **Nobody waits for a thread that does not run**, when allocating or freeing. Who finds the lock held for longer than
 //! a short critical section takes slots out of a fresh span, which is nobody's yet, and leaves that for whoever holds
@@ -42,8 +43,14 @@ use super::store::Store;
 /// Batches in store that are looked through for a block that seems to be freed twice.
 const BATCHES_LOOKED_AT: usize = 8;
 
-/// Bytes that a class keeps in store at the most.
+/// Bytes that a class keeps in store at the most, and all classes together.
 const STORE_BYTES: usize = 16 << 20;
+const STORES_BYTES: usize = 32 << 20;
+
+/// Bytes of a batch.
+fn batch_bytes(class: SizeClass) -> usize {
+    class.batch() as usize * class.bytes()
+}
 
 /// One class. All-zero bytes: no spans.
 #[derive(Debug)]
@@ -179,12 +186,19 @@ impl Central {
         let strings = Strings { spans, class };
         let place = self.store.take(&strings, hint)?;
         count_one(&self.refills);
+        // Relaxed: as in `store_batch`.
+        spans.stored.fetch_sub(batch_bytes(class), Ordering::Relaxed);
         // Relaxed, twice: a mark that may come out too high where two write, and then a batch goes that was needed.
         let left = self.store.count();
         if left < self.fewest.load(Ordering::Relaxed) {
             self.fewest.store(left, Ordering::Relaxed);
         }
         Some(strings.cut(place))
+    }
+
+    /// Bytes in store.
+    pub fn stored_bytes(&self, class: SizeClass) -> usize {
+        self.store.count() as usize * batch_bytes(class)
     }
 
     /// How many batches lay in store all the time since this was last asked: tcmalloc's low-water mark.
@@ -199,8 +213,10 @@ impl Central {
     /// # Errors
     /// The batch, if the store is full.
     pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Result<(), Batch> {
-        let most = STORE_BYTES / (class.batch() as usize * class.bytes());
-        if self.store.count() as usize >= most {
+        let bytes = batch_bytes(class);
+        // Relaxed: a sum, by which nobody is told anything.
+        let all = spans.stored.load(Ordering::Relaxed);
+        if self.store.count() as usize >= STORE_BYTES / bytes || all + bytes > STORES_BYTES {
             return Err(batch);
         }
         self.put(spans, class, batch, hint);
@@ -209,6 +225,8 @@ impl Central {
 
     fn put(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) {
         count_one(&self.flushes);
+        // Relaxed: as in `store_batch`.
+        spans.stored.fetch_add(batch_bytes(class), Ordering::Relaxed);
         let place = spans.place_of(batch.into_raw());
         self.store.put(&Strings { spans, class }, hint, place);
     }

@@ -107,8 +107,10 @@ impl<S: Source + 'static> Forks for Objects<S> {
             |cache| self.heap.forget_cache(cache),
             |run| self.give_pages(None, run),
         );
-        // Relaxed: a number by itself.
+        // Relaxed, twice: numbers by themselves. Batches that a thread had in hand are in no store.
         self.cached.store(cached, Ordering::Relaxed);
+        let stored = SizeClass::all().map(|class| self.central(class).stored_bytes(class));
+        self.spans.stored.store(stored.sum(), Ordering::Relaxed);
     }
 
     fn abandon(&self) -> unsafe fn(NonNull<()>) {

@@ -27,6 +27,8 @@ pub struct Spans {
     table: Table<Span>,
     /// Entries prepared. I14: a span lies below this. Raised under the lock of the tables.
     pub(super) covered: AtomicUsize,
+    /// Bytes in the stores of all classes.
+    pub(super) stored: AtomicUsize,
     /// The address of page 0.
     base: NonNull<u8>,
 }
@@ -42,6 +44,7 @@ impl Spans {
         Self {
             table,
             covered: AtomicUsize::new(0),
+            stored: AtomicUsize::new(0),
             base,
         }
     }
