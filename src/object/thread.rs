@@ -259,37 +259,48 @@ impl Register {
         self.used.set(self.used.get() - 1);
     }
 
-    /// Visits the vacant structures that have something in them. None of those there are can be had meanwhile, so that
-    /// they are the caller's: a thread that begins makes one.
+    /// Visits the vacant structures that have something in them. They are the caller's meanwhile. In two rounds, each of
+    /// which leaves one of several to a thread that begins: so none is made for want of those that are visited, but once
+    /// where there is only one.
     pub fn with_vacant(&self, mut visit: impl FnMut(&Thread)) {
-        let (mut next, mut taken) = (self.take_vacant(), ptr::null::<Thread>());
-        // SAFETY: structures are never unmade; these are the caller's, with their links.
-        while let Some(thread) = unsafe { next.as_ref() } {
-            next = thread.next_vacant.replace(taken);
-            taken = thread;
-            if thread.laden.replace(false) {
-                visit(thread);
+        for _ in 0..2 {
+            let (mut next, mut taken) = (self.take_vacant(), ptr::null::<Thread>());
+            // SAFETY: structures are never unmade; these are the caller's, with their links.
+            while let Some(thread) = unsafe { next.as_ref() } {
+                next = thread.next_vacant.replace(taken);
+                taken = thread;
+                if thread.laden.replace(false) {
+                    visit(thread);
+                }
             }
-        }
-        let _guard = self.lock.lock();
-        // SAFETY: as above.
-        while let Some(thread) = unsafe { taken.as_ref() } {
-            taken = thread.next_vacant.get();
-            self.make_vacant(thread);
+            let _guard = self.lock.lock();
+            // SAFETY: as above.
+            while let Some(thread) = unsafe { taken.as_ref() } {
+                taken = thread.next_vacant.get();
+                self.make_vacant(thread);
+            }
         }
     }
 
-    /// All vacant structures, linked; they are not vacant any more, nor anybody's but the caller's.
+    /// All vacant structures but the first, or the only one, linked; they are not vacant any more, nor anybody's but the
+    /// caller's.
     fn take_vacant(&self) -> *const Thread {
         let _guard = self.lock.lock();
-        let first = self.vacant.replace(ptr::null());
-        let mut next = first;
         // SAFETY: structures are never unmade; the links are used under the lock.
+        let first = unsafe { self.vacant.get().as_ref() };
+        let Some(first) = first else { return ptr::null() };
+        let taken = match first.next_vacant.replace(ptr::null()) {
+            others if !others.is_null() => others,
+            _ if first.laden.get() => self.vacant.replace(ptr::null()),
+            _ => ptr::null(),
+        };
+        let mut next = taken;
+        // SAFETY: as above.
         while let Some(thread) = unsafe { next.as_ref() } {
             thread.vacant.set(false);
             next = thread.next_vacant.get();
         }
-        first
+        taken
     }
 
     /// Under the lock.
