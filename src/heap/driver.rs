@@ -285,8 +285,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let mut state = driver.state.get();
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
-        // What lies in store is brought back at a stroke, each batch once for the program's having freed it: that is not
-        // what the pace is for.
+        // What lies in store is brought back at a stroke, each batch once for the program's having freed it: that is
+        // not what the pace is for.
         let mut unpaid = 0;
         if state.retention.is_due(now) {
             self.look(&mut state, now, &activity, |all| {
@@ -341,7 +341,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.scavenge_with(pages, false, between)
     }
 
-    /// As [`release`](Self::release), for a layer above: waits for its turn, and lets those go first who are about to fork;
+    /// As [`release`](Self::release), for a layer above: waits for its turn, and lets those go first who are about to
+    /// fork;
     /// `trim` makes the layer give up what it keeps.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce()) -> PageCount {
@@ -362,8 +363,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let needed = if backed > state.backed { backed } else { look.live };
         let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
-        // Who has all he needs in his caches looks silent. So they are emptied first, and if nobody misses them until the
-        // next look, nobody is there.
+        // Who has all he needs in his caches looks silent. So they are emptied first, and if nobody misses them until
+        // the next look, nobody is there.
         let (asks, silent) = (quiet && !state.asked, quiet && state.asked);
         state.asked = quiet;
         // Once a second, too: some of the program's threads may sleep.

@@ -259,9 +259,9 @@ impl Register {
         self.used.set(self.used.get() - 1);
     }
 
-    /// Visits the vacant structures that have something in them. They are the caller's meanwhile. In two rounds, each of
-    /// which leaves one of several to a thread that begins: so none is made for want of those that are visited, but once
-    /// where there is only one.
+    /// Visits the vacant structures that have something in them. They are the caller's meanwhile. In two rounds, each
+    /// of which leaves one of several to a thread that begins: so none is made for want of those that are visited, but
+    /// once where there is only one.
     pub fn with_vacant(&self, mut visit: impl FnMut(&Thread)) {
         for _ in 0..2 {
             let (mut next, mut taken) = (self.take_vacant(), ptr::null::<Thread>());
@@ -282,8 +282,8 @@ impl Register {
         }
     }
 
-    /// All vacant structures but the first, or the only one, linked; they are not vacant any more, nor anybody's but the
-    /// caller's.
+    /// All vacant structures but the first, or the only one, linked; they are not vacant any more, nor anybody's but
+    /// the caller's.
     fn take_vacant(&self) -> *const Thread {
         let _guard = self.lock.lock();
         // SAFETY: structures are never unmade; the links are used under the lock.
