@@ -60,19 +60,29 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
     #[inline(always)]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
-        self.try_tracked(pages).or_else(|| self.heap.refuse(pages.0))
+        self.allocate_or(pages, PageHeap::allocate_beyond_or_refuse)
     }
 
     /// As [`allocate_tracked`](Self::allocate_tracked), for a layer above that counts its own refusals.
     #[inline(always)]
     pub(crate) fn try_tracked(&self, pages: PageCount) -> Option<Allocation> {
+        self.allocate_or(pages, PageHeap::allocate_beyond)
+    }
+
+    /// From the word, or `beyond` it.
+    #[inline(always)]
+    fn allocate_or(
+        &self,
+        pages: PageCount,
+        beyond: impl FnOnce(&PageHeap<S, G>, &Slot, PageCount) -> Option<Allocation>,
+    ) -> Option<Allocation> {
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
             && let Some(slot) = self.heap.own(self.slot)
             && let Some(allocation) = self.heap.allocate_from(&slot, pages.0)
         {
             return Some(allocation);
         }
-        self.heap.allocate_beyond(self.slot, pages)
+        beyond(self.heap, self.slot, pages)
     }
 
     /// As [`PageHeap::free`]: into the cache if the run lies in its word, into the buffer if in another.
@@ -224,10 +234,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         {
             return Some(allocation.run);
         }
-        let allocation = self.allocate_through(&slot, pages);
-        allocation
-            .or_else(|| self.refuse(pages.0))
-            .map(|allocation| allocation.run)
+        let Some(allocation) = self.allocate_through(&slot, pages) else {
+            return self.refuse(pages.0);
+        };
+        Some(allocation.run)
     }
 
     /// As [`free`](Self::free), through the cache of shard `shard` (modulo how many there are).
@@ -294,6 +304,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             relax(round);
             round = round.saturating_add(1);
         }
+    }
+
+    /// As [`allocate_beyond`](Self::allocate_beyond), and counts a "no".
+    #[inline(never)]
+    fn allocate_beyond_or_refuse(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
+        self.allocate_beyond(slot, pages).or_else(|| self.refuse(pages.0))
     }
 
     /// A handle's cache could not serve, or is being seized: then the heap is asked first.
