@@ -55,7 +55,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// What is not in the table of small sizes: the class is reckoned, or there is none.
     #[inline(never)]
     fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        match SizeClass::of(layout.size(), layout.align()) {
+        match SizeClass::of_other(layout.size(), layout.align()) {
             Some(class) => self.take_slot(class, layout, zeroed),
             None => self.take_large(layout, zeroed),
         }
@@ -70,7 +70,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn give_other(&self, memory: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe {
-            match SizeClass::of(layout.size(), layout.align()) {
+            match SizeClass::of_other(layout.size(), layout.align()) {
                 Some(class) => self.give_slot(class, memory, layout),
                 None => self.give_large(memory, layout),
             }

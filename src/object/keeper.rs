@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+use core::ptr::NonNull;
 use core::time::Duration;
 
 use crate::heap::Clock;
@@ -182,11 +183,23 @@ impl<S: Source + 'static> Objects<S> {
         );
     }
 
-    /// Empties the structures that no thread uses: they are taken out of the register meanwhile. By anybody.
-    pub(super) fn empty_vacant(&self) {
-        // Until the slots are back: as in `seize_threads`.
+    /// Empties the structures that no thread uses. By whom, and with which lock: as above.
+    fn empty_vacant(&self) {
         let _pass = self.heap.pass();
-        self.register.with_vacant(|thread| self.empty(thread, None));
+        self.register.hold_all().for_each(|thread| {
+            if thread.unload() {
+                self.empty(thread, None);
+            }
+        });
+    }
+
+    /// The same, by anybody: one after the other is taken, as a thread that begins takes it.
+    pub(super) fn empty_vacant_by_one(&self) {
+        let _pass = self.heap.pass();
+        while let Some(thread) = self.register.take_laden() {
+            self.empty(thread, None);
+            self.register.give(NonNull::from(thread));
+        }
     }
 
     /// Gives what lies in store back to the heap: what threads that have ended left, spare spans, batches that nobody

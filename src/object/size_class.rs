@@ -88,7 +88,7 @@ static TABLED: [u8; TABLED_BYTES / 8 + 1] = {
     let mut table = [0; TABLED_BYTES / 8 + 1];
     let mut step = 0;
     while step < table.len() {
-        if let Some(class) = SizeClass::reckon(8 * step, 1) {
+        if let Some(class) = SizeClass::of_other(8 * step, 1) {
             table[step] = class.0;
         }
         step += 1;
@@ -157,7 +157,7 @@ impl SizeClass {
     pub const fn of(size: usize, align: usize) -> Option<Self> {
         match Self::of_small(size, align) {
             Some(class) => Some(class),
-            None => Self::reckon(size, align),
+            None => Self::of_other(size, align),
         }
     }
 
@@ -172,9 +172,9 @@ impl SizeClass {
         }
     }
 
-    /// As [`of`](Self::of), by arithmetic.
+    /// As [`of`](Self::of), by arithmetic: for what is not [`of_small`](Self::of_small).
     #[inline(always)]
-    const fn reckon(size: usize, align: usize) -> Option<Self> {
+    pub const fn of_other(size: usize, align: usize) -> Option<Self> {
         if size > MAX_SLOT_BYTES || align > PAGE_BYTES {
             return None;
         }

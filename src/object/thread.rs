@@ -115,6 +115,11 @@ impl Thread {
         self.working()
     }
 
+    /// Whether it is vacant and has something in it; not any more. To be asked with the register held.
+    pub(super) fn unload(&self) -> bool {
+        self.vacant.get() && self.laden.replace(false)
+    }
+
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
@@ -259,48 +264,21 @@ impl Register {
         self.used.set(self.used.get() - 1);
     }
 
-    /// Visits the vacant structures that have something in them. They are the caller's meanwhile. In two rounds, each
-    /// of which leaves one of several to a thread that begins: so none is made for want of those that are visited, but
-    /// once where there is only one.
-    pub fn with_vacant(&self, mut visit: impl FnMut(&Thread)) {
-        for _ in 0..2 {
-            let (mut next, mut taken) = (self.take_vacant(), ptr::null::<Thread>());
-            // SAFETY: structures are never unmade; these are the caller's, with their links.
-            while let Some(thread) = unsafe { next.as_ref() } {
-                next = thread.next_vacant.replace(taken);
-                taken = thread;
-                if thread.laden.replace(false) {
-                    visit(thread);
-                }
-            }
-            let _guard = self.lock.lock();
-            // SAFETY: as above.
-            while let Some(thread) = unsafe { taken.as_ref() } {
-                taken = thread.next_vacant.get();
-                self.make_vacant(thread);
-            }
-        }
-    }
-
-    /// All vacant structures but the first, or the only one, linked; they are not vacant any more, nor anybody's but
-    /// the caller's.
-    fn take_vacant(&self) -> *const Thread {
+    /// Takes a vacant structure that has something in it, to be emptied and [given](Self::give) back.
+    pub fn take_laden(&self) -> Option<&Thread> {
         let _guard = self.lock.lock();
+        let mut link = &self.vacant;
         // SAFETY: structures are never unmade; the links are used under the lock.
-        let first = unsafe { self.vacant.get().as_ref() };
-        let Some(first) = first else { return ptr::null() };
-        let taken = match first.next_vacant.replace(ptr::null()) {
-            others if !others.is_null() => others,
-            _ if first.laden.get() => self.vacant.replace(ptr::null()),
-            _ => ptr::null(),
-        };
-        let mut next = taken;
-        // SAFETY: as above.
-        while let Some(thread) = unsafe { next.as_ref() } {
-            thread.vacant.set(false);
-            next = thread.next_vacant.get();
+        while let Some(thread) = unsafe { link.get().as_ref() } {
+            if thread.laden.replace(false) {
+                link.set(thread.next_vacant.get());
+                thread.vacant.set(false);
+                self.used.set(self.used.get() + 1);
+                return Some(thread);
+            }
+            link = &thread.next_vacant;
         }
-        taken
+        None
     }
 
     /// Under the lock.

@@ -175,7 +175,7 @@ impl<S: Source + 'static> Objects<S> {
             self.seize_threads();
         }
         drop(turn);
-        self.empty_vacant();
+        self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
         // Who takes a batch has all of a lane in hand for a moment, which is long if he is preempted there.
         relax(YIELDING_ROUND);
