@@ -68,6 +68,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/mark.rs",
     "src/object/mod.rs",
     "src/object/model.rs",
+    "src/object/register.rs",
     "src/object/run.rs",
     "src/object/preempted.rs",
     "src/object/presence.rs",

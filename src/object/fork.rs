@@ -101,14 +101,13 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.keeper.has_gone();
         self.heap.recover();
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
-        let cached = self.register.bereave(
-            &self.spans,
-            is_own,
-            |cache| self.heap.forget_cache(cache),
-            |run| self.give_pages(None, run),
-        );
+        let own = self.register.bereave(is_own, |thread| {
+            let forget = |cache| self.heap.forget_cache(cache);
+            thread.bereave(&self.spans, forget, |run| self.give_pages(None, run));
+        });
+        let cached = own.is_some_and(|own| own.cache().is_some());
         // Relaxed, twice: numbers by themselves. Batches that a thread had in hand are in no store.
-        self.cached.store(cached, Ordering::Relaxed);
+        self.cached.store(cached.into(), Ordering::Relaxed);
         let stored = SizeClass::all().map(|class| self.central(class).stored_bytes(class));
         self.spans.stored.store(stored.sum(), Ordering::Relaxed);
     }

@@ -24,6 +24,7 @@ use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence_heavy, seize, wake};
 use crate::units::PageCount;
 
+use super::register::Listed;
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
 
@@ -187,17 +188,20 @@ impl<S: Source + 'static> Objects<S> {
     fn empty_vacant(&self) {
         let _pass = self.heap.pass();
         self.register.hold_all().for_each(|thread| {
-            if thread.unload() {
+            if thread.listing().unload() {
                 self.empty(thread, None);
             }
         });
     }
 
-    /// The same, by anybody: one after the other is taken, as a thread that begins takes it.
+    /// The same, by anybody: one after the other is taken, and entered, as a thread that begins does. One that cannot
+    /// be entered is being emptied by who seizes all.
     pub(super) fn empty_vacant_by_one(&self) {
         let _pass = self.heap.pass();
         while let Some(thread) = self.register.take_laden() {
-            self.empty(thread, None);
+            if let Some(working) = thread.enter(self) {
+                self.empty(&working, None);
+            }
             self.register.give(NonNull::from(thread));
         }
     }

@@ -48,6 +48,7 @@ mod store;
 mod spans;
 mod central;
 mod presence;
+mod register;
 mod shelf;
 mod thread;
 mod tables;
@@ -82,10 +83,10 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use central::Central;
 use magazine::{Batch, List, Magazine};
+use register::Register;
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use spans::Spans;
 use tables::Tables;
-use thread::Register;
 
 /// Address space below which no heap is tried: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
@@ -100,7 +101,7 @@ pub struct Objects<S: Source> {
     heap: PageHeap<S>,
     spans: Spans,
     centrals: Table<Central>,
-    register: Register,
+    register: Register<Thread>,
     tables: Tables,
     /// Guards the shared thread.
     shared: Lock,

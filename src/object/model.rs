@@ -16,6 +16,8 @@ pub(super) mod magazine;
 pub(super) mod store;
 pub(super) mod spans;
 pub(super) mod central;
+pub(super) mod presence;
+pub(super) mod register;
 
 extern crate std;
 
@@ -33,6 +35,7 @@ use span::Span;
 use spans::Spans;
 
 pub use central::CentralState;
+pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;
 pub use store::{BatchLinks, BatchPlace, Chain, Store};
 

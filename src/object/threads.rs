@@ -12,6 +12,7 @@ use crate::geometry::WORD_PAGES;
 use crate::source::Source;
 use crate::sync::{Guard, Ordering, relax};
 
+use super::register::Listed;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
 use crate::units::PageRun;
@@ -121,7 +122,7 @@ impl<S: Source + 'static> Objects<S> {
             if kept > INHERITED_BYTES {
                 self.give_slots(cache, class, magazine.empty());
             } else if kept > 0 {
-                thread.laden.set(true);
+                thread.listing().load();
             }
         }
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));

@@ -14,6 +14,7 @@ mod owner;
 mod negative_stores;
 mod objects;
 mod paper;
+mod register;
 mod proof;
 mod scavenge;
 mod seize;

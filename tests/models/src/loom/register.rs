@@ -1,0 +1,246 @@
+//! Has a thread's structure one user at a time, from thread to thread, while the scavenger empties those of sleeping
+//! threads and those nobody uses?
+//!
+//! `object/register.rs` and `sync/owner.rs` as they ship, used as the object layer uses them: `enlist` and `leave`
+//! (`object/threads.rs`), `seize_threads`, `empty_vacant` and `empty_vacant_by_one` (`object/keeper.rs`). What stands
+//! for the magazines is a cell of loom's, which notices two who use it at a time, and one who does not see what the
+//! last one did.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use pageheap::internals::{Lock, Owned, Owner, seize};
+use pageheap::object::{Listed, Listing, Register};
+
+use super::{explore, spawn};
+
+const KEY: usize = 64;
+
+/// A thread's structure: its owner, its place, and what lies in it.
+struct Desk {
+    owner: Owner,
+    listing: Listing<Desk>,
+    papers: UnsafeCell<usize>,
+}
+
+impl Owned for Desk {
+    fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    fn key(&self) -> usize {
+        KEY
+    }
+}
+
+impl Listed for Desk {
+    fn listing(&self) -> &Listing<Self> {
+        &self.listing
+    }
+}
+
+impl Desk {
+    /// Puts one more in.
+    fn work(&self) {
+        // SAFETY: loom checks that nobody else does so at this time.
+        self.papers.with_mut(|papers| unsafe { *papers += 1 });
+    }
+
+    /// Takes all.
+    fn empty(&self) -> usize {
+        // SAFETY: as above.
+        self.papers.with_mut(|papers| unsafe { core::mem::take(&mut *papers) })
+    }
+}
+
+/// A register, and the structures made for it: they stay till nobody is left.
+struct Office {
+    register: Register<Desk>,
+    made: loom::sync::Mutex<Vec<NonNull<Desk>>>,
+    turn: Lock,
+}
+
+// SAFETY: the structures' cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+unsafe impl Sync for Office {}
+// SAFETY: as above.
+unsafe impl Send for Office {}
+
+impl Office {
+    /// With structures that nobody uses, and one paper in each.
+    fn with_vacant(count: usize) -> Arc<Self> {
+        let office = Arc::new(Self {
+            register: Register::new(),
+            made: loom::sync::Mutex::new(Vec::new()),
+            turn: Lock::new(),
+        });
+        let desks: Vec<_> = (0..count).map(|_| office.begin()).collect();
+        for desk in desks {
+            office.work(desk);
+            office.end(desk);
+        }
+        office
+    }
+
+    /// As `enlist`.
+    fn begin(&self) -> NonNull<Desk> {
+        self.register.take().unwrap_or_else(|| {
+            let desk = NonNull::from(Box::leak(Box::new(Desk {
+                owner: Owner::new(KEY),
+                listing: Listing::new(),
+                papers: UnsafeCell::new(0),
+            })));
+            self.made.lock().unwrap().push(desk);
+            self.register.add(desk);
+            desk
+        })
+    }
+
+    /// As a call of the user's: whether it could be done here.
+    fn work(&self, desk: NonNull<Desk>) -> usize {
+        // SAFETY: structures stay while the office does.
+        let desk = unsafe { desk.as_ref() };
+        let entered = desk.owner.enter(KEY);
+        if entered {
+            desk.work();
+            desk.owner.leave();
+        }
+        entered.into()
+    }
+
+    /// As `leave`: something stays for the next.
+    fn end(&self, desk: NonNull<Desk>) {
+        // SAFETY: as above.
+        let own = unsafe { desk.as_ref() };
+        while !own.owner.enter(KEY) {
+            loom::thread::yield_now();
+        }
+        own.listing.load();
+        own.owner.leave();
+        self.register.give(desk);
+    }
+
+    /// A thread's life: how many papers it puts in.
+    fn live(&self) -> usize {
+        let desk = self.begin();
+        let papers = self.work(desk);
+        self.end(desk);
+        papers
+    }
+
+    /// As `seize_threads` and `empty_vacant`: how many papers were taken.
+    fn trim(&self) -> usize {
+        let _turn = self.turn.lock();
+        let mut papers = 0;
+        let registered = self.register.hold_all();
+        assert!(seize(
+            |visit| registered.for_each(visit),
+            |desk: &Desk| papers += desk.empty()
+        ));
+        drop(registered);
+        self.register.hold_all().for_each(|desk| {
+            if desk.listing.unload() {
+                papers += desk.empty();
+            }
+        });
+        papers
+    }
+
+    /// As `empty_vacant_by_one`.
+    fn reclaim(&self) -> usize {
+        let mut papers = 0;
+        while let Some(desk) = self.register.take_laden() {
+            if desk.owner.enter(KEY) {
+                papers += desk.empty();
+                desk.owner.leave();
+            }
+            self.register.give(NonNull::from(desk));
+        }
+        papers
+    }
+
+    /// When all have gone: what is left, and how many structures there are.
+    fn close(&self) -> (usize, usize) {
+        let (used, made) = self.register.counts();
+        assert_eq!(used, 0, "somebody's, though all have gone");
+        let desks = self.made.lock().unwrap();
+        assert_eq!(desks.len(), made);
+        // Each is there for somebody.
+        let vacant: Vec<_> = core::iter::from_fn(|| self.register.take()).collect();
+        assert_eq!(vacant.len(), made, "a structure was lost");
+        // SAFETY: as in `work`.
+        let papers = desks.iter().map(|desk| unsafe { desk.as_ref() }.empty()).sum();
+        (papers, made)
+    }
+}
+
+impl Drop for Office {
+    fn drop(&mut self) {
+        for desk in self.made.get_mut().unwrap().drain(..) {
+            // SAFETY: leaked by `begin`, and nobody is left who could reach it.
+            drop(unsafe { Box::from_raw(desk.as_ptr()) });
+        }
+    }
+}
+
+#[test]
+fn a_structure_goes_from_one_thread_to_the_next() {
+    explore(2, || {
+        let office = Office::with_vacant(1);
+        let other = office.clone();
+        let thread = spawn(move || other.live());
+        let mine = office.live();
+        let (left, made) = {
+            let theirs = thread.join().unwrap();
+            let (left, made) = office.close();
+            (left - theirs, made)
+        };
+        assert_eq!(left, 1 + mine, "papers were lost or made");
+        assert!(made <= 2);
+    });
+}
+
+#[test]
+fn a_thread_begins_and_ends_while_structures_are_trimmed() {
+    explore(2, || {
+        let office = Office::with_vacant(1);
+        let other = office.clone();
+        let thread = spawn(move || other.live());
+        let taken = office.trim();
+        let put = 1 + thread.join().unwrap();
+        let (left, made) = office.close();
+        assert_eq!(taken + left, put, "papers were lost or made");
+        // Who holds the register keeps nobody from a structure, but waiting.
+        assert_eq!(made, 1, "one was made though there was one");
+    });
+}
+
+#[test]
+fn a_thread_begins_and_ends_while_another_runs_out_of_memory() {
+    explore(2, || {
+        let office = Office::with_vacant(2);
+        let other = office.clone();
+        let thread = spawn(move || other.live());
+        let taken = office.reclaim();
+        let put = 2 + thread.join().unwrap();
+        let (left, made) = office.close();
+        assert_eq!(taken + left, put, "papers were lost or made");
+        // One at a time is taken.
+        assert_eq!(made, 2, "one was made though there was one");
+    });
+}
+
+#[test]
+fn one_trims_and_one_reclaims_and_a_thread_lives() {
+    explore(1, || {
+        let office = Office::with_vacant(1);
+        let [one, two] = [office.clone(), office.clone()];
+        let one = spawn(move || one.trim());
+        let two = spawn(move || two.live());
+        let mut taken = office.reclaim();
+        taken += one.join().unwrap();
+        let put = 1 + two.join().unwrap();
+        let (left, _) = office.close();
+        assert_eq!(taken + left, put, "papers were lost or made");
+    });
+}
