@@ -20,13 +20,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As the object layer gives memory back: in turns with who forks.
     #[doc(hidden)]
     pub fn release_as_a_layer(&self, pages: PageCount) -> PageCount {
-        self.release_in_turns(pages, || ())
+        self.release_in_turns(pages, |_| ())
     }
 
     /// The moment at which a process forks, as far as this heap has to do with it.
     #[doc(hidden)]
     pub fn at_a_fork<R>(&self, look: impl FnOnce() -> R) -> R {
-        self.driver().hold();
+        while !self.driver().try_hold() {}
         self.hold();
         let seen = look();
         self.let_go();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-use pageheap::source::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
+use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 use pageheap::{Config, Heap, PageCount};
 
 /// A generator of numbers that are random enough: xorshift64*.
@@ -27,34 +27,11 @@ impl Random {
 struct Counted(&'static AtomicIsize);
 
 // SAFETY: the system's verbs, and a count.
-unsafe impl Source for Counted {
-    fn granule(&self) -> usize {
-        System.granule()
-    }
-
-    fn budget(&self) -> usize {
-        System.budget()
-    }
-
+unsafe impl Verbs for Counted {
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         let reservation = System.reserve(purpose, bytes, align)?;
         self.0.fetch_add(reservation.bytes as isize, Ordering::Relaxed);
         Some(reservation)
-    }
-
-    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.prepare(purpose, start, bytes) }
-    }
-
-    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.commit(start, bytes) }
-    }
-
-    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.release(start, bytes) }
     }
 
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
@@ -63,9 +40,6 @@ unsafe impl Source for Counted {
         unsafe { System.unreserve(purpose, reservation) };
     }
 }
-
-// SAFETY: the system's pages are memory.
-unsafe impl Memory for Counted {}
 
 fn small() -> Heap<System> {
     Heap::new(System, Config::new(1 << 30)).unwrap()
@@ -139,7 +113,7 @@ fn a_limit_is_its_own() {
 fn all_goes_back_when_it_is_dropped_whatever_is_still_allocated() {
     static RESERVED: AtomicIsize = AtomicIsize::new(0);
     for round in 0..200_usize {
-        let heap = Heap::new(Counted(&RESERVED), Config::new(1 << 28)).unwrap();
+        let heap = Heap::new(OverSystem(Counted(&RESERVED)), Config::new(1 << 28)).unwrap();
         for number in 0..100 {
             let layout = Layout::from_size_align(number * round + 1, 1).unwrap();
             heap.allocate_zeroed(layout).unwrap();
@@ -153,7 +127,10 @@ fn all_goes_back_when_it_is_dropped_whatever_is_still_allocated() {
 #[test]
 fn a_source_that_has_nothing_makes_no_heap_and_keeps_nothing() {
     static RESERVED: AtomicIsize = AtomicIsize::new(0);
-    assert!(Heap::new(Counted(&RESERVED), Config::new(usize::MAX >> 1)).is_ok_and(|heap| heap.stats().threads == 0));
+    assert!(
+        Heap::new(OverSystem(Counted(&RESERVED)), Config::new(usize::MAX >> 1))
+            .is_ok_and(|heap| heap.stats().threads == 0)
+    );
     assert_eq!(RESERVED.load(Ordering::Relaxed), 0);
 }
 

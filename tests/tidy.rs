@@ -78,6 +78,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/threads.rs",
     "src/source/mod.rs",
     "src/source/numbers.rs",
+    "src/source/over_system.rs",
     "src/source/region.rs",
     "src/source/simulated.rs",
     "src/source/simulated/map.rs",

@@ -77,14 +77,29 @@ unsafe fn get(name: *const c_char) -> *const c_char {
 /// `name` is a string that ends with zero.
 #[cfg(not(target_os = "linux"))]
 unsafe fn get(name: *const c_char) -> *const c_char {
-    // SAFETY: no preconditions, four times.
-    let same = unsafe { libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid() };
-    if same {
-        // SAFETY: the caller's promise.
-        unsafe { libc::getenv(name) }
-    } else {
-        core::ptr::null()
+    if has_more_rights() {
+        return core::ptr::null();
     }
+    // SAFETY: the caller's promise.
+    unsafe { libc::getenv(name) }
+}
+
+/// Whether the program was started with more rights than its caller has, though it may have given them up since: then
+/// its user and its effective user are the same, and the environment is the caller's all the same.
+#[cfg(target_os = "android")]
+fn has_more_rights() -> bool {
+    // SAFETY: no preconditions.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// As above: macOS and the BSDs have a call for it.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn has_more_rights() -> bool {
+    // Not in the libc crate for every Unix.
+    unsafe extern "C" {
+        safe fn issetugid() -> core::ffi::c_int;
+    }
+    issetugid() != 0
 }
 
 /// `512M` and the like.

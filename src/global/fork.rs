@@ -1,10 +1,15 @@
 //! All heaps of this copy of the crate, and what becomes of them when the process forks.
 //!
 //! ```text
-//!   before     opening ─▶ each heap's locks                       nobody is inside any of them
-//!   parent     each heap's locks ─▶ opening                       as if nothing had happened
-//!   child      recover each heap ─▶ its locks ─▶ opening          the other threads do not exist
+//!   before     opening ─▶ each heap's scavenger ─▶ each heap's other locks         nobody is inside any of them
+//!   parent     each heap's other locks ─▶ scavengers ─▶ opening                    as if nothing had happened
+//!   child      recover each heap ─▶ its locks ─▶ scavengers ─▶ opening             the other threads do not exist
 //! ```
+//!
+//! **Scavengers first, of all heaps, and again.** Whoever has a scavenger's turn may be in a clock of the program's,
+//! which allocates: from another heap, so none may be held yet; from one that is not open, so `opening` is let go where
+//! a turn is not to be had, and all begins anew. All other locks are held for our own work only, and for a source's:
+//! that may allocate from heaps that were opened before its own, which are held after it.
 //!
 //! POSIX leaves a forked child of a program with threads little: what a lock guards is whole if whoever held it was
 //! waited for, and that is done here (`pthread_atfork`). What is done without locks is made right in the child. So the
@@ -19,11 +24,12 @@
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::time::Duration;
 
 use crate::object::{Forks, Objects};
 use crate::source::{KeepErrno, Source};
-use crate::sync::{Guard, Lock};
+use crate::sync::{Guard, Lock, wait_for};
 
 use super::{background, pthread};
 
@@ -143,9 +149,26 @@ unsafe extern "C" fn before() {
         AGAIN.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    OPENING.hold();
+    loop {
+        OPENING.hold();
+        if hold_drivers() {
+            break;
+        }
+        OPENING.let_go();
+        // Whoever waits for it is to have it before we do again.
+        wait_for(&AtomicU32::new(0), 0, Some(Duration::from_millis(1)));
+    }
     FORKING.store(pthread::here(), Ordering::Relaxed);
     heaps().for_each(Forks::hold);
+}
+
+/// Keeps the scavengers of all heaps away, or those of none: whether it could. The caller holds `OPENING`.
+fn hold_drivers() -> bool {
+    let Some(held) = heaps().position(|heap| !heap.try_hold_driver()) else {
+        return true;
+    };
+    heaps().take(held).for_each(Forks::let_go_driver);
+    false
 }
 
 unsafe extern "C" fn parent() {
@@ -175,6 +198,7 @@ fn is_last() -> bool {
 
 fn let_go() {
     heaps().for_each(Forks::let_go);
+    heaps().for_each(Forks::let_go_driver);
     // Relaxed: only the thread that forks.
     FORKING.store(0, Ordering::Relaxed);
     OPENING.let_go();

@@ -369,6 +369,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
         let own = self.enter().or_else(|| {
             local::enlist(objects)?;
+            #[cfg(all(target_os = "linux", feature = "std"))]
+            unload::register_again();
             self.enter()
         });
         match own {

@@ -5,11 +5,22 @@
 //! | limit | `memory.max`, `memory.high` | `memory.limit_in_bytes` |
 //! | used | `memory.current` | `memory.usage_in_bytes` |
 //! | stalls | `memory.pressure`, else `/proc/pressure/memory` | the latter |
-//! | events | `memory.events`: high, max, oom | `memory.failcnt` |
+//! | events | `memory.events`: high, max, oom; of groups above `memory.events.local` | `memory.failcnt` |
 //!
-//! Five small files once a second, by the background thread, by raw system calls into a buffer on its stack: ~15 µs.
-//! What is not there, or may not be read, is taken for no limit and no pressure; nothing is said about it. Used counts
-//! the whole group, page cache included, as the kernel does when it decides whom to kill.
+//! A group is limited by those above it too, and what they hold counts all of their groups together:
+//!
+//! ```text
+//!   /sys/fs/cgroup                no limit                         Worked: b is filled to 10 hundredths, a to 95, by
+//!   └── a          950 of 1000    ◀── this one counts              others. It is a that will be reclaimed from, b
+//!       └── b       20 of  200                                     included: so that is how things stand.
+//! ```
+//!
+//! Every folder from ours to the root is read, and the one that is fullest counts. Those that are not there are passed
+//! over: inside a container the path is often that of outside, and the group is the root that is seen.
+//!
+//! Four small files for each folder, once a second, by the background thread, by raw system calls into a buffer on its
+//! stack: ~15 µs. What is not there, or may not be read, is taken for no limit and no pressure; nothing is said about
+//! it. Used counts the whole group, page cache included, as the kernel does when it decides whom to kill.
 //!
 //! From nine tenths of the limit, or when tasks have stalled for a tenth of the last ten seconds, or when the group has
 //! met one of its limits since the last look, all that is free goes back at once, what caches hold too, whatever was to
@@ -59,6 +70,8 @@ impl Text {
 pub(super) struct Watch {
     /// The group's folder; empty where there is none.
     folder: Text,
+    /// As much of its path is that of the root of all groups.
+    top: usize,
     second: bool,
     root: &'static str,
     /// Events counted at the last look; none before the first.
@@ -68,87 +81,102 @@ pub(super) struct Watch {
 impl Watch {
     /// Of the group this process is in, by what lies below `root`.
     pub(super) fn new(root: &'static str) -> Self {
-        let none = Self {
+        let mut watch = Self {
             folder: Text::new(),
+            top: 0,
             second: false,
             root,
             events: None,
         };
         let groups = read_at(root, "/proc/self/cgroup");
         let Some((path, second)) = group(groups.text()) else {
-            return none;
+            return watch;
         };
-        let groups = if second {
+        let top = if second {
             "/sys/fs/cgroup"
         } else {
             "/sys/fs/cgroup/memory"
         };
-        // Inside a container the path is often that of outside, and the group is the root that is seen.
-        let at = |path: &str| {
-            let (mut folder, path) = (Text::new(), path.trim_end_matches('/'));
-            if write!(folder, "{root}{groups}{path}").is_err() {
-                folder = Text::new();
-            }
-            Self { folder, second, ..none }
-        };
-        let found = [path, ""].into_iter().map(at).find(|watch| watch.usage() > 0);
-        found.unwrap_or(none)
+        watch.second = second;
+        let path = path.trim_end_matches('/');
+        if write!(watch.folder, "{root}{top}{path}").is_err() {
+            watch.folder = Text::new();
+        }
+        watch.top = root.len() + top.len();
+        watch
     }
 
-    fn file(&self, name: &str) -> Text {
-        if self.folder.len == 0 {
-            return Text::new();
-        }
-        let mut path = Text::new();
-        if write!(path, "/{name}").is_err() {
-            return Text::new();
-        }
-        read_at(self.folder.text(), path.text())
+    /// The paths of the groups that limit this one, itself first, the root of all last.
+    fn groups(&self) -> impl Iterator<Item = &str> {
+        let folder = self.folder.text();
+        let above = |group: &&str| folder.get(..group.rfind('/')?).filter(|group| group.len() >= self.top);
+        core::iter::successors(Some(folder).filter(|folder| !folder.is_empty()), above)
     }
 
-    fn usage(&self) -> u64 {
-        let name = if self.second {
-            "memory.current"
+    /// How full a group is, by its own limit. No limit: nothing is used.
+    fn group(&self, folder: &str) -> Pressure {
+        let (limits, used): (&[&str], _) = if self.second {
+            (&["/memory.max", "/memory.high"], "/memory.current")
         } else {
-            "memory.usage_in_bytes"
+            (&["/memory.limit_in_bytes"], "/memory.usage_in_bytes")
         };
-        number(self.file(name).text()).unwrap_or(0)
+        let figure = |name: &&str| number(read_at(folder, name).text());
+        let limit = limits.iter().filter_map(figure).min().unwrap_or(u64::MAX);
+        Pressure {
+            used: if limit == u64::MAX {
+                0
+            } else {
+                figure(&used).unwrap_or(0)
+            },
+            limit,
+            ..Pressure::default()
+        }
     }
 
-    /// Events of all time.
+    /// Events of all time: of groups above only their own, or those beside us would count.
     fn events(&self) -> u64 {
-        if self.second {
-            events(self.file("memory.events").text())
-        } else {
-            number(self.file("memory.failcnt").text()).unwrap_or(0)
-        }
+        let files = ["/memory.events"]
+            .into_iter()
+            .chain(core::iter::repeat("/memory.events.local"));
+        let count = |(folder, file): (&str, &str)| {
+            if self.second {
+                events(read_at(folder, file).text())
+            } else {
+                number(read_at(folder, "/memory.failcnt").text()).unwrap_or(0)
+            }
+        };
+        self.groups().zip(files).map(count).fold(0, u64::wrapping_add)
     }
 
     /// How things stand now.
     pub(super) fn look(&mut self) -> Pressure {
         let events = self.events();
         let before = self.events.replace(events).unwrap_or(events);
-        let limits: &[&str] = if self.second {
-            &["memory.max", "memory.high"]
-        } else {
-            &["memory.limit_in_bytes"]
+        let none = Pressure {
+            limit: u64::MAX,
+            ..Pressure::default()
         };
-        let limits = limits.iter().filter_map(|name| number(self.file(name).text()));
-        let limit = limits.min().unwrap_or(u64::MAX);
-        let own = if self.second {
-            stalled(self.file("memory.pressure").text())
-        } else {
-            None
-        };
+        let own = |folder: &str| stalled(read_at(folder, "/memory.pressure").text());
         Pressure {
-            used: if limit == u64::MAX { 0 } else { self.usage() },
-            limit,
-            stalled: own
+            stalled: (self.groups().filter(|_| self.second).find_map(own))
                 .or_else(|| stalled(read_at(self.root, "/proc/pressure/memory").text()))
                 .unwrap_or(0),
             // Somebody may have set it back.
             events: events.saturating_sub(before),
+            ..self.groups().map(|folder| self.group(folder)).fold(none, tighter)
         }
+    }
+}
+
+/// Of two limits the one that is met sooner: it is fuller, or as full and less.
+fn tighter(one: Pressure, other: Pressure) -> Pressure {
+    // Exactly, not by hundredths.
+    let fullness = |of: Pressure, to: Pressure| u128::from(of.used) * u128::from(to.limit);
+    let (ones, others) = (fullness(one, other), fullness(other, one));
+    if others > ones || others == ones && other.limit < one.limit {
+        other
+    } else {
+        one
     }
 }
 
@@ -186,4 +214,93 @@ fn read(path: &CStr) -> Text {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::String;
+    use std::{format, fs};
+
+    use super::*;
+
+    /// A system's files, below a folder of their own.
+    struct Files {
+        root: &'static str,
+    }
+
+    impl Files {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("pageheap-watch-{}-{name}", std::process::id()));
+            let root = String::from(root.to_str().unwrap()).leak();
+            Self { root }
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = format!("{}/{path}", self.root);
+            fs::create_dir_all(std::path::Path::new(&path).parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    impl Drop for Files {
+        fn drop(&mut self) {
+            fs::remove_dir_all(self.root).unwrap();
+        }
+    }
+
+    /// The group itself may be nearly empty, or without a limit: those above it limit it all the same.
+    #[test]
+    fn limits_and_events_of_groups_above_count() {
+        let files = Files::new("above");
+        files.write("proc/self/cgroup", "0::/a/b/c\n");
+        let group = |group: &str, current: &str, max: &str, high: &str| {
+            files.write(&format!("sys/fs/cgroup{group}/memory.current"), current);
+            files.write(&format!("sys/fs/cgroup{group}/memory.max"), max);
+            files.write(&format!("sys/fs/cgroup{group}/memory.high"), high);
+        };
+        group("/a/b/c", "20\n", "max\n", "max\n");
+        group("/a/b", "50\n", "200\n", "max\n");
+        group("/a", "1000\n", "max\n", "max\n");
+        let mut watch = Watch::new(files.root);
+        let look = |watch: &mut Watch| {
+            let seen = watch.look();
+            (seen.used, seen.limit, seen.events)
+        };
+        assert_eq!(look(&mut watch), (50, 200, 0));
+        // The fullest counts, be its limit the larger.
+        group("/a", "950\n", "2000\n", "1000\n");
+        assert_eq!(look(&mut watch), (950, 1000, 0));
+        assert!(watch.look().is_high());
+        group("/a/b/c", "20\n", "22\n", "max\n");
+        assert_eq!(look(&mut watch), (950, 1000, 0));
+        group("/a/b/c", "22\n", "22\n", "max\n");
+        assert_eq!(look(&mut watch), (22, 22, 0));
+        // Those of a group above, but not of groups beside ours, which it counts too.
+        files.write("sys/fs/cgroup/a/b/memory.events", "high 7\nmax 3\n");
+        assert_eq!(look(&mut watch).2, 0);
+        files.write("sys/fs/cgroup/a/b/memory.events.local", "high 0\nmax 2\n");
+        files.write("sys/fs/cgroup/a/b/c/memory.events", "high 1\nmax 0\n");
+        assert_eq!(look(&mut watch).2, 3);
+        assert_eq!(look(&mut watch).2, 0);
+    }
+
+    /// The path that is told may be that of outside a container, whose root is all there is to see.
+    #[test]
+    fn where_the_path_is_not_there_the_root_counts() {
+        let files = Files::new("root");
+        files.write("proc/self/cgroup", "4:memory:/docker/1\n0::/\n");
+        files.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "100\n");
+        files.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "70\n");
+        // Above the root of the groups nothing is looked for.
+        files.write("sys/fs/cgroup/memory.limit_in_bytes", "1\n");
+        files.write("sys/fs/cgroup/memory.usage_in_bytes", "1\n");
+        let mut watch = Watch::new(files.root);
+        assert_eq!(watch.look().filled(), 70);
+        // A group in between, as it is where the container has no namespace of its own.
+        files.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "10\n");
+        files.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "8\n");
+        assert_eq!(watch.look().filled(), 80);
+    }
 }

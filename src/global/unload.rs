@@ -15,13 +15,19 @@
 //! run, behind all destructors of the library, which may still use the heap. A heap that opens before the constructors
 //! have run is left as it is: see [`register`].
 //!
+//! **Registered too early.** A library that the program is linked with, and that is asked for memory by a constructor
+//! of another one, behind its own, opens its heap before the C library has registered its own end. `ending` then comes
+//! behind `begin` at exit too. So it is registered again when threads use the heap for the first time: at exit that
+//! call comes before all `fini_array`, and says so; at dlclose both come in the middle. What remains: eight threads and
+//! more that all came before `main`, and run until the end.
+//!
 //! **What goes.** Tables, free pages, and the address space behind the last page in use. A block that is still
 //! allocated stays where it is: whoever was given it may read it for ever. Nobody may *free* it, of course.
 //!
 //! Linux only (where the C library has no `dlclose` that unloads, as musl, it is never called); on macOS libraries with
 //! thread-locals are not unloaded at all. Elsewhere a library with a heap in it must stay.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::source::KeepErrno;
 
@@ -34,6 +40,12 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// The library is being unloaded, and the process goes on.
 static UNLOADED: AtomicBool = AtomicBool::new(false);
+
+/// `ending` has run before `begin`: the process ends.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// How often it is registered again.
+const AGAIN: u32 = 8;
 
 #[used]
 // SAFETY: the section holds pointers to functions, which are called without arguments once.
@@ -66,13 +78,29 @@ pub(super) fn register() {
     }
 }
 
+/// As [`register`], where it may have been too early: by a thread that uses the heap for the first time.
+pub(super) fn register_again() {
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    if BEGUN.load(Ordering::Relaxed) || TIMES.load(Ordering::Relaxed) >= AGAIN {
+        return;
+    }
+    // Before it is done: the C library's own allocation may lead back here.
+    if TIMES.fetch_add(1, Ordering::Relaxed) < AGAIN && background::constructors_have_run() {
+        let _errno = KeepErrno::new();
+        // SAFETY: as in `register`. Without memory for it, it is as if this thread had not come.
+        unsafe { libc::atexit(ending) };
+    }
+}
+
 unsafe extern "C" fn begin() {
     BEGUN.store(true, Ordering::Relaxed);
     pthread::forbid();
 }
 
 extern "C" fn ending() {
-    if BEGUN.load(Ordering::Relaxed) {
+    if !BEGUN.load(Ordering::Relaxed) {
+        EXITING.store(true, Ordering::Relaxed);
+    } else if !EXITING.load(Ordering::Relaxed) {
         UNLOADED.store(true, Ordering::Relaxed);
     }
 }
@@ -97,7 +125,7 @@ mod tests {
     use super::*;
     use crate::heap::Config;
     use crate::object::{Keeper, Objects};
-    use crate::source::{Contents, Purpose, Refused, Reservation, Source, System};
+    use crate::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 
     /// The system, which knows how many reservations of tables there are.
     #[derive(Debug, Default)]
@@ -108,34 +136,12 @@ mod tests {
     }
 
     // SAFETY: the verbs are the system's.
-    unsafe impl Source for Watched {
-        fn granule(&self) -> usize {
-            System.granule()
-        }
-
-        fn budget(&self) -> usize {
-            System.budget()
-        }
-
+    unsafe impl Verbs for Watched {
         fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
             let reservation = System.reserve(purpose, bytes, align)?;
             self.tables
                 .fetch_add(usize::from(purpose == Purpose::Metadata), Ordering::Relaxed);
             Some(reservation)
-        }
-
-        unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-            // SAFETY: the caller's promise.
-            unsafe { System.prepare(purpose, start, bytes) }
-        }
-
-        unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
-            Ok(())
-        }
-
-        unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-            // SAFETY: the caller's promise.
-            unsafe { System.release(start, bytes) }
         }
 
         /// Does nothing: what is discarded too late may be anybody's.
@@ -156,7 +162,7 @@ mod tests {
     /// The pages of a heap that is unloaded are released when its tables have gone: with nothing beside them.
     #[test]
     fn entries_of_tables_that_are_gone_are_not_discarded() {
-        let source: &'static Watched = std::boxed::Box::leak(std::boxed::Box::default());
+        let source: &'static OverSystem<Watched> = std::boxed::Box::leak(std::boxed::Box::default());
         let objects = Objects::open(source, Config::new(1 << 30).caches(1), Keeper::new(false, None, "")).unwrap();
         let layout = Layout::new::<[u8; 8000]>();
         let fill = || {
@@ -172,7 +178,7 @@ mod tests {
         assert!(before > 0, "the heap is too small for this test");
         fill().into_iter().for_each(free);
         // SAFETY: nobody uses the heap from here on.
-        unsafe { Objects::<&Watched>::abandon(NonNull::from_ref(objects).cast()) };
+        unsafe { Objects::<&OverSystem<Watched>>::abandon(NonNull::from_ref(objects).cast()) };
         assert_eq!(source.late.load(Ordering::Relaxed), 0);
     }
 }

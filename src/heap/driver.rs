@@ -41,7 +41,8 @@ use super::scan::Released;
 /// Time, as [`PageHeap::tick`] wants to be told it.
 ///
 /// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that makes memory go
-/// back sooner or later, and nothing else.
+/// back sooner or later, and nothing else. It may allocate and free, also from the heap that asks it; it must not fork,
+/// nor wait for a thread that does.
 pub trait Clock {
     /// Time that passes also while nobody works, since any moment.
     fn now(&self) -> Duration;
@@ -64,6 +65,15 @@ const PASSED_OVER: u32 = 256;
 /// Every so many looks, a second, sleeping caches are emptied though the program is not silent.
 const LOOKS_TO_TRIM: u32 = 4;
 
+/// How long the turn is waited for: hundreds of times what a tick has it.
+const TURN_MILLISECONDS: u32 = 250;
+
+/// How long who forks waits for one, before he lets go all he has and begins anew.
+const FORK_MILLISECONDS: u32 = 20;
+
+/// How often who lets others go first looks whether they have: about as long.
+const PASS_ROUNDS: u32 = 1 << 18;
+
 /// What a tick leaves for the next.
 #[derive(Clone, Copy, Debug)]
 struct State {
@@ -80,8 +90,6 @@ struct State {
     looks: u32,
     /// The last look found the heap over its soft limit.
     over: bool,
-    /// The source has released what it did not say to be zero: it will again.
-    unmarked: bool,
 }
 
 /// One walk over the heap.
@@ -157,7 +165,6 @@ impl Driver {
                 backed: 0,
                 looks: 0,
                 over: false,
-                unmarked: false,
             }),
             awaited: AtomicU32::new(0),
             chunks,
@@ -195,9 +202,10 @@ impl Driver {
         Some((offset(base, first), bytes))
     }
 
-    /// Waits for the turn.
-    pub(crate) fn turn(&self) -> Guard<'_> {
-        self.turn.lock()
+    /// The turn, if it can be had within a time that is long for who has it: he may be somebody below, whose clock
+    /// allocates, or wait for the caller by way of another heap.
+    pub(crate) fn turn_within(&self) -> Option<Guard<'_>> {
+        self.turn.lock_within(TURN_MILLISECONDS)
     }
 
     /// The turn, if nobody has it.
@@ -205,29 +213,38 @@ impl Driver {
         self.turn.try_lock()
     }
 
-    /// For who has had the turn for long, and has not done: lets those go first who are about to fork.
+    /// For who has had the turn for long, and has not done: lets those go first who are about to fork. Afterwards it
+    /// may be gone.
     pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
         // Relaxed, here and below: a wish, heeded sooner or later; the lock hands over what there is.
-        if self.awaited.load(Ordering::Relaxed) == 0 {
+        if turn.is_none() || self.awaited.load(Ordering::Relaxed) == 0 {
             return;
         }
         *turn = None;
-        let mut round = 0;
-        while self.awaited.load(Ordering::Relaxed) != 0 {
+        // Not for ever: who forks may wait for another heap's turn, and we have it.
+        for round in 0..PASS_ROUNDS {
+            if self.awaited.load(Ordering::Relaxed) == 0 {
+                break;
+            }
             relax(round);
-            round = round.saturating_add(1);
         }
-        *turn = Some(self.turn());
+        *turn = self.turn_within();
     }
 
     /// Keeps scavengers away, after what they are doing now (a millisecond, or one chunk), until
-    /// [`let_go`](Self::let_go): before the process forks.
-    pub(crate) fn hold(&self) {
+    /// [`let_go`](Self::let_go): before the process forks. Whether it could, within a while: who has the turn may be
+    /// waiting for the caller, if that holds anything.
+    pub(crate) fn try_hold(&self) -> bool {
         // Relaxed, twice: as in `pass_on`.
         self.awaited.fetch_add(1, Ordering::Relaxed);
-        self.turn.hold();
+        let turn = self.turn.lock_within(FORK_MILLISECONDS);
         self.awaited.fetch_sub(1, Ordering::Relaxed);
-        self.seizer.hold();
+        let held = turn.is_some();
+        core::mem::forget(turn);
+        if held {
+            self.seizer.hold();
+        }
+        held
     }
 
     /// Whoever has held may go on, or his copy in a child.
@@ -300,8 +317,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if let Some(campaign) = &mut state.campaign {
             let lazily = self.lazily && !campaign.at_once;
             let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked.saturating_add(QUANTUM);
-            let released = self.work(campaign, lazily, lazily || state.unmarked, go_on);
-            state.unmarked |= !lazily && released.pages > released.marked;
+            let released = self.work(campaign, lazily, go_on);
             granules = released.pages.div_ceil(self.granule_pages());
             state.backed -= released.marked.min(state.backed);
             if campaign.is_over() {
@@ -341,14 +357,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.scavenge_with(pages, false, between)
     }
 
-    /// As [`release`](Self::release), for a layer above: waits for its turn, and lets those go first who are about to
-    /// fork;
-    /// `trim` makes the layer give up what it keeps.
+    /// As [`release`](Self::release), for a layer above: in its turn, if that can be had in a while, and lets those go
+    /// first who are about to fork; `trim` makes the layer give up what it keeps, and is told whether it is its turn.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
-    pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce()) -> PageCount {
+    pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce(bool)) -> PageCount {
         let driver = &self.driver;
-        let mut turn = Some(driver.turn());
-        trim();
+        let mut turn = driver.turn_within();
+        trim(turn.is_some());
         self.release_with(pages, || driver.pass_on(&mut turn))
     }
 
@@ -449,9 +464,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         look
     }
 
-    /// Works on a campaign while `go_on`. `whole`: nothing tells afterwards which pages of a chunk have gone, so all of
+    /// Works on a campaign while `go_on`. Lazily: nothing tells afterwards which pages of a chunk have gone, so all of
     /// them go, first of chunks that are free altogether, and then it is done with.
-    fn work(&self, campaign: &mut Campaign, lazily: bool, whole: bool, go_on: impl Fn() -> bool) -> Released {
+    fn work(&self, campaign: &mut Campaign, lazily: bool, go_on: impl Fn() -> bool) -> Released {
         let granule = self.granule_pages();
         let mut all = Released::default();
         let mut passed_over = 0;
@@ -469,7 +484,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 passed_over = 0;
                 let least = if campaign.huge { huge.max(granule) } else { granule };
                 let (idle, wanted) = (self.idle_in(chunk), campaign.pages);
-                let released = match (whole, campaign.huge) {
+                let released = match (lazily, campaign.huge) {
                     (false, _) => self.scavenge_chunk(chunk, least, wanted, lazily),
                     (true, true) if idle < G::CHUNK_PAGES => Released::default(),
                     (true, _) => self.scavenge_chunk(chunk, granule, G::CHUNK_PAGES, lazily),
@@ -477,7 +492,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 campaign.pages = wanted.saturating_sub(released.pages);
                 all.add(released);
                 // Done with when all has gone; else unless enough had before its end was reached.
-                let done = released.pages >= idle || !campaign.huge && (whole || campaign.pages > 0);
+                let done = released.pages >= idle || !campaign.huge && (lazily || campaign.pages > 0);
                 entry.store(Chunk { done, ..known }.pack(), Ordering::Relaxed);
             }
             campaign.end = chunk;

@@ -40,12 +40,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn recover(&self) {
         self.scavengers.clear();
         self.set.recover();
+        // Marks have gone with their pages, and some thread may have been between a mark and its count.
+        let (grown, _, mut scavenged) = self.set.count();
+        self.for_each_slot(|slot| scavenged += slot.state().scavenged);
+        self.driver.ceiling.recount(grown.saturating_sub(scavenged));
     }
 
     /// In the child, before it lets go: takes back the cache of a thread that the child does not have. What it held is
     /// lost: the thread may have been in the middle of changing it.
     pub(crate) fn forget_cache(&self, index: usize) {
-        self.slots.get(index).forget();
+        let slot = self.slots.get(index);
+        self.driver.ceiling.change(slot.state().scavenged, 0);
+        slot.forget();
         self.put_back(index);
     }
 }
@@ -69,7 +75,8 @@ mod tests {
         let word = run.start().0 / WORD_PAGES + 40;
         heap.set.free.give(word, 0xff00).unwrap();
         assert!(heap.allocate(PageCount(8)).is_none(), "nobody was told");
-        // As an allocation of scavenged pages does first of all.
+        // As a release of memory does, before the pages are free.
+        heap.driver.ceiling.change(0, 8);
         heap.set.scavenged.mark(word + 1, 0xff);
         core::mem::forget(heap.scavengers.enter(0));
         heap.hold();
@@ -77,6 +84,7 @@ mod tests {
         heap.let_go();
         assert!(heap.scavengers.calm().is_some());
         heap.check().unwrap();
+        assert_eq!(heap.backed().0, heap.stats().grown.0, "no page is marked");
         let found = heap.allocate(PageCount(8)).unwrap();
         assert_eq!(found.start().0, word * WORD_PAGES + 8);
         assert!(heap.allocate(PageCount(1)).is_none());

@@ -66,7 +66,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters.prepare.add(*calls.as_ref().unwrap_or(&1) as u64);
         calls.ok()?;
         let contents = self.prepare_pages(end)?;
-        let mark = self.to_mark(contents);
+        let mark = self.to_mark(contents, false);
         self.driver.ceiling.change(if mark { 0 } else { end - grown }, 0);
         self.set.extend(end - grown, mark);
         self.counters.growths.add(1);

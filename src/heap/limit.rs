@@ -73,6 +73,16 @@ impl Ceiling {
         self.backed.load(Ordering::Relaxed)
     }
 
+    /// So many pages have memory, counted anew.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(super) fn recount(&self, backed: usize) {
+        self.backed.store(backed, Ordering::Relaxed);
+        self.peak.fetch_max(backed, Ordering::Relaxed);
+    }
+
     /// What the scavenger holds the heap to: 95 % of the limit.
     pub(super) fn goal(&self) -> usize {
         let soft = self.soft.load(Ordering::Relaxed);

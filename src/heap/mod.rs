@@ -104,7 +104,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     /// Who is releasing a run, which is nobody's meanwhile.
     scavengers: Turnstile,
     driver: Driver,
-    /// 1 once a source that commits did not know what pages read as; see [`to_mark`](Self::to_mark).
+    /// 1 once pages were marked that the source did not know to be zero; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
     /// Memory that goes back by and by may stay until it is wanted.
     lazily: bool,
@@ -362,25 +362,28 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged. Where the
-    /// source commits they always are: it is the mark that brings them to `commit`.
-    pub(super) fn to_mark(&self, contents: Contents) -> bool {
+    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged: those that
+    /// have `gone` are, or the soft limit would count them for ever. Where the source commits all are: it is the mark
+    /// that brings them to `commit`. With one that is not known to be zero, no mark says so from then on.
+    pub(super) fn to_mark(&self, contents: Contents, gone: bool) -> bool {
         let zero = contents == Contents::Zero;
-        if S::COMMITS && !zero {
+        let mark = S::COMMITS || gone || zero;
+        if mark && !zero {
             // Relaxed: before the pages are given to the set, and read after they were taken out of it.
             self.doubtful.store(1, Ordering::Relaxed);
         }
-        S::COMMITS || zero
+        mark
     }
 
     /// Of `scavenged` pages just taken, how many are known to read as zero: all, or none once that was in doubt.
     #[inline(always)]
     pub(super) fn known_zero(&self, scavenged: usize) -> PageCount {
-        if scavenged != 0 {
-            self.count_taken(scavenged);
+        if scavenged == 0 {
+            return PageCount::ZERO;
         }
+        self.count_taken(scavenged);
         // Relaxed: see `to_mark`.
-        let doubtful = S::COMMITS && self.doubtful.load(Ordering::Relaxed) != 0;
+        let doubtful = self.doubtful.load(Ordering::Relaxed) != 0;
         PageCount(if doubtful { 0 } else { scavenged })
     }
 

@@ -139,7 +139,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             // free page, as zero does; prepared metadata on granule borders.
             unsafe { self.source.discard(table, bytes) };
         }
-        let mark = contents.is_ok_and(|contents| self.to_mark(contents));
+        // What was let go lazily may be there yet; all else has gone, whatever it reads as.
+        let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));
         if !mark && !S::COMMITS {
             // Another scavenger's marks, perhaps: what the pages read as is not known any more.
             self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);

@@ -55,7 +55,14 @@ pub trait Forks {
     /// Whoever scavenges, by a thread of his own.
     fn keeper(&self) -> &Keeper;
 
-    /// Before the fork: waits for whoever is inside a lock, and keeps everybody out.
+    /// Before the fork, and before any heap is held: keeps scavengers away. Whether it could, within a while.
+    fn try_hold_driver(&self) -> bool;
+
+    /// Scavengers may go on.
+    fn let_go_driver(&self);
+
+    /// Before the fork, with the scavengers of all heaps away: waits for whoever is inside a lock, and keeps everybody
+    /// out.
     fn hold(&self);
 
     /// After the fork, in either process.
@@ -78,9 +85,15 @@ impl<S: Source + 'static> Forks for Objects<S> {
         &self.keeper
     }
 
+    fn try_hold_driver(&self) -> bool {
+        self.heap.driver().try_hold()
+    }
+
+    fn let_go_driver(&self) {
+        self.heap.driver().let_go();
+    }
+
     fn hold(&self) {
-        // Whoever scavenges works with all that is held below.
-        self.heap.driver().hold();
         self.shared.hold();
         SizeClass::all().for_each(|class| self.central(class).lock.hold());
         self.register.lock.hold();
@@ -94,7 +107,6 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.register.lock.let_go();
         SizeClass::all().for_each(|class| self.central(class).lock.let_go());
         self.shared.let_go();
-        self.heap.driver().let_go();
     }
 
     fn recover(&self, own: Option<NonNull<Thread>>) {

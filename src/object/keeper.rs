@@ -139,18 +139,31 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
-    /// for who scavenges at the moment, and for a fork, which need not wait for all of this.
+    /// for who scavenges at the moment, and for a fork, which need not wait for all of this; but not for ever, for both
+    /// may wait for the caller. Then sleeping threads keep what they have.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        self.heap.release_in_turns(pages, || self.trim(true))
+        self.heap.release_in_turns(pages, |is_turn| {
+            if is_turn {
+                self.trim(true);
+            } else {
+                self.empty_unshared();
+            }
+        })
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
+        self.empty_unshared();
+        self.heap.scavenge(pages)
+    }
+
+    /// Empties what anybody may at any time: the shared thread's structure, vacant ones, stores.
+    fn empty_unshared(&self) {
         if let Some(guard) = self.shared.try_lock() {
             self.flush(&self.hold_shared(guard));
         }
+        self.empty_vacant_by_one();
         self.empty_stores(None);
-        self.heap.scavenge(pages)
     }
 
     /// Whoever keeps the heap.

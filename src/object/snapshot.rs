@@ -88,7 +88,7 @@ enum Kind {
 type Figure = (&'static str, &'static str, Kind, u64);
 
 /// Names, and what they mean.
-const GAUGES: [(&str, &str); 15] = [
+const GAUGES: [(&str, &str); 16] = [
     ("resident_bytes", "Resident memory of the process, by the system"),
     ("backed_bytes", "Pages with memory behind them"),
     ("peak_backed_bytes", "The most of them there ever were"),
@@ -104,6 +104,10 @@ const GAUGES: [(&str, &str); 15] = [
     ("shelf_bytes", "Free runs on shelves of threads"),
     ("metadata_bytes", "The heap's own tables, prepared"),
     ("threads", "Threads with a structure of their own"),
+    (
+        "fragmentation_percent",
+        "Hundredths of the pages with memory not in blocks of the program",
+    ),
 ];
 const COUNTERS: [(&str, &str); 13] = [
     ("refills_total", "Words of pages taken by caches"),
@@ -149,6 +153,15 @@ fn named<const N: usize>(
 }
 
 impl Snapshot {
+    /// How many hundredths of the memory behind pages are not in blocks of the program: free, cached, in store, or the
+    /// rest of a page.
+    #[must_use]
+    pub fn fragmentation(&self) -> usize {
+        let bytes = self.stats.pages.backed.0 * self.stats.pages.page_bytes;
+        let unused = bytes.saturating_sub(self.stats.bytes_in_use());
+        (100 * unused).checked_div(bytes).unwrap_or(0)
+    }
+
     /// What has changed since an earlier snapshot of the same heap: counters are the difference, all else is as now.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -195,6 +208,7 @@ impl Snapshot {
             (stats.shelf_pages.0 * stats.pages.page_bytes) as u64,
             pages.metadata_bytes as u64,
             stats.threads as u64,
+            self.fragmentation() as u64,
         ];
         let counters = [
             pages.refills,
@@ -296,6 +310,7 @@ impl fmt::Display for Snapshot {
         writeln!(f, "{}", self.stats)?;
         let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "resident  {:>9.1} MiB, by the system", mib(self.resident))?;
+        writeln!(f, "unused    {:>9} % of what is backed", self.fragmentation())?;
         write!(
             f,
             "    slot    spans     live   cached     free  refills  flushes  unused"

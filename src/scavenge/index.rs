@@ -14,8 +14,7 @@
 //!   few pages it would yield are worth less than the huge page they would cost.
 //! * A chunk that has **filled up** in this generation is being used, and left alone too.
 //! * A chunk in which nothing was left to release is **done** until its bits change (the print tells), or the program
-//!   has been at work and falls silent again: where the system does not say what released pages read as, bits do not
-//!   tell all.
+//!   has been at work and falls silent again: of what was let go lazily, bits do not tell all.
 //!
 //! Worked: a chunk of 512 pages with 496 in use is dense. 100 are freed; it stays dense for what is left of this
 //! generation and the next, and is a candidate after that, one to two seconds later.

@@ -7,7 +7,8 @@
 pub struct Pressure {
     /// Bytes that count against the limit; 0 where there is none.
     pub used: u64,
-    /// The least limit that is set, in bytes. `u64::MAX`: none.
+    /// A limit in bytes: of those set for our group and for the groups above it, the one that is fullest. `u64::MAX`:
+    /// none.
     pub limit: u64,
     /// How much of the last ten seconds some task of ours waited for memory, in hundredths.
     pub stalled: u8,

@@ -30,6 +30,8 @@ use core::ptr::NonNull;
 
 mod ledger;
 mod numbers;
+#[cfg(all(unix, feature = "std", any(test, feature = "internals")))]
+mod over_system;
 mod region;
 #[cfg(any(test, feature = "internals"))]
 mod simulated;
@@ -38,6 +40,9 @@ mod split;
 mod unix;
 
 pub use numbers::Numbers;
+#[cfg(all(unix, feature = "std", any(test, feature = "internals")))]
+#[doc(hidden)]
+pub use over_system::{OverSystem, Verbs};
 pub use region::Region;
 #[cfg(any(test, feature = "internals"))]
 pub use simulated::{Failure, Simulated, State, Verb};

@@ -12,7 +12,9 @@
 
 #![forbid(unsafe_code)]
 
-use super::{AtomicU32, Ordering, relax, wait, wake};
+use core::time::Duration;
+
+use super::{AtomicU32, Ordering, relax, wait, wait_for, wake};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -95,6 +97,23 @@ impl Lock {
     #[inline]
     pub fn lock_soon(&self) -> Option<Guard<'_>> {
         self.try_lock().or_else(|| self.spin())
+    }
+
+    /// Waits as long as a short critical section, and then so many milliseconds. For who may be waited for, in the end,
+    /// by whoever holds the lock.
+    #[cold]
+    pub fn lock_within(&self, milliseconds: u32) -> Option<Guard<'_>> {
+        self.lock_soon().or_else(|| {
+            (0..milliseconds).find_map(|_| {
+                // Acquire: as in `try_lock`. Taken as awaited, for others may sleep. Who gives up leaves the word so,
+                // which costs the holder a wake.
+                if self.state.swap(AWAITED, Ordering::Acquire) == FREE {
+                    return Some(Guard { lock: self });
+                }
+                wait_for(&self.state, AWAITED, Some(Duration::from_millis(1)));
+                None
+            })
+        })
     }
 
     #[cold]

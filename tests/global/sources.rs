@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::Config;
-use pageheap::source::{Contents, Purpose, Refused, Region, Reservation, System};
+use pageheap::source::{Contents, OverSystem, Purpose, Refused, Region, Reservation, System, Verbs};
 
 use super::*;
 
@@ -18,12 +18,12 @@ struct Moody {
 }
 
 impl Moody {
-    const fn new(every: usize, above: usize) -> Self {
-        Self {
+    const fn new(every: usize, above: usize) -> OverSystem<Self> {
+        OverSystem(Self {
             every: AtomicUsize::new(every),
             above: AtomicUsize::new(above),
             calls: AtomicUsize::new(0),
-        }
+        })
     }
 
     fn refuses(&self) -> bool {
@@ -33,15 +33,7 @@ impl Moody {
 }
 
 // SAFETY: the verbs are the system's; a refusal does nothing.
-unsafe impl Source for Moody {
-    fn granule(&self) -> usize {
-        System.granule()
-    }
-
-    fn budget(&self) -> usize {
-        System.budget()
-    }
-
+unsafe impl Verbs for Moody {
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         if bytes > self.above.load(Ordering::Relaxed) || self.refuses() {
             return None;
@@ -57,10 +49,6 @@ unsafe impl Source for Moody {
         unsafe { System.prepare(purpose, start, bytes) }
     }
 
-    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
-        Ok(())
-    }
-
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         if self.refuses() {
             return Err(Refused);
@@ -68,22 +56,17 @@ unsafe impl Source for Moody {
         // SAFETY: the caller's promise.
         unsafe { System.release(start, bytes) }
     }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        // SAFETY: the caller's promise.
-        unsafe { System.unreserve(purpose, reservation) }
-    }
 }
 
-const fn heap_over(source: &'static Moody) -> GlobalHeap<&'static Moody> {
+const fn heap_over(source: &'static OverSystem<Moody>) -> GlobalHeap<&'static OverSystem<Moody>> {
     // SAFETY: the system's pages are memory.
     unsafe { GlobalHeap::with_source(source, Config::new(1 << 40)) }
 }
 
 #[test]
 fn a_heap_opens_when_the_source_comes_round() {
-    static SOURCE: Moody = Moody::new(1, usize::MAX);
-    static HEAP: GlobalHeap<&Moody> = heap_over(&SOURCE);
+    static SOURCE: OverSystem<Moody> = Moody::new(1, usize::MAX);
+    static HEAP: GlobalHeap<&OverSystem<Moody>> = heap_over(&SOURCE);
     for _ in 0..3 {
         assert!(Block::new(&HEAP, layout(8, 8), 1).is_none());
     }
@@ -95,8 +78,8 @@ fn a_heap_opens_when_the_source_comes_round() {
 #[test]
 fn large_reservations_may_be_refused() {
     for above in [64 << 20, 2 << 20, 256 << 10] {
-        let source: &'static Moody = Box::leak(Box::new(Moody::new(0, above)));
-        let heap: &'static GlobalHeap<&'static Moody> = Box::leak(Box::new(heap_over(source)));
+        let source: &'static OverSystem<Moody> = Box::leak(Box::new(Moody::new(0, above)));
+        let heap: &'static GlobalHeap<&'static OverSystem<Moody>> = Box::leak(Box::new(heap_over(source)));
         let mut blocks = Vec::new();
         while let Some(block) = Block::new(heap, layout(10_000, 8), 1) {
             blocks.push(block);
@@ -110,8 +93,8 @@ fn large_reservations_may_be_refused() {
 #[test]
 fn every_request_may_be_refused_at_times() {
     for every in 2..9 {
-        let source: &'static Moody = Box::leak(Box::new(Moody::new(0, usize::MAX)));
-        let heap: &'static GlobalHeap<&'static Moody> = Box::leak(Box::new(heap_over(source)));
+        let source: &'static OverSystem<Moody> = Box::leak(Box::new(Moody::new(0, usize::MAX)));
+        let heap: &'static GlobalHeap<&'static OverSystem<Moody>> = Box::leak(Box::new(heap_over(source)));
         Block::new(heap, layout(8, 8), 0).unwrap().free(heap);
         source.every.store(every, Ordering::Relaxed);
         let (mut random, mut blocks, mut refused) = (Random(every as u64), Vec::new(), 0);
@@ -205,19 +188,7 @@ struct Noting;
 static ARMED: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: the verbs are the system's.
-unsafe impl Source for Noting {
-    fn granule(&self) -> usize {
-        System.granule()
-    }
-
-    fn budget(&self) -> usize {
-        System.budget()
-    }
-
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        System.reserve(purpose, bytes, align)
-    }
-
+unsafe impl Verbs for Noting {
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         static NOTES: GlobalHeap = GlobalHeap::new();
         if purpose == Purpose::Pages && ARMED.swap(0, Ordering::Relaxed) == 1 {
@@ -227,25 +198,11 @@ unsafe impl Source for Noting {
         // SAFETY: the caller's promise.
         unsafe { System.prepare(purpose, start, bytes) }
     }
-
-    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.release(start, bytes) }
-    }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        // SAFETY: the caller's promise.
-        unsafe { System.unreserve(purpose, reservation) }
-    }
 }
 
-static NESTED: GlobalHeap<Noting> = {
+static NESTED: GlobalHeap<OverSystem<Noting>> = {
     // SAFETY: the system's pages are memory.
-    unsafe { GlobalHeap::with_source(Noting, Config::new(1 << 30)) }
+    unsafe { GlobalHeap::with_source(OverSystem(Noting), Config::new(1 << 30)) }
 };
 
 /// A source that allocates from another heap goes through this thread's structure in the middle of the first heap's

@@ -176,3 +176,40 @@ fn sixteen_copies_live_side_by_side() {
     std::fs::remove_dir_all(&folder).unwrap();
     std::fs::remove_file(path).unwrap();
 }
+
+/// A library the program begins with, whose heap is opened by the constructor of another one: so early that its end is
+/// registered before the C library's own. Threads that run to the very end keep their heap.
+#[test]
+fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
+    const NAME: &str = "libraries::a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end";
+    if !is_child() {
+        let path = built();
+        let other = path.with_extension("other.so");
+        std::fs::copy(&path, &other).unwrap();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, path.to_str().unwrap())
+            .env("PAGEHEAP_TEST_EARLY", "1")
+            // What is named last is begun first.
+            .env("LD_PRELOAD", format!("{} {}", other.display(), path.display()))
+            .output()
+            .unwrap();
+        std::fs::remove_file(path).unwrap();
+        std::fs::remove_file(other).unwrap();
+        return assert_eq!(output.status.code(), Some(7), "{output:?}");
+    }
+    let library = Library::open(Path::new(&std::env::var_os(CHILD).unwrap()));
+    let worked = Barrier::new(4);
+    thread::scope(|scope| {
+        for seed in 0..3 {
+            let (work, worked) = (library.work, &worked);
+            scope.spawn(move || {
+                assert!(work(seed));
+                worked.wait();
+                while work(seed) {}
+            });
+        }
+        worked.wait();
+        std::process::exit(7);
+    });
+}

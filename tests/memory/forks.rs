@@ -1,11 +1,12 @@
-//! A fork in the middle of a large release waits for a part of it, not for all.
+//! Who waits for whom: a fork in the middle of a large release waits for a part of it, not for all; clocks that
+//! allocate stop neither a fork nor a release.
 
 use std::alloc::GlobalAlloc;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::Config;
-use pageheap::source::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
+use pageheap::source::{Contents, OverSystem, Refused, Source, System, Verbs};
 
 use super::*;
 
@@ -15,50 +16,21 @@ struct Slow {
 }
 
 // SAFETY: every verb is the system's.
-unsafe impl Source for Slow {
-    fn granule(&self) -> usize {
-        System.granule()
-    }
-
-    fn budget(&self) -> usize {
-        System.budget()
-    }
-
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        System.reserve(purpose, bytes, align)
-    }
-
-    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.prepare(purpose, start, bytes) }
-    }
-
-    unsafe fn commit(&self, _: NonNull<u8>, _: usize) -> Result<(), Refused> {
-        Ok(())
-    }
-
+unsafe impl Verbs for Slow {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         self.releases.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_micros(50));
         // SAFETY: the caller's promise.
         unsafe { System.release(start, bytes) }
     }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        // SAFETY: the caller's promise.
-        unsafe { System.unreserve(purpose, reservation) }
-    }
 }
 
-// SAFETY: as the system's.
-unsafe impl Memory for Slow {}
-
-static SLOW: Slow = Slow {
+static SLOW: OverSystem<Slow> = OverSystem(Slow {
     releases: AtomicUsize::new(0),
-};
+});
 
 // SAFETY: the system's pages are memory.
-static OTHER: GlobalHeap<&Slow> = unsafe { GlobalHeap::with_source(&SLOW, Config::new(1 << 30)) };
+static OTHER: GlobalHeap<&OverSystem<Slow>> = unsafe { GlobalHeap::with_source(&SLOW, Config::new(1 << 30)) };
 
 #[test]
 fn a_fork_comes_in_between() {
@@ -105,4 +77,117 @@ fn a_fork_comes_in_between() {
     );
     // The heap is as it should be.
     OTHER.check().unwrap();
+}
+
+/// Ends the process, as one that failed, should it wait for itself.
+fn not_for_ever() {
+    // SAFETY: no preconditions.
+    unsafe { libc::alarm(120) };
+}
+
+/// A block of a heap, allocated and freed.
+fn touch<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>, size: usize) -> bool {
+    // SAFETY: the layout is not empty; freed with it.
+    unsafe {
+        let block = heap.alloc(layout(size));
+        if block.is_null() {
+            return false;
+        }
+        heap.dealloc(block, layout(size));
+        true
+    }
+}
+
+const fn small() -> GlobalHeap {
+    GlobalHeap::new().reserve(64 << 20).background(false)
+}
+
+/// Whoever ticks a heap allocates from another meanwhile, and from one that opens only then. A fork, which holds all of
+/// them, comes through.
+#[test]
+fn clocks_that_allocate_do_not_stop_a_fork() {
+    static HEAPS: [GlobalHeap; 2] = [small(), small()];
+    if !is_child() {
+        return assert!(run("forks::clocks_that_allocate_do_not_stop_a_fork"));
+    }
+    not_for_ever();
+    assert!(HEAPS.iter().all(|heap| touch(heap, 100)));
+    let [over, ticks, opened] = [0; 3].map(AtomicUsize::new);
+    std::thread::scope(|scope| {
+        for own in 0..2 {
+            let (over, ticks, opened) = (&over, &ticks, &opened);
+            scope.spawn(move || {
+                let time = AtomicUsize::new(1);
+                let clock = || {
+                    assert!(touch(&HEAPS[1 - own], 100) && touch(&HEAPS[1 - own], 100_000));
+                    if time.load(Ordering::Relaxed).is_multiple_of(1000) && opened.fetch_add(1, Ordering::Relaxed) < 40
+                    {
+                        assert!(touch(Box::leak(Box::new(small())), 100));
+                    }
+                    Duration::from_millis(time.fetch_add(1, Ordering::Relaxed) as u64 * 200)
+                };
+                while over.load(Ordering::Relaxed) == 0 {
+                    HEAPS[own].tick(&clock);
+                    ticks.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..200 {
+            // Both are at work all the time.
+            let before = ticks.load(Ordering::Relaxed);
+            while ticks.load(Ordering::Relaxed) < before + 3 {
+                std::thread::yield_now();
+            }
+            // SAFETY: the child uses the heaps alone and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                not_for_ever();
+                let well = HEAPS.iter().all(|heap| touch(heap, 100) && touch(heap, 100_000));
+                // SAFETY: as said.
+                unsafe { libc::_exit(i32::from(!well)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child just made.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "round {round}");
+        }
+        over.store(1, Ordering::Relaxed);
+    });
+    assert!(opened.load(Ordering::Relaxed) > 1, "no heap was opened meanwhile");
+    assert!(HEAPS.iter().all(|heap| heap.check().is_ok()));
+}
+
+static FULL: GlobalHeap = small().limit(8 << 20).on_exhausted(release_all);
+
+/// How often the hook was asked.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+fn release_all(_: Layout) -> bool {
+    FULL.release(usize::MAX);
+    ASKED.fetch_add(1, Ordering::Relaxed) == 0
+}
+
+/// The clock runs the heap out of memory in the middle of a tick, and the hook releases what that may be waiting for.
+#[test]
+fn a_hook_may_release_in_the_clock_of_a_tick() {
+    if !is_child() {
+        return assert!(run("forks::a_hook_may_release_in_the_clock_of_a_tick"));
+    }
+    not_for_ever();
+    assert!(touch(&FULL, 100_000));
+    let clock = || {
+        if ASKED.load(Ordering::Relaxed) == 0 {
+            // SAFETY: the layout is not empty; freed with it.
+            unsafe {
+                let block = FULL.alloc(layout(5 << 20));
+                assert!(!block.is_null() && FULL.alloc(layout(5 << 20)).is_null());
+                FULL.dealloc(block, layout(5 << 20));
+            }
+        }
+        Duration::from_secs(1)
+    };
+    FULL.tick(&clock);
+    assert_eq!(ASKED.load(Ordering::Relaxed), 2);
+    assert!(FULL.release(usize::MAX) > 0);
+    FULL.check().unwrap();
 }

@@ -22,6 +22,13 @@ static NEEDLESS: &[Refusal] = &[
     Refusal::new(libc::SYS_prlimit64, libc::EPERM),
 ];
 
+/// No mapping of 64 MiB and more.
+static NO_LARGE_MAPPING: &[Refusal] = &[Refusal {
+    call: libc::SYS_mmap,
+    error: libc::ENOMEM,
+    from: 64 << 20,
+}];
+
 #[test]
 fn from_the_start_without_all_that_is_not_needed() {
     const NAME: &str = "hostile::from_the_start_without_all_that_is_not_needed";
@@ -75,14 +82,9 @@ fn when_no_mapping_can_be_undone() {
 #[test]
 fn where_no_large_mapping_can_be_had() {
     const NAME: &str = "hostile::where_no_large_mapping_can_be_had";
-    static REFUSALS: &[Refusal] = &[Refusal {
-        call: libc::SYS_mmap,
-        error: libc::ENOMEM,
-        from: 64 << 20,
-    }];
     if !is_child() {
         let mut command = command(NAME);
-        refuse_in(&mut command, REFUSALS);
+        refuse_in(&mut command, NO_LARGE_MAPPING);
         return assert!(ends_well(&mut command));
     }
     work_alone(1, rounds());
@@ -118,14 +120,9 @@ fn when_the_heap_can_grow_no_more_and_no_thread_begins() {
 #[test]
 fn a_filter_refuses() {
     const NAME: &str = "hostile::a_filter_refuses";
-    static REFUSALS: &[Refusal] = &[Refusal {
-        call: libc::SYS_mmap,
-        error: libc::ENOMEM,
-        from: 64 << 20,
-    }];
     if !is_child() {
         let mut command = command(NAME);
-        refuse_in(&mut command, REFUSALS);
+        refuse_in(&mut command, NO_LARGE_MAPPING);
         command.arg0("filtered");
         return assert!(ends_well(&mut command));
     }

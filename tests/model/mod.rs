@@ -363,9 +363,6 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         let new: Vec<_> = (0..grown)
             .filter(|&page| self.bits(page).1 && !self.model.scavenged[page])
             .collect();
-        if !self.model.setup.zero && !self.model.setup.commits {
-            return self.expect(new, Vec::new(), "pages not known to be zero", 0);
-        }
         if self.model.setup.granule > G::CHUNK_PAGES {
             return self.expect(released, 0, "pages released", 0);
         }

@@ -1,6 +1,7 @@
 //! A library with an allocator of its own, to be loaded and unloaded by `tests/global_process/libraries.rs`.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 
 use pageheap::GlobalHeap;
@@ -38,5 +39,37 @@ pub extern "C" fn plugin_give(byte: u8) -> *const u8 {
             block.write_bytes(byte, 100);
         }
         block
+    }
+}
+
+// Not in the libc crate.
+unsafe extern "C" {
+    fn __cxa_atexit(end: extern "C" fn(*mut c_void), argument: *mut c_void, library: *mut c_void) -> c_int;
+}
+
+#[used]
+// SAFETY: the section is a list of functions, which the loader calls one by one.
+#[unsafe(link_section = ".init_array")]
+static EARLY: extern "C" fn() = early;
+
+/// Where `PAGEHEAP_TEST_EARLY` is set: has the copy of this library that stands behind this one work before `main`, and
+/// the process end a little later than it would.
+extern "C" fn early() {
+    extern "C" fn linger(_: *mut c_void) {
+        // SAFETY: no preconditions.
+        unsafe { libc::usleep(300_000) };
+    }
+    // SAFETY: strings end with zero; the function is of this type; `linger` stays until the process has ended, for the
+    // library was loaded with it.
+    unsafe {
+        if libc::getenv(c"PAGEHEAP_TEST_EARLY".as_ptr()).is_null() {
+            return;
+        }
+        let work = libc::dlsym(libc::RTLD_NEXT, c"plugin_work".as_ptr());
+        if !work.is_null() {
+            std::mem::transmute::<*mut c_void, extern "C" fn(usize) -> bool>(work)(1);
+            // Of no library: not when that ends, but when the process does, behind all that was registered later.
+            __cxa_atexit(linger, std::ptr::null_mut(), std::ptr::null_mut());
+        }
     }
 }

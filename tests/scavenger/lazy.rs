@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use pageheap::source::{Contents, Failure, Memory, Purpose, Refused, Reservation, Source, System, Verb};
+use pageheap::source::{Contents, Failure, OverSystem, Refused, Source, System, Verb, Verbs};
 use pageheap::{GlobalHeap, HugePages};
 
 use super::*;
@@ -153,6 +153,30 @@ fn what_is_not_known_is_released_once_though_it_is_all_of_the_heap() {
     assert!((PAGES - 1..=PAGES + 512).contains(&released), "{}", heap.stats());
 }
 
+/// It counted as backed for ever, so that a soft limit below the peak was never met again.
+#[test]
+fn what_has_gone_is_not_backed_though_nobody_knows_what_it_reads_as() {
+    let heap = heap(Simulated::new(4096).with_contents(Contents::Unknown), false);
+    heap.set_soft_limit(PageCount(PAGES / 4));
+    let free = used(&heap, 7);
+    heap.release(PageCount(usize::MAX));
+    let stats = heap.stats();
+    assert!(stats.released as usize >= free, "{stats}");
+    assert_eq!(stats.scavenged, stats.free, "{stats}");
+    assert_eq!(heap.backed().0, stats.grown.0 - stats.free.0, "{stats}");
+    // And is never zero.
+    let calls = heap.source().calls(Verb::Release);
+    for _ in 0..free {
+        let page = heap.allocate_tracked(PageCount(1)).unwrap();
+        assert_eq!(page.scavenged.0, 0);
+        // SAFETY: just allocated.
+        unsafe { heap.free(page.run) };
+    }
+    // Below the limit nothing is released for it.
+    assert!(heap.source().calls(Verb::Release) <= calls + 1);
+    heap.check().unwrap();
+}
+
 #[test]
 fn the_source_is_told_of_huge_pages_once_and_may_refuse() {
     for wish in [HugePages::System, HugePages::Advise, HugePages::Avoid] {
@@ -185,35 +209,9 @@ struct Fickle {
 }
 
 // SAFETY: every verb is the system's; what a lazy release says of the contents is that it does not know them.
-unsafe impl Source for Fickle {
-    fn granule(&self) -> usize {
-        System.granule()
-    }
-
-    fn budget(&self) -> usize {
-        System.budget()
-    }
-
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        System.reserve(purpose, bytes, align)
-    }
-
-    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.prepare(purpose, start, bytes) }
-    }
-
-    unsafe fn commit(&self, _: NonNull<u8>, _: usize) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { System.release(start, bytes) }
-    }
-
+unsafe impl Verbs for Fickle {
     unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        let granule = self.granule();
+        let granule = System.granule();
         for offset in (0..bytes).step_by(granule) {
             let step = |random: u64| Some(random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
             let random = self.random.try_update(Ordering::Relaxed, Ordering::Relaxed, step);
@@ -227,24 +225,16 @@ unsafe impl Source for Fickle {
         }
         Ok(Contents::Unknown)
     }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        // SAFETY: the caller's promise.
-        unsafe { System.unreserve(purpose, reservation) }
-    }
 }
 
-// SAFETY: as the system's.
-unsafe impl Memory for Fickle {}
-
-static FICKLE: Fickle = Fickle {
+static FICKLE: OverSystem<Fickle> = OverSystem(Fickle {
     random: AtomicU64::new(1),
     lost: AtomicUsize::new(0),
     kept: AtomicUsize::new(0),
-};
+});
 
 // SAFETY: the system's pages are memory.
-static HEAP: GlobalHeap<&Fickle> =
+static HEAP: GlobalHeap<&OverSystem<Fickle>> =
     unsafe { GlobalHeap::with_source(&FICKLE, Config::new(1 << 30).release_lazily(true)) };
 
 /// Contents survive or vanish; zeroed blocks are zero, and live ones keep what is in them.

@@ -70,6 +70,7 @@ fn sums_agree_and_machines_can_read_them() {
     }
     let full = HEAP.snapshot();
     agree(&full);
+    assert!(full.fragmentation() < 25, "{full}");
     let live: usize = blocks.iter().map(|(_, layout)| layout.size()).sum();
     assert!(full.stats.bytes_in_use() >= live && full.stats.bytes_in_use() <= live + live / 4);
     if cfg!(target_os = "linux") {
@@ -85,6 +86,7 @@ fn sums_agree_and_machines_can_read_them() {
     blocks
         .into_iter()
         .for_each(|(block, layout)| unsafe { HEAP.dealloc(block, layout) });
+    assert!(HEAP.snapshot().fragmentation() > 90, "all is free, and there yet");
     HEAP.flush_thread();
     HEAP.release(usize::MAX);
     let empty = HEAP.snapshot();
@@ -123,7 +125,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 36 && full.to_string().contains("resident"),
+        names.len() == 37 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );

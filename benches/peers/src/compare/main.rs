@@ -8,7 +8,8 @@
 //!
 //! A round runs each chosen workload on each allocator once, one process a run, the allocators right after one another
 //! and in another order each round: what else the machine does meets all of them alike. What is compared is the median
-//! of the processor time an operation took.
+//! of the processor time an operation took. Of two allocators alone, also their ratio in each round, with an interval
+//! (`paired.rs`); with `--out` that is all that is written.
 
 mod calls;
 mod chart;
@@ -16,6 +17,7 @@ mod figures;
 mod idle;
 mod instructions;
 mod options;
+mod paired;
 mod programs;
 mod table;
 
@@ -28,6 +30,9 @@ use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use table::{INSTRUCTIONS, Results, TIME};
+
+/// Of two allocators, how fast the first is to be at least, as a part of the second's speed.
+const AIM: f64 = 0.98;
 
 /// Longer than that is not waited: the cell stays empty, and the terminal says so.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -139,6 +144,13 @@ fn report(options: &Options) -> Result<(), String> {
     }
     let results = compare(options, &programs, missing);
     print!("{}", results.text(TIME));
+    if let [_, _] = results.allocators[..] {
+        let text = paired::text(&results.allocators, &results.rows, AIM);
+        print!("{text}");
+        if let Some(folder) = &options.out {
+            return write(folder, "paired.txt", &text);
+        }
+    }
     if options.instructions {
         print!("{}", results.text(INSTRUCTIONS));
     }
