@@ -16,10 +16,10 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Objects, SizeClass};
+use crate::object::{Length, Objects, SizeClass};
 use crate::source::Source;
 
-use super::{GlobalHeap, exhausted};
+use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
     /// Fast: a slot from this thread's magazine.
@@ -52,12 +52,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { self.dealloc_slow(memory, layout) };
     }
 
-    /// What is not in the table of small sizes: the class is reckoned, or there is none.
+    /// What is not in the table of small sizes, and not large: the class is reckoned, or there is none.
     #[inline(never)]
     fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         match SizeClass::of_other(layout.size(), layout.align()) {
             Some(class) => self.take_slot(class, layout, zeroed),
-            None => self.take_large(layout, zeroed),
+            None => self.take_slow(layout, zeroed),
         }
     }
 
@@ -72,41 +72,51 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe {
             match SizeClass::of_other(layout.size(), layout.align()) {
                 Some(class) => self.give_slot(class, memory, layout),
-                None => self.give_large(memory, layout),
+                None => self.dealloc_slow(memory, layout),
             }
         }
     }
 
-    /// From this thread's shelf, if there is such a run there.
-    #[inline]
+    /// Fast: from this thread's shelf, if there is such a run there. What else there is to try is reached by a jump,
+    /// with nothing but the arguments to be kept: so few registers are saved.
+    #[inline(never)]
     fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if !zeroed
-            && let Some(thread) = self.enter()
+            && let Some(length) = Length::of(layout)
             && let Some(objects) = self.opened()
-            && let Some(memory) = objects.take_from_shelf(&thread, layout)
+            && let Some(thread) = local::enter(objects)
+            && let Some(memory) = objects.take_from_shelf(&thread, length)
         {
             return Some(memory);
         }
         self.take_slow(layout, zeroed)
     }
 
-    /// Onto this thread's shelf, if there is room.
+    /// Fast: onto this thread's shelf, if there is room.
     ///
     /// # Safety
     ///
     /// As for [`GlobalAlloc::dealloc`].
-    #[inline]
+    #[inline(never)]
     unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
-        if let Some(objects) = self.opened()
-            && self
-                .enter()
-                .is_some_and(|thread| objects.put_on_shelf(&thread, memory, layout))
+        if let Some(length) = Length::of(layout)
+            && let Some(objects) = self.opened()
+            && local::enter(objects).is_some_and(|thread| objects.put_on_shelf(&thread, memory, length))
         {
-            self.after_free(objects);
+            if objects.keeper().is_away() {
+                self.tell(objects, length);
+            }
             return;
         }
         // SAFETY: the caller's promise.
         unsafe { self.dealloc_slow(memory, layout) };
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, objects: &'static Objects<S>, length: Length) {
+        objects.tell(length.pages());
+        self.after_free(objects);
     }
 
     #[cold]
@@ -205,6 +215,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         match SizeClass::of_small(layout.size(), layout.align()) {
             Some(class) => self.take_slot(class, layout, zeroed),
+            None if SizeClass::is_exceeded_by(layout.size()) => self.take_large(layout, zeroed),
             None => self.take_other(layout, zeroed),
         }
     }
@@ -215,6 +226,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         unsafe {
             match SizeClass::of_small(layout.size(), layout.align()) {
                 Some(class) => self.give_slot(class, memory, layout),
+                None if SizeClass::is_exceeded_by(layout.size()) => self.give_large(memory, layout),
                 None => self.give_other(memory, layout),
             }
         }

@@ -72,7 +72,7 @@ impl Keeper {
 
     /// Whether runs are to be counted.
     #[inline(always)]
-    pub(super) fn is_away(&self) -> bool {
+    pub fn is_away(&self) -> bool {
         // Relaxed: who goes to sleep looks once more behind a heavy fence, and after a while.
         self.state.load(Ordering::Relaxed) > AWAKE
     }

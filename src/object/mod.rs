@@ -41,6 +41,7 @@
 )]
 
 mod size_class;
+mod length;
 mod span;
 mod mark;
 mod magazine;
@@ -67,6 +68,7 @@ mod preempted;
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
+pub use length::Length;
 pub use size_class::SizeClass;
 pub use snapshot::{ClassStats, Snapshot};
 pub use stats::GlobalStats;
@@ -397,17 +399,15 @@ impl<S: Source + 'static> Objects<S> {
             (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
             _ => {}
         }
-        let kept = if new_class.is_none() {
-            self.take_from_shelf(thread, new)
-        } else {
-            None
-        };
+        let length = |class: Option<SizeClass>, layout| Length::of(layout).filter(|_| class.is_none());
+        let kept = length(new_class, new).and_then(|length| self.take_from_shelf(thread, length));
         let moved = kept.or_else(|| self.allocate(thread, new))?;
         // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
-            if old_class.is_some() || !self.put_on_shelf(thread, memory, layout) {
-                self.free(thread, memory, layout);
+            match length(old_class, layout) {
+                Some(length) if self.put_on_shelf(thread, memory, length) => self.tell(length.pages()),
+                _ => self.free(thread, memory, layout),
             }
         }
         Some(moved)
@@ -443,7 +443,7 @@ impl<S: Source + 'static> Objects<S> {
     pub fn usable_size(layout: Layout) -> usize {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => class.bytes(),
-            None => shelf::pages_for(layout).0.saturating_mul(PAGE_BYTES),
+            None => length::pages_for(layout).0.saturating_mul(PAGE_BYTES),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::heap::Allocation;
 use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
-use super::shelf::{Length, pages_for};
+use super::length::{Length, pages_for};
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
 
@@ -33,30 +33,25 @@ const fn is_entered(layout: Layout) -> bool {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// A large block from the thread's shelf, if one of its length lies there.
-    #[inline]
-    pub fn take_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        let start = thread.shelf().take(&self.spans, Length::of(layout)?)?;
-        Some(self.heap.address(start))
+    /// Fast: a large block from the thread's shelf, if one of its length lies there.
+    #[inline(always)]
+    pub fn take_from_shelf(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        let start = thread.shelf().take(&self.spans, length)?;
+        Some(self.spans.address(start))
     }
 
-    /// Puts a large block on the thread's shelf, if there is room. Whether it did.
-    #[inline]
-    pub fn put_on_shelf(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) -> bool {
-        let Some(length) = Length::of(layout) else { return false };
-        let done = self.spans.large_at(memory, length.pages()).is_some_and(|start| {
-            // The caller gives the block up.
-            thread.shelf().put(&self.spans, length, start)
-        });
-        if done {
-            self.tell(length.pages());
-        }
-        done
+    /// Fast: puts a large block on the thread's shelf, if there is room. Whether it did: then the keeper is to be
+    /// [told](Self::tell).
+    #[inline(always)]
+    pub fn put_on_shelf(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> bool {
+        // The caller gives the block up.
+        let block = self.spans.large_of(memory, length);
+        block.is_some_and(|(start, entry)| thread.shelf().put(length, start, entry))
     }
 
     /// Tells the keeper, if he is away, that so many pages were freed: to the heap, or to where he may find them.
-    #[inline]
-    pub(super) fn tell(&self, pages: usize) {
+    #[inline(always)]
+    pub fn tell(&self, pages: usize) {
         if self.keeper.is_away() {
             self.keeper.count(pages);
         }
@@ -67,6 +62,12 @@ impl<S: Source + 'static> Objects<S> {
         let pages = pages_for(layout);
         if !self.fits(layout) {
             return None;
+        }
+        if let Some(run) = self.cut_from_shelf(thread, layout) {
+            return Some(Allocation {
+                run,
+                scavenged: PageCount::ZERO,
+            });
         }
         let attempt = || {
             let allocation = if layout.align() <= PAGE_BYTES {
@@ -86,6 +87,18 @@ impl<S: Source + 'static> Objects<S> {
         })?;
         self.clear_shelf_over_limit(thread);
         Some(allocation)
+    }
+
+    /// A large block cut from a longer run of which the shelf has many.
+    fn cut_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<PageRun> {
+        let length = Length::of(layout)?;
+        let (head, tail) = thread
+            .shelf()
+            .take_surplus(&self.spans, length)?
+            .split_at(PageCount(length.pages()))?;
+        self.spans.entry(head.start()).enter_large(length.pages());
+        self.free_run(thread.cache(), tail);
+        Some(head)
     }
 
     /// Behind pages just taken: a heap over its soft limit has no shelves, but for what lies on other threads'.

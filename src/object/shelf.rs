@@ -2,101 +2,64 @@
 //!
 //! ```text
 //!   length    5   6   7 … 16 │ 18  20 … 32 │ 36 … 64 │ 72 … 128      pages; a step of one, two, four, eight
-//!   shelf     ∅  412  ∅    ∅ │  ∅  96    ∅ │  ∅    ∅ │  ∅    ∅       the run freed last, by its first page
-//!                 └▶ 9000 ─▶ ∅                                       and those before it, linked through the table
+//!   hand      ∅  300  ∅    ∅ │  ∅  96    ∅ │  ∅    ∅ │  ∅    ∅       one run, by its first page
+//!   list      ∅  412  ∅    ∅ │  ∅   ∅    ∅ │  ∅    ∅ │  ∅    ∅       those freed while there was one in the hand
+//!                 └▶ 9000 ─▶ ∅                                       linked through the table
 //! ```
 //!
-//! **Lengths** are as coarse as size classes are, an eighth of a doubling, so that a freed run fits the next block
-//! though that is a little longer. Up to 128 pages (1 MiB); a block that is longer, or aligned to more than a page, has
-//! exactly the pages it needs and never lies here. A shelf holds 4,096 pages (16 MiB) at the most.
+//! A block longer than 128 pages, or aligned to more than a page, never lies here (see `length.rs`).
 //!
-//! Worked: 100,000 bytes are 13 pages, a length as it is. 200,000 bytes are 25, which makes 26.
+//! **The hand.** A program that allocates and frees one large block by turns finds it there, and no link is written or
+//! followed: two stores to free it, two to allocate it. There is room for one run of each length, 1,536 pages if all of
+//! them are there; the lists hold 2,560 pages at the most, all together. So a shelf is 32 MiB at the most.
+//!
+//! **Surplus.** A block that finds none of its length is cut from a longer one of which there are many, and the rest
+//! goes to the heap. So a program whose blocks grow, and are freed longer than they were allocated, does not fill the
+//! shelf with what it never asks for. (It did: 23 MiB for one block of up to 80 KiB. And what is cut off is free, so
+//! that the block grows where it is.)
+//!
+//! Worked: three blocks of 64 KiB are freed. The first lies in the hand of 8 pages, the third is the head of that
+//! list, and leads to the second. The next such blocks are the first, the third, the second.
 //!
 //! A shelf is its thread's, as its magazines are: who scavenges takes what lies there while the thread sleeps (see
-//! `thread.rs`). The links stand in the table of spans (`span.rs`), so the pages are not touched.
+//! `thread.rs`). Hands and links stand here and in the table of spans (`span.rs`), so the pages are not touched.
 //!
-//! Cost: ~3 ns to put and take; ~50 ns without, and 1 µs for each page whose memory the scavenger had taken meanwhile.
+//! Cost: 2 ns to put and take; ~50 ns without, and 1 µs for each page whose memory the scavenger had taken meanwhile.
 
 #![forbid(unsafe_code)]
-
-use core::alloc::Layout;
 
 use crate::sync::{AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
-use super::size_class::{PAGE_BYTES, PAGE_SHIFT};
-use super::span::Link;
+use super::length::{LENGTHS, Length, length_at};
+use super::span::{Link, Span};
 use super::spans::Spans;
 
-/// The longest run on a shelf.
-const MOST_PAGES: usize = 128;
-
-/// Pages on a shelf, all runs together: 16 MiB.
+/// Pages on a shelf at the most: 32 MiB.
 const SHELF_PAGES: u32 = 4096;
 
-/// Lengths up to here are exact: a doubling in steps of one.
-const EXACT_PAGES: usize = 16;
-
-/// How many lengths there are: sixteen exact ones, three doublings in eight steps each.
-const LENGTHS: usize = EXACT_PAGES + 3 * 8;
-
-/// One of the lengths a run on a shelf can have. I16: its number is less than [`LENGTHS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Length {
-    index: u32,
-    pages: u32,
-}
-
-impl Length {
-    /// That of the run a large layout gets; `None` if it gets exactly what it needs.
-    #[inline]
-    pub const fn of(layout: Layout) -> Option<Self> {
-        let pages = layout.size().div_ceil(PAGE_BYTES);
-        if pages > MOST_PAGES || layout.align() > PAGE_BYTES {
-            return None;
-        }
-        if pages <= EXACT_PAGES {
-            let pages = if pages == 0 { 1 } else { pages as u32 };
-            return Some(Self {
-                index: pages - 1,
-                pages,
-            });
-        }
-        // As in `SizeClass::of`: eight steps to a doubling.
-        let last = pages - 1;
-        let shift = last.ilog2() - 3;
-        let step = last >> shift;
-        Some(Self {
-            index: (EXACT_PAGES + 8 * (shift as usize - 1) + step - 8) as u32,
-            pages: ((step + 1) << shift) as u32,
-        })
+/// Of those, what the lists may hold: one run of each length lies in its hand.
+const LISTED_PAGES: u32 = {
+    let (mut pages, mut index) = (SHELF_PAGES, 0);
+    while index < LENGTHS {
+        pages -= length_at(index) as u32;
+        index += 1;
     }
-}
+    pages
+};
 
-impl Length {
-    /// In pages.
-    #[inline]
-    pub const fn pages(self) -> usize {
-        self.pages as usize
-    }
-}
-
-/// The pages of a large block of this layout.
-#[inline]
-pub const fn pages_for(layout: Layout) -> PageCount {
-    match Length::of(layout) {
-        Some(length) => PageCount(length.pages()),
-        None => PageCount::holding(if layout.size() == 0 { 1 } else { layout.size() }, PAGE_SHIFT),
-    }
-}
+/// So many runs on one list are more than the program goes on to ask for, if it asks for other lengths.
+const MANY: usize = 8;
 
 /// The shelf of one thread. All-zero bytes: empty.
 #[derive(Debug)]
 pub struct Shelf {
-    /// Pages of all the runs.
-    pages: AtomicU32,
-    /// For each length the run that was put last. I17: it and those linked behind it are in the table as on a shelf.
-    last: [Link; LENGTHS],
+    /// For each length one run. I17: what a hand or a list leads to is in the table as on a shelf.
+    hands: [Link; LENGTHS],
+    /// For each length the run that was put on its list last; the others are linked behind it.
+    lists: [Link; LENGTHS],
+    /// Pages of the runs on lists.
+    listed: AtomicU32,
 }
 
 impl Shelf {
@@ -104,116 +67,144 @@ impl Shelf {
 
     /// How many pages lie there, read from anywhere: a moment's picture.
     pub fn pages(&self) -> PageCount {
+        let held = self.hands.iter().enumerate().filter(|(_, hand)| hand.get().is_some());
+        let held: usize = held.map(|(index, _)| length_at(index)).sum();
         // Relaxed: a statistic for all but the owner.
-        PageCount(self.pages.load(Ordering::Relaxed) as usize)
+        PageCount(held + self.listed.load(Ordering::Relaxed) as usize)
     }
 
-    /// Takes the run of this length that was put last, if there is one: its first page.
-    #[inline]
+    /// Fast: takes a run of this length, if there is one: its first page. That in the hand first, then the last of the
+    /// list.
+    #[inline(always)]
     pub fn take(&self, spans: &Spans, length: Length) -> Option<PageIndex> {
-        let last = self.last.get(length.index as usize)?;
-        let start = last.get()?;
-        last.set(spans.entry(start).unshelve());
+        let hand = self.hands.get(length.index())?;
+        if let Some(start) = hand.get() {
+            let entry = spans.entry_if(start)?;
+            hand.set(None);
+            entry.unshelve(length);
+            return Some(start);
+        }
+        let list = self.lists.get(length.index())?;
+        let start = list.get()?;
+        let entry = spans.entry_if(start)?;
+        list.copy(&entry.behind);
+        entry.unshelve(length);
         // Relaxed: see above.
-        let pages = self.pages.load(Ordering::Relaxed);
-        self.pages.store(pages.wrapping_sub(length.pages), Ordering::Relaxed);
+        let listed = self.listed.load(Ordering::Relaxed);
+        self.listed
+            .store(listed.wrapping_sub(length.pages() as u32), Ordering::Relaxed);
         Some(start)
     }
 
-    /// Puts a large block of this length there, if there is room: the caller's, and in the table. Whether it did.
-    #[inline]
+    /// Fast: puts a large block of this length there, if there is room: the caller's, with its entry in the table.
+    /// Whether it did.
+    #[inline(always)]
     #[must_use]
-    pub fn put(&self, spans: &Spans, length: Length, start: PageIndex) -> bool {
-        let Some(last) = self.last.get(length.index as usize) else {
+    pub fn put(&self, length: Length, start: PageIndex, entry: &Span) -> bool {
+        let index = length.index();
+        let (Some(hand), Some(list)) = (self.hands.get(index), self.lists.get(index)) else {
             return false;
         };
+        if hand.get().is_none() {
+            entry.shelve(length);
+            hand.set(Some(start));
+            return true;
+        }
         // Relaxed: see above.
-        let pages = self.pages.load(Ordering::Relaxed) + length.pages;
-        if pages > SHELF_PAGES {
+        let listed = self.listed.load(Ordering::Relaxed) + length.pages() as u32;
+        if listed > LISTED_PAGES {
             return false;
         }
-        spans.entry(start).shelve(last.get());
-        last.set(Some(start));
+        entry.behind.copy(list);
+        entry.shelve(length);
+        list.set(Some(start));
         // Relaxed: see above.
-        self.pages.store(pages, Ordering::Relaxed);
+        self.listed.store(listed, Ordering::Relaxed);
         true
+    }
+
+    /// Takes the last run of the shortest length, longer than this, of which there are many; out of the table too. For
+    /// who finds none of his length, and would go to the heap while the shelf fills with others. O(runs looked at): a
+    /// few for each length.
+    pub fn take_surplus(&self, spans: &Spans, length: Length) -> Option<PageRun> {
+        let longer = length.index() + 1..LENGTHS;
+        let is_many = |list: &Link| {
+            let next = |start: &PageIndex| spans.entry(*start).behind.get();
+            core::iter::successors(list.get(), next).nth(MANY - 1).is_some()
+        };
+        let (index, list) = longer
+            .zip(self.lists.get(length.index() + 1..)?)
+            .find(|(_, list)| is_many(list))?;
+        let start = list.get()?;
+        let entry = spans.entry(start);
+        list.copy(&entry.behind);
+        entry.leave();
+        // Relaxed: see above.
+        let listed = self.listed.load(Ordering::Relaxed);
+        self.listed
+            .store(listed.wrapping_sub(length_at(index) as u32), Ordering::Relaxed);
+        Some(PageRun::known(start.0, length_at(index)))
     }
 
     /// Takes everything out; the runs are in the table no more. Also in the child of a fork, where the owner is not and
     /// may have been anywhere in `put` or `take`: then what he had in hand is lost, perhaps with what lay below it, and
     /// no run comes out that is not on the shelf.
     pub fn clear(&self, spans: &Spans, mut gone: impl FnMut(PageRun)) {
-        for (index, last) in self.last.iter().enumerate() {
-            while let Some(start) = last.get() {
+        for (index, (hand, list)) in self.hands.iter().zip(&self.lists).enumerate() {
+            let mut leave = |start: PageIndex| {
                 let entry = spans.entry(start);
-                if !entry.is_shelved() {
-                    last.set(None);
-                    break;
+                let shelved = entry.is_shelved();
+                if shelved {
+                    entry.leave();
+                    gone(PageRun::known(start.0, length_at(index)));
                 }
-                last.set(entry.unshelve());
-                entry.leave();
-                gone(PageRun::known(start.0, length_at(index)));
+                shelved
+            };
+            if let Some(start) = hand.get() {
+                hand.set(None);
+                leave(start);
+            }
+            while let Some(start) = list.get() {
+                list.set(spans.entry(start).behind.get());
+                if !leave(start) {
+                    list.set(None);
+                }
             }
         }
         // Relaxed: see above.
-        self.pages.store(0, Ordering::Relaxed);
+        self.listed.store(0, Ordering::Relaxed);
     }
 }
-
-/// The pages of the length with this number.
-const fn length_at(index: usize) -> usize {
-    if index < EXACT_PAGES {
-        return index + 1;
-    }
-    let (shift, step) = (1 + (index - EXACT_PAGES) / 8, 8 + (index - EXACT_PAGES) % 8);
-    (step + 1) << shift
-}
-
-// The last length is the longest.
-const _: () = assert!(length_at(LENGTHS - 1) == MOST_PAGES);
 
 #[cfg(test)]
 mod tests {
+    use core::alloc::Layout;
+
+    use super::super::length::MOST_PAGES;
+    use super::super::size_class::PAGE_BYTES;
     use super::*;
 
     fn layout(pages: usize) -> Layout {
         Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap()
     }
 
-    /// Every length: long enough, by less than an eighth too long, and itself again.
-    #[test]
-    fn a_length_holds_its_layout_and_is_its_own() {
-        for pages in 1..=MOST_PAGES {
-            let length = Length::of(layout(pages)).unwrap();
-            let most = length.pages as usize;
-            assert!(
-                pages <= most && (most - pages) * 8 < pages.max(8),
-                "{pages}: {length:?}"
-            );
-            assert_eq!(length_at(length.index as usize), most, "{pages}");
-            assert_eq!(Length::of(layout(most)), Some(length), "{pages}");
-            let one_less = Layout::from_size_align(pages * PAGE_BYTES - 1, 8).unwrap();
-            assert_eq!(Length::of(one_less), Some(length), "{pages}");
-        }
-        assert_eq!(Length::of(layout(MOST_PAGES + 1)), None);
-        assert_eq!(pages_for(layout(MOST_PAGES + 1)), PageCount(MOST_PAGES + 1));
-    }
-
     fn empty() -> Shelf {
         Shelf {
-            pages: AtomicU32::new(0),
-            last: core::array::from_fn(|_| Link::none()),
+            hands: core::array::from_fn(|_| Link::none()),
+            lists: core::array::from_fn(|_| Link::none()),
+            listed: AtomicU32::new(0),
         }
     }
 
     /// Puts a block of so many pages that begins at `start`.
     fn put(shelf: &Shelf, spans: &Spans, start: usize, pages: usize) -> bool {
         let length = Length::of(layout(pages)).unwrap();
-        spans.entry(PageIndex(start)).enter_large(length.pages());
-        shelf.put(spans, length, PageIndex(start))
+        let entry = spans.entry(PageIndex(start));
+        entry.enter_large(length.pages());
+        shelf.put(length, PageIndex(start), entry)
     }
 
-    /// Against a list of what was put: the last comes first, and the table says where each is.
+    /// What lies in the hand comes first, then the last; and the table says where each is.
     #[test]
     fn what_is_put_is_taken_once() {
         let (shelf, spans) = (empty(), Spans::for_test(1000));
@@ -222,7 +213,7 @@ mod tests {
         assert!(spans.entry(PageIndex(0)).is_shelved() && !spans.entry(PageIndex(0)).is_large(7));
         assert_eq!(shelf.pages(), PageCount(142));
         let taken = [0; 3].map(|_| shelf.take(&spans, seven));
-        assert_eq!(taken, [Some(PageIndex(20)), Some(PageIndex(0)), None]);
+        assert_eq!(taken, [Some(PageIndex(0)), Some(PageIndex(20)), None]);
         assert!(spans.entry(PageIndex(0)).is_large(7));
         let mut gone = None;
         shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
@@ -236,20 +227,44 @@ mod tests {
     fn a_shelf_is_short() {
         let (shelf, spans) = (empty(), Spans::for_test(200 * MOST_PAGES));
         let put = (0..200).filter(|run| put(&shelf, &spans, run * MOST_PAGES, 1 + run % MOST_PAGES));
-        let most = put.count();
-        assert!(shelf.pages().0 <= SHELF_PAGES as usize && shelf.pages().0 > SHELF_PAGES as usize - MOST_PAGES);
+        let (most, listed) = (put.count(), shelf.listed.load(Ordering::Relaxed));
+        assert!(listed <= LISTED_PAGES && listed > LISTED_PAGES - MOST_PAGES as u32);
+        assert_eq!(shelf.pages().0, (SHELF_PAGES - LISTED_PAGES + listed) as usize);
         let (pages, mut out, mut sum) = (shelf.pages().0, 0, 0);
         shelf.clear(&spans, |run| (out, sum) = (out + 1, sum + run.pages().0));
         assert_eq!((out, sum), (most, pages));
     }
 
-    /// A run whose entry does not say that it lies there is in somebody's hand, who is no more: it stays out.
+    /// The shortest that is longer and of which there are many.
+    #[test]
+    fn a_surplus_is_cut() {
+        let (shelf, spans) = (empty(), Spans::for_test(3000));
+        let runs = (0..MANY).flat_map(|run| [(run * 10, 8), (100 + run * 10, 9), (200 + run * 128, 128)]);
+        assert!(
+            runs.chain([(190, 9)])
+                .all(|(start, pages)| put(&shelf, &spans, start, pages))
+        );
+        let before = shelf.pages();
+        let surplus = |pages| shelf.take_surplus(&spans, Length::of(layout(pages)).unwrap());
+        // One of each lies in the hand, so of 9 pages there are MANY on the list, of 8 and of 128 one less.
+        assert_eq!((surplus(9), surplus(5)), (None, Some(PageRun::known(190, 9))));
+        assert!(spans.entry(PageIndex(190)).is_vacant() && !spans.entry(PageIndex(100)).is_vacant());
+        assert_eq!((surplus(5), shelf.pages().0 + 9), (None, before.0));
+    }
+
+    /// A run whose entry does not say that it lies there was being put or taken by a thread that is no more: it stays
+    /// out, with what its list has behind it.
     #[test]
     fn what_is_half_put_does_not_come_out() {
         let (shelf, spans) = (empty(), Spans::for_test(100));
-        assert!(put(&shelf, &spans, 10, 3) && put(&shelf, &spans, 20, 3));
+        let three = Length::of(layout(3)).unwrap();
+        assert!([30, 10, 20].iter().all(|&start| put(&shelf, &spans, start, 3)));
+        assert!(put(&shelf, &spans, 40, 4));
         spans.entry(PageIndex(20)).enter_large(3);
-        shelf.clear(&spans, |run| panic!("{run:?}"));
-        assert_eq!(shelf.take(&spans, Length::of(layout(3)).unwrap()), None);
+        spans.entry(PageIndex(40)).enter_large(4);
+        let mut gone = None;
+        shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
+        assert_eq!((gone, shelf.take(&spans, three)), (Some(PageRun::known(30, 3)), None));
+        assert_eq!(shelf.pages(), PageCount::ZERO);
     }
 }

@@ -161,6 +161,12 @@ impl SizeClass {
         }
     }
 
+    /// Whether so many bytes are more than any slot has.
+    #[inline(always)]
+    pub const fn is_exceeded_by(size: usize) -> bool {
+        size > MAX_SLOT_BYTES
+    }
+
     /// As [`of`](Self::of) for less than the largest slot, aligned to no more than a step of 8 bytes, as nearly
     /// everything is: one load from a table, of which what is used stays in the cache. `None` for others.
     #[inline(always)]

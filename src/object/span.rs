@@ -31,14 +31,15 @@ use crate::fatal;
 use crate::sync::{AtomicU32, Ordering};
 use crate::units::PageIndex;
 
+use super::length::Length;
 use super::size_class::SizeClass;
 
 /// What the table says of one page. All-zero bytes: in no span.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub struct Span {
-    /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span. Or [`LARGE`],
-    /// [`SHELVED`].
+    /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span. Or [`LARGE`] or
+    /// [`SHELVED`], and how many pages, if they are few, in the lowest 8.
     tag: AtomicU32,
     /// Slots out; of a large block its pages.
     used: AtomicU32,
@@ -60,6 +61,13 @@ const LARGE: u32 = u32::MAX << BACK_BITS;
 /// The same, of one that lies on a shelf.
 const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 
+/// What such a tag has in its lowest bits: all ones where there are too many pages to say.
+#[inline(always)]
+const fn few(pages: usize) -> u32 {
+    let most = (1 << BACK_BITS) - 1;
+    if pages < most { pages as u32 } else { most as u32 }
+}
+
 /// A page, or none: its index plus one. A heap has fewer than 2³² pages.
 #[derive(Debug)]
 pub struct Link(AtomicU32);
@@ -75,6 +83,13 @@ impl Link {
     pub fn get(&self) -> Option<PageIndex> {
         // Relaxed: under the lock of the class.
         (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
+    }
+
+    /// Makes it lead where another does.
+    #[inline(always)]
+    pub fn copy(&self, other: &Self) {
+        // Relaxed, twice: as in `set`.
+        self.0.store(other.0.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Makes it `page`.
@@ -138,14 +153,21 @@ impl Span {
     pub fn enter_large(&self, pages: usize) {
         // Relaxed, here and below: the block is the caller's, who hands this on with it.
         self.used.store(pages as u32, Ordering::Relaxed);
-        self.tag.store(LARGE, Ordering::Relaxed);
+        self.tag.store(LARGE | few(pages), Ordering::Relaxed);
     }
 
     /// Whether a large block of so many pages begins here, and is the program's.
     #[inline]
     pub fn is_large(&self, pages: usize) -> bool {
         // Relaxed: as in `enter_large`.
-        self.tag.load(Ordering::Relaxed) == LARGE && self.used.load(Ordering::Relaxed) as usize == pages
+        self.tag.load(Ordering::Relaxed) == LARGE | few(pages) && self.used.load(Ordering::Relaxed) as usize == pages
+    }
+
+    /// The same of a block that may lie on a shelf, which has few pages: by one comparison.
+    #[inline(always)]
+    pub fn is_large_of(&self, length: Length) -> bool {
+        // Relaxed: as in `enter_large`.
+        self.tag.load(Ordering::Relaxed) == LARGE | few(length.pages())
     }
 
     /// Whether the page is in no span, and no large block that is in the table begins here.
@@ -154,27 +176,25 @@ impl Span {
         self.tag.load(Ordering::Relaxed) == 0
     }
 
-    /// The large block that begins here goes onto a shelf, before `behind`.
-    #[inline]
-    pub fn shelve(&self, behind: Option<PageIndex>) {
-        self.behind.set(behind);
+    /// The large block that begins here goes onto a shelf.
+    #[inline(always)]
+    pub fn shelve(&self, length: Length) {
         // Release: behind the link, as the child of a fork takes it at its word; partner: `is_shelved`.
-        self.tag.store(SHELVED, Ordering::Release);
+        self.tag.store(SHELVED | few(length.pages()), Ordering::Release);
     }
 
     /// Whether a large block that begins here lies on a shelf.
     #[inline]
     pub fn is_shelved(&self) -> bool {
         // Acquire: pairs with the release in `shelve`.
-        self.tag.load(Ordering::Acquire) == SHELVED
+        self.tag.load(Ordering::Acquire) >> BACK_BITS == SHELVED >> BACK_BITS
     }
 
-    /// Takes it off again; what it lay before.
-    #[inline]
-    pub fn unshelve(&self) -> Option<PageIndex> {
+    /// Takes it off again.
+    #[inline(always)]
+    pub fn unshelve(&self, length: Length) {
         // Relaxed: as in `enter_large`.
-        self.tag.store(LARGE, Ordering::Relaxed);
-        self.behind.get()
+        self.tag.store(LARGE | few(length.pages()), Ordering::Relaxed);
     }
 
     /// The span's slots, of its first page's entry.

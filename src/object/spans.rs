@@ -15,9 +15,10 @@ use crate::metadata::offset;
 use crate::sync::{AtomicUsize, Ordering, Table};
 use crate::units::{PageIndex, PageRun};
 
+use super::length::Length;
 use super::magazine::Batch;
 use super::mark;
-use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
+use super::size_class::{PAGE_SHIFT, SizeClass};
 use super::span::Span;
 use super::store::{BatchLinks, BatchPlace, Chain};
 
@@ -72,6 +73,12 @@ impl Spans {
     #[inline]
     pub fn entry(&self, page: PageIndex) -> &Span {
         self.table.get(page.0)
+    }
+
+    /// The same of any page, if the table has it: for who must not panic, and asks [`covered`](Self::covered) himself.
+    #[inline(always)]
+    pub fn entry_if(&self, page: PageIndex) -> Option<&Span> {
+        (page.0 < self.table.len()).then(|| self.table.get(page.0))
     }
 
     /// The slot, as an address.
@@ -142,12 +149,32 @@ impl Spans {
 
     /// The first page of the large block of so many pages that begins at `memory` and is the program's, if there is
     /// one.
-    #[inline]
     pub fn large_at(&self, memory: NonNull<u8>, pages: usize) -> Option<PageIndex> {
+        let page = self.page_at(memory)?;
+        self.entry(page).is_large(pages).then_some(page)
+    }
+
+    /// The same of one that may lie on a shelf, with its entry.
+    #[inline(always)]
+    pub fn large_of(&self, memory: NonNull<u8>, length: Length) -> Option<(PageIndex, &Span)> {
+        let page = self.page_at(memory)?;
+        let entry = self.entry_if(page)?;
+        entry.is_large_of(length).then_some((page, entry))
+    }
+
+    /// The page that begins there, if one does that is covered.
+    #[inline(always)]
+    fn page_at(&self, memory: NonNull<u8>) -> Option<PageIndex> {
         let distance = memory.addr().get().wrapping_sub(self.base.addr().get());
-        let page = PageIndex(distance >> PAGE_SHIFT);
-        let begins = distance.is_multiple_of(PAGE_BYTES) && page.0 < self.covered();
-        (begins && self.entry(page).is_large(pages)).then_some(page)
+        // Where it is not a whole number of pages the rest makes it a number that no page has.
+        let page = PageIndex(distance.rotate_right(PAGE_SHIFT));
+        (page.0 < self.covered()).then_some(page)
+    }
+
+    /// The address of a page.
+    #[inline(always)]
+    pub fn address(&self, page: PageIndex) -> NonNull<u8> {
+        offset(self.base, page.0 << PAGE_SHIFT)
     }
 
     /// The number of the slot at `address` if it is one of this span.
