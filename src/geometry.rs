@@ -137,10 +137,21 @@ pub const HINT_BANDS: usize = HINT_PAGES.len();
 // A search for one page has a hint, and the bands ascend.
 const _: () = assert!(HINT_PAGES[0] == 1 && HINT_PAGES[1] == 2);
 
-/// How often a proof that there is no room starts over before the bits have the last word.
+/// How often a proof that there is no room looks whether somebody has left, before the bits have the last word.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub const PROOF_ROUNDS: u32 = 1 << 14;
 
 /// Under a model, few.
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 pub const PROOF_ROUNDS: u32 = 3;
+
+/// How often a proof that there is no room searches at the most, where somebody frees something each time: 0.3 ms.
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub const PROOF_SEARCHES: u32 = 1 << 10;
+
+/// Under a model, fewer; more than its other threads can disturb.
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+pub const PROOF_SEARCHES: u32 = 1 << 6;
+
+/// How often it searches where the heap can grow, which is no harm.
+pub const SEARCHES_TO_GROW: u32 = 8;

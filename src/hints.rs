@@ -6,10 +6,10 @@
 //!   invariant of the hint h for length t:  no t free pages in a row lie wholly below page h
 //!   so a search for n ≥ t pages may begin at page h − (t − 1)
 //!
-//!   bit      63 62                        23 22            0
-//!            ┌─┬───────────────────────────┬────────────────┐
-//!            │W│           page            │    version     │      W: watched. A release that has nothing to do with a
-//!            └─┴───────────────────────────┴────────────────┘      hint sees that by one comparison
+//!   bit      63 62                     27 26               0
+//!            ┌─┬────────────────────────┬───────────────────┐
+//!            │W│          page          │      version      │      W: watched. A release that has nothing to do with a
+//!            └─┴────────────────────────┴───────────────────┘      hint sees that by one comparison
 //! ```
 //!
 //! Go keeps one such address, for single pages; every longer request there descends from the root each time. With a
@@ -37,8 +37,16 @@
 //! So a hint is too high at no time at which nobody is between his bits and his look at the hints. The searcher's own
 //! passes through the turnstile are known to it and do not count. If the exchange fails, nothing is lost but a raise: a
 //! hint too low costs time. A hint too high would hide a page until the next free below it; models and
-//! [`check`](crate::PageHeap::check) look for that. The version wraps after 2²³ changes: for a searcher to be fooled as
-//! many must happen, each to a hint that was watched anew, between its two looks, and end on the same page and version.
+//! [`check`](crate::PageHeap::check) look for that.
+//!
+//! **The version wraps** after 2²⁷ changes. For a searcher to be fooled a multiple of as many must happen between his
+//! two looks, and leave the page where it was. Each is a release that finds the hint watched, and leaves it unwatched;
+//! so between two of them another search watches it: two read-modify-writes on one word from two threads, 50 ns at the
+//! least, 7 s for all. So he was stopped for that long between two looks that are 100 ns apart, and came back at one
+//! count of 134 million. What happens then: a run that was released meanwhile lies below the hint, and searches that
+//! begin at it (of its length and more, up to the next hint's) take a higher run. No longer than until a run of this
+//! length is freed below the hidden one, and not where nothing is found above: before a heap grows, and before
+//! it refuses, it is searched from page 0. No page is lost or given twice, and no "no" is wrong.
 
 #![forbid(unsafe_code)]
 
@@ -60,9 +68,9 @@ pub struct Band(usize);
 pub struct Mark(u64);
 
 const WATCHED: u64 = 1 << 63;
-const PAGE_SHIFT: u32 = 23;
+const PAGE_SHIFT: u32 = 27;
 const VERSIONS: u64 = (1 << PAGE_SHIFT) - 1;
-/// The highest page that a hint can name: 4 PiB of pages of 4 KiB. Hints are not raised beyond.
+/// The highest page that a hint can name: 256 TiB of pages of 4 KiB. Hints are not raised beyond.
 const MAX_PAGE: u64 = (1 << (u64::BITS - 1 - PAGE_SHIFT)) - 1;
 
 impl Mark {

@@ -470,7 +470,33 @@ impl<G: Shape> Tree<G> {
     /// together are, and returns that entry's; `None` at the end of the block or of the heap.
     #[inline(always)]
     fn skip(&self, at: &mut Cursor, count: usize, pages: usize) -> Option<Summary> {
-        let (whole, entries) = (1 << G::span_shift(at.level), G::entries(at.level, pages));
+        let whole = 1 << G::span_shift(at.level);
+        if at.level == 0 || count > whole {
+            return self.skip_any(at, count, G::entries(at.level, pages));
+        }
+        // Nothing that is wholly free is passed here, so what is carried on is what the last entry ends with. Entries
+        // behind the heap's end are none.
+        let rest = (1 << G::FANOUT_SHIFT) - (at.index & ((1 << G::FANOUT_SHIFT) - 1));
+        let (mut found, mut carry, mut passed) = (None, at.carry, 0);
+        for entry in self.levels[at.level].row(at.index, rest) {
+            // Acquire, as in `load`: a proof looks at the turnstile behind this.
+            let here = Summary::from_bits(entry.load(Ordering::Acquire));
+            if here.part_has(carry, count) {
+                found = Some(here);
+                break;
+            }
+            carry = here.part_end();
+            passed += 1;
+        }
+        at.moved |= passed > 0;
+        at.index += passed;
+        at.carry = carry;
+        found
+    }
+
+    /// As [`skip`](Self::skip), at any level, for any count.
+    fn skip_any(&self, at: &mut Cursor, count: usize, entries: usize) -> Option<Summary> {
+        let whole = 1 << G::span_shift(at.level);
         let end = if at.level == 0 {
             entries
         } else {
@@ -481,7 +507,7 @@ impl<G: Shape> Tree<G> {
         }
         let (mut found, mut carry, mut passed) = (None, at.carry, 0);
         for entry in self.levels[at.level].row(at.index, end - at.index) {
-            // Acquire, as in `load`: a proof looks at the turnstile behind this.
+            // Acquire, as in `skip`.
             let here = Summary::from_bits(entry.load(Ordering::Acquire));
             if here == Summary::NONE {
                 carry = 0;

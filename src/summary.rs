@@ -112,6 +112,24 @@ impl Summary {
         self.start() >= other.start() && self.max() >= other.max() && self.end() >= other.end()
     }
 
+    /// Whether a run of `count` pages lies in this region, or begins with the last of the `before` free pages right
+    /// before it. Of a region of less than 2²¹ pages: there the flag is never set, and need not be looked at.
+    #[inline(always)]
+    #[must_use]
+    pub const fn part_has(self, before: usize, count: usize) -> bool {
+        debug_assert!(self.0 & ALL_FREE == 0);
+        self.0 & (FIELD_MASK << FIELD_BITS) >= (count as u64) << FIELD_BITS
+            || before as u64 + (self.0 & FIELD_MASK) >= count as u64
+    }
+
+    /// As [`end`](Self::end), of a region of less than 2²¹ pages.
+    #[inline(always)]
+    #[must_use]
+    pub const fn part_end(self) -> usize {
+        debug_assert!(self.0 & ALL_FREE == 0);
+        (self.0 >> (2 * FIELD_BITS)) as usize
+    }
+
     /// The summary of this region of `1 << shift` pages and a neighbour of `1 << next_shift` pages right behind it.
     #[must_use]
     pub const fn then(self, shift: u32, next: Self, next_shift: u32) -> Self {

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 use core::fmt;
+use core::num::NonZeroUsize;
 
 /// The index of a page: 0 is the first page of its heap's range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,17 +58,21 @@ impl fmt::Display for PageCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageRun {
     start: PageIndex,
-    pages: PageCount,
+    /// As a number that is not zero, so that an `Option` of a run is two words, which a function returns in registers.
+    pages: NonZeroUsize,
 }
 
 impl PageRun {
     /// The run of `pages` pages from `start`; `None` if it would be empty or wrap.
     #[must_use]
     pub const fn new(start: PageIndex, pages: PageCount) -> Option<Self> {
-        if pages.0 == 0 || start.0.checked_add(pages.0).is_none() {
+        if start.0.checked_add(pages.0).is_none() {
             return None;
         }
-        Some(Self { start, pages })
+        match NonZeroUsize::new(pages.0) {
+            Some(pages) => Some(Self { start, pages }),
+            None => None,
+        }
     }
 
     /// A run the caller knows to be one: taken out of a bitmap, or part of a run.
@@ -76,7 +81,11 @@ impl PageRun {
         debug_assert!(pages != 0 && start.checked_add(pages).is_some());
         Self {
             start: PageIndex(start),
-            pages: PageCount(pages),
+            // It is not zero; to say so without a branch costs an addition.
+            pages: match NonZeroUsize::new(pages) {
+                Some(pages) => pages,
+                None => NonZeroUsize::MIN,
+            },
         }
     }
 
@@ -91,29 +100,29 @@ impl PageRun {
     #[inline]
     #[must_use]
     pub const fn end(self) -> PageIndex {
-        PageIndex(self.start.0 + self.pages.0)
+        PageIndex(self.start.0 + self.pages.get())
     }
 
     /// How many pages; never zero.
     #[inline]
     #[must_use]
     pub const fn pages(self) -> PageCount {
-        self.pages
+        PageCount(self.pages.get())
     }
 
     /// Whether `page` is one of the run's.
     #[must_use]
     pub const fn contains(self, page: PageIndex) -> bool {
-        page.0 >= self.start.0 && page.0 - self.start.0 < self.pages.0
+        page.0 >= self.start.0 && page.0 - self.start.0 < self.pages.get()
     }
 
     /// The run cut in two before its page number `head`: `None` unless both parts have a page.
     #[must_use]
     pub const fn split_at(self, head: PageCount) -> Option<(Self, Self)> {
-        if head.0 == 0 || head.0 >= self.pages.0 {
+        if head.0 == 0 || head.0 >= self.pages.get() {
             return None;
         }
-        let tail = Self::known(self.start.0 + head.0, self.pages.0 - head.0);
+        let tail = Self::known(self.start.0 + head.0, self.pages.get() - head.0);
         Some((Self::known(self.start.0, head.0), tail))
     }
 }

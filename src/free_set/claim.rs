@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use crate::bitmap::{self, Pieces};
-use crate::geometry::{PROOF_ROUNDS, Shape, WORD_PAGES, WORD_SHIFT};
+use crate::geometry::{PROOF_ROUNDS, PROOF_SEARCHES, Shape, WORD_PAGES, WORD_SHIFT};
 use crate::hints::{Band, Mark};
 use crate::sync::{Ordering, Pass, fence_after_rmw, relax};
 
@@ -18,7 +18,7 @@ use super::{Claim, FreeSet, Request, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
     /// Takes the lowest run that meets the request, and its scavenged bits. `None` is proved: there was a moment at
-    /// which no such run was free.
+    /// which no such run was free. Or others would not let it be: [`Request::searches`].
     ///
     /// Cost: three loads and a compare-exchange next to the last claim of this length; a search otherwise.
     #[inline]
@@ -46,7 +46,14 @@ impl<G: Shape> FreeSet<G> {
     /// as they were.
     #[inline]
     pub fn hold_lowest(&self, request: &Request) -> Option<usize> {
-        self.hold_from_hint(request).or_else(|| self.hold_or_prove(request))
+        self.hold_lowest_within(request, u32::MAX)
+    }
+
+    /// As [`hold_lowest`](Self::hold_lowest), in so many searches of all the heap at the most.
+    #[inline]
+    pub fn hold_lowest_within(&self, request: &Request, searches: u32) -> Option<usize> {
+        self.hold_from_hint(request)
+            .or_else(|| self.hold_or_prove_within(request, searches))
     }
 
     /// As [`hold_lowest`](Self::hold_lowest), but `None` proves nothing.
@@ -80,12 +87,12 @@ impl<G: Shape> FreeSet<G> {
         self.hold_or_prove_within(request, u32::MAX)
     }
 
-    /// As [`hold_or_prove`](Self::hold_or_prove), but `None` proves nothing where that took more than so many rounds:
-    /// for who grows then, which is no harm, and must not wait for others to free nothing for a while.
+    /// As [`hold_or_prove`](Self::hold_or_prove), in so many searches at the most: for who grows then, which is no
+    /// harm, and must not wait for others to free nothing for a while.
     #[cold]
-    pub fn hold_or_prove_within(&self, request: &Request, rounds: u32) -> Option<usize> {
+    pub fn hold_or_prove_within(&self, request: &Request, searches: u32) -> Option<usize> {
         self.claim_or_prove(
-            rounds,
+            searches.min(request.searches()),
             || self.hold_from(request, 0, &mut Trail::default()),
             || self.hold_by_bits(request),
         )
@@ -179,11 +186,18 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(start, usize::MAX);
     }
 
-    /// Takes the word that holds the lowest free page: all its free pages. `None` is proved.
+    /// Takes the word that holds the lowest free page: all its free pages. `None` is proved, as for
+    /// [`claim`](Self::claim).
     ///
     /// Cost: a swap, and once in eight words a walk up the tree.
     #[inline]
     pub fn claim_word(&self) -> Option<Word> {
+        self.claim_word_within(PROOF_SEARCHES)
+    }
+
+    /// As [`claim_word`](Self::claim_word), in so many searches of all the heap at the most.
+    #[inline]
+    pub fn claim_word_within(&self, searches: u32) -> Option<Word> {
         let band = Band::of(1);
         let mut survey = self.begin(band, self.hints.load(band));
         if let Some(word) = self.claim_word_from(survey.from(), &mut survey.trail) {
@@ -191,7 +205,7 @@ impl<G: Shape> FreeSet<G> {
             return Some(word);
         }
         self.claim_or_prove(
-            u32::MAX,
+            searches,
             || self.claim_word_from(0, &mut Trail::default()),
             || self.claim_word_by_bits(),
         )
@@ -253,46 +267,56 @@ impl<G: Shape> FreeSet<G> {
     /// inside. A run held for a moment by a claim that gave it back had somebody inside. With nobody inside and nobody
     /// passing, the search saw all there was.
     ///
-    /// If somebody passed, somebody got something done, and we start over. If nobody passes but somebody stays inside -
-    /// he was preempted there - we do not wait for ever: the last word is the bits', with nobody passing while they are
-    /// read. It can be wrong in one way only: by pages of a long run that the one inside holds and will give back.
+    /// If somebody passed, somebody got something done, and we start over, `searches` times at the most: others may
+    /// pass for ever. What is said then is not proved: so many searches found nothing, each of them disturbed.
+    ///
+    /// If nobody passes but somebody stays inside - he was preempted there - there is nothing new to search for, and we
+    /// only look, [`PROOF_ROUNDS`] times at the most, in all searches together. Then the last word is the bits', with
+    /// nobody passing while they are read. It can be wrong in one way only: by pages of a long run that the one inside
+    /// holds and will give back.
     #[cold]
     fn claim_or_prove<T>(
         &self,
-        rounds: u32,
+        searches: u32,
         attempt: impl Fn() -> Option<T>,
         by_bits: impl Fn() -> Option<T>,
     ) -> Option<T> {
         // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.
         self.seldom.provers.fetch_add(1, Ordering::AcqRel);
         fence_after_rmw();
-        let (mut stuck, mut rounds) = (0, rounds);
+        let (mut searched, mut stuck, mut undisturbed) = (0, 0, None);
         let result = loop {
             let (before, inside) = self.turnstile.look();
+            if inside && undisturbed == Some(before) && stuck < PROOF_ROUNDS {
+                stuck += 1;
+                relax(stuck);
+                continue;
+            }
             let last = stuck >= PROOF_ROUNDS;
             if let Some(found) = if last { by_bits() } else { attempt() } {
                 break Some(found);
             }
+            searched += 1;
             let (after, still_inside) = self.turnstile.look();
-            if before != after {
-                stuck = 0;
-                rounds -= 1;
-                if rounds == 0 {
-                    break None;
-                }
-                continue;
-            }
-            if last || !(inside || still_inside) {
+            undisturbed = (before == after).then_some(before);
+            let proved = undisturbed.is_some() && (last || !(inside || still_inside));
+            if proved || searched >= searches {
                 break None;
             }
-            stuck += 1;
-            relax(stuck);
         };
         self.seldom.provers.fetch_sub(1, Ordering::Release);
         result
     }
 
     /// As `hold_from(.., 0)`, without a look at the tree: 0.4 ns a word.
+    ///
+    /// Sees every page whose release the proof has to count, though it has no fence of its own. A releaser has one
+    /// between his bits and his look at the flag, the prover one between the flag and all that is read here. Either the
+    /// releaser's is the later: then he finds the flag, passes the turnstile, and the second look at it tells. Or it is
+    /// the earlier: then no load behind ours returns a word older than he left it. This goes for relaxed loads too, so
+    /// for the guess in [`Bitmap::take`](bitmap::Bitmap::take), which besides reads no older a word than was read here
+    /// before. Where that finds a page gone, it was gone after the flag: if it comes back later, he who brings it finds
+    /// the flag.
     fn hold_by_bits(&self, request: &Request) -> Option<usize> {
         let mut from = 0;
         loop {

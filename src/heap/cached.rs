@@ -22,7 +22,7 @@ use core::mem::ManuallyDrop;
 use crate::cache::{Entered, MAX_CACHED_PAGES, Slot};
 use crate::check::Fault;
 use crate::free_set::{Claim, Request, Word};
-use crate::geometry::{Geometry, Shape, WORD_PAGES};
+use crate::geometry::{Geometry, SEARCHES_TO_GROW, Shape, WORD_PAGES};
 use crate::source::Source;
 use crate::sync::{Ordering, fence_heavy, relax};
 use crate::units::{PageCount, PageIndex, PageRun};
@@ -321,7 +321,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if pages == PageCount::ZERO || pages.0 > self.capacity {
             return None;
         }
-        match self.set.hold_lowest(&Request::of(pages.0)) {
+        match self.set.hold_lowest_within(&Request::of(pages.0), SEARCHES_TO_GROW) {
             Some(start) => self.ready(start, pages.0),
             None => self.allocate_through(&self.own_at_last(slot), pages),
         }
@@ -373,7 +373,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
         }
         let request = Request::of(pages.0);
-        if let Some(start) = self.set.hold_lowest(&request) {
+        if let Some(start) = self.set.hold_lowest_within(&request, SEARCHES_TO_GROW) {
             return self.ready(start, request.pages);
         }
         // Our own pages may be what is missing: before the heap grows, or says no.
@@ -385,7 +385,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn claim_word(&self) -> Option<Word> {
         loop {
             let grown = self.set.grown();
-            if let Some(word) = self.set.claim_word() {
+            if let Some(word) = self.set.claim_word_within(SEARCHES_TO_GROW) {
                 return Some(word);
             }
             self.grow_for(&Request::of(1), grown)?;

@@ -1,4 +1,4 @@
-//! Growth: the one thing a heap does under a lock.
+//! Growth, the one thing a heap does under a lock; and the last tries before a refusal.
 //!
 //! ```text
 //!   lock ─▶ did somebody else grow? ─▶ tables prepared ─▶ pages prepared ─▶ given to the set ─▶ unlock ─▶ search again
@@ -9,17 +9,71 @@
 //! only, and saves system calls.
 
 use crate::free_set::Request;
-use crate::geometry::Shape;
+use crate::geometry::{SEARCHES_TO_GROW, Shape};
 use crate::metadata::offset;
 use crate::source::{Contents, Purpose, Source};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, relax};
 
-use super::PageHeap;
+use super::{Allocation, PageHeap};
 
 /// The most bytes grown ahead of need.
 const MOST_AHEAD: usize = 64 << 20;
 
+/// How often a refusal yields to scavengers that do not move: a good part of a second, more than their calls take.
+const SCAVENGER_ROUNDS: u32 = 1 << 20;
+
+/// How often an allocation that is about to be refused tries once more because a scavenger has come or gone.
+const SCAVENGER_TRIES: u32 = 16;
+
 impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// No room where the hint said: all of the heap, and growth where that is proved to be needed.
+    #[cold]
+    pub(super) fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
+        // Where no growth can follow, the last try is proof enough.
+        if self.set.grown() >= self.limit().0 {
+            return self.allocate_last(request);
+        }
+        loop {
+            let grown = self.set.grown();
+            if let Some(start) = self.set.hold_or_prove_within(request, SEARCHES_TO_GROW) {
+                return self.ready(start, request.pages);
+            }
+            if self.grow_for(request, grown).is_none() {
+                return self.allocate_last(request);
+            }
+        }
+    }
+
+    /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after
+    /// whoever was scavenging has given back what he held.
+    ///
+    /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the
+    /// answer would otherwise be no. It ends, whatever others do: so many tries, so many waits in all of them together,
+    /// and each proof has its bound ([`Request::searches`]).
+    #[cold]
+    fn allocate_last(&self, request: &Request) -> Option<Allocation> {
+        self.flush_shards();
+        // Relaxed: a request, heeded when its readers next come by.
+        self.flush_calls.fetch_add(1, Ordering::Relaxed);
+        let mut waits = 0;
+        for _ in 0..SCAVENGER_TRIES {
+            let seen = self.scavengers.look();
+            if let Some(start) = self.set.hold_or_prove(request) {
+                return self.ready(start, request.pages);
+            }
+            // What scavengers hold may be what is missing: not before one of them has come or gone is there more.
+            while self.scavengers.look() == seen {
+                let (_, inside) = seen;
+                if !inside || waits > SCAVENGER_ROUNDS {
+                    return None;
+                }
+                waits += 1;
+                relax(waits);
+            }
+        }
+        None
+    }
+
     /// Grows until the request could be met if nobody else took the pages; the heap had `seen` pages when it could not.
     /// `Some` also if another thread has grown the heap since.
     #[cold]

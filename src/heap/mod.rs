@@ -52,16 +52,9 @@ use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape, WORD_PAGES};
 use crate::metadata::{Metadata, offset};
 use crate::source::{Contents, MIN_GRANULE, Purpose, Reservation, Source};
-use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile, relax};
+use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile};
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
-
-/// How often a refusal yields to a scavenger that does not move: a good part of a second, more than its call takes.
-const SCAVENGER_ROUNDS: u32 = 1 << 20;
-
-/// How often a proof that there is no room is begun anew, for others have freed something meanwhile, before the heap
-/// grows without.
-const ROUNDS_TO_GROW: u32 = 8;
 
 /// A heap of pages over the memory of `S`, in the shape `G`.
 ///
@@ -214,8 +207,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// call or two where the heap grows. `None` is proved: see `src/free_set`.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
-        self.allocate_with(&Request::of(pages.0))
-            .map(|allocation| allocation.run)
+        match self.try_with(&Request::of(pages.0)) {
+            Some(allocation) => Some(allocation.run),
+            None => self.refuse(pages.0),
+        }
     }
 
     /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
@@ -274,7 +269,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     #[inline]
     fn allocate_with(&self, request: &Request) -> Option<Allocation> {
-        self.try_with(request).or_else(|| self.refuse(request.pages))
+        match self.try_with(request) {
+            None => self.refuse(request.pages),
+            some => some,
+        }
     }
 
     /// Counts a "no", if it is one to what could have been had.
@@ -303,49 +301,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return self.ready(start, request.pages);
         }
         self.allocate_or_grow(request)
-    }
-
-    /// No room where the hint said: all of the heap, and growth where that is proved to be needed.
-    #[cold]
-    fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
-        // Where no growth can follow, the last try is proof enough.
-        if self.set.grown() >= self.limit().0 {
-            return self.allocate_last(request);
-        }
-        loop {
-            let grown = self.set.grown();
-            if let Some(start) = self.set.hold_or_prove_within(request, ROUNDS_TO_GROW) {
-                return self.ready(start, request.pages);
-            }
-            if self.grow_for(request, grown).is_none() {
-                return self.allocate_last(request);
-            }
-        }
-    }
-
-    /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after
-    /// whoever was scavenging has given back what he held.
-    ///
-    /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the
-    /// answer would otherwise be no.
-    #[cold]
-    fn allocate_last(&self, request: &Request) -> Option<Allocation> {
-        self.flush_shards();
-        // Relaxed: a request, heeded when its readers next come by.
-        self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let mut stuck = 0;
-        loop {
-            let (before, inside) = self.scavengers.look();
-            if let Some(start) = self.set.hold_or_prove(request) {
-                return self.ready(start, request.pages);
-            }
-            let same = self.scavengers.look() == (before, inside);
-            if same && (!inside || stuck > SCAVENGER_ROUNDS) {
-                return None;
-            }
-            stuck = if same { stuck + 1 } else { 0 };
-            relax(stuck);
-        }
     }
 
     /// Pages just held, as an allocation: commits them where the source wants it. On refusal they go back as they were.

@@ -310,6 +310,18 @@ proptest! {
     }
 
     #[test]
+    fn part_has_and_ends_as_the_fields_say(
+        region in region_summary(18), before in 0..1_usize << 20, count in 1..=1_usize << 19
+    ) {
+        prop_assert_eq!(region.part_has(before, count), region.max() >= count || before + region.start() >= count);
+        for exact in [region.max(), region.max() + 1, before + region.start(), before + region.start() + 1] {
+            let has = region.max() >= exact || before + region.start() >= exact;
+            prop_assert_eq!(region.part_has(before, exact), has);
+        }
+        prop_assert_eq!(region.part_end(), region.end());
+    }
+
+    #[test]
     fn covers_compares_fields(a in region_summary(9), b in region_summary(9)) {
         let each = a.start() >= b.start() && a.max() >= b.max() && a.end() >= b.end();
         prop_assert_eq!(a.covers(b), each);

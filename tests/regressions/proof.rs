@@ -64,6 +64,36 @@ fn never_refused(askers: usize, noisy: usize, pages: usize) {
     );
 }
 
+/// Every second page is free, none that is aligned to two, and one of them comes and goes all the time: no search is
+/// undisturbed, and each is long. The answers come all the same (before, when the others stopped).
+#[test]
+fn an_alignment_is_refused_while_others_free() {
+    let pages = 1 << 15;
+    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
+    heap.allocate(PageCount(pages)).expect("room");
+    let page = |index| PageRun::new(PageIndex(index), PageCount(1)).expect("a run");
+    assert!(heap.address(PageIndex(0)).addr().get().is_multiple_of(2 << 13));
+    for index in (1..pages).step_by(2) {
+        // SAFETY: ours.
+        unsafe { heap.free(page(index)) };
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let run = heap.allocate_at(page(1)).expect("nobody else wants it");
+                // SAFETY: ours.
+                unsafe { heap.free(run.run) };
+            }
+        });
+        for _ in 0..3 {
+            assert!(heap.allocate_aligned(PageCount(1), 2 << 13).is_none());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    heap.check().expect("an invariant");
+}
+
 #[test]
 fn few_in_a_large_heap() {
     never_refused(3, 0, 1 << 20);

@@ -3,18 +3,35 @@
 //! [`World::finish`] looks. Hints start at 0, watched by nobody; a claim in the second word watches one and raises it,
 //! and leaves it watched.
 
-use super::world::{CHUNK, One, Two, World};
+use std::sync::Arc;
+
+use pageheap::internals::Shape;
+
+use super::world::{CHUNK, One, Two, World, pages_of};
 use super::{explore, spawn};
+
+/// Runs of pages are released, each by a thread of its own, while this one claims. What `claim` returned, when all are
+/// through.
+fn against<G: Shape, T, const N: usize>(
+    world: &Arc<World<G>>,
+    releases: [(usize, usize); N],
+    claim: impl FnOnce(&World<G>) -> T,
+) -> T {
+    let threads = releases.map(|(start, pages)| {
+        let world = Arc::clone(world);
+        spawn(move || world.release(start, pages))
+    });
+    let claimed = claim(world);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    claimed
+}
 
 #[test]
 fn a_raise_and_a_release_that_tells_nobody() {
     explore(4, || {
         // The leaf promises a page; page 5 makes it no more.
         let world = World::<One>::new(1, &[(70, 1)], &[(5, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(5, 1));
-        world.claim(1).unwrap();
-        thread.join().unwrap();
+        against(&world, [(5, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
     });
 }
@@ -23,10 +40,7 @@ fn a_raise_and_a_release_that_tells_nobody() {
 fn a_raise_and_a_release_that_tells_the_leaf() {
     explore(4, || {
         let world = World::<One>::new(1, &[(70, 1)], &[(5, 2)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(5, 2));
-        world.claim(1).unwrap();
-        thread.join().unwrap();
+        against(&world, [(5, 2)], |world| world.claim(1).unwrap());
         world.finish(2);
     });
 }
@@ -35,10 +49,7 @@ fn a_raise_and_a_release_that_tells_the_leaf() {
 fn a_raise_and_a_release_that_tells_the_root() {
     explore(3, || {
         let world = World::<Two>::new(2, &[(CHUNK + 5, 1)], &[(5, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(5, 1));
-        world.claim(1).unwrap();
-        thread.join().unwrap();
+        against(&world, [(5, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
     });
 }
@@ -48,10 +59,7 @@ fn a_raise_and_a_release_that_tells_a_root_of_leaves() {
     explore(4, || {
         // No level above: between telling the leaf and looking at the hint there is but the one fence.
         let world = World::<One>::new(2, &[(CHUNK + 5, 1)], &[(5, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(5, 1));
-        world.claim(1).unwrap();
-        thread.join().unwrap();
+        against(&world, [(5, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
     });
 }
@@ -60,10 +68,7 @@ fn a_raise_and_a_release_that_tells_a_root_of_leaves() {
 fn a_raise_by_a_word_and_a_release_that_tells_a_root_of_leaves() {
     explore(4, || {
         let world = World::<One>::new(2, &[(CHUNK + 5, 1)], &[(63, 3)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(63, 3));
-        let claimed = super::world::pages_of(world.claim_word());
-        thread.join().unwrap();
+        let claimed = against(&world, [(63, 3)], |world| pages_of(world.claim_word()));
         world.finish(4 - claimed);
     });
 }
@@ -72,10 +77,7 @@ fn a_raise_by_a_word_and_a_release_that_tells_a_root_of_leaves() {
 fn a_raise_by_a_word_and_a_release_into_that_word() {
     explore(4, || {
         let world = World::<One>::new(1, &[(5, 1)], &[(6, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(6, 1));
-        let claimed = super::world::pages_of(world.claim_word());
-        thread.join().unwrap();
+        let claimed = against(&world, [(6, 1)], |world| pages_of(world.claim_word()));
         world.finish(2 - claimed);
     });
 }
@@ -86,12 +88,9 @@ fn a_raise_and_a_release_that_relies_on_anothers_walk() {
         // Both releases are into chunk 2: the second finds its leaf right and returns, with the root still to be told
         // by the first.
         let world = World::<Two>::new(5, &[(4 * CHUNK + 5, 1)], &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.release(2 * CHUNK + 5, 1));
-        let third = spawn(move || third.release(2 * CHUNK + 70, 1));
-        world.claim(1).unwrap();
-        second.join().unwrap();
-        third.join().unwrap();
+        against(&world, [(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)], |world| {
+            world.claim(1).unwrap()
+        });
         world.finish(2);
     });
 }
@@ -100,12 +99,7 @@ fn a_raise_and_a_release_that_relies_on_anothers_walk() {
 fn a_raise_of_the_hint_for_two_pages_and_two_releases_that_make_them() {
     explore(3, || {
         let world = World::<One>::new(1, &[(70, 2)], &[(5, 1), (6, 1)]);
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.release(5, 1));
-        let third = spawn(move || third.release(6, 1));
-        let mine = world.claim(2).unwrap();
-        second.join().unwrap();
-        third.join().unwrap();
+        let mine = against(&world, [(5, 1), (6, 1)], |world| world.claim(2).unwrap());
         assert!(mine.start == 70 || mine.start == 5);
         world.finish(2);
     });
@@ -115,12 +109,7 @@ fn a_raise_of_the_hint_for_two_pages_and_two_releases_that_make_them() {
 fn a_raise_of_the_hint_for_two_pages_and_two_releases_that_meet_at_a_words_border() {
     explore(3, || {
         let world = World::<One>::new(1, &[(70, 2)], &[(63, 1), (64, 1)]);
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.release(63, 1));
-        let third = spawn(move || third.release(64, 1));
-        world.claim(2).unwrap();
-        second.join().unwrap();
-        third.join().unwrap();
+        against(&world, [(63, 1), (64, 1)], |world| world.claim(2).unwrap());
         world.finish(2);
     });
 }
@@ -170,11 +159,7 @@ fn a_raise_and_a_page_that_is_released_and_claimed_again() {
 
 /// A world whose hint was raised to page 71 and is watched: the next search of its length writes nothing before it
 /// looks.
-fn watched<G: pageheap::internals::Shape>(
-    chunks: usize,
-    free: (usize, usize),
-    held: &[(usize, usize)],
-) -> std::sync::Arc<World<G>> {
+fn watched<G: Shape>(chunks: usize, free: (usize, usize), held: &[(usize, usize)]) -> Arc<World<G>> {
     let world = World::<G>::new(chunks, &[(69, free.1), free], held);
     assert_eq!(world.claim(free.1).unwrap().start, 69);
     world
@@ -185,10 +170,7 @@ fn a_raise_of_a_hint_that_was_watched_and_a_release_above_it() {
     explore(4, || {
         // Page 75 is above the hint: there is nothing to lower. But below what is found, if it is not seen.
         let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(75, 1));
-        world.claim(1).unwrap();
-        thread.join().unwrap();
+        against(&world, [(75, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
     });
 }
@@ -197,10 +179,7 @@ fn a_raise_of_a_hint_that_was_watched_and_a_release_above_it() {
 fn a_raise_of_a_hint_that_was_watched_and_a_release_below_it() {
     explore(4, || {
         let world = watched::<Two>(2, (CHUNK + 5, 1), &[(5, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(5, 1));
-        world.claim(1).unwrap();
-        thread.join().unwrap();
+        against(&world, [(5, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
     });
 }
@@ -209,12 +188,9 @@ fn a_raise_of_a_hint_that_was_watched_and_a_release_below_it() {
 fn a_raise_of_a_hint_that_was_watched_and_a_release_that_relies_on_anothers_walk() {
     explore(3, || {
         let world = watched::<Two>(5, (4 * CHUNK + 5, 1), &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.release(2 * CHUNK + 70, 1));
-        let third = spawn(move || third.release(2 * CHUNK + 5, 1));
-        world.claim(1).unwrap();
-        second.join().unwrap();
-        third.join().unwrap();
+        against(&world, [(2 * CHUNK + 70, 1), (2 * CHUNK + 5, 1)], |world| {
+            world.claim(1).unwrap()
+        });
         world.finish(2);
     });
 }
@@ -223,12 +199,7 @@ fn a_raise_of_a_hint_that_was_watched_and_a_release_that_relies_on_anothers_walk
 fn a_raise_of_a_hint_that_was_watched_and_two_releases_that_make_a_run() {
     explore(3, || {
         let world = watched::<One>(2, (CHUNK + 5, 2), &[(75, 1), (76, 1)]);
-        let (second, third) = (world.clone(), world.clone());
-        let second = spawn(move || second.release(75, 1));
-        let third = spawn(move || third.release(76, 1));
-        world.claim(2).unwrap();
-        second.join().unwrap();
-        third.join().unwrap();
+        against(&world, [(75, 1), (76, 1)], |world| world.claim(2).unwrap());
         world.finish(2);
     });
 }
@@ -267,10 +238,7 @@ fn a_raise_of_a_hint_that_was_watched_and_a_run_given_back() {
 fn a_raise_by_a_word_of_a_hint_that_was_watched_and_a_release_above_it() {
     explore(4, || {
         let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 1)]);
-        let other = world.clone();
-        let thread = spawn(move || other.release(75, 1));
-        let claimed = super::world::pages_of(world.claim_word());
-        thread.join().unwrap();
+        let claimed = against(&world, [(75, 1)], |world| pages_of(world.claim_word()));
         world.finish(2 - claimed);
     });
 }

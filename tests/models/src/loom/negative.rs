@@ -261,6 +261,8 @@ enum Proof {
     NoFence,
     /// The releaser looks at the flag before it gives its page.
     FlagFirst,
+    /// The second look: what the search did not find is not there.
+    OneLook,
 }
 
 /// Two pages that wander, and who says that there is none.
@@ -277,7 +279,7 @@ impl Proved {
         self.words[word].fetch_or(1, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         let proving = match self.how {
-            Proof::Whole | Proof::NoFence => self.provers.load(Ordering::Relaxed) != 0,
+            Proof::Whole | Proof::NoFence | Proof::OneLook => self.provers.load(Ordering::Relaxed) != 0,
             Proof::NoFlag => false,
             Proof::FlagFirst => early,
         };
@@ -299,7 +301,7 @@ impl Proved {
             let before = self.passed.load(Ordering::Acquire);
             // A look before each claim, as a search has it.
             let found = (0..2).any(|word| self.words[word].load(Ordering::Acquire) != 0 && self.claim_in(word));
-            if found || self.passed.load(Ordering::Acquire) == before {
+            if found || self.how == Proof::OneLook || self.passed.load(Ordering::Acquire) == before {
                 self.provers.fetch_sub(1, Ordering::Release);
                 return found;
             }
@@ -358,4 +360,11 @@ fn a_proof_without_the_fence_fails() {
 #[should_panic(expected = "a page free throughout")]
 fn a_proof_whose_releaser_looks_at_the_flag_first_fails() {
     a_page_that_wanders(Proof::FlagFirst);
+}
+
+/// As without the flag: but here the other has passed, and nobody looks.
+#[test]
+#[should_panic(expected = "a page free throughout")]
+fn a_proof_without_the_second_look_fails() {
+    a_page_that_wanders(Proof::OneLook);
 }

@@ -3,10 +3,10 @@
 //! The programs below are such that enough was free the whole time an allocation ran: whoever else claims has
 //! released as much before. So the allocation must not fail.
 //!
-//! One "no" may be wrong, and is out of these models' reach: after `PROOF_ROUNDS` rounds without calm, each of which
-//! costs a preemption here, the bits have the last word, and they do not count what a preempted claimer of a long run
-//! is about to give back. (Bits that wander from where the scan has not been to where it has been are counted:
-//! `shuttle` has a model of that.)
+//! Two "no" may be wrong, and are out of these models' reach. After `PROOF_SEARCHES` searches, each disturbed, one is
+//! said that is not proved. And after `PROOF_ROUNDS` looks without calm, each of which costs a preemption here, the
+//! bits have the last word, and they do not count what a preempted claimer of a long run is about to give back. (Bits
+//! that wander from where the scan has not been to where it has been are counted: `shuttle` has a model of that.)
 
 use super::world::{CHUNK, One, Three, Two, World, pages_of};
 use super::{explore, spawn};

@@ -9,13 +9,13 @@ mod free_lists;
 mod negative;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use pageheap::internals::{FreeSet, Request};
 use pageheap::source::Simulated;
 use pageheap::{Config, Geometry, PageCount, PageHeap, PageIndex, PageRun};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, RoundRobinScheduler, Scheduler};
 use shuttle::thread::spawn;
 use shuttle::{Config as ShuttleConfig, FailurePersistence, Runner};
 
@@ -260,6 +260,36 @@ fn a_page_carried_up_and_down_is_never_refused() {
         world.heap.check().unwrap();
         assert_eq!(world.heap.stats().free.0, 1);
     });
+}
+
+/// A page is freed and taken again, for ever, while an aligned one is asked for: of those that are free none is. In
+/// turns, step by step, so that no search is undisturbed.
+fn refused_while_a_page_comes_and_goes(scheduler: impl Scheduler + 'static) {
+    run(scheduler, || {
+        let odd: Vec<_> = (0..32).map(|index| (2 * index + 1, 1)).collect();
+        let world = World::with(2, &odd);
+        let (other, over) = (world.clone(), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::clone(&over);
+        let thread = spawn(move || {
+            let page = run_of(CHUNK + 1, 1);
+            while !stop.load(Ordering::SeqCst) {
+                // SAFETY: in use, and nobody else's.
+                unsafe { other.heap.free(page) };
+                other.heap.allocate_at(page).expect("nobody else asks for it");
+            }
+        });
+        let refused = world.heap.allocate_aligned(PageCount(1), 2 * GRANULE).is_none();
+        over.store(true, Ordering::SeqCst);
+        thread.join().unwrap();
+        assert!(refused);
+        world.heap.check().unwrap();
+    });
+}
+
+#[test]
+fn a_refusal_ends_while_others_free_all_the_time() {
+    refused_while_a_page_comes_and_goes(RoundRobinScheduler::new(1));
+    refused_while_a_page_comes_and_goes(RandomScheduler::new(200));
 }
 
 #[test]
