@@ -104,13 +104,15 @@ impl Lock {
     #[cold]
     pub fn lock_within(&self, milliseconds: u32) -> Option<Guard<'_>> {
         self.lock_soon().or_else(|| {
-            (0..milliseconds).find_map(|_| {
-                // Acquire: as in `try_lock`. Taken as awaited, for others may sleep. Who gives up leaves the word so,
-                // which costs the holder a wake.
+            (0..=milliseconds).find_map(|round| {
+                // Acquire: as in `try_lock`. Taken as awaited, for others may sleep. The last look is behind the last
+                // wait: who gives up may have been the one that was woken, and leaves the word so that another will be.
                 if self.state.swap(AWAITED, Ordering::Acquire) == FREE {
                     return Some(Guard { lock: self });
                 }
-                wait_for(&self.state, AWAITED, Some(Duration::from_millis(1)));
+                if round < milliseconds {
+                    wait_for(&self.state, AWAITED, Some(Duration::from_millis(1)));
+                }
                 None
             })
         })
