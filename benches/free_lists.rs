@@ -43,6 +43,19 @@ fn raw_pairs(criterion: &mut Criterion, name: &str, layout: Layout) {
             unsafe { list.deallocate_mut(slot.cast()) };
         });
     });
+    // Eight at a time: all but one go through the stack, not the pocket.
+    let mut held: [Option<NonNull<u8>>; 8] = [None; 8];
+    criterion.bench_function(&format!("free_list/{name}/shared-eight-pairs"), |bench| {
+        bench.iter(|| {
+            for place in &mut held {
+                *place = Some(black_box(list.allocate().expect("room").cast()));
+            }
+            for slot in held.iter().rev().flatten() {
+                // SAFETY: just allocated.
+                unsafe { list.deallocate(*slot) };
+            }
+        });
+    });
     let sharded = sharded(layout);
     let owner = sharded.owner().expect("a shard");
     criterion.bench_function(&format!("sharded/{name}/owner"), |bench| {
@@ -53,15 +66,14 @@ fn raw_pairs(criterion: &mut Criterion, name: &str, layout: Layout) {
         });
     });
     // Eight at a time: all but one go through the shard's batches, not its pocket.
-    let mut held = [None; 8];
     criterion.bench_function(&format!("sharded/{name}/owner-eight-pairs"), |bench| {
         bench.iter(|| {
             for place in &mut held {
-                *place = Some(black_box(owner.allocate().expect("room")));
+                *place = Some(black_box(owner.allocate().expect("room").cast()));
             }
             for slot in held.iter().rev().flatten() {
                 // SAFETY: just allocated.
-                unsafe { owner.deallocate(slot.cast()) };
+                unsafe { owner.deallocate(*slot) };
             }
         });
     });

@@ -1,33 +1,76 @@
-//! Numbers of free slots: one stack for all, and the slots that were never used.
+//! Free slots: a pocket for one, a stack of numbers for all others, and the slots that were never used.
 //!
 //! ```text
-//!   link of a slot     next free, or 0          free
-//!                      LIVE                     allocated
+//!   pocket   address of one free slot, or null              ┐ one cache line
+//!   stack    tag │ top ──▶ link ──▶ link ──▶ 0              ┘
+//!
+//!   link of a slot     next free, or 0          free, on the stack
+//!                      LIVE                     allocated, or in the pocket
 //!                      0, as in fresh memory    never used
 //! ```
 //!
-//! Four bytes a slot, outside of it. A slot is allocated from the stack, and where that is empty from those never used;
-//! so as many slots are ever used as were needed at once, the lowest first.
+//! Four bytes a slot, outside of it. A slot is allocated from the pocket, then from the stack, and where both are empty
+//! from those never used; so as many slots are ever used as were needed at once, the lowest first.
 //!
-//! "No" is exact: the last fresh slot is gone for good, so if the stack is empty after that was seen, there was none.
+//! *The pocket* is for who frees one slot and allocates the next. It holds the slot's address and not its number, so
+//! nothing waits for a link, nor for the way from an address to its number and back; and the link of a slot that goes
+//! in and comes out is not written. It is filled and emptied by a compare-exchange. No ABA is possible: whoever finds
+//! an address there twice finds a free slot twice.
 //!
-//! Cost: a compare-exchange each way (~9 ns), as many slots as there are for one where they come in batches. With the
-//! list to oneself (`&mut`) neither is needed.
+//! *Freed twice:* a slot is free if its link is not LIVE, or if it is the one in the pocket. Both are looked at; two
+//! threads that free one slot within the same nanoseconds can both pass.
+//!
+//! *"No" is exact.* The last fresh slot is gone for good. The stack is seen empty, the pocket is, and the stack is as
+//! it was, tag included: so at the moment of the look into the pocket nothing was free.
+//!
+//! Worked: slots 1 and 2 are allocated. 1 is freed: the pocket is empty, and has it now. 2 is freed: the pocket is
+//! full, so the stack is (tag 1, top 2). 1 is freed again: its link is LIVE, but it is in the pocket: an error. Three
+//! slots are allocated: 1, by its address; 2, the stack's; and 3, which was never used.
+//!
+//! Cost: a compare-exchange each way, by the pocket or by the stack; as many slots as there are for one where they come
+//! in batches. With the list to oneself (`&mut`) neither is needed.
 
 #![forbid(unsafe_code)]
+
+use core::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
 
 use super::node::{LIVE, Nodes};
 use super::shards::FreeAlready;
 use super::stack::{Links, NIL, Stack};
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
+
+/// A slot that is the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// By its number.
+    Number(u32),
+    /// Out of the pocket: by its memory, as it was freed.
+    Memory(NonNull<u8>),
+}
+
+/// Where free slots are.
+#[derive(Debug)]
+struct Heads {
+    pocket: AtomicPtr<u8>,
+    stack: Stack,
+}
+
+impl Heads {
+    fn new() -> CachePadded<Self> {
+        CachePadded::new(Self {
+            pocket: AtomicPtr::new(ptr::null_mut()),
+            stack: Stack::new(),
+        })
+    }
+}
 
 /// Free slots of `N`.
 #[derive(Debug)]
 pub struct FreeSlots<N> {
     nodes: N,
-    stack: CachePadded<Stack>,
+    heads: CachePadded<Heads>,
 }
 
 struct Chain<'n, N>(&'n N);
@@ -50,12 +93,28 @@ impl<N: Nodes<AtomicU32>> Links for Chain<'_, N> {
     }
 }
 
+/// The link of one slot, which is the caller's.
+struct Own<'n>(&'n AtomicU32);
+
+impl Links for Own<'_> {
+    #[inline(always)]
+    fn next(&self, _: u32) -> u32 {
+        NIL
+    }
+
+    #[inline(always)]
+    fn set_next(&self, _: u32, next: u32) {
+        // Release: for the Acquire in `Chain`.
+        self.0.store(next, Ordering::Release);
+    }
+}
+
 impl<N: Nodes<AtomicU32>> FreeSlots<N> {
     /// All slots of `nodes` are fresh.
     pub fn new(nodes: N) -> Self {
         Self {
             nodes,
-            stack: CachePadded::new(Stack::new()),
+            heads: Heads::new(),
         }
     }
 
@@ -66,133 +125,229 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
     }
 
     #[inline(always)]
-    fn hand_out(&self, slot: u32) -> u32 {
+    fn hand_out(&self, slot: u32) -> Taken {
         // Relaxed: the slot is ours.
         self.nodes.node(slot).store(LIVE, Ordering::Relaxed);
-        slot
+        Taken::Number(slot)
     }
+
+    // ---- taking
 
     /// Takes a slot. `None` if at some moment there was none.
     #[inline]
-    pub fn allocate(&self) -> Option<u32> {
-        let slot = self.stack.pop(&Chain(&self.nodes)).or_else(|| self.allocate_fresh())?;
+    pub fn allocate(&self) -> Option<Taken> {
+        self.take_free().or_else(|| self.allocate_late())
+    }
+
+    /// The slot in the pocket, or the top of the stack. `None` if neither was seen, or the pocket's went to another.
+    #[inline(always)]
+    fn take_free(&self) -> Option<Taken> {
+        if let Some(memory) = self.take_pocket() {
+            return Some(Taken::Memory(memory));
+        }
+        let slot = self.heads.stack.pop(&Chain(&self.nodes))?;
         Some(self.hand_out(slot))
     }
 
-    #[cold]
-    fn allocate_fresh(&self) -> Option<u32> {
-        let fresh = self.nodes.fresh(1).map(|(first, _)| first);
-        // The last fresh slot may have been taken, and another freed, since we looked.
-        fresh.or_else(|| self.stack.pop(&Chain(&self.nodes)))
+    #[inline(always)]
+    fn take_pocket(&self) -> Option<NonNull<u8>> {
+        // Relaxed: only compared.
+        let memory = NonNull::new(self.heads.pocket.load(Ordering::Relaxed))?;
+        // Acquire: pairs with the Release of `free`: what the slot's last owner did with it. Release: what we gave back
+        // before, for who sees the pocket empty in `is_empty`. Relaxed: a failure says only that another has it.
+        let taken =
+            self.heads
+                .pocket
+                .compare_exchange(memory.as_ptr(), ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+        taken.is_ok().then_some(memory)
     }
 
-    /// Takes up to `most` slots, one call of `each` for one of them: by one exchange for all that the stack has, and
-    /// one for a run of fresh ones. How many there were.
-    pub fn allocate_many(&self, most: usize, mut each: impl FnMut(u32)) -> usize {
+    /// Whether at some moment neither the stack nor the pocket had a slot. If not, something was there or has changed.
+    fn is_empty(&self) -> bool {
+        let (head, empty) = self.heads.stack.look();
+        // Acquire: pairs with the Release of `take_pocket`: who emptied it may have put another slot on the stack
+        // before, which the second look sees.
+        empty && self.heads.pocket.load(Ordering::Acquire).is_null() && self.heads.stack.look().0 == head
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_late(&self) -> Option<Taken> {
+        let mut fresh = true;
+        loop {
+            if let Some(taken) = self.take_free() {
+                return Some(taken);
+            }
+            if !self.is_empty() {
+                continue;
+            }
+            if !fresh {
+                return None;
+            }
+            match self.nodes.fresh(1) {
+                Some((first, _)) => return Some(self.hand_out(first)),
+                // The last may have been taken, and another freed, since we looked.
+                None => fresh = false,
+            }
+        }
+    }
+
+    /// Takes up to `most` slots, one call of `each` for one of them: by one exchange for the pocket's, one for all that
+    /// the stack has, and one for a run of fresh ones. How many there were.
+    pub fn allocate_many(&self, most: usize, mut each: impl FnMut(Taken)) -> usize {
         let chain = Chain(&self.nodes);
-        let mut taken = 0;
+        let (mut taken, mut fresh) = (0, true);
         while taken < most {
-            if let Some((mut slot, count)) = self.stack.pop_chain(&chain, most - taken) {
+            if let Some(memory) = self.take_pocket() {
+                each(Taken::Memory(memory));
+                taken += 1;
+            } else if let Some((mut slot, count)) = self.heads.stack.pop_chain(&chain, most - taken) {
                 for _ in 0..count {
                     let next = chain.next(slot);
                     each(self.hand_out(slot));
                     slot = next;
                 }
                 taken += count;
+            } else if !self.is_empty() {
+                continue;
+            } else if !fresh {
+                break;
             } else if let Some((first, count)) = self.nodes.fresh(u32::try_from(most - taken).unwrap_or(u32::MAX)) {
                 (first..first + count).for_each(|slot| each(self.hand_out(slot)));
                 taken += count as usize;
-            } else if self.stack.look().1 {
-                break;
+            } else {
+                fresh = false;
             }
         }
         taken
     }
 
-    /// Puts a slot back.
+    // ---- giving back
+
+    /// Puts a slot back, of which the memory is at `memory` and the link `link`.
     ///
     /// # Errors
     /// The slot is not allocated.
     #[inline]
-    pub fn free(&self, slot: u32) -> Result<(), FreeAlready> {
-        self.check(slot)?;
-        self.stack.push(&Chain(&self.nodes), slot, slot);
+    pub fn free(&self, slot: u32, memory: NonNull<u8>, link: &AtomicU32) -> Result<(), FreeAlready> {
+        // Relaxed, twice: the slot is the caller's, as he says; and only compared.
+        if link.load(Ordering::Relaxed) != LIVE {
+            return Err(FreeAlready);
+        }
+        let memory = memory.as_ptr();
+        let mut pocket = self.heads.pocket.load(Ordering::Relaxed);
+        if pocket.is_null() {
+            // Release: what was done with the slot, for the Acquire in `take_pocket`. Relaxed: as above.
+            let put = self
+                .heads
+                .pocket
+                .compare_exchange(pocket, memory, Ordering::Release, Ordering::Relaxed);
+            match put {
+                Ok(_) => return Ok(()),
+                Err(now) => pocket = now,
+            }
+        }
+        if pocket == memory {
+            return Err(FreeAlready);
+        }
+        self.heads.stack.push(&Own(link), slot, slot);
         Ok(())
     }
 
-    #[inline(always)]
-    fn check(&self, slot: u32) -> Result<(), FreeAlready> {
-        // Relaxed: the slot is the caller's, as he says.
-        if self.nodes.node(slot).load(Ordering::Relaxed) == LIVE {
-            Ok(())
-        } else {
-            Err(FreeAlready)
-        }
-    }
-
-    /// Puts slots back, by one exchange for all.
+    /// Puts slots back, each given as to [`free`](Self::free), by one exchange for all. How many there were.
     ///
     /// # Errors
-    /// The place in `slots` of one that is not allocated. Those before it are free, it and those behind it are as they
-    /// were.
-    pub fn free_many(&self, slots: impl Iterator<Item = u32>) -> Result<(), usize> {
-        let chain = Chain(&self.nodes);
-        let (mut first, mut last, mut result) = (NIL, NIL, Ok(()));
-        for (place, slot) in slots.enumerate() {
-            if self.check(slot).is_err() {
-                result = Err(place);
+    /// One is not allocated: how many there were before it. Those are free, it and those behind it are as they were.
+    pub fn free_many<'n>(
+        &self,
+        slots: impl Iterator<Item = (u32, NonNull<u8>, &'n AtomicU32)>,
+    ) -> Result<usize, usize> {
+        let (mut first, mut last, mut count) = (NIL, None, 0);
+        let mut all = true;
+        for (slot, memory, link) in slots {
+            // Relaxed, twice: as in `free`.
+            let is_live = link.load(Ordering::Relaxed) == LIVE;
+            all = is_live && self.heads.pocket.load(Ordering::Relaxed) != memory.as_ptr();
+            if !all {
                 break;
             }
             // Linked to what came before it, which marks it as free: a slot that is named twice is found.
-            chain.set_next(slot, first);
-            first = slot;
-            last = if last == NIL { slot } else { last };
+            let link = Own(link);
+            link.set_next(slot, first);
+            (first, count) = (slot, count + 1);
+            last = last.or(Some(link));
         }
-        if first != NIL {
-            self.stack.push(&chain, first, last);
+        if let Some(last) = last {
+            self.heads.stack.push(&last, first, first);
         }
-        result
+        if all { Ok(count) } else { Err(count) }
     }
+
+    // ---- with the list to oneself
 
     /// Takes a slot of a list that nobody else has: without a locked instruction.
     #[inline]
-    pub fn allocate_mut(&mut self) -> Option<u32> {
-        let slot = self
-            .stack
-            .pop_mut(&Chain(&self.nodes))
-            .or_else(|| self.allocate_fresh())?;
-        Some(self.hand_out(slot))
+    pub fn allocate_mut(&mut self) -> Option<Taken> {
+        // Relaxed, twice: nobody else is here.
+        if let Some(memory) = NonNull::new(self.heads.pocket.load(Ordering::Relaxed)) {
+            self.heads.pocket.store(ptr::null_mut(), Ordering::Relaxed);
+            return Some(Taken::Memory(memory));
+        }
+        match self.heads.stack.pop_mut(&Chain(&self.nodes)) {
+            Some(slot) => Some(self.hand_out(slot)),
+            None => self.allocate_late(),
+        }
     }
 
-    /// Puts a slot back into a list that nobody else has: without a locked instruction.
+    /// As [`free`](Self::free), into a list that nobody else has: without a locked instruction.
     ///
     /// # Errors
     /// The slot is not allocated.
     #[inline]
-    pub fn free_mut(&mut self, slot: u32) -> Result<(), FreeAlready> {
-        self.check(slot)?;
-        self.stack.push_mut(&Chain(&self.nodes), slot);
+    pub fn free_mut(&mut self, slot: u32, memory: NonNull<u8>) -> Result<(), FreeAlready> {
+        // Relaxed, throughout: nobody else is here.
+        let link = self.nodes.node(slot);
+        if link.load(Ordering::Relaxed) != LIVE {
+            return Err(FreeAlready);
+        }
+        let pocket = self.heads.pocket.load(Ordering::Relaxed);
+        if pocket.is_null() {
+            self.heads.pocket.store(memory.as_ptr(), Ordering::Relaxed);
+        } else if pocket == memory.as_ptr() {
+            return Err(FreeAlready);
+        } else {
+            self.heads.stack.push_mut(&Own(link), slot);
+        }
         Ok(())
     }
 
     /// Forgets all free slots; `renew` makes every slot fresh.
     pub fn reset(&mut self, renew: impl FnOnce(&mut N)) {
-        self.stack = CachePadded::new(Stack::new());
+        self.heads = Heads::new();
         renew(&mut self.nodes);
     }
+
+    // ---- looking
 
     /// Slots that are allocated: counted, 1.5 ns for each that ever was.
     pub fn count_live(&self) -> u64 {
         let mut live = 0;
-        self.nodes.each_used(|slot| live += u64::from(self.check(slot).is_ok()));
-        live
+        // Relaxed, twice: a moment's picture.
+        self.nodes
+            .each_used(|slot| live += u64::from(self.nodes.node(slot).load(Ordering::Relaxed) == LIVE));
+        // The pocket's slot is among them.
+        live.saturating_sub(u64::from(!self.heads.pocket.load(Ordering::Relaxed).is_null()))
     }
 
-    /// Every slot on the stack, by `visit`. For a list nobody uses meanwhile.
-    pub fn each_free(&self, mut visit: impl FnMut(u32)) {
-        let mut slot = self.stack.top();
+    /// Every free slot that was ever used, by `visit`. For a list nobody uses meanwhile.
+    pub fn each_free(&self, mut visit: impl FnMut(Taken)) {
+        // Relaxed: nobody is at work.
+        if let Some(memory) = NonNull::new(self.heads.pocket.load(Ordering::Relaxed)) {
+            visit(Taken::Memory(memory));
+        }
+        let mut slot = self.heads.stack.top();
         while slot != NIL {
-            visit(slot);
+            visit(Taken::Number(slot));
             slot = Chain(&self.nodes).next(slot);
         }
     }

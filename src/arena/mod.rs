@@ -80,7 +80,7 @@ pub use stats::ArenaStats;
 pub mod internals {
     //! The parts, for tests and models.
     pub use super::controller::{Controller, MAX_BATCH};
-    pub use super::free_slots::FreeSlots;
+    pub use super::free_slots::{FreeSlots, Taken as FreeSlot};
     pub use super::hyaline::{Batch, FIRST_ERA, GUESTS, Hyaline, Record};
     pub use super::node::{LIVE, Node, Nodes};
     pub use super::shards::{Census, FreeAlready, LANES, Pocket, Shard, Shards, Taken};

@@ -145,6 +145,50 @@ fn double_and_foreign_frees_are_errors() {
 }
 
 #[test]
+fn the_slot_in_the_pocket_of_a_list_is_free() {
+    let mut list = FreeList::new(layout(48, 16)).unwrap();
+    let slots = [(); 3].map(|()| list.allocate().unwrap().cast::<u8>());
+    let refused = |list: &FreeList, slot: NonNull<u8>| {
+        // SAFETY: free, so to be refused, by itself or behind nothing.
+        unsafe {
+            assert!(!list.try_deallocate(slot).unwrap_err().is_foreign());
+            let mut batch = [None, Some(slot)];
+            assert!(!list.deallocate_batch(&mut batch).unwrap_err().is_foreign());
+            assert_eq!(batch, [None, Some(slot)]);
+        }
+    };
+    // The first is in the pocket, the others are on the stack.
+    for (index, slot) in slots.into_iter().enumerate() {
+        // SAFETY: ours, freed once.
+        unsafe { list.deallocate(slot) };
+        slots[..=index].iter().for_each(|&slot| refused(&list, slot));
+        assert_eq!(list.stats().allocated, (2 - index) * 48);
+    }
+    // In a batch: the pocket's first, then the stack's, then those never used.
+    let mut batch = [None; 4];
+    assert_eq!(list.allocate_batch(&mut batch), 4);
+    assert_eq!(batch[..3], [0, 2, 1].map(|index: usize| Some(slots[index])));
+    assert_eq!((list.stats().allocated, list.stats().peak), (4 * 48, 4 * 48));
+    // SAFETY: ours, freed once; alone with the list.
+    unsafe {
+        list.deallocate_mut(slots[1]);
+        refused(&list, slots[1]);
+        list.deallocate_mut(slots[2]);
+        refused(&list, slots[2]);
+    }
+    assert_eq!(
+        [(); 2].map(|()| list.allocate_mut().unwrap().cast()),
+        [slots[1], slots[2]]
+    );
+    // A list that is reset has nothing in its pocket.
+    // SAFETY: ours, freed once.
+    unsafe { list.deallocate(slots[2]) };
+    list.reset();
+    assert_eq!(list.stats().allocated, 0);
+    assert_eq!([(); 3].map(|()| list.allocate().unwrap().cast()), slots);
+}
+
+#[test]
 fn a_sharded_list_finds_misuse_too() {
     let list = ShardedFreeList::new(layout(48, 16), 2).unwrap();
     let (owner, second) = (list.owner().unwrap(), list.owner().unwrap());

@@ -75,15 +75,22 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)
                 let refused = stale.is_none_or(|slot| unsafe { list.try_deallocate(slot) }.is_err());
                 assert!(refused, "freed, though nobody has had it since the reset");
             }
-            0..=2 => match list.allocate() {
-                Ok(slot) => twin.take(slot.cast()),
-                Err(error) => assert!(list.stats().reserved + size + 8192 > limit, "{error}"),
-            },
+            0..=2 => {
+                let alone = number % 4 == 3;
+                match if alone { list.allocate_mut() } else { list.allocate() } {
+                    Ok(slot) => twin.take(slot.cast()),
+                    Err(error) => assert!(list.stats().reserved + size + 8192 > limit, "{error}"),
+                }
+            }
             3..=4 => {
                 if let Some(slot) = twin.give(number) {
                     // SAFETY: the twin had it, and has it no more.
                     unsafe {
-                        list.deallocate(slot);
+                        if number % 4 == 3 {
+                            list.deallocate_mut(slot);
+                        } else {
+                            list.deallocate(slot);
+                        }
                         assert!(list.try_deallocate(slot).is_err(), "freed twice");
                     }
                 }

@@ -1,9 +1,10 @@
-//! An owner of a shard, as `arena::Owner` is one.
+//! An owner of a shard, as `arena::Owner` is one; and who uses a list of free slots, as `arena::FreeList` does.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use pageheap::internals::free_list::{FreeAlready, Node, Nodes, Pocket, Shards};
+use pageheap::internals::AtomicU32;
+use pageheap::internals::free_list::{FreeAlready, FreeSlot, FreeSlots, Node, Nodes, Pocket, Shards};
 
 /// Who has a shard of a list for himself, and remembers what is in its pocket.
 pub struct Hand<N: Nodes + 'static> {
@@ -61,5 +62,61 @@ impl<N: Nodes> Hand<N> {
     fn node(&self, slot: u32) -> &'static Node {
         // SAFETY: nodes stay where they are as long as the list is there, which it is as long as this is.
         unsafe { &*ptr::from_ref(self.list.nodes().node(slot)) }
+    }
+}
+
+/// [`FreeSlots`], by numbers only.
+pub struct Numbers<N>(pub FreeSlots<N>);
+
+impl<N: Nodes<AtomicU32>> Numbers<N> {
+    pub fn new(nodes: N) -> Self {
+        Self(FreeSlots::new(nodes))
+    }
+
+    pub fn nodes(&self) -> &N {
+        self.0.nodes()
+    }
+
+    pub fn allocate(&self) -> Option<u32> {
+        self.0.allocate().map(number)
+    }
+
+    pub fn allocate_many(&self, most: usize) -> Vec<u32> {
+        let mut slots = Vec::new();
+        let count = self.0.allocate_many(most, |taken| slots.push(number(taken)));
+        assert_eq!(count, slots.len());
+        slots
+    }
+
+    pub fn free(&self, slot: u32) -> Result<(), FreeAlready> {
+        self.0.free(slot, at(slot), self.nodes().node(slot))
+    }
+
+    pub fn free_many(&self, slots: impl IntoIterator<Item = u32>) -> Result<usize, usize> {
+        let slots = slots.into_iter();
+        self.0
+            .free_many(slots.map(|slot| (slot, at(slot), self.nodes().node(slot))))
+    }
+
+    /// Slots that are free, each once.
+    pub fn count_free(&self) -> u64 {
+        let mut seen = Vec::new();
+        self.0.each_free(|taken| seen.push(number(taken)));
+        let count = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), count, "a slot is free twice");
+        count as u64
+    }
+}
+
+fn at(slot: u32) -> NonNull<u8> {
+    NonNull::new(memory(slot)).expect("slots are numbered from 1")
+}
+
+fn number(taken: FreeSlot) -> u32 {
+    match taken {
+        FreeSlot::Number(slot) => slot,
+        FreeSlot::Memory(memory) => (memory.addr().get() / 64) as u32,
     }
 }

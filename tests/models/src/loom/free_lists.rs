@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
-use pageheap::internals::free_list::{
-    Batch, FIRST_ERA, FreeSlots, GUESTS, Hyaline, LANES, Links, Node, Nodes, Shards, Stack,
-};
+use pageheap::internals::free_list::{Batch, FIRST_ERA, GUESTS, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
 use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
 
 use super::{explore, spawn};
-use crate::hand::Hand;
+use crate::hand::{Hand, Numbers};
 
 /// A few slots, all nodes in place, and their contents, which notice two owners.
 pub struct Few<T> {
@@ -121,45 +119,87 @@ fn pop_against_pop_pop_push_gives_no_slot_twice() {
 #[test]
 fn slots_in_batches_and_one_by_one_have_one_owner() {
     explore(3, || {
-        let list = Arc::new(FreeSlots::new(Few::<AtomicU32>::new(3)));
-        list.allocate_many(3, |_| {});
-        list.free_many([1, 2, 3].into_iter()).unwrap();
+        let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(3)));
+        list.allocate_many(3);
+        list.free_many([1, 2, 3]).unwrap();
         let other = list.clone();
         let thread = spawn(move || {
             let slot = other.allocate();
             slot.inspect(|&slot| other.nodes().write(slot));
             slot.map_or(0, |slot| {
                 other.free(slot).unwrap();
-                other.allocate_many(1, |slot| other.nodes().write(slot))
+                let again = other.allocate_many(1);
+                again.iter().for_each(|&slot| other.nodes().write(slot));
+                again.len()
             })
         });
-        let mut mine = Vec::new();
-        list.allocate_many(2, |slot| mine.push(slot));
+        let mine = list.allocate_many(2);
         mine.iter().for_each(|&slot| list.nodes().write(slot));
-        let live = mine.len() + thread.join().unwrap();
-        assert_eq!(list.count_live(), live as u64);
-        let mut free = 0;
-        list.each_free(|_| free += 1);
-        assert_eq!(free + live, 3);
+        let live = (mine.len() + thread.join().unwrap()) as u64;
+        assert_eq!((list.0.count_live(), list.count_free()), (live, 3 - live));
     });
+}
+
+/// Takes a slot, which there is, and puts it back.
+fn pair(list: &Numbers<Few<AtomicU32>>) {
+    let slot = list.allocate().expect("a slot for each");
+    list.nodes().write(slot);
+    list.free(slot).unwrap();
 }
 
 #[test]
 fn no_is_said_only_when_there_is_no_slot() {
     explore(3, || {
         // Two slots, two threads, one each at a time: nobody may be refused.
-        let list = Arc::new(FreeSlots::new(Few::<AtomicU32>::new(2)));
+        let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(2)));
         let other = list.clone();
-        let work = |list: &FreeSlots<Few<AtomicU32>>| {
-            for _ in 0..2 {
-                let slot = list.allocate().expect("one of two is free");
-                list.nodes().write(slot);
-                list.free(slot).unwrap();
-            }
-        };
-        let thread = spawn(move || work(&other));
-        work(&list);
+        let thread = spawn(move || (0..2).for_each(|_| pair(&other)));
+        (0..2).for_each(|_| pair(&list));
         thread.join().unwrap();
+        assert_eq!(list.0.count_live(), 0);
+    });
+}
+
+#[test]
+fn a_slot_that_goes_from_the_pocket_to_the_stack_is_not_missed() {
+    explore(3, || {
+        let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(2)));
+        // One in the pocket, one with him who frees and allocates.
+        list.allocate_many(2);
+        list.free(1).unwrap();
+        let other = list.clone();
+        let thread = spawn(move || {
+            other.nodes().write(2);
+            other.free(2).unwrap();
+            let slot = other.allocate().expect("a slot for each");
+            other.nodes().write(slot);
+        });
+        let slot = list.allocate().expect("a slot for each");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        assert_eq!((list.0.count_live(), list.count_free()), (2, 0));
+    });
+}
+
+#[test]
+fn of_three_who_meet_at_the_pocket_each_has_a_slot() {
+    explore(2, || {
+        let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(3)));
+        list.allocate_many(3);
+        list.free(1).unwrap();
+        let threads: Vec<_> = [2, 3]
+            .map(|slot| {
+                let other = list.clone();
+                spawn(move || {
+                    other.nodes().write(slot);
+                    other.free(slot).unwrap();
+                    pair(&other);
+                })
+            })
+            .into();
+        pair(&list);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((list.0.count_live(), list.count_free()), (0, 3));
     });
 }
 

@@ -69,6 +69,58 @@ fn without_a_tag_it_does() {
     pop_against_pop_pop_push(0);
 }
 
+/// How one who finds no slot looks for one that goes from the pocket to the stack.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// As it ships.
+    AsItIs,
+    /// The stack is looked at once.
+    Once,
+    /// The pocket is emptied without a Release.
+    TakenRelaxed,
+}
+
+/// One slot is in the pocket, another is put on the stack before that is taken: one is always free.
+fn a_slot_goes_to_the_stack(how: Look) {
+    explore(3, move || {
+        let shared = Arc::new((LoomU32::new(1), LoomU32::new(0)));
+        let other = shared.clone();
+        let thread = spawn(move || {
+            let (pocket, head) = &*other;
+            head.store(2, Ordering::Release);
+            let take = if how == Look::TakenRelaxed {
+                Ordering::Relaxed
+            } else {
+                Ordering::Release
+            };
+            pocket.store(0, take);
+        });
+        let (pocket, head) = &*shared;
+        let none = head.load(Ordering::Acquire) == 0
+            && pocket.load(Ordering::Acquire) == 0
+            && (how == Look::Once || head.load(Ordering::Acquire) == 0);
+        assert!(!none, "a no while a slot is free");
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn with_two_looks_at_the_stack_no_slot_is_missed() {
+    a_slot_goes_to_the_stack(Look::AsItIs);
+}
+
+#[test]
+#[should_panic = "a no while a slot is free"]
+fn with_one_look_it_is() {
+    a_slot_goes_to_the_stack(Look::Once);
+}
+
+#[test]
+#[should_panic = "a no while a slot is free"]
+fn if_the_pocket_is_emptied_relaxed_it_is() {
+    a_slot_goes_to_the_stack(Look::TakenRelaxed);
+}
+
 /// A reader as ours, and one who retires; with or without the fence of the reader's.
 fn a_reader_against_who_retires(fenced: bool) {
     explore(3, move || {
