@@ -10,6 +10,7 @@
 //! model, and come back to it.
 
 pub(super) mod size_class;
+pub(super) mod length;
 pub(super) mod span;
 pub(super) mod mark;
 pub(super) mod magazine;
