@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Magazines come here for slots by the batch, and bring them back by the batch. Slots are taken from the first span
-//! with room, listed ones before fresh ones; a span that has none left leaves the list, and comes back to its head with
-//! the first slot that comes back. A span all of whose slots are back is kept if it is the only one, as the spare; the
+//! with room; a span that has none left leaves the list, and comes back to its head with the first slot that comes
+//! back. A span all of whose slots are back is kept if it is the only one, as the spare; the
 //! next one is handed to the caller, who gives its pages to the heap of pages.
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
@@ -240,19 +240,14 @@ impl Central {
         })
     }
 
-    /// Whether the slot is on the list of its span, or was never out of it. O(slots of the span). `false` if the lock
+    /// Whether the slot is home, in its span. O(slots of the span). `false` if the lock
     /// is held for long.
     pub fn has_at_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
         let Some(_guard) = self.hold_soon(spans, class) else {
             return false;
         };
-        let (mut slots, link) = (spans.entry(span).slots(), |slot| spans.link(class, span, slot));
-        if slot >= slots.fresh {
-            return true;
-        }
-        // Not longer than the span, whatever stands in its slots.
-        let mut listed = (0..slots.fresh).map_while(|_| slots.unlist(span, link));
-        listed.any(|listed| listed == slot)
+        let slots = spans.entry(span).slots();
+        slots.is_home(class, span, slot, |slot| spans.link(class, span, slot))
     }
 
     /// Takes up to `wanted` slots. Fewer, or none, if the spans have no more; `None` if the lock is held for long.
@@ -321,9 +316,11 @@ impl Central {
             let was_full = slots.used == class.slots();
             // Neighbours are often freed together.
             next = loop {
-                let link = slots.list(span, number);
-                // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for them.
-                unsafe { mark::link_number(slot, link) };
+                if let Some(link) = slots.put(class, span, number) {
+                    // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for
+                    // them.
+                    unsafe { mark::link_number(slot, link) };
+                }
                 let Some(other) = list.pop() else { break None };
                 match spans.number_in(class, span, other) {
                     Some(other_number) => (slot, number) = (other, other_number),
@@ -435,21 +432,15 @@ fn page_of(number: u32) -> Option<PageIndex> {
     (number as usize).checked_sub(1).map(PageIndex)
 }
 
-/// Takes slots out of one span until the list has `wanted`, or the span has no more: listed ones first, then fresh
-/// ones.
+/// Takes slots out of one span until the list has `wanted`, or the span has no more.
 #[inline]
 fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, list: &mut List) {
-    while list.len() < wanted
-        && let Some(slot) = slots.unlist(span, |slot| spans.link(class, span, slot))
-    {
+    let (next, wanted) = (|slot| spans.link(class, span, slot), wanted - list.len());
+    let (first, bytes) = (spans.slot(class, span, 0), class.bytes());
+    slots.draw(class, span, wanted, next, |slot| {
         // SAFETY: the slot was the class's and is the list's now.
-        unsafe { list.push(spans.slot(class, span, slot)) };
-    }
-    // Backwards, so that they come off the list in the order of their addresses.
-    for slot in slots.freshen(class, wanted - list.len()).rev() {
-        // SAFETY: as above.
-        unsafe { list.push(spans.slot(class, span, slot)) };
-    }
+        unsafe { list.push(first.wrapping_add(slot as usize * bytes)) };
+    });
 }
 
 /// Counts one more, also without the lock.

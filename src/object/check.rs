@@ -21,8 +21,7 @@ pub enum ObjectFault {
         /// The page.
         page: usize,
     },
-    /// A span's slots do not add up: out + listed + fresh = all (I10), and it has room exactly if it is on its class's
-    /// list.
+    /// A span's slots do not add up: out + home = all (I10), and it has room exactly if it is on its class's list.
     Span {
         /// The span's first page.
         page: usize,
@@ -30,10 +29,10 @@ pub enum ObjectFault {
         bytes: usize,
         /// Slots out.
         out: u32,
-        /// Slots listed.
-        listed: u32,
-        /// The first fresh slot.
-        fresh: u32,
+        /// Slots home; `None` if that could not be told.
+        home: Option<u32>,
+        /// All of them.
+        slots: u32,
     },
     /// A class counts other spans, slots, or spans with room than there are.
     Class {
@@ -99,19 +98,19 @@ impl<S: Source + 'static> Objects<S> {
 
     fn check_span(&self, class: SizeClass, page: PageIndex, found: &mut Sum) -> Result<(), ObjectFault> {
         let slots = self.spans.entry(page).slots();
-        let listed = self.spans.listed(class, page);
+        let home = self.spans.count_home(class, page);
         found.spans += 1;
         found.out += u64::from(slots.used);
         found.room += u64::from(slots.used < class.slots());
-        if slots.fresh <= class.slots() && slots.used + listed == slots.fresh {
+        if home.is_some_and(|home| slots.used + home == class.slots()) {
             return Ok(());
         }
         Err(ObjectFault::Span {
             page: page.0,
             bytes: class.bytes(),
             out: slots.used,
-            listed,
-            fresh: slots.fresh,
+            home,
+            slots: class.slots(),
         })
     }
 }
@@ -128,11 +127,11 @@ impl fmt::Display for ObjectFault {
                 page,
                 bytes,
                 out,
-                listed,
-                fresh,
+                home,
+                slots,
             } => write!(
                 f,
-                "span at page {page}, slots of {bytes} bytes: {out} out + {listed} listed, but {fresh} were ever out"
+                "span at page {page}, slots of {bytes} bytes: {out} out + {home:?} home, of {slots}"
             ),
             Self::Class {
                 bytes,

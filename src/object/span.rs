@@ -12,12 +12,15 @@
 //! address leads to its span with one subtraction, one shift and one load, two if the span has several pages. A page
 //! outside any span has tag 0.
 //!
-//! A span's slots are in one of three places: **out** (in a magazine, or with the program), on the span's free **list**
-//! (linked through the slots themselves by number, never by address, so that a program that writes to a slot it has
-//! freed can lead us to a wrong slot of that span at worst, and is found out if the number is none), or **fresh**:
-//! never taken out yet, and not touched.
+//! A span's slots are **out** (in a magazine, or with the program) or **home**. How that is written down:
 //!
-//! I10: out + listed + fresh = all. I11: fresh slots are the last ones.
+//! - **Up to 64 slots**, that is from 128 bytes on: a bit for each that is out. Slots at home are not touched, neither
+//!   when they come nor when they go: in a heap of 64 MiB each such look is a miss of all caches. The lowest go first.
+//! - **More**: those at home are on the span's **list** (linked through the slots themselves by number, never by
+//!   address, so that a program that writes to a slot it has freed can lead us to a wrong slot of that span at worst,
+//!   and is found out if the number is none), or **fresh**: never out yet, and not touched.
+//!
+//! I10: out + home = all. I11: fresh slots are the last ones.
 //!
 //! **Large blocks**, but those aligned to more than a page, are in the table by their first page, which says how many
 //! pages the block has and whether the program has it or a thread's shelf. So a free of one is checked by one load.
@@ -43,9 +46,9 @@ pub struct Span {
     tag: AtomicU32,
     /// Slots out; of a large block its pages.
     used: AtomicU32,
-    /// The first listed slot, plus one.
+    /// The first listed slot, plus one. Of a span of few slots: the lower half of its map.
     listed: AtomicU32,
-    /// Slots that were ever out: the number of the first fresh one.
+    /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the upper half of its map.
     fresh: AtomicU32,
     /// The neighbours in the class's list of spans with room, or on the shelf; see [`Link`].
     pub(super) before: Link,
@@ -106,10 +109,15 @@ impl Link {
 pub struct Slots {
     /// Slots out.
     pub used: u32,
-    /// The first listed slot, plus one.
-    pub listed: u32,
-    /// The first fresh slot.
-    pub fresh: u32,
+    /// As in [`Span`].
+    listed: u32,
+    fresh: u32,
+}
+
+/// Whether a span of the class has few enough slots for a map.
+#[inline(always)]
+fn is_mapped(class: SizeClass) -> bool {
+    class.slots() <= u64::BITS
 }
 
 impl Span {
@@ -219,11 +227,118 @@ impl Span {
 }
 
 impl Slots {
-    /// Takes the first listed slot out; `next` reads the link that stands in a listed slot. `None` if none is listed.
+    /// Takes up to `wanted` slots out, and shows them to `take` one by one: so that who puts each before the others has
+    /// them in the order of their addresses, and those that were out before in front. `next` reads the link that stands
+    /// in a listed slot.
     ///
-    /// Aborts if the link leads nowhere, or in a circle: somebody has written to a slot after freeing it.
+    /// Aborts if such a link leads nowhere, or in a circle: somebody has written to a slot after freeing it.
+    #[inline(always)]
+    pub fn draw(
+        &mut self,
+        class: SizeClass,
+        span: PageIndex,
+        wanted: u32,
+        next: impl Fn(u32) -> u32,
+        mut take: impl FnMut(u32),
+    ) {
+        if is_mapped(class) {
+            let mut taken = self.take_lowest(class, wanted);
+            while taken != 0 {
+                let slot = taken.ilog2();
+                taken ^= 1 << slot;
+                take(slot);
+            }
+            return;
+        }
+        let mut left = wanted;
+        while left > 0
+            && let Some(slot) = self.unlist(span, &next)
+        {
+            take(slot);
+            left -= 1;
+        }
+        self.freshen(class, left).rev().for_each(take);
+    }
+
+    /// Puts a slot home that is out. What is to stand in it as a link, if anything.
+    ///
+    /// Aborts if it is not out.
     #[inline]
-    pub fn unlist(&mut self, span: PageIndex, next: impl FnOnce(u32) -> u32) -> Option<u32> {
+    pub fn put(&mut self, class: SizeClass, span: PageIndex, slot: u32) -> Option<u32> {
+        let (map, bit) = (self.map(), 1 << (slot % u64::BITS));
+        let is_out = if is_mapped(class) {
+            map & bit != 0
+        } else {
+            slot < self.fresh && self.used > 0
+        };
+        if !is_out {
+            fatal::abort(
+                "a block was freed that is not allocated; its slot, the span's page",
+                slot as usize,
+                span.0,
+            );
+        }
+        self.used -= 1;
+        if is_mapped(class) {
+            self.set_map(map ^ bit);
+            return None;
+        }
+        Some(core::mem::replace(&mut self.listed, slot + 1))
+    }
+
+    /// Whether the slot is home. O(slots).
+    pub fn is_home(mut self, class: SizeClass, span: PageIndex, slot: u32, next: impl Fn(u32) -> u32) -> bool {
+        if is_mapped(class) {
+            return self.map() >> (slot % u64::BITS) & 1 == 0;
+        }
+        // Not longer than the span, whatever stands in its slots.
+        let fresh = self.fresh;
+        let mut listed = (0..fresh).map_while(|_| self.unlist(span, &next));
+        slot >= fresh || listed.any(|listed| listed == slot)
+    }
+
+    /// How many are home, of the map or following the links; `None` if that cannot be. For checks.
+    pub fn count_home(mut self, class: SizeClass, span: PageIndex, next: impl Fn(u32) -> u32) -> Option<u32> {
+        if is_mapped(class) {
+            let beyond = self.map() & !all_of(class) != 0;
+            return (!beyond).then(|| class.slots() - self.map().count_ones());
+        }
+        let (mut count, ever_out) = (0, self.fresh);
+        while count <= ever_out && self.unlist(span, &next).is_some() {
+            count += 1;
+        }
+        Some(class.slots().checked_sub(ever_out)? + count)
+    }
+
+    /// Which slots are out, where there are few.
+    #[inline(always)]
+    fn map(&self) -> u64 {
+        u64::from(self.fresh) << u32::BITS | u64::from(self.listed)
+    }
+
+    #[inline(always)]
+    fn set_map(&mut self, map: u64) {
+        (self.listed, self.fresh) = (map as u32, (map >> u32::BITS) as u32);
+    }
+
+    /// Takes up to `wanted` of the lowest out, by the map: which.
+    #[inline]
+    fn take_lowest(&mut self, class: SizeClass, wanted: u32) -> u64 {
+        let home = !self.map() & all_of(class);
+        let mut rest = 0;
+        if wanted < home.count_ones() {
+            rest = home;
+            (0..wanted).for_each(|_| rest &= rest - 1);
+        }
+        let taken = home ^ rest;
+        self.used += taken.count_ones();
+        self.set_map(self.map() | taken);
+        taken
+    }
+
+    /// Takes the first listed slot out.
+    #[inline]
+    fn unlist(&mut self, span: PageIndex, next: impl FnOnce(u32) -> u32) -> Option<u32> {
         let slot = self.listed.checked_sub(1)?;
         let link = next(slot);
         if link > self.fresh || self.used >= self.fresh {
@@ -240,50 +355,79 @@ impl Slots {
 
     /// Takes up to `wanted` fresh slots out: their numbers.
     #[inline]
-    pub fn freshen(&mut self, class: SizeClass, wanted: u32) -> core::ops::Range<u32> {
+    fn freshen(&mut self, class: SizeClass, wanted: u32) -> core::ops::Range<u32> {
         let first = self.fresh;
         let count = wanted.min(class.slots().saturating_sub(first));
         self.fresh += count;
         self.used += count;
         first..first + count
     }
+}
 
-    /// Puts a slot that is out on the list. What is to stand in it as the link.
-    ///
-    /// Aborts if no such slot can be out: it is fresh, or none is.
-    #[inline]
-    pub fn list(&mut self, span: PageIndex, slot: u32) -> u32 {
-        if slot >= self.fresh || self.used == 0 {
-            fatal::abort(
-                "a block was freed that is not allocated; its slot, the span's page",
-                slot as usize,
-                span.0,
-            );
-        }
-        self.used -= 1;
-        core::mem::replace(&mut self.listed, slot + 1)
-    }
+/// The map of a span of few slots, all out.
+#[inline(always)]
+fn all_of(class: SizeClass) -> u64 {
+    u64::MAX >> (u64::BITS - class.slots())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Against a set: what is drawn was home, as many as there are, and each put is home again; in every class.
     #[test]
-    fn slots_come_fresh_then_listed_and_the_count_is_kept() {
-        let class = SizeClass::of(1024, 1).unwrap();
-        let (mut slots, page) = (Span::vacant().slots(), PageIndex(0));
-        let mut links = [0; 8];
-        assert_eq!(slots.freshen(class, 3), 0..3);
-        assert_eq!(slots.freshen(class, 30), 3..8);
-        assert_eq!(slots.freshen(class, 1), 8..8);
-        for slot in [2, 7, 0] {
-            links[slot as usize] = slots.list(page, slot);
+    fn slots_are_out_or_home() {
+        let page = PageIndex(0);
+        for class in SizeClass::all() {
+            let all = class.slots();
+            let links = core::cell::RefCell::new(std::vec![0; all as usize]);
+            let next = |slot: u32| links.borrow()[slot as usize];
+            let (mut slots, mut out) = (Span::vacant().slots(), std::collections::BTreeSet::new());
+            for round in 0..40 {
+                let (wanted, home) = (1 + round * 7 % (all + 2), all - out.len() as u32);
+                let mut drawn = std::vec::Vec::new();
+                slots.draw(class, page, wanted, next, |slot| drawn.push(slot));
+                assert_eq!(drawn.len() as u32, wanted.min(home), "{class:?}, round {round}");
+                assert!(drawn.into_iter().all(|slot| slot < all && out.insert(slot)));
+                let back: std::vec::Vec<u32> = out.iter().copied().filter(|slot| (slot * 31 + round) % 5 < 3).collect();
+                for slot in back {
+                    out.remove(&slot);
+                    if let Some(link) = slots.put(class, page, slot) {
+                        links.borrow_mut()[slot as usize] = link;
+                    }
+                }
+                assert_eq!(slots.used, out.len() as u32);
+                assert_eq!(
+                    slots.count_home(class, page, next),
+                    Some(all - slots.used),
+                    "{class:?}: {slots:?}"
+                );
+                for slot in 0..all {
+                    let home = slots.is_home(class, page, slot, next);
+                    assert_eq!(home, !out.contains(&slot), "{class:?}, {slot} of {slots:?}");
+                }
+            }
         }
-        assert_eq!(slots.used, 5);
-        let taken: [_; 4] = core::array::from_fn(|_| slots.unlist(page, |slot| links[slot as usize]));
-        assert_eq!(taken, [Some(0), Some(7), Some(2), None]);
-        assert_eq!((slots.used, slots.listed, slots.fresh), (8, 0, 8));
+    }
+
+    /// Fresh slots, and those of a map, come with the lowest last, for who puts each before the others.
+    #[test]
+    fn slots_come_in_the_order_of_their_addresses() {
+        for bytes in [8, 128, 1024, 32 << 10] {
+            let class = SizeClass::of(bytes, 1).unwrap();
+            let (mut slots, mut last) = (Slots::default(), class.slots() - 1);
+            slots.draw(
+                class,
+                PageIndex(0),
+                last,
+                |_| 0,
+                |slot| {
+                    assert_eq!((slot + 1, slot), (last, last - 1));
+                    last = slot;
+                },
+            );
+            assert_eq!((last, slots.used), (0, class.slots() - 1));
+        }
     }
 
     #[test]

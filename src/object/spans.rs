@@ -212,14 +212,11 @@ impl Spans {
 }
 
 impl Spans {
-    /// How many slots of the span are listed, following the links. For checks, under the lock of the class or with
-    /// nobody about.
-    pub fn listed(&self, class: SizeClass, span: PageIndex) -> u32 {
-        let (mut slots, mut count) = (self.entry(span).slots(), 0);
-        while count <= slots.fresh && slots.unlist(span, |slot| self.link(class, span, slot)).is_some() {
-            count += 1;
-        }
-        count
+    /// How many slots of the span are home; `None` if what is written down cannot be. For checks, under the lock of the
+    /// class or with nobody about.
+    pub fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
+        let slots = self.entry(span).slots();
+        slots.count_home(class, span, |slot| self.link(class, span, slot))
     }
 }
 

@@ -4,7 +4,7 @@
 //!   no slot of its class begins there ───────────────────────────────────────────▶ ends the process
 //!   a link as in a magazine ── in this thread's, or among its last in store ─────▶ ends the process
 //!      │                       elsewhere: in another thread's hands, as a rule ──▶ stays where it is
-//!   a number as on its span's list ── on that list, or never out of the span ────▶ ends the process
+//!   that, or a number as on its span's list ── home, in its span ────────────────▶ ends the process
 //!   nothing of this ─────────────────────────────────────────────────────────────▶ a block like any other
 //! ```
 //!
@@ -38,7 +38,8 @@ impl<S: Source + 'static> Objects<S> {
         let in_hand_here = in_hand
             && (thread.magazine(class).has(memory, class)
                 || central.has_stored_lately(&self.spans, class, memory, thread.hint()));
-        let at_home = link <= class.slots() as usize && central.has_at_home(&self.spans, class, span, slot);
+        let at_home =
+            (in_hand || link <= class.slots() as usize) && central.has_at_home(&self.spans, class, span, slot);
         if in_hand_here || at_home {
             fatal::abort(
                 "a block was freed twice; its address, its size class",
