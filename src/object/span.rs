@@ -15,7 +15,7 @@
 //! A span's slots are **out** (in a magazine, or with the program) or **home**. How that is written down:
 //!
 //! - **Up to 64 slots**, that is from 128 bytes on: a bit for each that is out. Slots at home are not touched, neither
-//!   when they come nor when they go: in a heap of 64 MiB each such look is a miss of all caches. The lowest go first.
+//!   when they come nor when they go. The lowest go first.
 //! - **More**: those at home are on the span's **list** (linked through the slots themselves by number, never by
 //!   address, so that a program that writes to a slot it has freed can lead us to a wrong slot of that span at worst,
 //!   and is found out if the number is none), or **fresh**: never out yet, and not touched.
