@@ -11,6 +11,9 @@ use crate::units::PageIndex;
 use super::Objects;
 use super::size_class::{CLASSES, SizeClass};
 
+/// How often who scavenges is waited for, a quarter of a second each.
+const PATIENCE: u32 = 8;
+
 /// A broken invariant of the object layer, or of the pages below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ObjectFault {
@@ -56,10 +59,13 @@ struct Sum {
 
 impl<S: Source + 'static> Objects<S> {
     /// Re-derives every count from the spans, and checks the heap of pages. For a heap nobody uses meanwhile; O(heap).
+    /// Waits for who scavenges, who takes slots home.
     ///
     /// # Errors
     /// The first invariant found broken.
     pub fn check(&self) -> Result<(), ObjectFault> {
+        // Not for ever: he may be somebody below, whose clock calls this.
+        let _turn = (0..PATIENCE).find_map(|_| self.heap.driver().turn_within());
         self.heap.check().map_err(ObjectFault::Pages)?;
         // Spans that have arrived are taken in before they are counted.
         SizeClass::all().for_each(|class| {

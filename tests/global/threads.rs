@@ -140,3 +140,25 @@ fn a_heap_may_be_moved_and_dropped() {
     .join()
     .unwrap();
 }
+
+/// The keeper takes slots home when it suits him: to a check he is nobody who uses the heap.
+#[test]
+fn a_check_waits_for_who_scavenges() {
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(16 << 20).background(false);
+    let start = std::sync::Barrier::new(2);
+    for round in 0..if cfg!(debug_assertions) { 30 } else { 200 } {
+        for size in [8, 64, 700] {
+            let blocks = (0..2_000).filter_map(|_| Block::new(&HEAP, layout(size, 8), round as u8));
+            let blocks: Vec<_> = blocks.collect();
+            blocks.into_iter().for_each(|block| block.free(&HEAP));
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                HEAP.release(usize::MAX);
+            });
+            start.wait();
+            HEAP.check().unwrap();
+        });
+    }
+}
