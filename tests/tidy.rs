@@ -48,6 +48,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/global/mod.rs",
     "src/global/pressure.rs",
     "src/global/pthread.rs",
+    "src/global/pthread/current.rs",
     "src/global/unload.rs",
     "src/guard/mod.rs",
     "src/guard/plain.rs",

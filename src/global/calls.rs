@@ -1,64 +1,45 @@
 //! What a program calls: the fast way, and the slow one behind.
 //!
 //! ```text
-//!   take ── a class? ── this thread's? ── a slot in the magazine? ──▶ it             ~30 instructions
-//!             │ large      │ no               │ empty
-//!             ▼            └──────────────────┴─▶ slow: `Objects`, with this thread's structure or the shared one
-//!           shelf ─▶ slow
+//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             25 instructions
+//!             │ other            │ no               │ empty
+//!             ▼                  └──────────────────┴─▶ slow: `Objects`, with this thread's or the shared structure
+//!           class ─▶ the same; or shelf ─▶ slow
 //! ```
 //!
-//! **One copy of each.** The calls are not inlined into the program, although the fast way is short. A compiler that
-//! does so puts it behind every `drop`, and there each copy has to be learnt by the processor: which of its loads wait
-//! for which stores. With one copy, dropping a tree of JSON that lies in memory takes half the time, and a tight pair
-//! no longer than before.
+//! **One copy of `dealloc`.** It is not inlined into the program, although the fast way is short: `alloc` is, behind
+//! which a program goes on with a size that it knows. Frees come in chains through memory that is not at hand, and what
+//! a compiler makes of the code around them costs more than a call: with `dealloc` inlined, a step through a B-tree
+//! being dropped is too long to be inlined itself, hands its result over through memory, and each step waits for the
+//! node before it (a tree of JSON: 12.9 ms a life instead of 10.5).
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Length, Objects, SizeClass};
+use crate::object::{Length, Objects, SizeClass, SmallSize};
 use crate::source::Source;
 
 use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// Fast: a slot from this thread's magazine.
-    #[inline(always)]
-    fn take_slot(&self, class: SizeClass, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let Some(slot) = self.enter().and_then(|thread| thread.magazine(class).pop()) else {
+    /// What is not of a small size.
+    #[inline(never)]
+    fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if SizeClass::is_exceeded_by(layout.size()) {
+            return self.take_large(layout, zeroed);
+        }
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            return self.take_slow(layout, zeroed);
+        };
+        let Some(slot) = self.enter().and_then(|thread| thread.pop_of(class)) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
             // SAFETY: a slot of at least as many bytes.
             unsafe { slot.write_bytes(0, layout.size()) };
         }
-        NonNull::new(slot)
-    }
-
-    /// Fast: into this thread's magazine.
-    ///
-    /// # Safety
-    ///
-    /// As for [`GlobalAlloc::dealloc`]; the class is the layout's.
-    #[inline(always)]
-    unsafe fn give_slot(&self, class: SizeClass, memory: NonNull<u8>, layout: Layout) {
-        if let Some(thread) = self.enter()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.magazine(class).push(memory.as_ptr()) }
-        {
-            return;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, layout) };
-    }
-
-    /// What is not in the table of small sizes, and not large: the class is reckoned, or there is none.
-    #[inline(never)]
-    fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        match SizeClass::of_other(layout.size(), layout.align()) {
-            Some(class) => self.take_slot(class, layout, zeroed),
-            None => self.take_slow(layout, zeroed),
-        }
+        Some(slot)
     }
 
     /// As [`take_other`](Self::take_other).
@@ -68,13 +49,24 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`].
     #[inline(never)]
     unsafe fn give_other(&self, memory: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match SizeClass::of_other(layout.size(), layout.align()) {
-                Some(class) => self.give_slot(class, memory, layout),
-                None => self.dealloc_slow(memory, layout),
-            }
+        if SizeClass::is_exceeded_by(layout.size()) {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_large(memory, layout) };
+            return;
         }
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            // SAFETY: the caller's promise.
+            unsafe { self.dealloc_slow(memory, layout) };
+            return;
+        };
+        if let Some(thread) = self.enter()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.push_of(class, memory) }
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
     }
 
     /// Fast: from this thread's shelf, if there is such a run there. What else there is to try is reached by a jump,
@@ -213,23 +205,34 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        match SizeClass::of_small(layout.size(), layout.align()) {
-            Some(class) => self.take_slot(class, layout, zeroed),
-            None if SizeClass::is_exceeded_by(layout.size()) => self.take_large(layout, zeroed),
-            None => self.take_other(layout, zeroed),
+        let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
+            return self.take_other(layout, zeroed);
+        };
+        let Some(slot) = self.enter().and_then(|thread| thread.pop(size)) else {
+            return self.take_slow(layout, zeroed);
+        };
+        if zeroed {
+            // SAFETY: a slot of at least as many bytes.
+            unsafe { slot.write_bytes(0, layout.size()) };
         }
+        Some(slot)
     }
 
     #[inline(always)]
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match SizeClass::of_small(layout.size(), layout.align()) {
-                Some(class) => self.give_slot(class, memory, layout),
-                None if SizeClass::is_exceeded_by(layout.size()) => self.give_large(memory, layout),
-                None => self.give_other(memory, layout),
-            }
+        let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_other(memory, layout) };
+            return;
+        };
+        if let Some(thread) = self.enter()
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            && unsafe { thread.push(size, memory) }
+        {
+            return;
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout) };
     }
 
     #[inline(always)]
@@ -256,7 +259,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
 // * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
 // spans.
 unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
-    #[inline(never)]
+    #[inline(always)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         or_null(guard::allocate(self, layout, false))
     }

@@ -374,7 +374,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             self.enter()
         });
         match own {
-            Some(thread) => work(&thread),
+            Some(thread) => work(&thread.stay()),
             None => work(&objects.shared()),
         }
     }

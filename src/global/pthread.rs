@@ -7,8 +7,8 @@
 //!     └────────── no key to be had ───────────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! In every state the pointer points to an [`Owner`]: to one of two that are no heap's, or to the first field of a
-//! thread's structure. So the fast path is a load and a comparison, without a test for null.
+//! In every state the pointer (`current.rs`) points to an [`Owner`]: to one of two that are no heap's, or to the first
+//! field of a thread's structure. So the fast path is a load and a comparison, without a test for null.
 //!
 //! **Gone is gone.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A
 //! thread that is gone uses the shared structure, however often it comes: nothing can be left behind then, whereas a
@@ -36,9 +36,7 @@ use crate::sync::{Owner, relax};
 static FRESH: Owner = Owner::new(1);
 static GONE: Owner = Owner::new(2);
 
-std::thread_local! {
-    static CURRENT: Cell<NonNull<Owner>> = const { Cell::new(NonNull::from_ref(&FRESH)) };
-}
+mod current;
 
 /// The key all heaps of this copy of the crate share, plus one. 0: none yet.
 static KEY: AtomicUsize = AtomicUsize::new(0);
@@ -52,7 +50,7 @@ static LEAVING: AtomicUsize = AtomicUsize::new(0);
 /// This thread's structure, to work with, if it is one of the heap at `objects` and nobody is emptying it.
 #[inline(always)]
 pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
-    let owner = CURRENT.get();
+    let owner = current::get();
     // SAFETY: FRESH, GONE, or a structure, which is never unmade.
     if unsafe { owner.as_ref() }.enter(objects.addr()) {
         // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
@@ -66,7 +64,7 @@ pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
 
 /// An address that is this thread's alone, as long as it lives. Never 0.
 pub(super) fn here() -> usize {
-    CURRENT.with(|current| ptr::from_ref(current).addr())
+    current::place().addr()
 }
 
 pub(super) use super::pressure::resident;
@@ -94,7 +92,7 @@ impl Drop for Inside {
 
 /// This thread's structure, of whichever heap.
 pub(super) fn own() -> Option<NonNull<Thread>> {
-    let owner = CURRENT.get();
+    let owner = current::get();
     let is_none = [&FRESH, &GONE].iter().any(|&none| ptr::eq(owner.as_ptr(), none));
     (!is_none).then(|| owner.cast())
 }
@@ -103,16 +101,16 @@ pub(super) fn own() -> Option<NonNull<Thread>> {
 /// again.
 #[cold]
 pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Option<&'static Thread> {
-    if !ptr::eq(CURRENT.get().as_ptr(), &FRESH) {
+    if !ptr::eq(current::get().as_ptr(), &FRESH) {
         return None;
     }
     let _errno = KeepErrno::new();
     let Some(key) = key() else {
-        CURRENT.set(NonNull::from_ref(&GONE));
+        current::set(NonNull::from_ref(&GONE));
         return None;
     };
     let thread = objects.enlist()?;
-    CURRENT.set(thread.cast());
+    current::set(thread.cast());
     // SAFETY: a key that `key` made; the value is for `ended`.
     if unsafe { libc::pthread_setspecific(key, thread.as_ptr().cast()) } != 0 {
         // SAFETY: ours, and not used again.
@@ -128,7 +126,7 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
     // Acquire, and release below: pairs with `forbid`, which waits for us before the library goes.
     LEAVING.fetch_add(1, Ordering::Acquire);
     // First: whatever happens from here on finds the thread gone.
-    CURRENT.set(NonNull::from_ref(&GONE));
+    current::set(NonNull::from_ref(&GONE));
     if let Some(thread) = NonNull::new(thread) {
         // SAFETY: the value `enlist` set, of the thread that runs this, once for each time it was set.
         unsafe { Thread::end(thread.cast()) };

@@ -153,17 +153,20 @@ pub struct Magazine {
 }
 
 impl Magazine {
-    /// Fast: the slot freed last. Its first word is zero.
+    /// The slot freed last. Its first word is zero.
+    #[inline]
+    pub fn pop(&self) -> Option<NonNull<u8>> {
+        self.pop_by(mark::key())
+    }
+
+    /// Fast: the same, for who has the key at hand.
     #[inline(always)]
-    pub fn pop(&self) -> Option<*mut u8> {
-        let slot = self.head.get();
-        if slot.is_null() {
-            return None;
-        }
-        // SAFETY: a slot in the magazine is its own and was written by `push` or came on a list (I12).
+    pub fn pop_by(&self, key: mark::Key) -> Option<NonNull<u8>> {
+        let slot = NonNull::new(self.head.get())?;
+        // SAFETY: a slot in the magazine is its own and was written by `put` or came on a list (I12).
         unsafe {
-            self.head.set(mark::next(slot));
-            mark::wipe(slot);
+            self.head.set(mark::next_by(key, slot.as_ptr()));
+            mark::wipe(slot.as_ptr());
         }
         self.set_left(self.left().wrapping_add(1));
         Some(slot)
@@ -176,27 +179,38 @@ impl Magazine {
     /// The slot is the caller's, of this magazine's class and heap; if taken, it is the magazine's.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn push(&self, slot: *mut u8) -> bool {
+    pub unsafe fn push_by(&self, key: mark::Key, slot: *mut u8) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { mark::seems_free(slot).is_none() && self.put(slot) }
+        unsafe { mark::seems_free(slot).is_none() && self.put_by(key, slot) }
     }
 
     /// Takes a slot in, if there is room. Whether it did.
     ///
     /// # Safety
     ///
-    /// As for [`push`](Self::push).
-    #[inline(always)]
+    /// As for [`push_by`](Self::push_by).
+    #[inline]
     #[must_use]
     pub unsafe fn put(&self, slot: *mut u8) -> bool {
-        let (head, left) = (self.head.get(), self.left());
+        // SAFETY: the caller's promise.
+        unsafe { self.put_by(mark::key(), slot) }
+    }
+
+    /// As [`put`](Self::put), for who has the key at hand.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push_by`](Self::push_by).
+    #[inline(always)]
+    unsafe fn put_by(&self, key: mark::Key, slot: *mut u8) -> bool {
+        let left = self.left();
         if left == 0 {
             return false;
         }
-        // SAFETY: as in `List::push`.
-        unsafe { mark::link(slot, head) };
-        self.head.set(slot);
         self.set_left(left - 1);
+        // SAFETY: as in `List::push`.
+        unsafe { mark::link_by(key, slot, self.head.get()) };
+        self.head.set(slot);
         true
     }
 

@@ -50,9 +50,14 @@ pub fn draw_key() {
     KEY.set(key | UPPER_BITS);
 }
 
+/// The key of all links.
+#[derive(Clone, Copy, Debug)]
+pub struct Key(usize);
+
+/// The key, once it has been drawn.
 #[inline(always)]
-fn key() -> usize {
-    KEY.get()
+pub fn key() -> Key {
+    Key(KEY.get())
 }
 
 /// Writes a link to the next slot, or to none.
@@ -63,7 +68,18 @@ fn key() -> usize {
 #[inline(always)]
 pub unsafe fn link(slot: *mut u8, next: *mut u8) {
     // SAFETY: the caller's promise.
-    unsafe { slot.cast::<*mut u8>().write(next.map_addr(|address| address ^ key())) };
+    unsafe { link_by(key(), slot, next) };
+}
+
+/// As [`link`], for who has the key at hand.
+///
+/// # Safety
+///
+/// As for [`link`].
+#[inline(always)]
+pub unsafe fn link_by(key: Key, slot: *mut u8, next: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { slot.cast::<*mut u8>().write(next.map_addr(|address| address ^ key.0)) };
 }
 
 /// The slot that [`link`] wrote.
@@ -74,7 +90,18 @@ pub unsafe fn link(slot: *mut u8, next: *mut u8) {
 #[inline(always)]
 pub unsafe fn next(slot: *mut u8) -> *mut u8 {
     // SAFETY: the caller's promise.
-    unsafe { slot.cast::<*mut u8>().read() }.map_addr(|address| address ^ key())
+    unsafe { next_by(key(), slot) }
+}
+
+/// As [`next`], for who has the key at hand.
+///
+/// # Safety
+///
+/// As for [`next`].
+#[inline(always)]
+pub unsafe fn next_by(key: Key, slot: *mut u8) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    unsafe { slot.cast::<*mut u8>().read() }.map_addr(|address| address ^ key.0)
 }
 
 /// Writes a number.
@@ -85,7 +112,7 @@ pub unsafe fn next(slot: *mut u8) -> *mut u8 {
 #[inline(always)]
 pub unsafe fn link_number(slot: *mut u8, number: u32) {
     // SAFETY: the caller's promise.
-    unsafe { slot.cast::<usize>().write(number as usize ^ key()) };
+    unsafe { slot.cast::<usize>().write(number as usize ^ key().0) };
 }
 
 /// The number that [`link_number`] wrote; whatever else stands there makes one, too.
@@ -96,7 +123,7 @@ pub unsafe fn link_number(slot: *mut u8, number: u32) {
 #[inline(always)]
 pub unsafe fn number(slot: *mut u8) -> u32 {
     // SAFETY: the caller's promise.
-    (unsafe { slot.cast::<usize>().read() } ^ key()) as u32
+    (unsafe { slot.cast::<usize>().read() } ^ key().0) as u32
 }
 
 /// Wipes the word of a slot that leaves the heap's hands.
@@ -124,7 +151,7 @@ pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
     // there that it never wrote; they lie in memory like others, and of a volatile read the compiler concludes nothing.
     let upper = unsafe { slot.cast::<u16>().add(UPPER).read_volatile() };
     // SAFETY: as above.
-    (upper == u16::MAX).then(|| unsafe { slot.cast::<usize>().read_volatile() } ^ key())
+    (upper == u16::MAX).then(|| unsafe { slot.cast::<usize>().read_volatile() } ^ key().0)
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
-pub use size_class::SizeClass;
+pub use size_class::{SizeClass, SmallSize};
 pub use snapshot::{ClassStats, Snapshot};
 pub use stats::GlobalStats;
 pub use thread::{Thread, Working};
@@ -217,14 +217,13 @@ impl<S: Source + 'static> Objects<S> {
             self.refill(thread, magazine, class);
             magazine.pop()
         });
-        let slot = slot.or_else(|| {
+        slot.or_else(|| {
             self.reclaim(thread);
             let slot = self.take_slots(thread.cache(), class, 1).pop()?;
             // SAFETY: the slot is ours.
             unsafe { mark::wipe(slot) };
-            Some(slot)
-        });
-        NonNull::new(slot?)
+            NonNull::new(slot)
+        })
     }
 
     /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans.

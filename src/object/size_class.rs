@@ -27,6 +27,8 @@
 
 #![forbid(unsafe_code)]
 
+use core::hint::cold_path;
+
 use crate::fatal;
 use crate::geometry::{Geometry, Shape};
 
@@ -147,6 +149,40 @@ const _: () = {
         class += 1;
     }
 };
+
+/// A size that most blocks have, aligned to no more than a step of 8 bytes, in such steps: by a comparison or two, and
+/// what it leads to can be looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmallSize(usize);
+
+impl SmallSize {
+    /// The largest.
+    const MOST_BYTES: usize = MAX_SLOT_BYTES;
+
+    /// How many there are.
+    pub const COUNT: usize = Self::MOST_BYTES / 8 + 1;
+
+    /// The size of a layout. `None` for others.
+    #[inline(always)]
+    pub const fn of(size: usize, align: usize) -> Option<Self> {
+        // Two branches, each seldom taken: better than one on what both say together.
+        if size > Self::MOST_BYTES {
+            cold_path();
+            return None;
+        }
+        if align > 8 {
+            cold_path();
+            return None;
+        }
+        Some(Self(size.div_ceil(8)))
+    }
+
+    /// Its number, less than [`COUNT`](Self::COUNT).
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
 
 impl SizeClass {
     /// log2 of the bytes in a page.

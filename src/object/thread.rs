@@ -1,8 +1,11 @@
 //! What one thread keeps to itself: a magazine for every class, a shelf, a cache of pages.
 //!
 //! ```text
-//!   Thread   owner │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     2.2 KiB, a slot like any other
+//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     2.2 KiB, a slot
 //! ```
+//!
+//! **Sizes.** Nearly all blocks are of a small size, and a table says for each how far from the structure's beginning
+//! the magazine for it lies: one load from a size to a magazine. The key of all links is in the structure, too.
 //!
 //! **Seizing.** A thread that sleeps cannot be asked for its magazines. As with caches of pages (`cache.rs`), it says
 //! by two plain stores when it is at work on them, and looks in between whether it is barred; who seizes bars all,
@@ -16,15 +19,17 @@
 //! (`register.rs`).
 
 use core::cell::Cell;
+use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
 use crate::sync::{Owned, Owner, relax};
 use crate::units::PageRun;
 
 use super::magazine::Magazine;
+use super::mark;
 use super::register::{Listed, Listing};
 use super::shelf::Shelf;
-use super::size_class::{CLASSES, SizeClass};
+use super::size_class::{CLASSES, SizeClass, SmallSize};
 use super::spans::Spans;
 
 /// A thread's own structure, with its user at work on it; dropped when he is done.
@@ -49,6 +54,96 @@ impl Drop for Working<'_> {
     }
 }
 
+impl<'a> Working<'a> {
+    /// Fast: a slot of the class of this size, if the magazine has one.
+    #[inline(always)]
+    pub fn pop(&self, size: SmallSize) -> Option<NonNull<u8>> {
+        self.small_magazine(size).pop_by(self.thread.key.get())
+    }
+
+    /// Fast: takes a slot in, if there is room and it does not seem free. Whether it did.
+    ///
+    /// # Safety
+    ///
+    /// The slot is the caller's, of the class of this size and of this heap; if taken, it is the magazine's.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn push(&self, size: SmallSize, slot: NonNull<u8>) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.small_magazine(size).push_by(self.thread.key.get(), slot.as_ptr()) }
+    }
+
+    /// As [`pop`](Self::pop), of a class.
+    #[inline(always)]
+    pub fn pop_of(&self, class: SizeClass) -> Option<NonNull<u8>> {
+        self.magazine(class).pop_by(self.thread.key.get())
+    }
+
+    /// As [`push`](Self::push), of a class.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn push_of(&self, class: SizeClass, slot: NonNull<u8>) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.magazine(class).push_by(self.thread.key.get(), slot.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn small_magazine(&self, size: SmallSize) -> &'a Magazine {
+        // SAFETY: a size's number is less than COUNT; what stands there is where a magazine lies in a structure.
+        unsafe {
+            let distance = *DISTANCES.get_unchecked(size.index());
+            &*ptr::from_ref(self.thread).byte_add(usize::from(distance)).cast()
+        }
+    }
+
+    /// For work that calls others: his source, or his clock, may come here again for another heap.
+    #[inline]
+    pub fn stay(self) -> Staying<'a> {
+        let thread = ManuallyDrop::new(self).thread;
+        thread.owner.stay();
+        Staying { thread }
+    }
+}
+
+/// As [`Working`], with calls of others in between.
+#[derive(Debug)]
+pub struct Staying<'a> {
+    thread: &'a Thread,
+}
+
+impl core::ops::Deref for Staying<'_> {
+    type Target = Thread;
+
+    #[inline]
+    fn deref(&self) -> &Thread {
+        self.thread
+    }
+}
+
+impl Drop for Staying<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.thread.owner.go();
+    }
+}
+
+/// For each small size how far from the beginning of a structure the magazine of its class lies.
+static DISTANCES: [u16; SmallSize::COUNT] = {
+    let mut distances = [0; SmallSize::COUNT];
+    let mut size = 0;
+    while size < distances.len() {
+        if let Some(class) = SizeClass::of(8 * size, 1) {
+            distances[size] = (offset_of!(Thread, magazines) + class.index() * size_of::<Magazine>()) as u16;
+        }
+        size += 1;
+    }
+    distances
+};
+
 /// What to do when a thread ends that uses the structure.
 ///
 /// # Safety of a call
@@ -63,6 +158,8 @@ pub(super) type Leave = unsafe fn(NonNull<Thread>);
 pub struct Thread {
     /// First: a pointer to a thread is a pointer to its owner.
     owner: Owner,
+    /// That of all links.
+    key: Cell<mark::Key>,
     /// The owner again, to be followed; and what to do when the thread ends.
     pub(super) home: Cell<*const ()>,
     leave: Cell<Option<Leave>>,
@@ -100,12 +197,12 @@ impl Thread {
     }
 
     /// As [`Owner::enter`], by the address of its heap.
-    pub(super) fn enter<T>(&self, objects: *const T) -> Option<Working<'_>> {
-        self.owner.enter(objects.addr()).then(|| self.working())
+    pub(super) fn enter<T>(&self, objects: *const T) -> Option<Staying<'_>> {
+        self.owner.enter(objects.addr()).then(|| self.working().stay())
     }
 
     /// The same, after a seizure if one is under way.
-    pub(super) fn enter_at_last<T>(&self, objects: *const T) -> Working<'_> {
+    pub(super) fn enter_at_last<T>(&self, objects: *const T) -> Staying<'_> {
         let mut round = 0;
         loop {
             if let Some(working) = self.enter(objects) {
@@ -172,6 +269,7 @@ impl Thread {
         self.owner.set(home.addr());
         self.home.set(home.cast());
         self.leave.set(Some(leave));
+        self.key.set(mark::key());
     }
 
     /// The thread ends: everything goes back, the structure too.

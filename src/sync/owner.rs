@@ -12,7 +12,9 @@
 //! this heap?" and "is it barred?".
 //!
 //! **Nested.** A user at work may come again, by another key: his clock, or the source below, allocates from another
-//! heap. That fails, and leaves him at work.
+//! heap. That fails, and must leave him at work. It happens only where he calls others, so there he says before that he
+//! [stays](Owner::stay), and who comes in vain looks for that. Short work, which calls nobody, need not say it, and
+//! need not remember what stood there: a load less for each.
 //!
 //! What ships is what the models explore (`tests/models/src/loom/owner.rs`): all of the protocol is here.
 
@@ -30,6 +32,8 @@ pub struct Owner {
     key: AtomicUsize,
     /// 1 while its user is at work on it.
     at_work: AtomicU32,
+    /// 1 while he calls others from there.
+    stays: AtomicU32,
 }
 
 /// Something with an owner.
@@ -49,6 +53,7 @@ impl Owner {
         Self {
             key: AtomicUsize::new(key),
             at_work: AtomicU32::new(0),
+            stays: AtomicU32::new(0),
         }
     }
 
@@ -59,6 +64,7 @@ impl Owner {
         Self {
             key: AtomicUsize::new(key),
             at_work: AtomicU32::new(0),
+            stays: AtomicU32::new(0),
         }
     }
 
@@ -70,16 +76,35 @@ impl Owner {
     pub fn enter(&self, key: usize) -> bool {
         // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
         // and load (`seize`): he sees us at work, or we see him.
-        let before = self.at_work.load(Ordering::Relaxed);
         self.at_work.store(1, Ordering::Relaxed);
         fence_light();
         // Acquire: pairs with the release of `unbar`; what is owned is as who seized it left it.
         let ours = self.key.load(Ordering::Acquire) == key;
         if !ours {
-            // As it was: it may be another's, who has come here in the middle of his work. Release: as in `leave`.
-            self.at_work.store(before, Ordering::Release);
+            self.turn_back();
         }
         ours
+    }
+
+    /// As it was before he came in vain.
+    #[inline(always)]
+    fn turn_back(&self) {
+        // Relaxed: one writer, who asks. Release: as in `leave`.
+        self.at_work
+            .store(self.stays.load(Ordering::Relaxed), Ordering::Release);
+    }
+
+    /// The user, who has entered, is going to call others, who may come here again by another key.
+    pub fn stay(&self) {
+        // Relaxed: as in `turn_back`.
+        self.stays.store(1, Ordering::Relaxed);
+    }
+
+    /// He has called his last and goes, who had said that he [stays](Self::stay).
+    pub fn go(&self) {
+        // Relaxed: as in `turn_back`.
+        self.stays.store(0, Ordering::Relaxed);
+        self.leave();
     }
 
     /// The user has done.
@@ -115,8 +140,9 @@ impl Owner {
 
     /// Nobody is at work on it: in the child of a fork, which does not have its user.
     pub fn clear(&self) {
-        // Relaxed: the child has one thread.
+        // Relaxed, twice: the child has one thread.
         self.at_work.store(0, Ordering::Relaxed);
+        self.stays.store(0, Ordering::Relaxed);
     }
 }
 

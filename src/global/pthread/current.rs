@@ -1,0 +1,120 @@
+//! The thread's pointer to its structure, or to what stands for none.
+//!
+//! ```text
+//!   x86-64 Linux   a word in the thread's own block        mov place, [rip + …]; mov owner, fs:[place]
+//!   elsewhere      `thread_local!`
+//! ```
+//!
+//! `thread_local!` would do everywhere, but makes a function of each read, and a compiler that inlines `alloc` into a
+//! program may leave that one out of line: a call within each call. In a library that is loaded it is a call of
+//! `__tls_get_addr` besides. A word of the block that threads have from the beginning needs neither. A library that is
+//! loaded late gets it from what the C library keeps spare there; where nothing is left it cannot be loaded, and says
+//! so.
+
+pub(super) use imp::{get, place, set};
+
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", target_os = "linux", not(miri)))]
+mod imp {
+    use core::arch::{asm, global_asm};
+    use core::ptr::{self, NonNull};
+
+    use crate::global::pthread::FRESH;
+    use crate::sync::Owner;
+
+    /// The word's name: of this version, as there may be another in the program.
+    macro_rules! word {
+        () => {
+            concat!(
+                "pageheap_",
+                env!("CARGO_PKG_VERSION_MAJOR"),
+                "_",
+                env!("CARGO_PKG_VERSION_MINOR"),
+                "_",
+                env!("CARGO_PKG_VERSION_PATCH"),
+                "_current"
+            )
+        };
+    }
+
+    // Hidden: a library's is not the program's.
+    global_asm!(
+        ".pushsection .tdata, \"awT\", @progbits",
+        ".p2align 3",
+        concat!(".hidden ", word!()),
+        concat!(".globl ", word!()),
+        concat!(".type ", word!(), ", @object"),
+        concat!(word!(), ":"),
+        ".quad {fresh}",
+        concat!(".size ", word!(), ", 8"),
+        ".popsection",
+        fresh = sym FRESH,
+    );
+
+    /// The pointer.
+    #[inline(always)]
+    pub fn get() -> NonNull<Owner> {
+        let owner: *mut Owner;
+        // SAFETY: two reads: of the word's distance from the thread's block, which the loader has written, and of the
+        // word, which is FRESH's address or what `set` wrote: never null.
+        unsafe {
+            asm!(
+                concat!("mov {place}, qword ptr [rip + ", word!(), "@GOTTPOFF]"),
+                "mov {owner}, qword ptr fs:[{place}]",
+                place = out(reg) _,
+                owner = out(reg) owner,
+                options(nostack, preserves_flags, readonly)
+            );
+            NonNull::new_unchecked(owner)
+        }
+    }
+
+    /// Where it stands.
+    pub fn place() -> *const NonNull<Owner> {
+        let place: usize;
+        // SAFETY: as in `get`; the first word of the block is its own address.
+        unsafe {
+            asm!(
+                "mov {place}, qword ptr fs:[0]",
+                concat!("add {place}, qword ptr [rip + ", word!(), "@GOTTPOFF]"),
+                place = out(reg) place,
+                options(nostack, readonly)
+            );
+        }
+        ptr::with_exposed_provenance(place)
+    }
+
+    /// Changes it.
+    pub fn set(owner: NonNull<Owner>) {
+        // SAFETY: the word is this thread's, and only read and written here.
+        unsafe { place().cast_mut().write(owner) };
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", target_os = "linux", not(miri))))]
+mod imp {
+    use core::cell::Cell;
+    use core::ptr::{self, NonNull};
+
+    use crate::global::pthread::FRESH;
+    use crate::sync::Owner;
+
+    std::thread_local! {
+        static CURRENT: Cell<NonNull<Owner>> = const { Cell::new(NonNull::from_ref(&FRESH)) };
+    }
+
+    /// The pointer.
+    #[inline(always)]
+    pub fn get() -> NonNull<Owner> {
+        CURRENT.get()
+    }
+
+    /// Where it stands.
+    pub fn place() -> *const NonNull<Owner> {
+        CURRENT.with(|current| ptr::from_ref(current).cast())
+    }
+
+    /// Changes it.
+    pub fn set(owner: NonNull<Owner>) {
+        CURRENT.set(owner);
+    }
+}
