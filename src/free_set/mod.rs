@@ -95,7 +95,8 @@ impl Request {
     ///
     /// A search for an alignment may go from one aligned page to the next, of those whose runs are long enough: there
     /// may be as many steps (some 50 ns each) as the heap has aligned pages. So the smaller the alignment, the fewer
-    /// searches, and they are eight steps for each page of the heap at the most: 0.4 s for 8 GiB of single free pages.
+    /// searches, and they are eight steps for each page of the heap at the most: 0.4 to 1 s for 8 GiB of single free
+    /// pages.
     #[must_use]
     pub const fn searches(&self) -> u32 {
         let steps_apart = self.align.saturating_mul(8);

@@ -1,19 +1,25 @@
 //! The thread's pointer to its structure, or to what stands for none.
 //!
 //! ```text
-//!   x86-64 Linux   a word in the thread's own block        mov place, [rip + …]; mov owner, fs:[place]
-//!   elsewhere      `thread_local!`
+//!   x86-64 Linux with glibc   a word in the thread's own block   mov place, [rip + …]; mov owner, fs:[place]
+//!   elsewhere                 `thread_local!`
 //! ```
 //!
 //! `thread_local!` would do everywhere, but makes a function of each read, and a compiler that inlines `alloc` into a
 //! program may leave that one out of line: a call within each call. In a library that is loaded it is a call of
 //! `__tls_get_addr` besides. A word of the block that threads have from the beginning needs neither. A library that is
 //! loaded late gets it from what the C library keeps spare there; where nothing is left it cannot be loaded, and says
-//! so.
+//! so. Not with musl, which keeps nothing spare.
 
 pub(super) use imp::{get, place, set};
 
-#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", target_os = "linux", not(miri)))]
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    not(miri)
+))]
 mod imp {
     use core::arch::{asm, global_asm};
     use core::ptr::{self, NonNull};
@@ -90,7 +96,13 @@ mod imp {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", target_os = "linux", not(miri))))]
+#[cfg(not(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    not(miri)
+)))]
 mod imp {
     use core::cell::Cell;
     use core::ptr::{self, NonNull};
