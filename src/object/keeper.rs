@@ -207,14 +207,12 @@ impl<S: Source + 'static> Objects<S> {
         });
     }
 
-    /// The same, by anybody: one after the other is taken, and entered, as a thread that begins does. One that cannot
-    /// be entered is being emptied by who seizes all.
+    /// The same, by anybody: one after the other is taken, and entered, as a thread that begins does. One that is
+    /// barred is waited for, as its register is anyway: who seizes all may have found us at the door, and left it.
     pub(super) fn empty_vacant_by_one(&self) {
         let _pass = self.heap.pass();
         while let Some(thread) = self.register.take_laden() {
-            if let Some(working) = thread.enter(self) {
-                self.empty(&working, None);
-            }
+            self.empty(&thread.enter_at_last(self), None);
             self.register.give(NonNull::from(thread));
         }
     }

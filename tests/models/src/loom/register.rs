@@ -150,10 +150,11 @@ impl Office {
     fn reclaim(&self) -> usize {
         let mut papers = 0;
         while let Some(desk) = self.register.take_laden() {
-            if desk.owner.enter(KEY) {
-                papers += desk.empty();
-                desk.owner.leave();
+            while !desk.owner.enter(KEY) {
+                loom::thread::yield_now();
             }
+            papers += desk.empty();
+            desk.owner.leave();
             self.register.give(NonNull::from(desk));
         }
         papers
@@ -227,6 +228,20 @@ fn a_thread_begins_and_ends_while_another_runs_out_of_memory() {
         assert_eq!(taken + left, put, "papers were lost or made");
         // One at a time is taken.
         assert_eq!(made, 2, "one was made though there was one");
+    });
+}
+
+/// What one cannot empty the other does, or it is found the next time.
+#[test]
+fn what_is_left_while_one_trims_and_one_reclaims_is_found_again() {
+    explore(2, || {
+        let office = Office::with_vacant(1);
+        let other = office.clone();
+        let thread = spawn(move || other.trim());
+        let taken = office.reclaim();
+        let taken = taken + thread.join().unwrap() + office.reclaim();
+        let (left, _) = office.close();
+        assert_eq!((taken, left), (1, 0), "papers were forgotten");
     });
 }
 
