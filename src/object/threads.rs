@@ -102,6 +102,8 @@ impl<S: Source + 'static> Objects<S> {
         objects.part(&own.enter_at_last(objects));
         if let Some(cache) = own.cache() {
             own.set_cache(None);
+            // What it holds is nobody's any more: who runs out of pages does not look there.
+            objects.heap.cache_at(cache).flush();
             objects.heap.take_back(cache);
             // Relaxed: a number by itself.
             objects.cached.fetch_sub(1, Ordering::Relaxed);
@@ -184,6 +186,8 @@ impl<S: Source + 'static> Objects<S> {
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
+        // Those of threads that sleep.
+        self.heap.seize_caches();
     }
 
     /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.

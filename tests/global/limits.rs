@@ -62,6 +62,54 @@ fn a_thread_that_begins_at_exhaustion_gets_null_and_recovers() {
     .unwrap();
 }
 
+/// Takes a word of pages for this thread's cache, which stays there.
+fn fill_cache(heap: &GlobalHeap) {
+    let blocks: Vec<_> = (0..2000)
+        .map(|_| Block::new(heap, layout(1000, 8), 0).unwrap())
+        .collect();
+    blocks.into_iter().for_each(|block| block.free(heap));
+}
+
+/// Whether all pages of the limit can be had, but for some at the beginning.
+fn has_all(heap: &GlobalHeap, bytes: usize) -> bool {
+    let block = Block::new(heap, layout(bytes - (1 << 20), 8), 0);
+    block.map(|block| block.free(heap)).is_some()
+}
+
+/// The pages in its cache are not those of the heap's end.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
+fn what_a_thread_had_that_has_ended_is_there_for_others() {
+    const LIMIT: usize = 32 << 20;
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT).background(false);
+    fill_cache(&HEAP);
+    thread::spawn(|| fill_cache(&HEAP)).join().unwrap();
+    assert!(has_all(&HEAP, LIMIT), "{}", HEAP.stats());
+}
+
+/// Where the system has a fence for it.
+#[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
+fn what_a_thread_has_that_sleeps_is_there_for_others() {
+    const LIMIT: usize = 32 << 20;
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT).background(false);
+    let (to, from) = std::sync::mpsc::sync_channel::<()>(0);
+    fill_cache(&HEAP);
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            fill_cache(&HEAP);
+            to.send(()).unwrap();
+            to.send(()).unwrap();
+        });
+        from.recv().unwrap();
+        let had = has_all(&HEAP, LIMIT);
+        from.recv().unwrap();
+        sleeper.join().unwrap();
+        assert!(had, "{}", HEAP.stats());
+    });
+}
+
 #[test]
 fn what_other_threads_keep_is_asked_back() {
     static HEAP: GlobalHeap = GlobalHeap::new().limit(8 << 20);
