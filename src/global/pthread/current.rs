@@ -27,31 +27,17 @@ mod imp {
     use crate::global::pthread::FRESH;
     use crate::sync::Owner;
 
-    /// The word's name: of this version, as there may be another in the program.
-    macro_rules! word {
-        () => {
-            concat!(
-                "pageheap_",
-                env!("CARGO_PKG_VERSION_MAJOR"),
-                "_",
-                env!("CARGO_PKG_VERSION_MINOR"),
-                "_",
-                env!("CARGO_PKG_VERSION_PATCH"),
-                "_current"
-            )
-        };
-    }
-
-    // Hidden: a library's is not the program's.
+    // Hidden: a library's is not the program's. Named after FRESH, whose own name is this copy of the crate's: there
+    // may be another in the program, of a version that differs behind its three numbers only, or from elsewhere.
     global_asm!(
         ".pushsection .tdata, \"awT\", @progbits",
         ".p2align 3",
-        concat!(".hidden ", word!()),
-        concat!(".globl ", word!()),
-        concat!(".type ", word!(), ", @object"),
-        concat!(word!(), ":"),
+        ".hidden {fresh}_current",
+        ".globl {fresh}_current",
+        ".type {fresh}_current, @object",
+        "{fresh}_current:",
         ".quad {fresh}",
-        concat!(".size ", word!(), ", 8"),
+        ".size {fresh}_current, 8",
         ".popsection",
         fresh = sym FRESH,
     );
@@ -64,8 +50,9 @@ mod imp {
         // word, which is FRESH's address or what `set` wrote: never null.
         unsafe {
             asm!(
-                concat!("mov {place}, qword ptr [rip + ", word!(), "@GOTTPOFF]"),
+                "mov {place}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
                 "mov {owner}, qword ptr fs:[{place}]",
+                fresh = sym FRESH,
                 place = out(reg) _,
                 owner = out(reg) owner,
                 options(nostack, preserves_flags, readonly)
@@ -81,7 +68,8 @@ mod imp {
         unsafe {
             asm!(
                 "mov {place}, qword ptr fs:[0]",
-                concat!("add {place}, qword ptr [rip + ", word!(), "@GOTTPOFF]"),
+                "add {place}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
+                fresh = sym FRESH,
                 place = out(reg) place,
                 options(nostack, readonly)
             );
