@@ -56,7 +56,8 @@ pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
         // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
         // this thread's.
         let thread: &'static Thread = unsafe { owner.cast().as_ref() };
-        Some(thread.working())
+        // SAFETY: entered, by the heap's address, which `set_owner` gave it.
+        Some(unsafe { thread.working() })
     } else {
         None
     }

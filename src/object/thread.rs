@@ -191,14 +191,21 @@ impl Listed for Thread {
 
 impl Thread {
     /// The structure, which its user has entered.
+    ///
+    /// # Safety
+    ///
+    /// The caller has entered it by the key of its heap, so that one has it as its own (`set_owner`), and its key of
+    /// links stands in it.
     #[inline(always)]
-    pub fn working(&self) -> Working<'_> {
+    pub unsafe fn working(&self) -> Working<'_> {
         Working { thread: self }
     }
 
     /// As [`Owner::enter`], by the address of its heap.
     pub(super) fn enter<T>(&self, objects: *const T) -> Option<Staying<'_>> {
-        self.owner.enter(objects.addr()).then(|| self.working().stay())
+        // SAFETY: entered, by an address that `set_owner` gave it.
+        let work = || unsafe { self.working() }.stay();
+        self.owner.enter(objects.addr()).then(work)
     }
 
     /// The same, after a seizure if one is under way.

@@ -9,7 +9,8 @@
 //! program may leave that one out of line: a call within each call. In a library that is loaded it is a call of
 //! `__tls_get_addr` besides. A word of the block that threads have from the beginning needs neither. A library that is
 //! loaded late gets it from what the C library keeps spare there; where nothing is left it cannot be loaded, and says
-//! so. Not with musl, which keeps nothing spare.
+//! so. Not with musl, which keeps nothing spare; nor where the crate is in a Rust `dylib` (feature `rust-dylib`), of
+//! which the program would have to see the word.
 
 pub(super) use imp::{get, place, set};
 
@@ -18,6 +19,7 @@ pub(super) use imp::{get, place, set};
     target_pointer_width = "64",
     target_os = "linux",
     target_env = "gnu",
+    not(feature = "rust-dylib"),
     not(miri)
 ))]
 mod imp {
@@ -89,6 +91,7 @@ mod imp {
     target_pointer_width = "64",
     target_os = "linux",
     target_env = "gnu",
+    not(feature = "rust-dylib"),
     not(miri)
 )))]
 mod imp {
