@@ -17,22 +17,21 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Length, Objects, SizeClass, SmallSize};
+use crate::object::{Length, Objects, SizeClass, SmallSize, Working};
 use crate::source::Source;
 
 use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// What is not of a small size.
-    #[inline(never)]
-    fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        if SizeClass::is_exceeded_by(layout.size()) {
-            return self.take_large(layout, zeroed);
-        }
-        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            return self.take_slow(layout, zeroed);
-        };
-        let Some(slot) = self.enter().and_then(|thread| thread.pop_of(class)) else {
+    /// Fast: a slot that `pop` gets from this thread's structure.
+    #[inline(always)]
+    fn take_slot(
+        &self,
+        layout: Layout,
+        zeroed: bool,
+        pop: impl FnOnce(&Working<'_>) -> Option<NonNull<u8>>,
+    ) -> Option<NonNull<u8>> {
+        let Some(slot) = self.enter().and_then(|thread| pop(&thread)) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
@@ -40,6 +39,31 @@ impl<S: Source + 'static> GlobalHeap<S> {
             unsafe { slot.write_bytes(0, layout.size()) };
         }
         Some(slot)
+    }
+
+    /// Fast: a slot that `push` puts into this thread's structure, if there is room.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`]; if `push` says no, the memory is the caller's still.
+    #[inline(always)]
+    unsafe fn give_slot(&self, memory: NonNull<u8>, layout: Layout, push: impl FnOnce(&Working<'_>) -> bool) {
+        if !self.enter().is_some_and(|thread| push(&thread)) {
+            // SAFETY: the caller's promise.
+            unsafe { self.dealloc_slow(memory, layout) };
+        }
+    }
+
+    /// What is not of a small size.
+    #[inline(never)]
+    fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if SizeClass::is_exceeded_by(layout.size()) {
+            return self.take_large(layout, zeroed);
+        }
+        let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
+            return self.take_slow(layout, zeroed);
+        };
+        self.take_slot(layout, zeroed, |thread| thread.pop(thread.magazine(class)))
     }
 
     /// As [`take_other`](Self::take_other).
@@ -54,19 +78,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
             unsafe { self.give_large(memory, layout) };
             return;
         }
-        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+        let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
             // SAFETY: the caller's promise.
             unsafe { self.dealloc_slow(memory, layout) };
             return;
         };
-        if let Some(thread) = self.enter()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.push_of(class, memory) }
-        {
-            return;
-        }
+        // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+        let push = |thread: &Working<'_>| unsafe { thread.push(thread.magazine(class), memory) };
         // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, layout) };
+        unsafe { self.give_slot(memory, layout, push) };
     }
 
     /// Fast: from this thread's shelf, if there is such a run there. What else there is to try is reached by a jump,
@@ -208,14 +228,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
             return self.take_other(layout, zeroed);
         };
-        let Some(slot) = self.enter().and_then(|thread| thread.pop(size)) else {
-            return self.take_slow(layout, zeroed);
-        };
-        if zeroed {
-            // SAFETY: a slot of at least as many bytes.
-            unsafe { slot.write_bytes(0, layout.size()) };
-        }
-        Some(slot)
+        self.take_slot(layout, zeroed, |thread| thread.pop(thread.magazine_for(size)))
     }
 
     #[inline(always)]
@@ -225,14 +238,10 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
             unsafe { self.give_other(memory, layout) };
             return;
         };
-        if let Some(thread) = self.enter()
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            && unsafe { thread.push(size, memory) }
-        {
-            return;
-        }
+        // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+        let push = |thread: &Working<'_>| unsafe { thread.push(thread.magazine_for(size), memory) };
         // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, layout) };
+        unsafe { self.give_slot(memory, layout, push) };
     }
 
     #[inline(always)]

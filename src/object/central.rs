@@ -240,8 +240,7 @@ impl Central {
         })
     }
 
-    /// Whether the slot is home, in its span. O(slots of the span). `false` if the lock
-    /// is held for long.
+    /// Whether the slot is home, in its span. O(slots of the span). `false` if the lock is held for long.
     pub fn has_at_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
         let Some(_guard) = self.hold_soon(spans, class) else {
             return false;

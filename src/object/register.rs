@@ -94,11 +94,13 @@ pub struct Register<T> {
     used: Cell<usize>,
 }
 
-// SAFETY: the cells are used under the register's lock only; so are the listings inside the structures they lead to. Of
-// a structure somebody uses, the register hands out shared references for reading atomics alone (`for_each`).
-unsafe impl<T> Send for Register<T> {}
+// SAFETY: the cells are used under the register's lock only; so are the listings inside the structures they lead to.
+// What else is in a structure is touched by who has entered it as its owner (`T` is `Owned`: one at a time, each seeing
+// what the last one did) or has seized it; everybody else reads its atomics. Who takes one out of the register is the
+// only one to enter it until he gives it back.
+unsafe impl<T: Listed> Send for Register<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Register<T> {}
+unsafe impl<T: Listed> Sync for Register<T> {}
 
 impl<T: Listed> Register<T> {
     /// No threads.

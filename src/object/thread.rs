@@ -55,44 +55,27 @@ impl Drop for Working<'_> {
 }
 
 impl<'a> Working<'a> {
-    /// Fast: a slot of the class of this size, if the magazine has one.
+    /// Fast: a slot of one of the thread's magazines, if that has one.
     #[inline(always)]
-    pub fn pop(&self, size: SmallSize) -> Option<NonNull<u8>> {
-        self.small_magazine(size).pop_by(self.thread.key.get())
+    pub fn pop(&self, magazine: &Magazine) -> Option<NonNull<u8>> {
+        magazine.pop_by(self.thread.key.get())
     }
 
-    /// Fast: takes a slot in, if there is room and it does not seem free. Whether it did.
+    /// Fast: one of the thread's magazines takes a slot in, if there is room and it does not seem free. Whether it did.
     ///
     /// # Safety
     ///
-    /// The slot is the caller's, of the class of this size and of this heap; if taken, it is the magazine's.
+    /// The slot is the caller's, of the magazine's class and of this heap; if taken, it is the magazine's.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn push(&self, size: SmallSize, slot: NonNull<u8>) -> bool {
+    pub unsafe fn push(&self, magazine: &Magazine, slot: NonNull<u8>) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { self.small_magazine(size).push_by(self.thread.key.get(), slot.as_ptr()) }
+        unsafe { magazine.push_by(self.thread.key.get(), slot.as_ptr()) }
     }
 
-    /// As [`pop`](Self::pop), of a class.
+    /// Fast: the magazine of the class of this size.
     #[inline(always)]
-    pub fn pop_of(&self, class: SizeClass) -> Option<NonNull<u8>> {
-        self.magazine(class).pop_by(self.thread.key.get())
-    }
-
-    /// As [`push`](Self::push), of a class.
-    ///
-    /// # Safety
-    ///
-    /// As for [`push`](Self::push).
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn push_of(&self, class: SizeClass, slot: NonNull<u8>) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.magazine(class).push_by(self.thread.key.get(), slot.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn small_magazine(&self, size: SmallSize) -> &'a Magazine {
+    pub fn magazine_for(&self, size: SmallSize) -> &'a Magazine {
         // SAFETY: a size's number is less than COUNT; what stands there is where a magazine lies in a structure.
         unsafe {
             let distance = *DISTANCES.get_unchecked(size.index());

@@ -201,34 +201,30 @@ fn a_structure_goes_from_one_thread_to_the_next() {
     });
 }
 
-#[test]
-fn a_thread_begins_and_ends_while_structures_are_trimmed() {
-    explore(2, || {
-        let office = Office::with_vacant(1);
+/// A thread begins and ends while `empty` is at work on so many vacant structures, of which always one is left for it.
+fn one_lives_while(vacant: usize, empty: fn(&Office) -> usize) {
+    explore(2, move || {
+        let office = Office::with_vacant(vacant);
         let other = office.clone();
         let thread = spawn(move || other.live());
-        let taken = office.trim();
-        let put = 1 + thread.join().unwrap();
+        let taken = empty(&office);
+        let put = vacant + thread.join().unwrap();
         let (left, made) = office.close();
         assert_eq!(taken + left, put, "papers were lost or made");
-        // Who holds the register keeps nobody from a structure, but waiting.
-        assert_eq!(made, 1, "one was made though there was one");
+        assert_eq!(made, vacant, "one was made though there was one");
     });
 }
 
+/// Who holds the register keeps nobody from a structure, but waiting.
+#[test]
+fn a_thread_begins_and_ends_while_structures_are_trimmed() {
+    one_lives_while(1, Office::trim);
+}
+
+/// One at a time is taken.
 #[test]
 fn a_thread_begins_and_ends_while_another_runs_out_of_memory() {
-    explore(2, || {
-        let office = Office::with_vacant(2);
-        let other = office.clone();
-        let thread = spawn(move || other.live());
-        let taken = office.reclaim();
-        let put = 2 + thread.join().unwrap();
-        let (left, made) = office.close();
-        assert_eq!(taken + left, put, "papers were lost or made");
-        // One at a time is taken.
-        assert_eq!(made, 2, "one was made though there was one");
-    });
+    one_lives_while(2, Office::reclaim);
 }
 
 /// What one cannot empty the other does, or it is found the next time.
