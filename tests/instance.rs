@@ -229,3 +229,54 @@ fn collections_of_both_versions_live_in_it() {
     assert!(moved.iter().copied().eq(0..5000));
     heap.check().unwrap();
 }
+
+/// What lay in the first word of larger blocks, from when small ones were there, goes with them where they are copied:
+/// that is no mark of the small block that they become.
+#[test]
+fn a_block_that_nobody_wrote_to_comes_back_when_it_was_made_smaller() {
+    let small = Layout::from_size_align(512, 8).unwrap();
+    for from in [2048, 40_000] {
+        let heap = Heap::new(System, Config::new(64 << 20)).unwrap();
+        let blocks: Vec<_> = (0..2000).map(|_| heap.allocate(small).unwrap()).collect();
+        for block in blocks {
+            // SAFETY: this test's blocks, each freed once, with its layout.
+            unsafe { heap.free(block, small) };
+        }
+        heap.scavenge(PageCount(0));
+        let before = heap.stats().slot_bytes;
+        let large = Layout::from_size_align(from, 8).unwrap();
+        let blocks: Vec<_> = (0..20).map(|_| heap.allocate(large).unwrap()).collect();
+        for block in blocks {
+            // SAFETY: as above.
+            unsafe { heap.free(heap.resize(block, large, 512).unwrap(), small) };
+        }
+        assert_eq!(
+            heap.stats().slot_bytes,
+            before,
+            "blocks from {from} bytes did not come back"
+        );
+    }
+}
+
+/// A block that has become a table of the heap's own in between is left to it.
+#[test]
+#[cfg(not(feature = "checks"))]
+fn a_block_freed_twice_that_has_become_a_rack_does_no_harm() {
+    let heap = Heap::new(System, Config::new(64 << 20)).unwrap();
+    let small = Layout::from_size_align(64, 8).unwrap();
+    let blocks = [(); 3].map(|()| heap.allocate(small).unwrap());
+    // SAFETY: this test's block.
+    unsafe { heap.free(blocks[0], small) };
+    heap.scavenge(PageCount(0));
+    let larger = (0..28).map(|step| Layout::from_size_align(1100 + step * 300, 8).unwrap());
+    larger
+        .clone()
+        .for_each(|layout| assert!(heap.allocate(layout).is_some()));
+    assert!(heap.stats().rack_bytes > 64);
+    // SAFETY: none: this is what must do no harm.
+    unsafe { heap.free(blocks[0], small) };
+    for layout in larger {
+        (0..40).for_each(|_| assert!(heap.allocate(layout).is_some()));
+    }
+    heap.check().unwrap();
+}

@@ -29,9 +29,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         &self,
         layout: Layout,
         zeroed: bool,
-        pop: impl FnOnce(&Working<'_>) -> Option<NonNull<u8>>,
+        pop: impl FnOnce(&Working<'_>, &Objects<S>) -> Option<NonNull<u8>>,
     ) -> Option<NonNull<u8>> {
-        let Some(slot) = self.enter().and_then(|thread| pop(&thread)) else {
+        let Some(slot) = self.enter_with().and_then(|(thread, objects)| pop(&thread, objects)) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
@@ -47,23 +47,50 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// As for [`GlobalAlloc::dealloc`]; if `push` says no, the memory is the caller's still.
     #[inline(always)]
-    unsafe fn give_slot(&self, memory: NonNull<u8>, layout: Layout, push: impl FnOnce(&Working<'_>) -> bool) {
-        if !self.enter().is_some_and(|thread| push(&thread)) {
+    unsafe fn give_slot(
+        &self,
+        memory: NonNull<u8>,
+        layout: Layout,
+        push: impl FnOnce(&Working<'_>, &Objects<S>) -> bool,
+    ) {
+        if !self
+            .enter_with()
+            .is_some_and(|(thread, objects)| push(&thread, objects))
+        {
             // SAFETY: the caller's promise.
             unsafe { self.dealloc_slow(memory, layout) };
         }
     }
 
-    /// What is not of a small size.
+    /// What is not of a small size: of more than 1 KiB as a rule.
     #[inline(never)]
     fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
+            let pop = |thread: &Working<'_>, objects: &Objects<S>| {
+                thread.pop_flagged(objects.spans(), thread.magazine_for(size))
+            };
+            return self.take_slot(layout, zeroed, pop);
+        }
         if SizeClass::is_exceeded_by(layout.size()) {
             return self.take_large(layout, zeroed);
         }
+        self.take_aligned(layout, zeroed)
+    }
+
+    /// Aligned to more than 8 bytes.
+    #[inline(never)]
+    fn take_aligned(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
             return self.take_slow(layout, zeroed);
         };
-        self.take_slot(layout, zeroed, |thread| thread.pop(thread.magazine(class)))
+        self.take_slot(layout, zeroed, |thread, objects| {
+            let magazine = thread.magazine(class);
+            if class.is_flagged() {
+                thread.pop_flagged(objects.spans(), magazine)
+            } else {
+                thread.pop(magazine)
+            }
+        })
     }
 
     /// As [`take_other`](Self::take_other).
@@ -73,18 +100,48 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`].
     #[inline(never)]
     unsafe fn give_other(&self, memory: NonNull<u8>, layout: Layout) {
+        if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
+            let push = |thread: &Working<'_>, objects: &Objects<S>| {
+                // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this
+                // class, of more than 1 KiB, as those of less do not come here.
+                unsafe { thread.push_flagged(objects.spans(), thread.magazine_for(size), memory) }
+            };
+            // SAFETY: the caller's promise.
+            unsafe { self.give_slot(memory, layout, push) };
+            return;
+        }
         if SizeClass::is_exceeded_by(layout.size()) {
             // SAFETY: the caller's promise.
             unsafe { self.give_large(memory, layout) };
             return;
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.give_aligned(memory, layout) };
+    }
+
+    /// As [`take_aligned`](Self::take_aligned).
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
+    #[inline(never)]
+    unsafe fn give_aligned(&self, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
             // SAFETY: the caller's promise.
             unsafe { self.dealloc_slow(memory, layout) };
             return;
         };
-        // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-        let push = |thread: &Working<'_>| unsafe { thread.push(thread.magazine(class), memory) };
+        let push = |thread: &Working<'_>, objects: &Objects<S>| {
+            let magazine = thread.magazine(class);
+            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            unsafe {
+                if class.is_flagged() {
+                    thread.push_flagged(objects.spans(), magazine, memory)
+                } else {
+                    thread.push(magazine, memory)
+                }
+            }
+        };
         // SAFETY: the caller's promise.
         unsafe { self.give_slot(memory, layout, push) };
     }
@@ -228,7 +285,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
             return self.take_other(layout, zeroed);
         };
-        self.take_slot(layout, zeroed, |thread| thread.pop(thread.magazine_for(size)))
+        self.take_slot(layout, zeroed, |thread, _| thread.pop(thread.magazine_for(size)))
     }
 
     #[inline(always)]
@@ -239,7 +296,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
             return;
         };
         // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-        let push = |thread: &Working<'_>| unsafe { thread.push(thread.magazine_for(size), memory) };
+        let push = |thread: &Working<'_>, _: &Objects<S>| unsafe { thread.push(thread.magazine_for(size), memory) };
         // SAFETY: the caller's promise.
         unsafe { self.give_slot(memory, layout, push) };
     }

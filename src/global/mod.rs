@@ -363,6 +363,16 @@ impl<S: Source + 'static> GlobalHeap<S> {
         local::enter(self.objects.load(Ordering::Relaxed))
     }
 
+    /// The same, with the heap.
+    #[inline(always)]
+    fn enter_with(&self) -> Option<(Working<'static>, &'static Objects<S>)> {
+        // Relaxed: compared first. Who has a structure of the heap knew it when he got that.
+        let objects = self.objects.load(Ordering::Relaxed);
+        let thread = local::enter(objects)?;
+        // SAFETY: a structure was entered by this address, so it is a heap's, which is never unmade.
+        Some((thread, unsafe { &*objects }))
+    }
+
     /// Works with this thread's structure, made now if need be; or, where it cannot have one, or has it not at the
     /// moment, with the shared one.
     #[inline]

@@ -25,8 +25,8 @@
 //! one of the new owner's block, and nothing tells them apart. `realloc` always moves, to make that less likely to go
 //! unnoticed.
 //!
-//! The **links** are where the heap below keeps its own while the block is free: a slot's first word, and of a batch in
-//! store the second. So the seal of a freed block stays, wherever the block lies meanwhile.
+//! The **mark** is where the heap below keeps its own while the block is free: a slot's first word. So the seal of a
+//! freed block stays, wherever the block lies meanwhile.
 //!
 //! Worked: 100 bytes aligned to 8. 40 + 100 + 8 = 148 bytes are asked for: slots of 160, in class 17. The block begins
 //! at byte 40, canaries are bytes 140 to 148.

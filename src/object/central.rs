@@ -28,16 +28,14 @@
 //! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
 //! slot that is not out.
 
-use core::ptr::NonNull;
-
 use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
 
-use super::magazine::{Batch, List};
 use super::mark;
+use super::rack::{Entry, Heads, Rack};
 use super::size_class::SizeClass;
 use super::span::{Link, Slots};
-use super::spans::{Spans, Strings};
+use super::spans::Spans;
 use super::store::Store;
 
 /// Batches in store that are looked through for a block that seems to be freed twice.
@@ -47,9 +45,9 @@ const BATCHES_LOOKED_AT: usize = 8;
 const STORE_BYTES: usize = 16 << 20;
 const STORES_BYTES: usize = 32 << 20;
 
-/// Bytes of a batch.
+/// Bytes of a batch, its rack included.
 fn batch_bytes(class: SizeClass) -> usize {
-    class.batch() as usize * class.bytes()
+    class.batch() as usize * class.bytes() + Rack::bytes(class.batch())
 }
 
 /// One class. All-zero bytes: no spans.
@@ -152,15 +150,19 @@ impl Central {
         }
     }
 
-    /// Makes `run`, which is covered and nobody else's, a span, and takes up to `wanted` slots out of it, without the
-    /// lock.
+    /// Makes `run`, which is covered and nobody else's, a span, and takes up to `wanted` slots out of it into the rack,
+    /// which has room for them, without the lock.
     ///
     /// It arrives before it is entered: so a fork finds a span on the class's account or none at all. Who receives it
     /// enters it, too.
-    pub fn take_fresh(&self, spans: &Spans, class: SizeClass, run: PageRun, wanted: u32) -> List {
-        let (mut list, span) = (List::new(), run.start());
+    pub fn take_fresh(&self, spans: &Spans, class: SizeClass, run: PageRun, wanted: u32, rack: &mut Rack) {
+        let span = run.start();
         let (entry, mut slots) = (spans.entry(span), Slots::default());
-        draw(spans, class, span, &mut slots, wanted, &mut list);
+        // Before it arrives: who receives it may hand out slots at once.
+        if class.is_flagged() {
+            spans.flag_all(run);
+        }
+        draw(spans, class, span, &mut slots, wanted, rack);
         entry.set_slots(slots);
         count_one(&self.refills);
         // Relaxed: only compared.
@@ -178,13 +180,11 @@ impl Central {
             }
         }
         spans.enter(class, run);
-        list
     }
 
     /// Takes a batch out of the store, as `hint` says: threads with other hints seldom meet. O(1).
-    pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Batch> {
-        let strings = Strings { spans, class };
-        let place = self.store.take(&strings, hint)?;
+    pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Rack> {
+        let place = self.store.take(&Heads(spans), hint)?;
         count_one(&self.refills);
         // Relaxed: as in `store_batch`.
         spans.stored.fetch_sub(batch_bytes(class), Ordering::Relaxed);
@@ -193,10 +193,10 @@ impl Central {
         if left < self.fewest.load(Ordering::Relaxed) {
             self.fewest.store(left, Ordering::Relaxed);
         }
-        Some(strings.cut(place))
+        Some(Heads(spans).full(place, class.batch()))
     }
 
-    /// Bytes in store.
+    /// Bytes in store, racks included.
     pub fn stored_bytes(&self, class: SizeClass) -> usize {
         self.store.count() as usize * batch_bytes(class)
     }
@@ -208,11 +208,11 @@ impl Central {
         self.fewest.swap(stored, Ordering::Relaxed).min(stored)
     }
 
-    /// Puts a batch of the class in store. O(1).
+    /// Puts a batch of the class in store: a full rack. O(1).
     ///
     /// # Errors
     /// The batch, if the store is full.
-    pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Result<(), Batch> {
+    pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) -> Result<(), Rack> {
         let bytes = batch_bytes(class);
         // Relaxed: a sum, by which nobody is told anything.
         let all = spans.stored.load(Ordering::Relaxed);
@@ -223,20 +223,20 @@ impl Central {
         Ok(())
     }
 
-    fn put(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) {
+    fn put(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) {
+        debug_assert_eq!(batch.len(), class.batch());
         count_one(&self.flushes);
         // Relaxed: as in `store_batch`.
         spans.stored.fetch_add(batch_bytes(class), Ordering::Relaxed);
-        let place = spans.place_of(batch.into_raw());
-        self.store.put(&Strings { spans, class }, hint, place);
+        self.store.put(&Heads(spans), hint, spans.place_of(batch.into_memory()));
     }
 
     /// Whether the slot is in one of the batches that went into the lane of `hint` last. O(their slots).
-    pub fn has_stored_lately(&self, spans: &Spans, class: SizeClass, slot: NonNull<u8>, hint: usize) -> bool {
-        let strings = Strings { spans, class };
-        self.store.any_of_last(&strings, hint, BATCHES_LOOKED_AT, |place| {
+    pub fn has_stored_lately(&self, spans: &Spans, class: SizeClass, slot: Entry, hint: usize) -> bool {
+        let heads = Heads(spans);
+        self.store.any_of_last(&heads, hint, BATCHES_LOOKED_AT, |place| {
             // A batch of the store, which is the caller's for the moment; it is only looked at.
-            strings.batch(place).into_list(class).has(slot.as_ptr())
+            heads.slots(place, class.batch()).contains(&slot)
         })
     }
 
@@ -249,22 +249,26 @@ impl Central {
         slots.is_home(class, span, slot, |slot| spans.link(class, span, slot))
     }
 
-    /// Takes up to `wanted` slots. Fewer, or none, if the spans have no more; `None` if the lock is held for long.
-    pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32) -> Option<List> {
-        let _guard = self.hold_soon(spans, class)?;
-        Some(self.take_held(spans, class, wanted))
+    /// Takes up to `wanted` slots into the rack, which has room for them. Fewer, or none, if the spans have no more.
+    /// Whether that could be seen: not if the lock is held for long.
+    pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> bool {
+        let guard = self.hold_soon(spans, class);
+        if guard.is_some() {
+            self.take_held(spans, class, wanted, rack);
+        }
+        guard.is_some()
     }
 
     /// The same, however long that takes.
-    pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32) -> List {
+    pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) {
         let _guard = self.hold(spans, class);
-        self.take_held(spans, class, wanted)
+        self.take_held(spans, class, wanted, rack);
     }
 
     /// Under the lock.
-    fn take_held(&self, spans: &Spans, class: SizeClass, wanted: u32) -> List {
-        let mut list = List::new();
-        while list.len() < wanted
+    fn take_held(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) {
+        let mut left = wanted;
+        while left > 0
             && let Some(span) = self.first.get()
         {
             let entry = spans.entry(span);
@@ -272,42 +276,54 @@ impl Central {
             if self.spare.get() == Some(span) {
                 self.spare.set(None);
             }
-            draw(spans, class, span, &mut slots, wanted, &mut list);
+            left -= draw(spans, class, span, &mut slots, left, rack);
             entry.set_slots(slots);
             if slots.used >= class.slots() {
                 self.unlink(spans, span);
             }
         }
-        add(&self.out, u64::from(list.len()));
+        add(&self.out, u64::from(wanted - left));
         count_one(&self.refills);
-        list
     }
 
-    /// Takes slots back. The first of the spans that are none any more, linked by `Span::behind`: their pages are the
-    /// caller's.
+    /// Takes slots back, all of the rack's. The first of the spans that are none any more, linked by `Span::behind`:
+    /// their pages are the caller's.
     #[must_use]
-    pub fn give(&self, spans: &Spans, class: SizeClass, list: List) -> Option<PageIndex> {
+    pub fn give(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<PageIndex> {
         let _guard = self.hold(spans, class);
-        self.give_held(spans, class, list)
+        self.give_held(spans, class, rack)
     }
 
-    /// Takes a batch back that the store did not take, as [`give`](Self::give) does; if the lock is held for long, into
-    /// the store after all.
+    /// The same, if the lock is not held for long.
     #[must_use]
-    pub fn give_batch(&self, spans: &Spans, class: SizeClass, batch: Batch, hint: usize) -> Option<PageIndex> {
-        if let Some(_guard) = self.hold_soon(spans, class) {
-            self.give_held(spans, class, batch.into_list(class))
-        } else {
-            self.put(spans, class, batch, hint);
-            None
+    pub fn give_soon(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<Option<PageIndex>> {
+        let _guard = self.hold_soon(spans, class)?;
+        Some(self.give_held(spans, class, rack))
+    }
+
+    /// Takes a batch back that the store did not take, as [`give`](Self::give) does, and the rack is left; if the lock
+    /// is held for long, into the store after all: `None`.
+    #[must_use]
+    pub fn give_batch(
+        &self,
+        spans: &Spans,
+        class: SizeClass,
+        batch: Rack,
+        hint: usize,
+    ) -> Option<(Rack, Option<PageIndex>)> {
+        let mut batch = batch;
+        if let Some(leaving) = self.give_soon(spans, class, &mut batch) {
+            return Some((batch, leaving));
         }
+        self.put(spans, class, batch, hint);
+        None
     }
 
     /// Under the lock.
-    fn give_held(&self, spans: &Spans, class: SizeClass, mut list: List) -> Option<PageIndex> {
+    fn give_held(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<PageIndex> {
         let mut leaving = None;
-        let count = list.len();
-        let mut next = list.pop();
+        let count = rack.len();
+        let mut next = rack.pop();
         while let Some(mut slot) = next {
             let (span, mut number) = spans.locate(class, slot);
             let entry = spans.entry(span);
@@ -316,11 +332,11 @@ impl Central {
             // Neighbours are often freed together.
             next = loop {
                 if let Some(link) = slots.put(class, span, number) {
-                    // SAFETY: the slot was the list's and is the class's now; it is at least 8 bytes and aligned for
+                    // SAFETY: the slot was the rack's and is the class's now; it is at least 8 bytes and aligned for
                     // them.
                     unsafe { mark::link_number(slot, link) };
                 }
-                let Some(other) = list.pop() else { break None };
+                let Some(other) = rack.pop() else { break None };
                 match spans.number_in(class, span, other) {
                     Some(other_number) => (slot, number) = (other, other_number),
                     None => break Some(other),
@@ -431,15 +447,16 @@ fn page_of(number: u32) -> Option<PageIndex> {
     (number as usize).checked_sub(1).map(PageIndex)
 }
 
-/// Takes slots out of one span until the list has `wanted`, or the span has no more.
+/// Takes up to `wanted` slots out of one span into the rack: how many.
 #[inline]
-fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, list: &mut List) {
-    let (next, wanted) = (|slot| spans.link(class, span, slot), wanted - list.len());
+fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, rack: &mut Rack) -> u32 {
+    let (next, before) = (|slot| spans.link(class, span, slot), rack.len());
     let (first, bytes) = (spans.slot(class, span, 0), class.bytes());
     slots.draw(class, span, wanted, next, |slot| {
-        // SAFETY: the slot was the class's and is the list's now.
-        unsafe { list.push(first.wrapping_add(slot as usize * bytes)) };
+        // SAFETY: the slot was the class's and is the rack's now.
+        unsafe { rack.push(first.wrapping_add(slot as usize * bytes)) };
     });
+    rack.len() - before
 }
 
 /// Counts one more, also without the lock.
@@ -448,8 +465,8 @@ fn count_one(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Adds to a counter that the holder of the lock writes, or that need not be exact.
+/// Adds to a counter that the holder of the lock writes.
 fn add(counter: &AtomicU64, amount: u64) {
-    // Relaxed: under the lock, or where one more or less does no harm; for others a statistic.
+    // Relaxed: under the lock; for others a statistic.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }

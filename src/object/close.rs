@@ -12,7 +12,6 @@ use core::ptr::{self, NonNull};
 use crate::heap::PageHeap;
 use crate::source::{Purpose, Source};
 
-use super::magazine::List;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
@@ -64,13 +63,11 @@ impl<S: Source + 'static> Objects<S> {
         let shared = self.shared();
         self.register.for_each(|thread| self.flush(thread));
         if let Some(class) = SizeClass::of(size_of::<Thread>(), align_of::<Thread>()) {
-            let mut structures = List::new();
-            // The list is strung through them, over their first field alone, which is not the link the walk reads.
+            // Where the walk goes on has been read before, and nobody else is about who might use what is freed.
             self.register.for_each(|thread| {
                 // SAFETY: a slot of this class that nobody uses any more.
-                unsafe { structures.push(ptr::from_ref(thread).cast_mut().cast()) };
+                unsafe { self.give_slot(shared.cache(), class, NonNull::from(thread).cast()) };
             });
-            self.give_slots(shared.cache(), class, structures);
         }
         self.flush(&shared);
         self.empty_stores(shared.cache());

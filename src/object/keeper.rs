@@ -235,7 +235,7 @@ impl<S: Source + 'static> Objects<S> {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
                     break;
                 };
-                self.give_slots(None, class, batch.into_list(class));
+                self.give_rack(None, class, Some(batch));
             }
             self.give_spare(None, class);
         }

@@ -1,27 +1,26 @@
-//! What stands in the first word of a free slot: a link under a key, by which a slot that comes back is seen to be
-//! free.
+//! What stands in the first word of a free slot that the program had: a key, by which a slot that comes back is seen to
+//! be free.
 //!
 //! ```text
-//!   word  =  link  xor  the process's key
+//!   word  =  number · 2³²  xor  the slot's address  xor  the process's key
 //!
-//!   link     the next slot's address, or 0: in a magazine, on a list, in a batch
-//!            a number: on its span's list
+//!   number   0: in a magazine, or a rack, or one itself
+//!            of the next slot: on its span's list
 //! ```
 //!
-//! Who takes a slot out wipes the word. So a slot that comes back with a word that makes a link is free already, but
-//! for an accident: the key is drawn when the first heap is opened, from where the system has put things, so that no
-//! program's data makes links by design.
+//! Who takes a slot out wipes the word. So a slot that comes back with a word that makes a small number is free
+//! already, but for an accident: the key is drawn when the first heap is opened, from where the system has put things,
+//! so that no program's data makes one by design. A mark that is copied to another block's beginning, by who moves
+//! bytes that he never wrote, is none there.
 //!
-//! Worked: A, B and A again are freed. A's word is a link to nothing, B's one to A. The third call sees that the upper
-//! two bytes of A's word are ones, as in every key and so in every link, and goes the slow way (`twice.rs`), which
-//! finds A in the magazine. A block that begins with a small negative number goes that way too, where under the key it
-//! makes no address of a slot: ~20 ns.
+//! Worked: A, B and A again are freed. The first word of each is its mark. The third call sees that the upper two bytes
+//! of A's word are ones, as in every key, and goes the slow way (`twice.rs`), which finds A in the magazine. A block
+//! that begins with a small negative number goes that way too, where under the key it makes no small one: ~20 ns.
 //!
 //! Only those two bytes are looked at first: a program that has just written to the first byte of a block would have to
-//! wait for the whole word. To bind a word to its slot's address too was tried, so that a copy of it elsewhere is none:
-//! ten instructions a pair and a tenth of the time of small blocks, for programs that move bytes they never wrote.
+//! wait for the whole word.
 //!
-//! Cost: three instructions where a block is freed, two where one is allocated. Where pointers have 32 bits there is no
+//! Cost: five instructions where a block is freed, one where one is allocated. Where pointers have 32 bits there is no
 //! room for a test, and none is made.
 
 use crate::sync::OnceWord;
@@ -34,6 +33,9 @@ const ADDRESS_BITS: u32 = 48;
 
 /// The bits behind those, all of which every key has: to be compared with a constant.
 const UPPER_BITS: usize = (u64::MAX << ADDRESS_BITS) as usize;
+
+/// Where a number begins in a word: above what addresses of neighbours differ in.
+const NUMBER_SHIFT: u32 = if usize::BITS < u64::BITS { 0 } else { 32 };
 
 /// Which quarter of a word they are.
 const UPPER: usize = if cfg!(target_endian = "little") { 3 } else { 0 };
@@ -50,7 +52,7 @@ pub fn draw_key() {
     KEY.set(key | UPPER_BITS);
 }
 
-/// The key of all links.
+/// The key of all marks.
 #[derive(Clone, Copy, Debug)]
 pub struct Key(usize);
 
@@ -60,98 +62,76 @@ pub fn key() -> Key {
     Key(KEY.get())
 }
 
-/// Writes a link to the next slot, or to none.
+/// Writes the mark of a slot in a magazine.
 ///
 /// # Safety
 ///
 /// The slot is the caller's, of one of a heap's classes: a word long at least, and aligned for one.
 #[inline(always)]
-pub unsafe fn link(slot: *mut u8, next: *mut u8) {
+pub unsafe fn write(key: Key, slot: *mut u8) {
     // SAFETY: the caller's promise.
-    unsafe { link_by(key(), slot, next) };
-}
-
-/// As [`link`], for who has the key at hand.
-///
-/// # Safety
-///
-/// As for [`link`].
-#[inline(always)]
-pub unsafe fn link_by(key: Key, slot: *mut u8, next: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe { slot.cast::<*mut u8>().write(next.map_addr(|address| address ^ key.0)) };
-}
-
-/// The slot that [`link`] wrote.
-///
-/// # Safety
-///
-/// It did so last, and the slot is the caller's.
-#[inline(always)]
-pub unsafe fn next(slot: *mut u8) -> *mut u8 {
-    // SAFETY: the caller's promise.
-    unsafe { next_by(key(), slot) }
-}
-
-/// As [`next`], for who has the key at hand.
-///
-/// # Safety
-///
-/// As for [`next`].
-#[inline(always)]
-pub unsafe fn next_by(key: Key, slot: *mut u8) -> *mut u8 {
-    // SAFETY: the caller's promise.
-    unsafe { slot.cast::<*mut u8>().read() }.map_addr(|address| address ^ key.0)
+    unsafe { slot.cast::<usize>().write(slot.addr() ^ key.0) };
 }
 
 /// Writes a number.
 ///
 /// # Safety
 ///
-/// As for [`link`].
+/// As for [`write`].
 #[inline(always)]
 pub unsafe fn link_number(slot: *mut u8, number: u32) {
     // SAFETY: the caller's promise.
-    unsafe { slot.cast::<usize>().write(number as usize ^ key().0) };
+    unsafe {
+        slot.cast::<usize>()
+            .write((number as usize) << NUMBER_SHIFT ^ slot.addr() ^ key().0)
+    };
 }
 
-/// The number that [`link_number`] wrote; whatever else stands there makes one, too.
+/// The number that [`link_number`] wrote; if something else stands there more than any slot has, as a rule.
 ///
 /// # Safety
 ///
-/// The slot is the caller's, as for [`link`].
+/// The slot is the caller's, as for [`write`].
 #[inline(always)]
 pub unsafe fn number(slot: *mut u8) -> u32 {
     // SAFETY: the caller's promise.
-    (unsafe { slot.cast::<usize>().read() } ^ key().0) as u32
+    let word = unsafe { slot.cast::<usize>().read() };
+    u32::try_from(number_in(slot, word)).unwrap_or(u32::MAX)
+}
+
+/// The number in a slot's word. What is below a number is above it here.
+#[inline(always)]
+fn number_in(slot: *mut u8, word: usize) -> usize {
+    (word ^ slot.addr() ^ key().0).rotate_right(NUMBER_SHIFT)
 }
 
 /// Wipes the word of a slot that leaves the heap's hands.
 ///
 /// # Safety
 ///
-/// As for [`link`].
+/// As for [`write`].
 #[inline(always)]
 pub unsafe fn wipe(slot: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe { slot.cast::<usize>().write(0) };
 }
 
-/// What the word of a slot that comes back makes, if that may be a link.
+/// The number that the word of a slot that comes back makes, if it may be a mark; more than any slot has, if it is
+/// none.
 ///
 /// # Safety
 ///
-/// As for [`link`].
+/// As for [`write`].
 #[inline(always)]
 pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
     if usize::BITS < u64::BITS {
         return None;
     }
-    // SAFETY: the caller's promise; the bytes of the word in which a link has zeros. The program may have left bytes
+    // SAFETY: the caller's promise; the bytes of the word that are ones in each key. The program may have left bytes
     // there that it never wrote; they lie in memory like others, and of a volatile read the compiler concludes nothing.
     let upper = unsafe { slot.cast::<u16>().add(UPPER).read_volatile() };
     // SAFETY: as above.
-    (upper == u16::MAX).then(|| unsafe { slot.cast::<usize>().read_volatile() } ^ key().0)
+    (upper == u16::MAX).then(|| number_in(slot, unsafe { slot.cast::<usize>().read_volatile() }))
 }
 
 #[cfg(test)]
@@ -159,19 +139,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_is_seen_and_nothing_else() {
+    fn a_mark_is_seen_and_nothing_else() {
         draw_key();
         let mut word = 0_usize;
         let slot = (&raw mut word).cast::<u8>();
         // SAFETY: a word of ours.
         unsafe {
-            for next in [0, 8, slot.addr(), (1 << ADDRESS_BITS) - 8] {
-                link(slot, slot.with_addr(next));
-                assert_eq!((self::next(slot).addr(), seems_free(slot)), (next, Some(next)));
-            }
+            write(key(), slot);
+            assert_eq!(seems_free(slot), Some(0));
             link_number(slot, 77);
             assert_eq!((number(slot), seems_free(slot)), (77, Some(77)));
-            let others = [0, 1, usize::MAX >> 1, slot.addr()];
+            wipe(slot);
+            assert_eq!(seems_free(slot), None);
+            // Its neighbour's, copied here.
+            slot.cast::<usize>().write((slot.addr() + 64) ^ key().0);
+            assert!(seems_free(slot).is_none_or(|number| number > 1 << 16));
+            let others = [1, usize::MAX >> 1, slot.addr()];
             let seen = others.iter().filter(|&&other| {
                 slot.cast::<usize>().write(other);
                 seems_free(slot).is_some()

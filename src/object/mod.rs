@@ -17,10 +17,10 @@
 //! batch.
 //!
 //! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a
-//! magazine without room: room for 4, then 8, … 128, a batch. At the 129th the magazine is full and becomes the spare;
-//! at the 257th the spare goes to the store of class 7, by one pointer. Were the store full, each of its 128 slots
-//! would find its span with one load; 128 slots of 64 bytes are a span of one page, and if these were all of it, the
-//! page would go back to the heap.
+//! magazine without room: room for 6, then 30, then 126, a batch. At the 127th what is loaded is full and becomes the
+//! spare; at the 253rd the spare goes to the store of class 7, by one pointer. No block's memory has been looked at but
+//! its first word. Were the store full, each of its 126 slots would find its span with one load; if these were all of
+//! one, its page would go back to the heap.
 //!
 //! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
 //! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
@@ -44,10 +44,11 @@ mod size_class;
 mod length;
 mod span;
 mod mark;
-mod magazine;
 mod store;
 mod spans;
+mod rack;
 mod central;
+mod magazine;
 mod presence;
 mod register;
 mod shelf;
@@ -56,6 +57,7 @@ mod tables;
 mod stats;
 mod snapshot;
 mod check;
+mod slots;
 mod run;
 mod twice;
 mod threads;
@@ -71,6 +73,7 @@ pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
 pub use size_class::{SizeClass, SmallSize};
 pub use snapshot::{ClassStats, Snapshot};
+pub use spans::Spans;
 pub use stats::GlobalStats;
 pub use thread::{Thread, Working};
 
@@ -81,13 +84,13 @@ use crate::guard::Place;
 use crate::heap::{self, Config, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicUsize, Lock, Table};
-use crate::units::{PageCount, PageIndex, PageRun};
+use crate::units::{PageIndex, PageRun};
 
 use central::Central;
-use magazine::{Batch, List, Magazine};
+use magazine::Magazine;
+use rack::Blanks;
 use register::Register;
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
-use spans::Spans;
 use tables::Tables;
 
 /// Address space below which no heap is tried: eight pages.
@@ -103,6 +106,7 @@ pub struct Objects<S: Source> {
     heap: PageHeap<S>,
     spans: Spans,
     centrals: Table<Central>,
+    blanks: Blanks,
     register: Register<Thread>,
     tables: Tables,
     /// Guards the shared thread.
@@ -157,6 +161,8 @@ impl<S: Source + 'static> Objects<S> {
     fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
+        // SAFETY: in the tables, zeroed; nobody else has it yet.
+        unsafe { tables.shared_thread().as_ref() }.open();
         heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
         // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.
@@ -165,6 +171,7 @@ impl<S: Source + 'static> Objects<S> {
                 heap,
                 spans,
                 centrals,
+                blanks: Blanks::new(),
                 register: Register::new(),
                 tables,
                 shared: Lock::new(),
@@ -210,97 +217,6 @@ impl<S: Source + 'static> Objects<S> {
         Some(memory)
     }
 
-    #[inline]
-    fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
-        let magazine = thread.magazine(class);
-        let slot = magazine.pop().or_else(|| {
-            self.refill(thread, magazine, class);
-            magazine.pop()
-        });
-        slot.or_else(|| {
-            self.reclaim(thread);
-            let slot = self.take_slots(thread.cache(), class, 1).pop()?;
-            // SAFETY: the slot is ours.
-            unsafe { mark::wipe(slot) };
-            NonNull::new(slot)
-        })
-    }
-
-    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans.
-    fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
-        if magazine.unwrap_spare() {
-            return;
-        }
-        self.heed_calls(thread);
-        if magazine.is_wide(class)
-            && let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint())
-        {
-            magazine.load(batch);
-            return;
-        }
-        let room = magazine.widen(class);
-        magazine.fill(self.take_slots(thread.cache(), class, room));
-        self.clear_shelf_over_limit(thread);
-    }
-
-    /// Makes room in a full magazine.
-    fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
-        self.heed_calls(thread);
-        if !magazine.is_wide(class) {
-            magazine.widen(class);
-            return;
-        }
-        if let Some(batch) = magazine.take_spare() {
-            self.store(thread, class, batch);
-        }
-        magazine.set_aside();
-    }
-
-    /// A batch goes into the store of its class, or else to its spans.
-    fn store(&self, thread: &Thread, class: SizeClass, batch: Batch) {
-        let (central, hint) = (self.central(class), thread.hint());
-        match central.store_batch(&self.spans, class, batch, hint) {
-            Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
-            Err(batch) => {
-                let leaving = central.give_batch(&self.spans, class, batch, hint);
-                self.give_spans(thread.cache(), class, leaving);
-            }
-        }
-    }
-
-    /// Up to `wanted` slots of a class, from its spans or a new one. None if there is no memory for one.
-    fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32) -> List {
-        let central = self.central(class);
-        loop {
-            let list = central.take(&self.spans, class, wanted);
-            let (is_busy, list) = (list.is_none(), list.unwrap_or(List::new()));
-            if !list.is_empty() {
-                return list;
-            }
-            // A thread that takes few at a time, where others have left batches.
-            if !is_busy && let Some(batch) = central.take_batch(&self.spans, class, 0) {
-                let leaving = central.give_batch(&self.spans, class, batch, 0);
-                self.give_spans(cache, class, leaving);
-                continue;
-            }
-            let Some(run) = self.new_span(cache, class) else {
-                // Before saying no.
-                return if is_busy {
-                    central.take_at_last(&self.spans, class, wanted)
-                } else {
-                    list
-                };
-            };
-            return central.take_fresh(&self.spans, class, run, wanted);
-        }
-    }
-
-    fn new_span(&self, cache: Option<usize>, class: SizeClass) -> Option<PageRun> {
-        let run = self.pages(cache, PageCount(class.pages()))?.run;
-        self.covers(cache, run)?;
-        Some(run)
-    }
-
     /// Makes the table reach as far as a run that was just taken, or gives it back.
     #[inline]
     fn covers(&self, cache: Option<usize>, run: PageRun) -> Option<()> {
@@ -337,37 +253,8 @@ impl<S: Source + 'static> Objects<S> {
             self.free_large(thread, memory, layout);
             return;
         };
-        // SAFETY: the caller's promise: a slot that is given up.
-        if let Some(link) = unsafe { mark::seems_free(memory.as_ptr()) }
-            && self.is_free_already(thread, memory, class, link)
-        {
-            return;
-        }
-        let magazine = thread.magazine(class);
-        // SAFETY: as above, and of this class.
-        while !unsafe { magazine.put(memory.as_ptr()) } {
-            self.make_room(thread, magazine, class);
-        }
-    }
-
-    /// Gives slots back to their spans, and spans that are none any more to the heap; how many pages those have.
-    fn give_slots(&self, cache: Option<usize>, class: SizeClass, list: List) -> usize {
-        if list.is_empty() {
-            return 0;
-        }
-        let leaving = self.central(class).give(&self.spans, class, list);
-        self.give_spans(cache, class, leaving)
-    }
-
-    /// Gives the pages of spans back that are none any more, as [`Central::give`] has linked them; how many.
-    fn give_spans(&self, cache: Option<usize>, class: SizeClass, mut leaving: Option<PageIndex>) -> usize {
-        let mut pages = 0;
-        while let Some(span) = leaving {
-            leaving = self.spans.entry(span).behind.get();
-            self.free_run(cache, PageRun::known(span.0, class.pages()));
-            pages += class.pages();
-        }
-        pages
+        // SAFETY: the caller's promise: a slot of this class that is given up.
+        unsafe { self.free_slot(thread, class, memory) };
     }
 
     // ---- resizing
@@ -444,6 +331,12 @@ impl<S: Source + 'static> Objects<S> {
             Some(class) => class.bytes(),
             None => length::pages_for(layout).0.saturating_mul(PAGE_BYTES),
         }
+    }
+
+    /// The spans, for the fast way.
+    #[inline(always)]
+    pub fn spans(&self) -> &Spans {
+        &self.spans
     }
 
     /// The heap of pages below.

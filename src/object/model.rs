@@ -13,24 +13,25 @@ pub(super) mod size_class;
 pub(super) mod length;
 pub(super) mod span;
 pub(super) mod mark;
-pub(super) mod magazine;
 pub(super) mod store;
 pub(super) mod spans;
+pub(super) mod rack;
 pub(super) mod central;
 pub(super) mod presence;
 pub(super) mod register;
 
 extern crate std;
 
+use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-use crate::sync::{Ordering, Table, Zeroed};
+use crate::sync::{Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
 
 use central::Central;
-use magazine::{Batch, List};
+use rack::Rack;
 use size_class::PAGE_BYTES;
 use span::Span;
 use spans::Spans;
@@ -47,6 +48,9 @@ unsafe impl Zeroed for Span {
     }
 }
 
+/// Batches that a model may bring.
+const RACKS: usize = 64;
+
 /// Slots that a thread has, by address.
 pub type Slots = std::vec::Vec<usize>;
 
@@ -55,11 +59,14 @@ pub struct Class {
     class: SizeClass,
     spans: Spans,
     central: Central,
+    /// The spans' pages, and behind them racks, which are used once.
     memory: NonNull<u8>,
     layout: Layout,
+    racks: Cell<usize>,
 }
 
-// SAFETY: the memory is reached by who has a slot of it.
+// SAFETY: the memory is reached by who has a slot of it. The cell is used by one thread at a time: a checker runs one,
+// and goes over to another in operations of its own only, of which there is none between reading and writing it.
 unsafe impl Send for Class {}
 // SAFETY: as above.
 unsafe impl Sync for Class {}
@@ -75,20 +82,24 @@ impl Class {
     pub fn new(bytes: usize, spans: usize) -> Self {
         let class = SizeClass::of(bytes, 1).unwrap();
         let pages = spans * class.pages();
-        let layout = Layout::from_size_align(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
+        let racks = RACKS * Rack::bytes(class.batch());
+        let layout = Layout::from_size_align(pages * PAGE_BYTES + racks, PAGE_BYTES).unwrap();
         // SAFETY: not of zero bytes.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
         // SAFETY: under a checker the address means nothing.
-        let table = unsafe { Table::new(NonNull::dangling(), pages) };
-        let spans = Spans::new(table, memory);
-        // Relaxed: nobody else has it yet.
-        spans.covered.store(pages, Ordering::Relaxed);
+        let (table, flags) = unsafe {
+            let table = Table::new(NonNull::dangling(), pages);
+            (table, Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS))
+        };
+        let spans = Spans::new(table, flags, memory);
+        spans.reaches(pages);
         Self {
             class,
             spans,
             central: Central::new(),
             memory,
             layout,
+            racks: Cell::new(pages * PAGE_BYTES),
         }
     }
 
@@ -99,27 +110,36 @@ impl Class {
 
     /// The number of the slot at an address, of all there are.
     pub fn number(&self, slot: usize) -> usize {
-        let (span, number) = self
-            .spans
-            .slot_of(self.class, slot)
-            .expect("the slot of an entered span");
+        let (span, number) = self.spans.locate(self.class, self.memory.as_ptr().with_addr(slot));
         span.0 / self.class.pages() * self.class.slots() as usize + number as usize
     }
 
     /// Slots out of spans; `None` if the lock is held.
     pub fn take(&self, wanted: u32) -> Option<Slots> {
-        Some(slots(self.central.take(&self.spans, self.class, wanted)?))
+        let mut taken = false;
+        let slots = with_rack(wanted, |rack| {
+            taken = self.central.take(&self.spans, self.class, wanted, rack);
+        });
+        taken.then_some(slots)
     }
 
     /// Slots out of a run that is nobody's yet.
     pub fn take_fresh(&self, run: usize, wanted: u32) -> Slots {
         let run = PageRun::known(run * self.class.pages(), self.class.pages());
-        slots(self.central.take_fresh(&self.spans, self.class, run, wanted))
+        with_rack(wanted, |rack| {
+            self.central.take_fresh(&self.spans, self.class, run, wanted, rack);
+        })
     }
 
     /// Slots back to their spans. How many of these are none any more.
     pub fn give(&self, slots: Slots) -> usize {
-        self.left(self.central.give(&self.spans, self.class, list(&slots)))
+        let mut left = None;
+        let rest = with_rack(slots.len() as u32, |rack| {
+            push(rack, &slots);
+            left = self.central.give(&self.spans, self.class, rack);
+        });
+        assert!(rest.is_empty());
+        self.left(left)
     }
 
     /// A whole batch: into the store, if that has room, or to its spans, or into the store after all.
@@ -127,32 +147,28 @@ impl Class {
         let stored = self
             .central
             .store_batch(&self.spans, self.class, self.batch(&slots), hint);
-        stored.map_or_else(
-            |batch| self.left(self.central.give_batch(&self.spans, self.class, batch, hint)),
-            |()| 0,
-        )
+        stored.map_or_else(|batch| self.send_home(batch, hint), |()| 0)
     }
 
     /// A whole batch: to its spans, or into the store if the lock is held.
     pub fn bring_home(&self, slots: Slots, hint: usize) -> usize {
-        self.left(
-            self.central
-                .give_batch(&self.spans, self.class, self.batch(&slots), hint),
-        )
+        self.send_home(self.batch(&slots), hint)
+    }
+
+    fn send_home(&self, batch: Rack, hint: usize) -> usize {
+        let sent = self.central.give_batch(&self.spans, self.class, batch, hint);
+        sent.map_or(0, |(_rack, left)| self.left(left))
     }
 
     /// A whole batch out of the store.
     pub fn fetch(&self, hint: usize) -> Option<Slots> {
-        Some(slots(
-            self.central
-                .take_batch(&self.spans, self.class, hint)?
-                .into_list(self.class),
-        ))
+        let mut batch = self.central.take_batch(&self.spans, self.class, hint)?;
+        Some(drain(&mut batch))
     }
 
     /// Whether the slot is in a batch that went into store lately.
     pub fn has_stored(&self, slot: usize) -> bool {
-        let slot = NonNull::new(self.memory.as_ptr().with_addr(slot)).unwrap();
+        let slot = self.memory.as_ptr().with_addr(slot);
         self.central.has_stored_lately(&self.spans, self.class, slot, 0)
     }
 
@@ -175,11 +191,18 @@ impl Class {
         count
     }
 
-    fn batch(&self, slots: &Slots) -> Batch {
-        assert_eq!(slots.len(), self.class.batch() as usize);
-        let (_list, last) = (list(slots), *slots.last().unwrap());
-        // SAFETY: the slots hang from the last, as many as a batch has, and are given up with the batch.
-        unsafe { Batch::from_raw(NonNull::new(self.memory.as_ptr().with_addr(last)).unwrap()) }
+    fn batch(&self, slots: &Slots) -> Rack {
+        let room = self.class.batch();
+        assert_eq!(slots.len(), room as usize);
+        let place = self.racks.replace(self.racks.get() + Rack::bytes(room));
+        assert!(
+            place + Rack::bytes(room) <= self.layout.size(),
+            "the model needs more racks"
+        );
+        // SAFETY: inside the memory, behind the pages, and nobody else's.
+        let mut rack = unsafe { Rack::new(self.memory.add(place), room) };
+        push(&mut rack, slots);
+        rack
     }
 }
 
@@ -190,17 +213,24 @@ impl Drop for Class {
     }
 }
 
-fn slots(mut list: List) -> Slots {
-    core::iter::from_fn(|| list.pop())
+/// What `fill` leaves in a rack with so much room.
+fn with_rack(room: u32, fill: impl FnOnce(&mut Rack)) -> Slots {
+    let mut words = std::vec![0_u64; Rack::bytes(room).div_ceil(size_of::<u64>())];
+    // SAFETY: words enough, which outlive the rack.
+    let mut rack = unsafe { Rack::new(NonNull::from(words.as_mut_slice()).cast(), room) };
+    fill(&mut rack);
+    drain(&mut rack)
+}
+
+fn drain(rack: &mut Rack) -> Slots {
+    core::iter::from_fn(|| rack.pop())
         .map(|slot| slot.expose_provenance())
         .collect()
 }
 
-fn list(slots: &Slots) -> List {
-    let mut list = List::new();
+fn push(rack: &mut Rack, slots: &Slots) {
     for &slot in slots {
-        // SAFETY: the caller has the slots and gives them up.
-        unsafe { list.push(core::ptr::with_exposed_provenance_mut(slot)) };
+        // SAFETY: the caller has the slots and gives them up; there is room.
+        unsafe { rack.push(core::ptr::with_exposed_provenance_mut(slot)) };
     }
-    list
 }

@@ -12,6 +12,7 @@ use std::vec::Vec;
 
 use super::*;
 use crate::source::Region;
+use crate::units::PageCount;
 
 fn heap() -> &'static Objects<Region> {
     let memory = vec![MaybeUninit::uninit(); 32 << 20].leak();
@@ -58,4 +59,21 @@ fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
         objects.check().unwrap();
         assert_eq!(objects.stats().spans, 0);
     }
+}
+
+#[test]
+fn who_finds_the_lock_of_the_racks_class_held_keeps_his_racks() {
+    let (objects, layout) = (heap(), Layout::from_size_align(8, 8).unwrap());
+    let racks = SizeClass::of(1024, 8).unwrap();
+    let count = 126 * 400;
+    let blocks: Vec<_> = (0..count).map(|_| take(objects, layout)).collect();
+    let held = objects.central(racks).lock.lock();
+    blocks.into_iter().for_each(|block| give(objects, block, layout));
+    let blocks: Vec<_> = (0..count).map(|_| take(objects, layout)).collect();
+    drop(held);
+    blocks.into_iter().for_each(|block| give(objects, block, layout));
+    objects.scavenge(PageCount::ZERO);
+    objects.check().unwrap();
+    let stats = objects.stats();
+    assert_eq!((stats.spans, stats.rack_bytes), (0, 0), "{stats}");
 }

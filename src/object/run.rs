@@ -232,7 +232,7 @@ impl<S: Source + 'static> Objects<S> {
                 && batches > 0
                 && let Some(batch) = self.central(class).take_batch(&self.spans, class, 0)
             {
-                freed += self.give_slots(None, class, batch.into_list(class));
+                freed += self.give_rack(None, class, Some(batch));
                 batches -= 1;
             }
         }

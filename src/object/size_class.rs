@@ -30,7 +30,7 @@
 use core::hint::cold_path;
 
 use crate::fatal;
-use crate::geometry::{Geometry, Shape};
+use crate::geometry::{BATCH_BYTES, Geometry, Shape};
 
 /// How many classes there are.
 pub const CLASSES: usize = 80;
@@ -41,17 +41,19 @@ pub const MAX_SLOT_BYTES: usize = 32 << 10;
 /// The longest span: as much as a cache of pages serves.
 pub const MAX_SPAN_PAGES: usize = 16;
 
+/// log2 of the largest slot that bears its own mark while it is free (`mark.rs`). For larger ones it stands in the
+/// table of spans, by the kibibyte in which the slot begins.
+pub const FLAG_SHIFT: u32 = 10;
+
 /// log2 of the bytes in a page.
 pub const PAGE_SHIFT: u32 = <Geometry as Shape>::PAGE_SHIFT;
 
 /// Bytes in a page.
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 
-/// Bytes that change hands at once between a magazine and its class, at the most.
-const BATCH_BYTES: usize = 256 << 10;
-
-/// The fewest and the most slots that change hands at once.
-const BATCH_SLOTS: [usize; 2] = [4, 128];
+/// The fewest and the most slots that change hands at once: two less than a power of two, so that a table of them with
+/// its head is one.
+pub const BATCH_SLOTS: [usize; 2] = [6, 126];
 
 /// A class of sizes. I9: its number is less than [`CLASSES`]; only `of` and `all` make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,7 +116,7 @@ impl Entry {
             } else if batch > most {
                 most
             } else {
-                batch
+                (1 << (batch + 2).ilog2()) - 2
             }) as u8,
         }
     }
@@ -140,12 +142,14 @@ const fn span_pages(bytes: usize) -> usize {
     pages
 }
 
-// The last class is the largest slot, and no span is longer than it may be.
+// The last class is the largest slot, no span is longer than it may be, and there is a rack for each batch.
 const _: () = {
     assert!(slot_bytes(CLASSES - 1) == MAX_SLOT_BYTES);
     let mut class = 0;
     while class < CLASSES {
         assert!(span_pages(slot_bytes(class)) <= MAX_SPAN_PAGES);
+        let batch = Entry::new(class).batch as usize;
+        assert!((batch + 2).is_power_of_two() && batch >= BATCH_SLOTS[0] && batch <= BATCH_SLOTS[1]);
         class += 1;
     }
 };
@@ -156,17 +160,25 @@ const _: () = {
 pub struct SmallSize(usize);
 
 impl SmallSize {
-    /// The largest.
-    const MOST_BYTES: usize = MAX_SLOT_BYTES;
-
     /// How many there are.
-    pub const COUNT: usize = Self::MOST_BYTES / 8 + 1;
+    pub const COUNT: usize = MAX_SLOT_BYTES / 8 + 1;
 
-    /// The size of a layout. `None` for others.
+    /// The size of a layout whose slot bears its own mark. `None` for others.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
+        Self::up_to(1 << FLAG_SHIFT, size, align)
+    }
+
+    /// The size of a layout that has a slot. `None` for others.
+    #[inline(always)]
+    pub const fn of_any(size: usize, align: usize) -> Option<Self> {
+        Self::up_to(MAX_SLOT_BYTES, size, align)
+    }
+
+    #[inline(always)]
+    const fn up_to(most: usize, size: usize, align: usize) -> Option<Self> {
         // Two branches, each seldom taken: better than one on what both say together.
-        if size > Self::MOST_BYTES {
+        if size > most {
             cold_path();
             return None;
         }
@@ -256,6 +268,12 @@ impl SizeClass {
     #[inline(always)]
     pub fn bytes(self) -> usize {
         self.entry().bytes as usize
+    }
+
+    /// Whether the table of spans says which of its slots are free, not the slots themselves.
+    #[inline(always)]
+    pub fn is_flagged(self) -> bool {
+        self.bytes() > 1 << FLAG_SHIFT
     }
 
     /// Pages in a span.

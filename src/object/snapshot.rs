@@ -8,8 +8,8 @@
 //! ```
 //!
 //! **Sums that agree**, when nobody is at work: grown = in use + cached + free pages; backed = grown - released pages;
-//! the spans of all classes are the spans of the heap; a class's slots are live, cached or free. The system's own
-//! figure of resident memory stands beside ours; what it has more is code, stacks, and what others map.
+//! the spans of all classes are the spans of the heap; a class's slots are live, cached, racks or free. The system's
+//! own figure of resident memory stands beside ours; what it has more is code, stacks, and what others map.
 //!
 //! Nothing here allocates: a snapshot is plain numbers, 4 KiB of them, and text goes to any writer.
 
@@ -38,6 +38,8 @@ pub struct ClassStats {
     pub live: usize,
     /// Free slots in magazines of threads, and in the class's store.
     pub cached: usize,
+    /// Slots that are tables of such slots, of this class or another.
+    pub racks: usize,
     /// Free slots in the spans.
     pub free: usize,
     /// How often a magazine was refilled.
@@ -88,7 +90,7 @@ enum Kind {
 type Figure = (&'static str, &'static str, Kind, u64);
 
 /// Names, and what they mean.
-const GAUGES: [(&str, &str); 16] = [
+const GAUGES: [(&str, &str); 17] = [
     ("resident_bytes", "Resident memory of the process, by the system"),
     ("backed_bytes", "Pages with memory behind them"),
     ("peak_backed_bytes", "The most of them there ever were"),
@@ -101,6 +103,7 @@ const GAUGES: [(&str, &str); 16] = [
     ("span_bytes", "Pages cut into slots"),
     ("magazine_bytes", "Free slots in magazines of threads"),
     ("stored_bytes", "Free slots in stores of classes"),
+    ("rack_bytes", "Tables of free slots' addresses"),
     ("shelf_bytes", "Free runs on shelves of threads"),
     ("metadata_bytes", "The heap's own tables, prepared"),
     ("threads", "Threads with a structure of their own"),
@@ -127,11 +130,12 @@ const COUNTERS: [(&str, &str); 13] = [
     ),
     ("scavenge_nanoseconds_total", "Time spent scavenging"),
 ];
-const CLASS_GAUGES: [(&str, &str); 6] = [
+const CLASS_GAUGES: [(&str, &str); 7] = [
     ("class_span_bytes", "Pages of the class"),
     ("class_peak_span_bytes", "The most of them there ever were"),
     ("class_live", "Slots of the program"),
     ("class_cached", "Free slots in magazines"),
+    ("class_racks", "Slots that are tables of free slots' addresses"),
     ("class_free", "Free slots in spans"),
     (
         "class_fragmentation_percent",
@@ -205,6 +209,7 @@ impl Snapshot {
             bytes(stats.span_pages),
             stats.magazine_bytes as u64,
             stats.stored_bytes as u64,
+            stats.rack_bytes as u64,
             (stats.shelf_pages.0 * stats.pages.page_bytes) as u64,
             pages.metadata_bytes as u64,
             stats.threads as u64,
@@ -235,6 +240,7 @@ impl Snapshot {
             class.peak_span_pages * page,
             class.live,
             class.cached,
+            class.racks,
             class.free,
             class.fragmentation(page),
         ];
@@ -313,7 +319,7 @@ impl fmt::Display for Snapshot {
         writeln!(f, "unused    {:>9} % of what is backed", self.fragmentation())?;
         write!(
             f,
-            "    slot    spans     live   cached     free  refills  flushes  unused"
+            "    slot    spans     live   cached    racks     free  refills  flushes  unused"
         )?;
         for class in self.used() {
             let ClassStats {
@@ -321,6 +327,7 @@ impl fmt::Display for Snapshot {
                 spans,
                 live,
                 cached,
+                racks,
                 free,
                 refills,
                 flushes,
@@ -329,7 +336,8 @@ impl fmt::Display for Snapshot {
             let unused = class.fragmentation(self.stats.pages.page_bytes);
             write!(
                 f,
-                "\n{slot_bytes:>8} {spans:>8} {live:>8} {cached:>8} {free:>8} {refills:>8} {flushes:>8} {unused:>6}%"
+                "\n{slot_bytes:>8} {spans:>8} {live:>8} {cached:>8} {racks:>8} {free:>8} {refills:>8} {flushes:>8} \
+                 {unused:>6}%"
             )?;
         }
         Ok(())
@@ -350,13 +358,15 @@ impl<S: Source + 'static> Objects<S> {
             let (state, index) = (self.central(class).state(&self.spans, class), class.index());
             cached[index] += state.stored as usize;
             let (out, spans) = (state.out as usize, state.spans as usize);
+            let racks = self.blanks.of_class(class);
             classes[index] = ClassStats {
                 slot_bytes: class.bytes(),
                 spans,
                 span_pages: spans * class.pages(),
                 peak_span_pages: state.peak_spans as usize * class.pages(),
-                live: out.saturating_sub(cached[index]),
+                live: out.saturating_sub(cached[index] + racks),
                 cached: cached[index],
+                racks,
                 free: (spans * class.slots() as usize).saturating_sub(out),
                 refills: state.refills,
                 flushes: state.flushes,

@@ -1,37 +1,65 @@
-//! All spans of a heap: from an address to the span and the slot, and back. And the words by which batches in store
-//! hang together.
+//! All spans of a heap: from an address to the span and the slot, and back.
 //!
 //! ```text
 //!   address ── − base, >> 12 ──▶ page ── table ──▶ class, pages back ──▶ span ── × reciprocal ──▶ slot
 //! ```
 //!
-//! Nothing here is read from a slot that the program may have: only from those in a batch, or on a list, whose holder
-//! asks.
+//! **Flags.** Slots of more than 1 KiB that are not the program's, wherever they are, have a flag: a byte for each
+//! kibibyte of the heap, in which none begins with another. So a block that is freed twice is found without a look at
+//! its memory, which may be far away: what is freed, or allocated, costs one line of flags for 64 KiB of blocks. A span
+//! is born with all flags up. Smaller slots have marks (`mark.rs`). 0.1 % of the heap, where there are spans.
+//!
+//! Nothing here is read from a slot that the program may have: only from those on a list, whose holder asks.
 
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
 use crate::fatal;
 use crate::metadata::offset;
-use crate::sync::{AtomicUsize, Ordering, Table};
+use crate::sync::{AtomicU8, AtomicUsize, Ordering, Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
 
 use super::length::Length;
-use super::magazine::Batch;
 use super::mark;
-use super::size_class::{PAGE_SHIFT, SizeClass};
+use super::size_class::{FLAG_SHIFT, PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::Span;
-use super::store::{BatchLinks, BatchPlace, Chain};
+use super::store::BatchPlace;
+
+/// Whether the slot of more than a kibibyte that begins in one is free. All-zero bytes: it is not, or there is none.
+#[derive(Debug)]
+pub struct Flag(AtomicU8);
+
+// SAFETY: an atomic integer, of which a zero byte is zero.
+unsafe impl Zeroed for Flag {
+    fn zeroed() -> Self {
+        Self(AtomicU8::new(0))
+    }
+}
+
+impl Flag {
+    /// The slot, which was the program's, is free.
+    #[inline(always)]
+    pub fn raise(&self) {
+        // Relaxed: as in `Spans::hand_out`.
+        self.0.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Flags of a page.
+pub const PAGE_FLAGS: usize = PAGE_BYTES >> FLAG_SHIFT;
 
 /// All spans of a heap, and the memory they describe.
 #[derive(Debug)]
 pub struct Spans {
-    table: Table<Span>,
-    /// Entries prepared. I14: a span lies below this. Raised under the lock of the tables.
-    pub(super) covered: AtomicUsize,
-    /// Bytes in the stores of all classes.
-    pub(super) stored: AtomicUsize,
     /// The address of page 0.
     base: NonNull<u8>,
+    flags: Table<Flag>,
+    /// The same as `covered`, in bytes.
+    reach: AtomicUsize,
+    table: Table<Span>,
+    /// Entries prepared. I14: a span lies below this. Raised under the lock of the tables.
+    covered: AtomicUsize,
+    /// Bytes in the stores of all classes.
+    pub(super) stored: AtomicUsize,
 }
 
 // SAFETY: an address, and a table of atomics. Slots are reached by whoever owns them, or under the lock of their class.
@@ -40,13 +68,15 @@ unsafe impl Send for Spans {}
 unsafe impl Sync for Spans {}
 
 impl Spans {
-    /// Spans over `table`, of the heap whose page 0 is at `base`.
-    pub fn new(table: Table<Span>, base: NonNull<u8>) -> Self {
+    /// Spans over `table`, of the heap whose page 0 is at `base`, with their flags.
+    pub fn new(table: Table<Span>, flags: Table<Flag>, base: NonNull<u8>) -> Self {
         Self {
+            base,
+            flags,
+            reach: AtomicUsize::new(0),
             table,
             covered: AtomicUsize::new(0),
             stored: AtomicUsize::new(0),
-            base,
         }
     }
 
@@ -56,9 +86,8 @@ impl Spans {
         let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
         // SAFETY: vacant entries, which are zero bytes; nobody else has them, and they are never freed.
         let table = unsafe { Table::new(NonNull::from(std::boxed::Box::leak(entries)).cast(), pages) };
-        let spans = Self::new(table, NonNull::dangling());
-        // Relaxed: nobody else has it.
-        spans.covered.store(pages, Ordering::Relaxed);
+        let spans = Self::new(table, Table::empty(), NonNull::dangling());
+        spans.reaches(pages);
         spans
     }
 
@@ -87,27 +116,15 @@ impl Spans {
         offset(self.base, (span.0 << PAGE_SHIFT) + slot as usize * class.bytes()).as_ptr()
     }
 
-    /// Where the batch is that begins with this slot: slots are aligned to 8 bytes, and 2³² pages are 2⁴⁵ bytes.
+    /// Where the rack is that is this slot: slots are aligned to 8 bytes, and 2³² pages are 2⁴⁵ bytes.
     pub(super) fn place_of(&self, slot: NonNull<u8>) -> BatchPlace {
         let distance = slot.addr().get() - self.base.addr().get();
         BatchPlace::new(distance as u64 / 8 + 1)
     }
 
-    /// The first slot of the batch there.
+    /// The slot that is the rack there.
     pub(super) fn slot_at(&self, place: BatchPlace) -> NonNull<u8> {
         offset(self.base, (place.number() - 1) as usize * 8)
-    }
-
-    /// The span and the number of the slot of `class` that begins at `address`, if one does.
-    pub fn slot_of(&self, class: SizeClass, address: usize) -> Option<(PageIndex, u32)> {
-        let distance = address.wrapping_sub(self.base.addr().get());
-        let page = distance >> PAGE_SHIFT;
-        if page >= self.covered() {
-            return None;
-        }
-        let (tagged, back) = self.entry(PageIndex(page)).tag()?;
-        let span = page.checked_sub(back).filter(|_| tagged == class)?;
-        Some((PageIndex(span), class.slot_at(distance - (span << PAGE_SHIFT))?))
     }
 
     /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
@@ -171,6 +188,54 @@ impl Spans {
         (page.0 < self.covered()).then_some(page)
     }
 
+    /// The program gets the slot, of more than 1 KiB.
+    ///
+    /// # Safety
+    ///
+    /// It is a slot of this heap, and the caller's.
+    #[inline(always)]
+    pub unsafe fn hand_out(&self, slot: NonNull<u8>) {
+        // SAFETY: it lies in a span, and so below what is covered (I14).
+        // Relaxed, here and below: the slot is the caller's, who hands this on with it.
+        unsafe { self.flags.at(self.distance(slot) >> FLAG_SHIFT) }
+            .0
+            .store(0, Ordering::Relaxed);
+    }
+
+    /// The flag of a slot of more than 1 KiB that begins there, if the program may have one.
+    #[inline(always)]
+    pub fn flag_of(&self, slot: NonNull<u8>) -> Option<&Flag> {
+        let distance = self.distance(slot);
+        // Acquire: pairs with the release in `reach`; the flags of as many bytes are prepared.
+        if distance >= self.reach.load(Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: prepared.
+        let flag = unsafe { self.flags.at(distance >> FLAG_SHIFT) };
+        // Relaxed: as in `hand_out`.
+        (flag.0.load(Ordering::Relaxed) == 0).then_some(flag)
+    }
+
+    /// From page 0, in bytes; of what lies before it more than the table reaches.
+    #[inline(always)]
+    fn distance(&self, slot: NonNull<u8>) -> usize {
+        slot.addr().get().wrapping_sub(self.base.addr().get())
+    }
+
+    /// The table, and the flags, reach so many pages now. Under the lock of the tables.
+    pub(super) fn reaches(&self, pages: usize) {
+        // Release, both: pair with the acquire in `covered` and `flag_of`; the entries and flags are prepared. In this
+        // order: who has a slot of a span has seen that that is covered, and so sees that its flags are there.
+        self.reach.store(pages << PAGE_SHIFT, Ordering::Release);
+        self.covered.store(pages, Ordering::Release);
+    }
+
+    /// The run becomes a span, of which the program has no slot: by who makes it.
+    pub(super) fn flag_all(&self, run: PageRun) {
+        let flags = self.flags.row(run.start().0 * PAGE_FLAGS, run.pages().0 * PAGE_FLAGS);
+        flags.iter().for_each(Flag::raise);
+    }
+
     /// The address of a page.
     #[inline(always)]
     pub fn address(&self, page: PageIndex) -> NonNull<u8> {
@@ -217,58 +282,5 @@ impl Spans {
     pub fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
         let slots = self.entry(span).slots();
         slots.count_home(class, span, |slot| self.link(class, span, slot))
-    }
-}
-
-/// The words by which the batches of a class hang together: the second word of a batch's first slot. Where slots are
-/// one word long it is the word of its last slot, so that all of them are one string, which is cut again when a batch
-/// is taken out: twice 128 steps for 128 slots.
-#[derive(Debug)]
-pub(super) struct Strings<'a> {
-    pub(super) spans: &'a Spans,
-    pub(super) class: SizeClass,
-}
-
-impl Strings<'_> {
-    fn is_wide(&self) -> bool {
-        self.class.bytes() >= 2 * size_of::<u64>()
-    }
-
-    /// The batch there.
-    pub(super) fn batch(&self, place: BatchPlace) -> Batch {
-        // SAFETY: places are made of batches, and whoever asks has the batch.
-        unsafe { Batch::from_raw(self.spans.slot_at(place)) }
-    }
-
-    /// The batch there, which is in store no more.
-    pub(super) fn cut(&self, place: BatchPlace) -> Batch {
-        let batch = self.batch(place);
-        if !self.is_wide() {
-            batch.string_last(self.class, ptr::null_mut());
-        }
-        batch
-    }
-}
-
-impl BatchLinks for Strings<'_> {
-    fn read(&self, place: BatchPlace) -> Chain {
-        if self.is_wide() {
-            // SAFETY: the caller has the batch, whose first slot has two words, of which the list uses the first.
-            return Chain::from_bits(unsafe { self.spans.slot_at(place).cast::<u64>().add(1).read() });
-        }
-        let behind = NonNull::new(self.batch(place).behind_last(self.class));
-        Chain::from(behind.map(|slot| self.spans.place_of(slot)))
-    }
-
-    fn write(&self, place: BatchPlace, behind: Chain) {
-        if self.is_wide() {
-            // SAFETY: as in `read`.
-            unsafe { self.spans.slot_at(place).cast::<u64>().add(1).write(behind.into_bits()) };
-            return;
-        }
-        let behind = behind
-            .first()
-            .map_or(ptr::null_mut(), |first| self.spans.slot_at(first).as_ptr());
-        self.batch(place).string_last(self.class, behind);
     }
 }

@@ -29,6 +29,8 @@ pub struct GlobalStats {
     pub shelf_pages: PageCount,
     /// Free slots in the stores of classes.
     pub stored_bytes: usize,
+    /// Slots that are tables of free slots' addresses, in magazines, in stores, and blank.
+    pub rack_bytes: usize,
     /// Batches that went between magazines and classes.
     pub batches: u64,
     /// Threads that have a structure of their own at the moment.
@@ -77,6 +79,7 @@ impl<S: Source + 'static> Objects<S> {
             stats.span_pages.0 += state.spans as usize * class.pages();
             stats.slot_bytes += state.out as usize * class.bytes();
             stats.stored_bytes += state.stored as usize * class.bytes();
+            stats.rack_bytes += self.blanks.of_class(class) * class.bytes();
             stats.batches += state.refills + state.flushes;
         }
         self.for_each_thread(|thread| {
@@ -87,7 +90,7 @@ impl<S: Source + 'static> Objects<S> {
         });
         stats.slot_bytes = stats
             .slot_bytes
-            .saturating_sub(stats.magazine_bytes + stats.stored_bytes);
+            .saturating_sub(stats.magazine_bytes + stats.stored_bytes + stats.rack_bytes);
         (stats.threads, stats.thread_structures) = self.register.counts();
         let (prepare, bytes) = self.tables.state(&self.spans);
         stats.pages.calls.prepare += prepare;
@@ -112,8 +115,8 @@ impl fmt::Display for GlobalStats {
         )?;
         writeln!(
             f,
-            "magazines {:>9} bytes, in store {} bytes, {} batches",
-            self.magazine_bytes, self.stored_bytes, self.batches
+            "magazines {:>9} bytes, in store {} bytes, {} batches, racks {} bytes",
+            self.magazine_bytes, self.stored_bytes, self.batches, self.rack_bytes
         )?;
         writeln!(f, "shelves   {:>9} pages", self.shelf_pages.0)?;
         write!(

@@ -1,28 +1,29 @@
 //! Where the object layer keeps its own: a reservation for metadata, beside the one of the pages.
 //!
 //! ```text
-//!   ┌ the heap ┬ shared thread ┬ class 0 … class 79 ┐┌ span of page 0 │ 1 │ 2 │ …
-//!   │ prepared at once, ~9 KiB                      ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░      prepared as spans reach it
-//!   └───────────────────────────────────────────────┘└─────────────────────────────
+//!   ┌ the heap ┬ shared thread ┬ class 0 … class 79 ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
+//!   │ prepared at once, ~15 KiB                     ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
+//!   └───────────────────────────────────────────────┘└────────────────────────────┘└───────────────────────────
+//!                                                      prepared as spans reach them
 //! ```
 //!
 //! The heap itself lies there, not in the [`GlobalHeap`](crate::GlobalHeap) that leads to it: whatever becomes of that
 //! value, threads that end may still find the heap. Nothing here is ever given back.
 //!
-//! 32 bytes for every page of 8 KiB: 0.4 %, where there are spans.
+//! 32 bytes and 8 flags for every page of 8 KiB: 0.5 %, where there are spans.
 
 use core::ptr::NonNull;
 
 use crate::heap::{Beside, PageHeap};
 use crate::source::{Purpose, Refused, Reservation, Source};
-use crate::sync::{AtomicU64, Lock, Ordering, Table, Zeroed};
+use crate::sync::{AtomicU64, AtomicUsize, Lock, Ordering, Table, Zeroed};
 use crate::units::PageIndex;
 
 use super::Objects;
 use super::central::Central;
 use super::size_class::CLASSES;
 use super::span::Span;
-use super::spans::Spans;
+use super::spans::{PAGE_FLAGS, Spans};
 use super::thread::Thread;
 
 // SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same.
@@ -59,10 +60,13 @@ pub struct Tables {
     thread: usize,
     centrals: usize,
     spans: usize,
+    flags: usize,
     /// Entries of the table of spans.
     pages: usize,
     granule: usize,
     pub(super) lock: Lock,
+    /// Bytes of flags prepared. Under the lock.
+    flagged: AtomicUsize,
     /// Requests to the source.
     prepare: AtomicU64,
 }
@@ -80,9 +84,13 @@ impl Tables {
         let thread = size_of::<Objects<S>>().next_multiple_of(LINE);
         let centrals = thread + size_of::<Thread>().next_multiple_of(LINE);
         let spans = (centrals + CLASSES * size_of::<Central>()).next_multiple_of(granule.max(LINE));
-        let bytes = pages
+        let flags = pages
             .checked_mul(size_of::<Span>())?
             .checked_add(spans)?
+            .checked_next_multiple_of(granule)?;
+        let bytes = pages
+            .checked_mul(PAGE_FLAGS)?
+            .checked_add(flags)?
             .checked_next_multiple_of(granule)?;
         let align = granule.max(align_of::<Objects<S>>()).max(LINE);
         let reservation = source.reserve(Purpose::Metadata, bytes, align)?;
@@ -98,9 +106,11 @@ impl Tables {
             thread,
             centrals,
             spans,
+            flags,
             pages,
             granule,
             lock: Lock::new(),
+            flagged: AtomicUsize::new(0),
             prepare: AtomicU64::new(1),
         };
         Some((tables, reservation))
@@ -133,7 +143,8 @@ impl Tables {
         unsafe {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
             let spans = Table::new(self.base.add(self.spans), self.pages);
-            (centrals, Spans::new(spans, heap.address(PageIndex(0))))
+            let flags = Table::new(self.base.add(self.flags), self.pages * PAGE_FLAGS);
+            (centrals, Spans::new(spans, flags, heap.address(PageIndex(0))))
         }
     }
 
@@ -162,6 +173,8 @@ impl Tables {
         }
         let done = (covered * size_of::<Span>()).next_multiple_of(self.granule);
         let end = (pages * size_of::<Span>()).next_multiple_of(self.granule);
+        let reach = (end / size_of::<Span>()).min(self.pages);
+        self.flag(source, reach)?;
         if end > done {
             // Relaxed: a statistic.
             self.prepare.fetch_add(1, Ordering::Relaxed);
@@ -169,16 +182,29 @@ impl Tables {
             // a granule.
             unsafe { source.prepare(Purpose::Metadata, self.base.add(self.spans + done), end - done)? };
         }
-        // Release: pairs with `Spans::covered`; the entries are prepared.
-        let reach = (end / size_of::<Span>()).min(self.pages);
-        spans.covered.store(reach, Ordering::Release);
+        spans.reaches(reach);
+        Ok(())
+    }
+
+    /// Prepares the flags of the first `pages` pages. Under the lock.
+    fn flag<S: Source>(&self, source: &S, pages: usize) -> Result<(), Refused> {
+        // Relaxed, here and below: under the lock, or a statistic.
+        let done = self.flagged.load(Ordering::Relaxed);
+        let end = (pages * PAGE_FLAGS).next_multiple_of(self.granule);
+        if end > done {
+            self.prepare.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the granules of the flags behind those prepared, inside the reservation, which was rounded up to
+            // a granule.
+            unsafe { source.prepare(Purpose::Metadata, self.base.add(self.flags + done), end - done)? };
+            self.flagged.store(end, Ordering::Relaxed);
+        }
         Ok(())
     }
 
     /// How often the source was asked to prepare, and how many bytes are prepared.
     pub fn state(&self, spans: &Spans) -> (u64, usize) {
-        let bytes = self.spans + spans.covered() * size_of::<Span>();
-        // Relaxed: a statistic.
+        // Relaxed, twice: statistics.
+        let bytes = self.spans + spans.covered() * size_of::<Span>() + self.flagged.load(Ordering::Relaxed);
         (self.prepare.load(Ordering::Relaxed), bytes)
     }
 }

@@ -1,11 +1,11 @@
 //! What one thread keeps to itself: a magazine for every class, a shelf, a cache of pages.
 //!
 //! ```text
-//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     2.2 KiB, a slot
+//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     2.8 KiB, a slot
 //! ```
 //!
 //! **Sizes.** Nearly all blocks are of a small size, and a table says for each how far from the structure's beginning
-//! the magazine for it lies: one load from a size to a magazine. The key of all links is in the structure, too.
+//! the magazine for it lies: one load from a size to a magazine. The key of all marks is in the structure, too.
 //!
 //! **Seizing.** A thread that sleeps cannot be asked for its magazines. As with caches of pages (`cache.rs`), it says
 //! by two plain stores when it is at work on them, and looks in between whether it is barred; who seizes bars all,
@@ -27,6 +27,7 @@ use crate::units::PageRun;
 
 use super::magazine::Magazine;
 use super::mark;
+use super::rack::Stock;
 use super::register::{Listed, Listing};
 use super::shelf::Shelf;
 use super::size_class::{CLASSES, SizeClass, SmallSize};
@@ -55,13 +56,17 @@ impl Drop for Working<'_> {
 }
 
 impl<'a> Working<'a> {
-    /// Fast: a slot of one of the thread's magazines, if that has one.
+    /// Fast: a slot of one of the thread's magazines, if that has one; its first word is zero. Of slots of up to 1 KiB.
     #[inline(always)]
     pub fn pop(&self, magazine: &Magazine) -> Option<NonNull<u8>> {
-        magazine.pop_by(self.thread.key.get())
+        let slot = magazine.pop()?;
+        // SAFETY: it was the magazine's; a word long at least, and aligned for one.
+        unsafe { mark::wipe(slot.as_ptr()) };
+        Some(slot)
     }
 
-    /// Fast: one of the thread's magazines takes a slot in, if there is room and it does not seem free. Whether it did.
+    /// Fast: one of the thread's magazines takes a slot in, of up to 1 KiB, if there is room and it does not seem free.
+    /// Whether it did.
     ///
     /// # Safety
     ///
@@ -69,8 +74,40 @@ impl<'a> Working<'a> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn push(&self, magazine: &Magazine, slot: NonNull<u8>) -> bool {
+        // SAFETY: the caller's promise; a word long at least, and aligned for one.
+        unsafe {
+            let taken = mark::seems_free(slot.as_ptr()).is_none() && magazine.push(slot);
+            if taken {
+                mark::write(self.thread.key.get(), slot.as_ptr());
+            }
+            taken
+        }
+    }
+
+    /// Fast: the same of slots of more than 1 KiB, of the heap whose spans these are.
+    #[inline(always)]
+    pub fn pop_flagged(&self, spans: &Spans, magazine: &Magazine) -> Option<NonNull<u8>> {
+        let slot = magazine.pop()?;
+        // SAFETY: it was the magazine's, of this heap.
+        unsafe { spans.hand_out(slot) };
+        Some(slot)
+    }
+
+    /// Fast: the same.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn push_flagged(&self, spans: &Spans, magazine: &Magazine, slot: NonNull<u8>) -> bool {
+        let Some(flag) = spans.flag_of(slot) else { return false };
         // SAFETY: the caller's promise.
-        unsafe { magazine.push_by(self.thread.key.get(), slot.as_ptr()) }
+        let taken = unsafe { magazine.push(slot) };
+        if taken {
+            flag.raise();
+        }
+        taken
     }
 
     /// Fast: the magazine of the class of this size.
@@ -135,13 +172,13 @@ static DISTANCES: [u16; SmallSize::COUNT] = {
 /// again.
 pub(super) type Leave = unsafe fn(NonNull<Thread>);
 
-/// One thread's own. All-zero bytes: nobody's, and empty.
+/// One thread's own. All-zero bytes: nobody's, and not [open](Self::open) yet.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Thread {
     /// First: a pointer to a thread is a pointer to its owner.
     owner: Owner,
-    /// That of all links.
+    /// That of all marks.
     key: Cell<mark::Key>,
     /// The owner again, to be followed; and what to do when the thread ends.
     pub(super) home: Cell<*const ()>,
@@ -153,6 +190,7 @@ pub struct Thread {
     /// Its place in the register.
     listing: Listing<Thread>,
     magazines: [Magazine; CLASSES],
+    stock: Stock,
     shelf: Shelf,
 }
 
@@ -178,7 +216,7 @@ impl Thread {
     /// # Safety
     ///
     /// The caller has entered it by the key of its heap, so that one has it as its own (`set_owner`), and its key of
-    /// links stands in it.
+    /// marks stands in it.
     #[inline(always)]
     pub unsafe fn working(&self) -> Working<'_> {
         Working { thread: self }
@@ -203,6 +241,12 @@ impl Thread {
         }
     }
 
+    /// Makes a structure of zeroed memory one without slots, racks or pages: before anybody uses it.
+    pub(super) fn open(&self) {
+        self.magazines.iter().for_each(Magazine::open);
+        self.stock.open();
+    }
+
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
@@ -214,6 +258,11 @@ impl Thread {
     #[inline]
     pub fn hint(&self) -> usize {
         ptr::from_ref(self).addr() / size_of::<Self>()
+    }
+
+    /// The thread's blank racks.
+    pub fn stock(&self) -> &Stock {
+        &self.stock
     }
 
     /// The thread's shelf.
@@ -241,9 +290,7 @@ impl Thread {
     )]
     pub(super) fn bereave(&self, spans: &Spans, forget: impl FnOnce(usize), free: impl FnMut(PageRun)) {
         if !self.listing.is_vacant() {
-            for magazine in &self.magazines {
-                let _lost = (magazine.take_spare(), magazine.empty());
-            }
+            self.open();
         }
         self.shelf.clear(spans, free);
         if let Some(cache) = self.cache() {

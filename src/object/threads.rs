@@ -75,14 +75,14 @@ impl<S: Source + 'static> Objects<S> {
     /// A new structure, in a slot of its own class.
     fn new_thread(&self) -> Option<NonNull<Thread>> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
-        let slot = self.take_slots(None, class, 1).pop()?;
-        let thread = NonNull::new(slot)?.cast::<Thread>();
+        let thread = self.take_slot(None, class)?.cast::<Thread>();
         // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
         // null pointers, no function, empty magazines.
         let own = unsafe {
             thread.write_bytes(0, 1);
             thread.as_ref()
         };
+        own.open();
         own.set_owner(self, Self::leave);
         self.register.add(thread);
         Some(thread)
@@ -117,15 +117,17 @@ impl<S: Source + 'static> Objects<S> {
         let cache = thread.cache();
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
-            if let Some(batch) = magazine.take_spare() {
+            if let Some(batch) = magazine.take_spare(class) {
                 self.store(thread, class, batch);
             }
-            let kept = magazine.count(class) as usize * class.bytes();
-            if kept > INHERITED_BYTES {
-                self.give_slots(cache, class, magazine.empty());
-            } else if kept > 0 {
+            if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
+                self.give_rack(cache, class, magazine.unload());
+            } else if magazine.room() > 0 {
                 thread.listing().load();
             }
+        }
+        if !thread.stock().is_empty() {
+            thread.listing().load();
         }
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
     }
@@ -145,11 +147,10 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) {
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
-            if let Some(batch) = magazine.take_spare() {
-                self.give_slots(cache, class, batch.into_list(class));
-            }
-            self.give_slots(cache, class, magazine.empty());
+            self.give_rack(cache, class, magazine.take_spare(class));
+            self.give_rack(cache, class, magazine.unload());
         }
+        self.give_stock(thread, cache);
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
     }
 
@@ -190,14 +191,15 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.seize_caches();
     }
 
-    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap.
+    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, racks too.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
         for class in SizeClass::all() {
             while let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) {
-                self.give_slots(cache, class, batch.into_list(class));
+                self.give_rack(cache, class, Some(batch));
             }
-            self.give_spare(cache, class);
         }
+        self.give_blanks(cache);
+        SizeClass::all().for_each(|class| self.give_spare(cache, class));
     }
 
     /// Gives the spare span of a class back to the heap.

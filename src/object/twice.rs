@@ -1,20 +1,22 @@
-//! A block that comes back with a link in its first word, as free slots have it (`mark.rs`): freed twice, or by chance?
+//! A block that comes back with a mark in its first word, as free slots have it (`mark.rs`): freed twice, or by chance?
+//! One with a flag (`spans.rs`), of more than 1 KiB, is free.
 //!
 //! ```text
 //!   no slot of its class begins there ───────────────────────────────────────────▶ ends the process
-//!   a link as in a magazine ── in this thread's, or among its last in store ─────▶ ends the process
-//!      │                       elsewhere: in another thread's hands, as a rule ──▶ stays where it is
-//!   that, or a number as on its span's list ── home, in its span ────────────────▶ ends the process
-//!   nothing of this ─────────────────────────────────────────────────────────────▶ a block like any other
+//!   a flag ──────────────────────────────────────────────────────────────────────▶ ends the process
+//!   a mark ── in this thread's magazine, or among the last in store ─────────────▶ ends the process
+//!      │      home, in its span ─────────────────────────────────────────────────▶ ends the process
+//!      │      elsewhere: in another thread's hands ──────────────────────────────▶ stays where it is
+//!   no mark after all ───────────────────────────────────────────────────────────▶ a block like any other
 //! ```
 //!
 //! Magazines of other threads may not be read; a block that is in one is not taken in again, and so not handed out
-//! twice. Should it have been a block like any other after all, it is lost. That takes eight bytes that make the
-//! address of a slot of the same class under a key that the program does not know: in a heap of 1 GiB once in 2⁴⁰ frees
-//! of random bytes.
+//! twice. Should it have been a block like any other after all, it is lost. That takes eight bytes that make a small
+//! number under a key that the program does not know: once in 2⁵⁴ frees of random bytes.
 //!
-//! What is not found: a block that was written to after it was freed, in its first word; one that was handed out again
-//! before it came back the second time. Who wants those found too builds with the feature `checks`.
+//! What is not found: a block that was handed out again before it came back the second time; one of up to 1 KiB that
+//! was written to after it was freed, in its first word, or whose memory went back to the system in between, mark and
+//! all, and whose span was cut anew. Who wants those found too builds with the feature `checks`.
 
 #![forbid(unsafe_code)]
 
@@ -27,26 +29,34 @@ use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
 impl<S: Source + 'static> Objects<S> {
-    /// Whether the block, which comes back with this link, is free and to be left where it is. Aborts if it is found to
-    /// be free, or is none.
+    /// Whether the block, whose word makes this number, is free and to be left where it is. Aborts if it is found to be
+    /// free, or is none.
     #[cold]
-    pub(super) fn is_free_already(&self, thread: &Thread, memory: NonNull<u8>, class: SizeClass, link: usize) -> bool {
+    pub(super) fn is_free_already(
+        &self,
+        thread: &Thread,
+        memory: NonNull<u8>,
+        class: SizeClass,
+        number: usize,
+    ) -> bool {
         // Aborts if no slot of the class begins there.
         let (span, slot) = self.spans.locate(class, memory.as_ptr());
+        // In a magazine, or on its span's list; out of that into a magazine it comes as it is.
+        if number > class.slots() as usize {
+            return false;
+        }
         let central = self.central(class);
-        let in_hand = link == 0 || self.spans.slot_of(class, link).is_some();
-        let in_hand_here = in_hand
-            && (thread.magazine(class).has(memory, class)
-                || central.has_stored_lately(&self.spans, class, memory, thread.hint()));
-        let at_home =
-            (in_hand || link <= class.slots() as usize) && central.has_at_home(&self.spans, class, span, slot);
-        if in_hand_here || at_home {
+        if class.is_flagged()
+            || thread.magazine(class).has(memory, class)
+            || central.has_stored_lately(&self.spans, class, memory.as_ptr(), thread.hint())
+            || central.has_at_home(&self.spans, class, span, slot)
+        {
             fatal::abort(
                 "a block was freed twice; its address, its size class",
                 memory.addr().get(),
                 class.bytes(),
             );
         }
-        in_hand
+        true
     }
 }

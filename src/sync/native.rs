@@ -3,7 +3,7 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-pub use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(all(feature = "std", target_os = "android"))]
 use libc::__errno as errno;
@@ -256,6 +256,18 @@ impl<T: Zeroed> Table<T> {
         }
         // SAFETY: in the reservation (checked); prepared and zeroed or written since (`new`'s contract), and all-zero
         // bytes are a `T` (`Zeroed`). Only shared references are ever made.
+        unsafe { self.base.add(index).as_ref() }
+    }
+
+    /// Entry `index`, unchecked.
+    ///
+    /// # Safety
+    ///
+    /// It lies in the reservation, and is prepared.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn at(&self, index: usize) -> &T {
+        // SAFETY: as in `get`.
         unsafe { self.base.add(index).as_ref() }
     }
 

@@ -106,9 +106,12 @@ aborts! {
         unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
     };
     a_large_block_is_not_freed_with_pages_of_a_span: "wrong layout", |heap| {
+        let small = || (0..64).map(|_| Block::new(heap, layout(8192, 8192), 0).unwrap());
+        // What the class needs beside its spans is there.
+        let _before: Vec<_> = small().collect();
         let large = Block::new(heap, layout(40 << 10, 8), 0).unwrap();
         // Where there is a span behind it, two pages more are its.
-        let small: Vec<_> = (0..64).map(|_| Block::new(heap, layout(8192, 8192), 0).unwrap()).collect();
+        let small: Vec<_> = small().collect();
         let behind = large.memory.wrapping_add(40 << 10);
         assert!(small.iter().any(|small| small.memory == behind));
         // SAFETY: none: this is what must be found out.
@@ -142,6 +145,28 @@ aborts! {
             blocks.iter().for_each(|block| heap.dealloc(block.memory, block.layout));
             heap.dealloc(blocks[1].memory, blocks[1].layout);
         }
+    };
+    a_block_of_kibibytes_freed_twice_is_found_whatever_was_written_to_it: "freed twice", |heap| {
+        let block = Block::new(heap, layout(5000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe {
+            heap.dealloc(block.memory, block.layout);
+            block.memory.write_bytes(1, 100);
+            heap.dealloc(block.memory, block.layout);
+        }
+    };
+    a_block_of_kibibytes_freed_again_by_another_thread_is_found: "freed twice", |heap| {
+        let block = Block::new(heap, layout(1500, 8), 0).unwrap();
+        let address = block.memory.expose_provenance();
+        // SAFETY, both: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, block.layout) };
+        let again = || unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(1500, 8)) };
+        std::thread::scope(|scope| scope.spawn(again).join().unwrap());
+    };
+    a_block_of_kibibytes_is_not_freed_by_an_address_inside_it: "inside it", |heap| {
+        let block = Block::new(heap, layout(5000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory.add(2048), block.layout) };
     };
     a_block_that_is_with_its_span_again_is_not_freed_twice: "freed twice", |heap| {
         let [first, _kept] = [(); 2].map(|()| Block::new(heap, layout(1024, 8), 0).unwrap());

@@ -148,7 +148,7 @@ fn a_small_region_is_a_small_heap() {
             blocks.push(block);
         }
         assert!(
-            bytes <= 64 << 10 || blocks.len() * 1000 > bytes / 100 * 45,
+            bytes <= 64 << 10 || blocks.len() * 1000 > bytes / 100 * 40,
             "{bytes}: {} blocks",
             blocks.len()
         );

@@ -162,3 +162,20 @@ fn a_check_waits_for_who_scavenges() {
         });
     }
 }
+
+/// Its blank racks are found too.
+#[test]
+fn a_thread_that_has_ended_keeps_nothing_from_who_empties_the_heap() {
+    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    thread::spawn(|| {
+        let blocks: Vec<_> = (0..400)
+            .map(|_| Block::new(&HEAP, layout(8000, 8), 1).unwrap())
+            .collect();
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+    })
+    .join()
+    .unwrap();
+    HEAP.scavenge(pageheap::PageCount(0));
+    let stats = HEAP.stats();
+    assert_eq!((stats.rack_bytes, stats.magazine_bytes), (0, 0), "{stats}");
+}

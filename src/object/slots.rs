@@ -1,0 +1,346 @@
+//! How slots go between a thread's magazines, the stores of classes, and spans: the slow half of `malloc` and `free`.
+//!
+//! ```text
+//!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ everybody else's
+//!   magazine full    more room ─▶ the spare's place ─▶ store ─▶ spans
+//! ```
+//!
+//! **Racks** are what slots go in (`rack.rs`), and slots themselves: out of spans one by one, home again where there
+//! are too many blank ones. No lock of a class is held meanwhile, nor is any magazine used, so nothing here comes back
+//! to where it began. Where there is no memory for a rack slots go out of spans, and home, one by one.
+
+use core::ptr::NonNull;
+
+use crate::source::Source;
+use crate::units::{PageCount, PageIndex, PageRun};
+
+use super::mark;
+use super::rack::{Blanks, Few, Rack};
+use super::size_class::{PAGE_BYTES, SizeClass};
+use super::{Magazine, Objects, Thread};
+
+/// Racks made at once.
+const RACKS_AT_ONCE: u32 = 4;
+
+// As many as there is room for on the stack.
+const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
+
+impl<S: Source + 'static> Objects<S> {
+    #[inline]
+    pub(super) fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+        let magazine = thread.magazine(class);
+        let slot = magazine.pop().or_else(|| {
+            self.refill(thread, magazine, class);
+            magazine.pop()
+        });
+        // Where there is no memory for a rack, or for a span.
+        let slot = slot.or_else(|| self.take_slot(thread.cache(), class)).or_else(|| {
+            self.reclaim(thread);
+            self.take_slot(thread.cache(), class)
+        })?;
+        if class.is_flagged() {
+            // SAFETY: the slot is ours.
+            unsafe { self.spans.hand_out(slot) };
+        } else {
+            // SAFETY: as above: a word long at least, and aligned for one.
+            unsafe { mark::wipe(slot.as_ptr()) };
+        }
+        Some(slot)
+    }
+
+    /// Takes a slot back. Aborts if it is found to be free, or is none.
+    ///
+    /// # Safety
+    ///
+    /// It is one of the class and of this heap, and the caller's; it is not afterwards.
+    #[inline]
+    pub(super) unsafe fn free_slot(&self, thread: &Thread, class: SizeClass, slot: NonNull<u8>) {
+        if class.is_flagged() {
+            match self.spans.flag_of(slot) {
+                Some(flag) => flag.raise(),
+                None => {
+                    self.is_free_already(thread, slot, class, 0);
+                }
+            }
+        } else {
+            // SAFETY: as promised: a word long at least, and aligned for one.
+            unsafe {
+                if let Some(number) = mark::seems_free(slot.as_ptr())
+                    && self.is_free_already(thread, slot, class, number)
+                {
+                    return;
+                }
+                mark::write(mark::key(), slot.as_ptr());
+            }
+        }
+        let magazine = thread.magazine(class);
+        // SAFETY: as promised.
+        while !unsafe { magazine.push(slot) } {
+            if !self.make_room(thread, magazine, class) {
+                // SAFETY: as promised.
+                unsafe { self.give_slot(thread.cache(), class, slot) };
+                return;
+            }
+        }
+    }
+
+    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans.
+    fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        if let Some(batch) = magazine.take_spare(class) {
+            self.recycle(thread, magazine.load(batch));
+            return;
+        }
+        self.heed_calls(thread);
+        if !magazine.is_wide(class) {
+            if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
+                self.recycle(thread, magazine.load(wider));
+            }
+        } else if let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
+            self.recycle(thread, magazine.load(batch));
+            return;
+        }
+        let Some(mut rack) = magazine.unload() else { return };
+        // Not all that there is room for while that grows.
+        let room = rack.room();
+        let wanted = if room == class.batch() { room } else { room / 2 + 1 };
+        self.take_slots(thread.cache(), class, wanted, &mut rack);
+        let _none = magazine.load(rack);
+        self.clear_shelf_over_limit(thread);
+    }
+
+    /// Makes room in a full magazine. Whether it could: not where there is no memory for a rack, and none to empty.
+    fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        self.heed_calls(thread);
+        let is_wide = magazine.is_wide(class);
+        if is_wide && let Some(batch) = magazine.take_spare(class) {
+            self.store(thread, class, batch);
+        }
+        let Some(mut blank) = self.blank(thread, magazine.next_room(class)) else {
+            return self.give_loaded(thread, magazine, class);
+        };
+        let full = magazine.unload();
+        if is_wide && let Some(full) = full {
+            magazine.set_spare(full);
+        } else if let Some(mut full) = full {
+            full.pour(&mut blank);
+            self.recycle(thread, Some(full));
+        }
+        let _none = magazine.load(blank);
+        true
+    }
+
+    /// Gives home what is loaded, and keeps the rack. Whether there is one.
+    #[cold]
+    fn give_loaded(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        let rack = magazine.unload().map(|mut rack| {
+            self.give_slots(thread.cache(), class, &mut rack);
+            magazine.load(rack)
+        });
+        rack.is_some()
+    }
+
+    /// A batch goes into the store of its class, or else to its spans.
+    pub(super) fn store(&self, thread: &Thread, class: SizeClass, batch: Rack) {
+        let stored = self
+            .central(class)
+            .store_batch(&self.spans, class, batch, thread.hint());
+        match stored {
+            Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
+            Err(batch) => self.bring(thread.cache(), class, batch, thread.hint()),
+        }
+    }
+
+    /// A batch goes to its spans, or, if others are at work there for long, into store.
+    fn bring(&self, cache: Option<usize>, class: SizeClass, batch: Rack, hint: usize) {
+        if let Some((rack, leaving)) = self.central(class).give_batch(&self.spans, class, batch, hint) {
+            self.give_spans(cache, class, leaving);
+            self.keep(cache, rack, hint);
+        }
+    }
+
+    // ---- slots
+    // --------------------------------------------------------------------------------------------------------------
+
+    /// Up to `wanted` slots of a class, from its spans or a new one, into a rack that has room for them. None if there
+    /// is no memory for one.
+    pub(super) fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
+        let central = self.central(class);
+        loop {
+            let is_busy = !central.take(&self.spans, class, wanted, rack);
+            if !rack.is_empty() {
+                return;
+            }
+            // A thread that takes few at a time, where others have left batches.
+            if !is_busy && let Some(batch) = central.take_batch(&self.spans, class, 0) {
+                self.bring(cache, class, batch, 0);
+                continue;
+            }
+            match self.new_span(cache, class) {
+                Some(run) => central.take_fresh(&self.spans, class, run, wanted, rack),
+                // Before saying no.
+                None if is_busy => central.take_at_last(&self.spans, class, wanted, rack),
+                None => {}
+            }
+            return;
+        }
+    }
+
+    /// A slot of a class, as it is.
+    pub(super) fn take_slot(&self, cache: Option<usize>, class: SizeClass) -> Option<NonNull<u8>> {
+        let mut few = Few::default();
+        // SAFETY: used here only.
+        let mut rack = unsafe { few.rack() };
+        self.take_slots(cache, class, 1, &mut rack);
+        NonNull::new(rack.pop()?)
+    }
+
+    /// Gives slots back to their spans, all of the rack's, and spans that are none any more to the heap; how many pages
+    /// those have.
+    pub(super) fn give_slots(&self, cache: Option<usize>, class: SizeClass, rack: &mut Rack) -> usize {
+        if rack.is_empty() {
+            return 0;
+        }
+        let leaving = self.central(class).give(&self.spans, class, rack);
+        self.give_spans(cache, class, leaving)
+    }
+
+    /// Gives one slot back.
+    ///
+    /// # Safety
+    ///
+    /// It is one of the class and of this heap, and the caller's; it is not afterwards.
+    pub(super) unsafe fn give_slot(&self, cache: Option<usize>, class: SizeClass, slot: NonNull<u8>) {
+        let mut few = Few::default();
+        // SAFETY: used here only; there is room for one; the caller's promise.
+        let mut rack = unsafe {
+            let mut rack = few.rack();
+            rack.push(slot.as_ptr());
+            rack
+        };
+        self.give_slots(cache, class, &mut rack);
+    }
+
+    /// Gives back all slots of a rack, and the rack; how many pages that freed.
+    pub(super) fn give_rack(&self, cache: Option<usize>, class: SizeClass, rack: Option<Rack>) -> usize {
+        rack.map_or(0, |mut rack| {
+            let pages = self.give_slots(cache, class, &mut rack);
+            pages + self.keep(cache, rack, 0)
+        })
+    }
+
+    /// Gives the pages of spans back that are none any more, as [`Central::give`] has linked them; how many.
+    ///
+    /// [`Central::give`]: super::central::Central::give
+    pub(super) fn give_spans(&self, cache: Option<usize>, class: SizeClass, mut leaving: Option<PageIndex>) -> usize {
+        let mut pages = 0;
+        while let Some(span) = leaving {
+            leaving = self.spans.entry(span).behind.get();
+            self.free_run(cache, PageRun::known(span.0, class.pages()));
+            pages += class.pages();
+        }
+        pages
+    }
+
+    fn new_span(&self, cache: Option<usize>, class: SizeClass) -> Option<PageRun> {
+        let run = self.pages(cache, PageCount(class.pages()))?.run;
+        self.covers(cache, run)?;
+        Some(run)
+    }
+
+    // ---- racks
+    // --------------------------------------------------------------------------------------------------------------
+
+    /// A blank rack. `None` if there is no memory for one.
+    fn blank(&self, thread: &Thread, room: u32) -> Option<Rack> {
+        let own = thread.stock().pop(room);
+        own.or_else(|| self.blanks.take(&self.spans, room, thread.hint()))
+            .or_else(|| self.make_racks(thread, room))
+    }
+
+    /// A new rack, and some for the thread's stock.
+    #[cold]
+    fn make_racks(&self, thread: &Thread, room: u32) -> Option<Rack> {
+        if !self.blanks.may_make() {
+            return None;
+        }
+        let mut few = Few::default();
+        // SAFETY: used here only.
+        let mut slots = unsafe { few.rack() };
+        self.take_slots(thread.cache(), Rack::class(room)?, RACKS_AT_ONCE, &mut slots);
+        let mut racks = core::iter::from_fn(|| slots.pop())
+            .filter_map(NonNull::new)
+            .map(|slot| {
+                self.blanks.count_made(room);
+                // SAFETY: a slot of a class for it, which is nobody else's.
+                unsafe { Rack::new(slot, room) }
+            });
+        let first = racks.next();
+        racks.for_each(|rack| self.recycle(thread, Some(rack)));
+        if first.is_none() {
+            self.blanks.refused();
+        }
+        first
+    }
+
+    /// A blank rack is not needed any more.
+    fn recycle(&self, thread: &Thread, blank: Option<Rack>) {
+        if let Some(Err(blank)) = blank.map(|blank| thread.stock().push(blank)) {
+            self.keep(thread.cache(), blank, thread.hint());
+        }
+    }
+
+    /// The same; how many pages that freed.
+    fn keep(&self, cache: Option<usize>, blank: Rack, hint: usize) -> usize {
+        debug_assert!(blank.is_empty());
+        self.blanks
+            .put(&self.spans, blank, hint)
+            .map_or_else(|blank| self.unmake_rack(cache, blank, hint), |()| 0)
+    }
+
+    /// A rack goes home to its span; if others are at work there for long, it is kept after all.
+    #[cold]
+    fn unmake_rack(&self, cache: Option<usize>, blank: Rack, hint: usize) -> usize {
+        let room = blank.room();
+        let Some(class) = Rack::class(room) else { return 0 };
+        let (mut few, memory) = (Few::default(), blank.into_memory());
+        // SAFETY: used here only; a slot of this class (`make_racks`); there is room for one.
+        let mut slots = unsafe {
+            let mut slots = few.rack();
+            slots.push(memory.as_ptr());
+            slots
+        };
+        match self.central(class).give_soon(&self.spans, class, &mut slots) {
+            Some(leaving) => {
+                self.blanks.count_unmade(room);
+                self.give_spans(cache, class, leaving)
+            }
+            None => {
+                // SAFETY: what it was.
+                let blank = unsafe { Rack::new(memory, room) };
+                self.blanks.put_anyway(&self.spans, blank, hint);
+                0
+            }
+        }
+    }
+
+    /// Gives away the blank racks of a thread.
+    pub(super) fn give_stock(&self, thread: &Thread, cache: Option<usize>) {
+        for room in Blanks::rooms() {
+            while let Some(blank) = thread.stock().pop(room) {
+                self.keep(cache, blank, 0);
+            }
+        }
+    }
+
+    /// Gives home the blank racks that are kept for all, but for those that others put there meanwhile.
+    pub(super) fn give_blanks(&self, cache: Option<usize>) {
+        for room in Blanks::rooms() {
+            for _ in 0..self.blanks.count(room) {
+                let Some(blank) = self.blanks.take(&self.spans, room, 0) else {
+                    break;
+                };
+                self.unmake_rack(cache, blank, 0);
+            }
+        }
+    }
+}
