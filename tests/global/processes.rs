@@ -158,8 +158,9 @@ aborts! {
     a_block_of_kibibytes_freed_again_by_another_thread_is_found: "freed twice", |heap| {
         let block = Block::new(heap, layout(1500, 8), 0).unwrap();
         let address = block.memory.expose_provenance();
-        // SAFETY, both: none: this is what must be found out.
+        // SAFETY: the test's block.
         unsafe { heap.dealloc(block.memory, block.layout) };
+        // SAFETY: none: this is what must be found out.
         let again = || unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(1500, 8)) };
         std::thread::scope(|scope| scope.spawn(again).join().unwrap());
     };
