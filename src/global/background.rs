@@ -19,7 +19,8 @@
 //! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
 //! thread to end. At the end of the process it simply stops with it.
 //!
-//! Cost: a stack of 256 KiB of addresses, of which 8 to 12 KiB are ever touched.
+//! Cost: a stack of 24 KiB, and what the program's thread-locals need, which the C library puts there too. 8 to 12 KiB
+//! of it are ever touched.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -29,7 +30,7 @@ use core::time::Duration;
 
 use crate::heap::Clock;
 use crate::object::{ABSENT, ASLEEP, AWAKE, Keeper, OFF, Objects};
-use crate::source::{KeepErrno, Source};
+use crate::source::{KeepErrno, Source, System};
 use crate::sync::{fence_heavy, wait_for};
 use crate::units::PageCount;
 
@@ -40,8 +41,11 @@ unsafe extern "C" {
     fn pthread_attr_setstack(attributes: *mut libc::pthread_attr_t, stack: *mut c_void, bytes: usize) -> c_int;
 }
 
-/// Address space for the stack. The C library puts the thread's static thread-locals there too.
-const STACK_BYTES: usize = 256 << 10;
+/// What the thread itself needs of its stack: 8 to 12 KiB, more where nothing is optimised.
+const OWN_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
+
+/// What the C library puts there: what it knows of the thread, and room for thread-locals of libraries to come.
+const LIBRARY_BYTES: usize = 8 << 10;
 
 /// Before it goes to sleep it waits for as long as this, and looks once more: more than the time between two looks.
 const ANOTHER_LOOK: Duration = Duration::from_millis(300);
@@ -61,11 +65,16 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
     }
     let _errno = KeepErrno::new();
     // Relaxed: written by who starts, who is one at a time; read when he has gone.
-    let [thread, stack] = &objects.keeper().marks;
+    let [thread, stack, bytes] = &objects.keeper().marks;
     let argument = ptr::from_ref(objects).cast_mut().cast();
-    if let Some(made) = spawn(run::<S>, argument, stack.load(Ordering::Relaxed)) {
-        thread.store(made.0, Ordering::Relaxed);
-        stack.store(made.1, Ordering::Relaxed);
+    let old = Stack {
+        base: stack.load(Ordering::Relaxed),
+        bytes: bytes.load(Ordering::Relaxed),
+    };
+    if let Some((number, made)) = spawn(run::<S>, argument, old) {
+        thread.store(number, Ordering::Relaxed);
+        stack.store(made.base, Ordering::Relaxed);
+        bytes.store(made.bytes, Ordering::Relaxed);
     } else {
         // Relaxed: a count.
         let often = FAILED.fetch_add(1, Ordering::Relaxed) >= TRIES;
@@ -73,46 +82,107 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
     }
 }
 
+/// Where a stack begins, its guard, and how long both are. All zero: none.
+#[derive(Clone, Copy)]
+struct Stack {
+    base: usize,
+    bytes: usize,
+}
+
+impl Stack {
+    /// A new one, with a page that may not be touched below it.
+    fn map() -> Option<Self> {
+        let page = System.granule();
+        let bytes = (OWN_BYTES + LIBRARY_BYTES + thread_local_bytes()).next_multiple_of(page) + page;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
+        // SAFETY: a new mapping replaces nothing; its lowest page is made the guard.
+        unsafe {
+            let base = libc::mmap(ptr::null_mut(), bytes, access, flags, -1, 0);
+            if base == libc::MAP_FAILED {
+                return None;
+            }
+            libc::mprotect(base, page, libc::PROT_NONE);
+            Some(Self {
+                base: base.expose_provenance(),
+                bytes,
+            })
+        }
+    }
+
+    fn base(self) -> *mut c_void {
+        ptr::with_exposed_provenance_mut(self.base)
+    }
+
+    /// Gives it back.
+    ///
+    /// # Safety
+    ///
+    /// No thread is on it.
+    unsafe fn unmap(self) {
+        // SAFETY: `map` made it, and nobody uses it.
+        unsafe { libc::munmap(self.base(), self.bytes) };
+    }
+}
+
+/// Bytes of the thread-locals that every thread has from its beginning: those of all that is loaded, which is more.
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
+fn thread_local_bytes() -> usize {
+    unsafe extern "C" fn add(object: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
+        // SAFETY: the loader's description of what is loaded, for the time of this call, and the number below.
+        unsafe {
+            let (object, sum) = (&*object, &mut *sum.cast::<usize>());
+            for number in 0..object.dlpi_phnum {
+                let segment = &*object.dlpi_phdr.add(number.into());
+                if segment.p_type == libc::PT_TLS {
+                    *sum = sum.saturating_add(segment.p_memsz as usize + segment.p_align as usize);
+                }
+            }
+        }
+        0
+    }
+    let mut sum = 0_usize;
+    // SAFETY: `add` has such a signature, and the number lasts as long as the call.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    sum
+}
+
+/// They are elsewhere, or nobody says.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
+fn thread_local_bytes() -> usize {
+    64 << 10
+}
+
 /// A thread on pages of our own, with all signals blocked: its number, and its stack. `old` is the stack of one that
-/// the parent of this process has, or 0.
+/// the parent of this process has, or none.
 fn spawn(
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
-    old: usize,
-) -> Option<(usize, usize)> {
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
-    // SAFETY: a new mapping replaces nothing; its lowest page is made the guard. The attributes are initialised before
-    // they are used and destroyed once. The signal mask is this thread's own and is put back. The stack is the new
-    // thread's until it has ended, unless there is none: then nobody knows of it. An old one is that of a thread that
-    // this process does not have.
+    old: Stack,
+) -> Option<(usize, Stack)> {
+    let stack = if old.base == 0 { Stack::map()? } else { old };
+    // SAFETY: the attributes are initialised before they are used and destroyed once. The signal mask is this thread's
+    // own and is put back. The stack is the new thread's until it has ended, unless there is none: then nobody knows of
+    // it. An old one is that of a thread that this process does not have.
     unsafe {
-        let stack = match old {
-            0 => libc::mmap(ptr::null_mut(), STACK_BYTES, access, flags, -1, 0),
-            old => ptr::without_provenance_mut(old),
-        };
-        if stack == libc::MAP_FAILED {
-            return None;
-        }
-        libc::mprotect(stack, STACK_BYTES / 16, libc::PROT_NONE);
         let mut attributes = MaybeUninit::uninit();
         let mut started = None;
         if libc::pthread_attr_init(attributes.as_mut_ptr()) == 0 {
             let attributes = attributes.as_mut_ptr();
             let (mut every, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
             libc::sigfillset(every.as_mut_ptr());
-            let usable = pthread_attr_setstack(attributes, stack, STACK_BYTES) == 0;
+            let usable = pthread_attr_setstack(attributes, stack.base(), stack.bytes) == 0;
             if usable && libc::pthread_sigmask(libc::SIG_SETMASK, every.as_ptr(), before.as_mut_ptr()) == 0 {
                 let mut thread = MaybeUninit::uninit();
                 if libc::pthread_create(thread.as_mut_ptr(), attributes, entry, argument) == 0 {
-                    started = Some((thread.assume_init() as usize, stack.addr()));
+                    started = Some((thread.assume_init() as usize, stack));
                 }
                 libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
             }
             libc::pthread_attr_destroy(attributes);
         }
-        if started.is_none() && old == 0 {
-            libc::munmap(stack, STACK_BYTES);
+        if started.is_none() && old.base == 0 {
+            stack.unmap();
         }
         started
     }
@@ -276,12 +346,12 @@ pub(super) fn constructors_have_run() -> bool {
 pub(super) unsafe fn end(keeper: &Keeper) {
     keeper.dismiss();
     // Relaxed: by whoever is alone.
-    let [thread, stack] = keeper.marks.each_ref().map(|mark| mark.swap(0, Ordering::Relaxed));
+    let [thread, base, bytes] = keeper.marks.each_ref().map(|mark| mark.swap(0, Ordering::Relaxed));
     // SAFETY: a thread that `start` made, not joined yet, which ends by itself within a quantum; its stack, which it
     // does not use then. 0: there is none.
     unsafe {
         if thread != 0 && libc::pthread_join(thread as libc::pthread_t, ptr::null_mut()) == 0 {
-            libc::munmap(ptr::without_provenance_mut(stack), STACK_BYTES);
+            Stack { base, bytes }.unmap();
         }
     }
 }

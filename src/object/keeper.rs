@@ -50,7 +50,7 @@ pub struct Keeper {
     /// Below what he looks for the system's files: the root of all, but in tests.
     pub root: &'static str,
     /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
-    pub marks: [AtomicUsize; 2],
+    pub marks: [AtomicUsize; 3],
 }
 
 impl Keeper {
@@ -61,7 +61,7 @@ impl Keeper {
             freed: AtomicUsize::new(0),
             notice,
             root,
-            marks: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            marks: [const { AtomicUsize::new(0) }; 3],
         }
     }
 
