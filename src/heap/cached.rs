@@ -338,14 +338,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let mut any = false;
         self.for_each_handle(|slot| any |= slot.holds_pages());
-        if !any || !fence_heavy() {
+        if !any || !self.barrier() {
             return;
         }
         // Until the pages are back: whoever is about to say that there is no room waits for them.
         let _pass = self.scavengers.enter(0);
         // Relaxed: the fence behind it makes it seen; partner: `Slot::own`.
         self.driver.seizing.store(1, Ordering::Relaxed);
-        if fence_heavy() {
+        if self.barrier() {
             self.for_each_handle(|slot| {
                 if slot.holds_pages() && slot.is_left() {
                     self.flush_slot(slot);
@@ -354,6 +354,17 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // Release: pairs with the acquire of `Slot::own`.
         self.driver.seizing.store(0, Ordering::Release);
+    }
+
+    /// As [`fence_heavy`], counted.
+    pub(crate) fn barrier(&self) -> bool {
+        self.count_barriers(1);
+        fence_heavy()
+    }
+
+    /// So many were passed, or will be.
+    pub(crate) fn count_barriers(&self, calls: u64) {
+        self.counters.barrier.add(calls);
     }
 
     /// The cache could not serve.

@@ -41,6 +41,7 @@ pub(super) struct Counters {
     pub(super) released: Counter,
     pub(super) lazily: Counter,
     pub(super) advise: Counter,
+    pub(super) barrier: Counter,
     pub(super) scavenging: Counter,
 }
 
@@ -57,12 +58,14 @@ impl Counters {
             released: zero(),
             lazily: zero(),
             advise: zero(),
+            barrier: zero(),
             scavenging: zero(),
         }
     }
 }
 
-/// How often a heap has asked its source, by cause. With [`System`](crate::source::System) each is one system call.
+/// How often a heap has asked its source, or the system, by cause. With [`System`](crate::source::System) each is one
+/// system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     /// Address space reserved.
@@ -75,6 +78,8 @@ pub struct Calls {
     pub release: u64,
     /// Huge pages asked for, or none.
     pub advise: u64,
+    /// Fences that all threads passed, so that what sleeping ones keep could be taken back. Not of the source.
+    pub barrier: u64,
 }
 
 /// A heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
@@ -149,6 +154,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             commit: self.counters.commit.get(),
             release: self.counters.release.get(),
             advise: self.counters.advise.get(),
+            barrier: self.counters.barrier.get(),
         };
         stats
     }
@@ -193,8 +199,8 @@ impl fmt::Display for Stats {
         let calls = self.calls;
         write!(
             f,
-            "source    reserve {}, prepare {}, commit {}, release {}, advise {}",
-            calls.reserve, calls.prepare, calls.commit, calls.release, calls.advise
+            "source    reserve {}, prepare {}, commit {}, release {}, advise {}, barrier {}",
+            calls.reserve, calls.prepare, calls.commit, calls.release, calls.advise, calls.barrier
         )
     }
 }

@@ -21,7 +21,7 @@ use core::time::Duration;
 use crate::heap::Clock;
 use crate::scavenge::pressure::Notice;
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence_heavy, seize, wake};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, seize, wake};
 use crate::units::PageCount;
 
 use super::register::Listed;
@@ -185,9 +185,10 @@ impl<S: Source + 'static> Objects<S> {
     /// outside those of the classes. A thread that begins or ends waits for it, nobody else.
     pub(super) fn seize_threads(&self) {
         // Once, before anybody is barred: the first of a process may take long.
-        if !fence_heavy() {
+        if !self.heap.barrier() {
             return;
         }
+        self.heap.count_barriers(1);
         // Until the slots are back: whoever is about to say that there is no room waits for them.
         let _pass = self.heap.pass();
         let registered = self.register.hold_all();

@@ -112,7 +112,7 @@ const GAUGES: [(&str, &str); 17] = [
         "Hundredths of the pages with memory not in blocks of the program",
     ),
 ];
-const COUNTERS: [(&str, &str); 13] = [
+const COUNTERS: [(&str, &str); 14] = [
     ("refills_total", "Words of pages taken by caches"),
     ("flushes_total", "Words of pages given back by caches"),
     ("batches_total", "Batches between magazines and classes"),
@@ -123,6 +123,10 @@ const COUNTERS: [(&str, &str); 13] = [
     ("commit_calls_total", "System calls to commit"),
     ("release_calls_total", "System calls to give memory back"),
     ("advise_calls_total", "System calls about huge pages"),
+    (
+        "barrier_calls_total",
+        "System calls to take back what sleeping threads keep",
+    ),
     ("released_pages_total", "Pages given back"),
     (
         "released_lazily_pages_total",
@@ -184,6 +188,7 @@ impl Snapshot {
         less(&mut pages.calls.commit, before.calls.commit);
         less(&mut pages.calls.release, before.calls.release);
         less(&mut pages.calls.advise, before.calls.advise);
+        less(&mut pages.calls.barrier, before.calls.barrier);
         less(&mut change.stats.batches, earlier.stats.batches);
         for (class, before) in change.classes.iter_mut().zip(&earlier.classes) {
             less(&mut class.refills, before.refills);
@@ -226,6 +231,7 @@ impl Snapshot {
             calls.commit,
             calls.release,
             calls.advise,
+            calls.barrier,
             pages.released,
             pages.released_lazily,
             pages.scavenge_nanoseconds,

@@ -179,3 +179,16 @@ fn a_thread_that_has_ended_keeps_nothing_from_who_empties_the_heap() {
     let stats = HEAP.stats();
     assert_eq!((stats.rack_bytes, stats.magazine_bytes), (0, 0), "{stats}");
 }
+
+/// What a sleeping thread keeps is taken back by barriers, which are counted.
+#[test]
+#[cfg(target_os = "linux")]
+fn barriers_are_counted() {
+    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    Block::new(&HEAP, layout(64, 8), 1).unwrap().free(&HEAP);
+    let before = HEAP.stats().pages.calls.barrier;
+    HEAP.release(usize::MAX);
+    let stats = HEAP.stats();
+    assert!(stats.pages.calls.barrier > before, "{stats}");
+    assert_eq!(stats.magazine_bytes, 0, "{stats}");
+}

@@ -125,7 +125,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 39 && full.to_string().contains("resident"),
+        names.len() == 40 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
