@@ -64,24 +64,6 @@ fn it_is_born_with_the_first_mebibyte_freed() {
     assert!(blocked >> (libc::SIGTERM - 1) & 1 == 1 && blocked >> (libc::SIGUSR1 - 1) & 1 == 1);
 }
 
-/// The C library puts them on each thread's stack.
-#[test]
-fn it_is_born_in_a_program_with_large_thread_locals() {
-    std::thread_local! {
-        static LARGE: std::cell::Cell<[u8; 600 << 10]> = const { std::cell::Cell::new([0; 600 << 10]) };
-    }
-    if !is_child() {
-        return assert!(run("life::it_is_born_in_a_program_with_large_thread_locals"));
-    }
-    LARGE.with(|large| {
-        drop(blocks(
-            (2 << 20) + std::hint::black_box(large).as_ptr().addr() % 8,
-            1000,
-        ))
-    });
-    assert!(soon(|| keeper().is_some()));
-}
-
 #[test]
 fn a_child_has_none_and_gets_its_own() {
     if !is_child() {

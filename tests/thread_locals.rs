@@ -1,0 +1,37 @@
+//! A program whose thread-locals are large: the C library puts them on each thread's stack, that of the background thread
+//! too. A process of its own, as all its threads have them.
+
+#![cfg(target_os = "linux")]
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use pageheap::GlobalHeap;
+
+#[global_allocator]
+static HEAP: GlobalHeap = GlobalHeap::new();
+
+std::thread_local! {
+    static LARGE: Cell<[u8; 600 << 10]> = const { Cell::new([0; 600 << 10]) };
+}
+
+/// Whether one of the process's threads is called `pageheap`.
+fn has_keeper() -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .any(|name| name == "pageheap\n")
+}
+
+#[test]
+fn the_background_thread_is_born_where_thread_locals_are_large() {
+    let used = LARGE.with(|large| std::hint::black_box(large).as_ptr().addr());
+    assert_ne!(used, 0);
+    // Two MiB, freed: somebody is to give them back.
+    drop((0..2000).map(|_| vec![1_u8; 1000]).collect::<Vec<_>>());
+    let soon = (0..400).any(|_| {
+        std::thread::sleep(Duration::from_millis(25));
+        has_keeper()
+    });
+    assert!(soon, "{}", HEAP.stats());
+}
