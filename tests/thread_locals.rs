@@ -1,5 +1,5 @@
-//! A program whose thread-locals are large: the C library puts them on each thread's stack, that of the background thread
-//! too. A process of its own, as all its threads have them.
+//! A program whose thread-locals are large: the C library puts them on each thread's stack, that of the background
+//! thread too. A process of its own, as all its threads have them.
 
 #![cfg(target_os = "linux")]
 

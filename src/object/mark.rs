@@ -77,7 +77,7 @@ pub unsafe fn write(key: Key, slot: *mut u8) {
 ///
 /// # Safety
 ///
-/// As for [`write`].
+/// As for [`write()`].
 #[inline(always)]
 pub unsafe fn link_number(slot: *mut u8, number: u32) {
     // SAFETY: the caller's promise.
@@ -91,7 +91,7 @@ pub unsafe fn link_number(slot: *mut u8, number: u32) {
 ///
 /// # Safety
 ///
-/// The slot is the caller's, as for [`write`].
+/// The slot is the caller's, as for [`write()`].
 #[inline(always)]
 pub unsafe fn number(slot: *mut u8) -> u32 {
     // SAFETY: the caller's promise.
@@ -109,7 +109,7 @@ fn number_in(slot: *mut u8, word: usize) -> usize {
 ///
 /// # Safety
 ///
-/// As for [`write`].
+/// As for [`write()`].
 #[inline(always)]
 pub unsafe fn wipe(slot: *mut u8) {
     // SAFETY: the caller's promise.
@@ -121,7 +121,7 @@ pub unsafe fn wipe(slot: *mut u8) {
 ///
 /// # Safety
 ///
-/// As for [`write`].
+/// As for [`write()`].
 #[inline(always)]
 pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
     if usize::BITS < u64::BITS {
