@@ -19,13 +19,14 @@
 //! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
 //! thread to end. At the end of the process it simply stops with it.
 //!
-//! Cost: a stack of 24 KiB, and what the program's thread-locals need, which the C library puts there too. 8 to 12 KiB
-//! of it are ever touched.
+//! Cost: a stack of 40 KiB, 16 of them for itself; what the program's thread-locals need, which the C library puts
+//! there too; 256 KiB where a hook runs on it; and what the C library's least is, where that is more. 8 to 12 KiB of it
+//! are ever touched.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::heap::Clock;
@@ -44,8 +45,20 @@ unsafe extern "C" {
 /// What the thread itself needs of its stack: 8 to 12 KiB, more where nothing is optimised.
 const OWN_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
 
-/// What the C library puts there: what it knows of the thread, and room for thread-locals of libraries to come.
-const LIBRARY_BYTES: usize = 8 << 10;
+/// What it has where it runs a hook of the program's, and how much below may not be touched.
+const HOOK_BYTES: usize = 256 << 10;
+const HOOK_GUARD_BYTES: usize = 16 << 10;
+
+/// What the C library puts there: what it knows of the thread, gaps before thread-locals, and room for those of
+/// libraries to come (as much as it is told to keep spare: half a KiB, where nobody says otherwise).
+const LIBRARY_BYTES: usize = 24 << 10;
+
+/// Bytes of the program's own thread-locals, which are on each thread's stack; a guess, where nobody says.
+static THREAD_LOCAL_BYTES: AtomicUsize = AtomicUsize::new(if cfg!(any(target_os = "linux", target_os = "android")) {
+    0
+} else {
+    64 << 10
+});
 
 /// Before it goes to sleep it waits for as long as this, and looks once more: more than the time between two looks.
 const ANOTHER_LOOK: Duration = Duration::from_millis(300);
@@ -71,10 +84,12 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         base: stack.load(Ordering::Relaxed),
         bytes: bytes.load(Ordering::Relaxed),
     };
-    if let Some((number, made)) = spawn(run::<S>, argument, old) {
+    let has_hook = objects.keeper().notice.is_some();
+    if let Some((number, made)) = spawn(run::<S>, argument, old, has_hook) {
         thread.store(number, Ordering::Relaxed);
-        stack.store(made.base, Ordering::Relaxed);
         bytes.store(made.bytes, Ordering::Relaxed);
+        // Release: behind its length, as a fork may come in between; partner: the child, which has all that was seen.
+        stack.store(made.base, Ordering::Release);
     } else {
         // Relaxed: a count.
         let often = FAILED.fetch_add(1, Ordering::Relaxed) >= TRIES;
@@ -90,19 +105,27 @@ struct Stack {
 }
 
 impl Stack {
-    /// A new one, with a page that may not be touched below it.
-    fn map() -> Option<Self> {
+    /// A new one, for the thread alone or for a hook too, with something that may not be touched below it.
+    fn map(has_hook: bool) -> Option<Self> {
         let page = System.granule();
-        let bytes = (OWN_BYTES + LIBRARY_BYTES + thread_local_bytes()).next_multiple_of(page) + page;
+        let (own, guard) = if has_hook {
+            (HOOK_BYTES, HOOK_GUARD_BYTES.next_multiple_of(page))
+        } else {
+            (OWN_BYTES, page)
+        };
+        // Relaxed: written by a constructor.
+        let locals = THREAD_LOCAL_BYTES.load(Ordering::Relaxed);
+        let least = libc::PTHREAD_STACK_MIN;
+        let bytes = (own + LIBRARY_BYTES + locals).max(least).next_multiple_of(page) + guard;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
-        // SAFETY: a new mapping replaces nothing; its lowest page is made the guard.
+        // SAFETY: a new mapping replaces nothing; its lowest part is made the guard.
         unsafe {
             let base = libc::mmap(ptr::null_mut(), bytes, access, flags, -1, 0);
             if base == libc::MAP_FAILED {
                 return None;
             }
-            libc::mprotect(base, page, libc::PROT_NONE);
+            libc::mprotect(base, guard, libc::PROT_NONE);
             Some(Self {
                 base: base.expose_provenance(),
                 bytes,
@@ -125,8 +148,10 @@ impl Stack {
     }
 }
 
-/// Bytes of the thread-locals that every thread has from its beginning: those of all that is loaded, which is more.
-#[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
+/// Bytes of the thread-locals that every thread has from its beginning: those of all that is loaded, which is more,
+/// each with what its alignment may cost. By a constructor: whoever frees may hold what others wait for with the
+/// loader's lock.
+#[cfg(any(target_os = "linux", target_os = "android"))]
 fn thread_local_bytes() -> usize {
     unsafe extern "C" fn add(object: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
         // SAFETY: the loader's description of what is loaded, for the time of this call, and the number below.
@@ -135,7 +160,7 @@ fn thread_local_bytes() -> usize {
             for number in 0..object.dlpi_phnum {
                 let segment = &*object.dlpi_phdr.add(number.into());
                 if segment.p_type == libc::PT_TLS {
-                    *sum = sum.saturating_add(segment.p_memsz as usize + segment.p_align as usize);
+                    *sum = sum.saturating_add(segment.p_memsz as usize + 3 * segment.p_align as usize);
                 }
             }
         }
@@ -147,20 +172,15 @@ fn thread_local_bytes() -> usize {
     sum
 }
 
-/// They are elsewhere, or nobody says.
-#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
-fn thread_local_bytes() -> usize {
-    64 << 10
-}
-
 /// A thread on pages of our own, with all signals blocked: its number, and its stack. `old` is the stack of one that
 /// the parent of this process has, or none.
 fn spawn(
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
     old: Stack,
+    has_hook: bool,
 ) -> Option<(usize, Stack)> {
-    let stack = if old.base == 0 { Stack::map()? } else { old };
+    let stack = if old.base == 0 { Stack::map(has_hook)? } else { old };
     // SAFETY: the attributes are initialised before they are used and destroyed once. The signal mask is this thread's
     // own and is put back. The stack is the new thread's until it has ended, unless there is none: then nobody knows of
     // it. An old one is that of a thread that this process does not have.
@@ -313,7 +333,9 @@ fn name() {}
 pub(super) fn constructors_have_run() -> bool {
     static RUN: AtomicU8 = AtomicU8::new(0);
     extern "C" fn constructor() {
-        // Relaxed: a number by itself.
+        // Relaxed, both: numbers by themselves.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        THREAD_LOCAL_BYTES.store(thread_local_bytes(), Ordering::Relaxed);
         RUN.store(1, Ordering::Relaxed);
     }
     // SAFETY: the section is a list of functions of this type, which the loader calls one by one.

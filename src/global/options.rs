@@ -50,7 +50,7 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// does not say, nothing is heard.
     ///
     /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
-    /// must not unwind. The thread exists from the first MiB freed on.
+    /// must not unwind, nor fork. The thread exists from the first MiB freed on.
     ///
     /// ```
     /// use pageheap::{GlobalHeap, Pressure};

@@ -120,13 +120,20 @@ impl Keeper {
         wake(&self.state);
     }
 
-    /// There is none, and none for what was freed so far: in the child of a fork, which may end soon.
+    /// There is none, and none for what was freed so far: in the child of a fork, which may end soon. By the one thread
+    /// that the child has.
     pub fn has_gone(&self) {
         // Relaxed: the child has one thread.
         if self.state.load(Ordering::Relaxed) != OFF {
             self.state.store(ABSENT, Ordering::Relaxed);
             self.freed.store(0, Ordering::Relaxed);
-            self.marks[0].store(0, Ordering::Relaxed);
+            let [thread, stack, bytes] = &self.marks;
+            thread.store(0, Ordering::Relaxed);
+            // He forked himself, in a hook: so he goes on, on a stack that is not to be used for another.
+            let here = (&raw const thread).addr();
+            if here.wrapping_sub(stack.load(Ordering::Relaxed)) < bytes.load(Ordering::Relaxed) {
+                stack.store(0, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -179,6 +179,7 @@ impl Rack {
 
 /// A rack on the stack, for few slots.
 #[derive(Debug, Default)]
+#[repr(align(8))]
 pub struct Few([u64; 8]);
 
 // A head and entries.
@@ -292,7 +293,7 @@ pub struct Blanks {
     stores: [Store; KINDS],
     made: [AtomicU32; KINDS],
     /// How often nobody tries to make one, since there was no memory for it.
-    tired: AtomicU32,
+    tired: [AtomicU32; KINDS],
 }
 
 /// Which kind has so much room.
@@ -306,7 +307,7 @@ impl Blanks {
         Self {
             stores: core::array::from_fn(|_| Store::new()),
             made: core::array::from_fn(|_| AtomicU32::new(0)),
-            tired: AtomicU32::new(0),
+            tired: core::array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 
@@ -337,24 +338,20 @@ impl Blanks {
 
     /// Whether it is time to try to make one: where there is no memory for it that is found out at some cost, to others
     /// too.
-    pub fn may_make(&self) -> bool {
+    pub fn may_make(&self, room: u32) -> bool {
+        let tired = &self.tired[kind(room)];
         // Relaxed, here and below: where two count at once one more try is made, or fewer.
-        let left = self.tired.load(Ordering::Relaxed);
+        let left = tired.load(Ordering::Relaxed);
         if left > 0 {
-            self.tired.store(left - 1, Ordering::Relaxed);
+            tired.store(left - 1, Ordering::Relaxed);
         }
         left == 0
     }
 
     /// There was no memory for one.
-    pub fn refused(&self) {
+    pub fn refused(&self, room: u32) {
         // Relaxed: as above.
-        self.tired.store(TRIES_SPARED, Ordering::Relaxed);
-    }
-
-    /// How many blank racks are kept.
-    pub fn count(&self, room: u32) -> u32 {
-        self.stores[kind(room)].count()
+        self.tired[kind(room)].store(TRIES_SPARED, Ordering::Relaxed);
     }
 
     /// A rack was made.

@@ -7,7 +7,8 @@
 //!
 //! **Racks** are what slots go in (`rack.rs`), and slots themselves: out of spans one by one, home again where there
 //! are too many blank ones. No lock of a class is held meanwhile, nor is any magazine used, so nothing here comes back
-//! to where it began. Where there is no memory for a rack slots go out of spans, and home, one by one.
+//! to where it began. Where there is no memory for a rack slots go out of spans, and home, one by one: there, and only
+//! there, a free may wait for who holds the lock of the class.
 
 use core::ptr::NonNull;
 
@@ -260,13 +261,21 @@ impl<S: Source + 'static> Objects<S> {
     /// A new rack, and some for the thread's stock.
     #[cold]
     fn make_racks(&self, thread: &Thread, room: u32) -> Option<Rack> {
-        if !self.blanks.may_make() {
+        if !self.blanks.may_make(room) {
             return None;
         }
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut slots = unsafe { few.rack() };
-        self.take_slots(thread.cache(), Rack::class(room)?, RACKS_AT_ONCE, &mut slots);
+        // Nobody is waited for: it goes without, too.
+        let (class, cache) = (Rack::class(room)?, thread.cache());
+        let central = self.central(class);
+        central.take(&self.spans, class, RACKS_AT_ONCE, &mut slots);
+        if slots.is_empty()
+            && let Some(run) = self.new_span(cache, class)
+        {
+            central.take_fresh(&self.spans, class, run, RACKS_AT_ONCE, &mut slots);
+        }
         let mut racks = core::iter::from_fn(|| slots.pop())
             .filter_map(NonNull::new)
             .map(|slot| {
@@ -277,7 +286,7 @@ impl<S: Source + 'static> Objects<S> {
         let first = racks.next();
         racks.for_each(|rack| self.recycle(thread, Some(rack)));
         if first.is_none() {
-            self.blanks.refused();
+            self.blanks.refused(room);
         }
         first
     }
@@ -332,14 +341,13 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Gives home the blank racks that are kept for all, but for those that others put there meanwhile.
+    /// Gives home the blank racks that are kept for all. Waits for who is at work where they come from.
     pub(super) fn give_blanks(&self, cache: Option<usize>) {
         for room in Blanks::rooms() {
-            for _ in 0..self.blanks.count(room) {
-                let Some(blank) = self.blanks.take(&self.spans, room, 0) else {
-                    break;
-                };
-                self.unmake_rack(cache, blank, 0);
+            while let (Some(blank), Some(class)) = (self.blanks.take(&self.spans, room, 0), Rack::class(room)) {
+                // SAFETY: a slot of this class, used as a rack no more.
+                unsafe { self.give_slot(cache, class, blank.into_memory()) };
+                self.blanks.count_unmade(room);
             }
         }
     }
