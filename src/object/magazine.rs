@@ -3,7 +3,7 @@
 //! ```text
 //!   magazine   top ───────────────────────╮     limit ──────────────────╮
 //!              loaded   null │ slot │ slot │ slot │      │      │      │      │      a rack (`rack.rs`)
-//!              spare    null │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or blank, or none
+//!              spare    null │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or none
 //! ```
 //!
 //! Allocating takes the topmost address, freeing puts one on top, whoever the slot came from: no lock, no atomic
@@ -57,10 +57,14 @@ const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
 impl Magazine {
     /// Makes it empty, without a rack: before anything else is done with zeroed memory. What was in it is forgotten.
     pub fn open(&self) {
-        let nothing = (&raw const NOTHING).cast_mut().cast();
-        self.set(nothing, nothing, nothing);
+        self.set_none();
         // Relaxed: one writer.
         self.spare.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+
+    fn set_none(&self) {
+        let nothing = (&raw const NOTHING).cast_mut().cast();
+        self.set(nothing, nothing, nothing);
     }
 
     fn set(&self, floor: *mut Entry, top: *mut Entry, limit: *mut Entry) {
@@ -163,8 +167,7 @@ impl Magazine {
     /// Takes the rack out that is loaded.
     pub fn unload(&self) -> Option<Rack> {
         let rack = self.loaded();
-        let nothing = (&raw const NOTHING).cast_mut().cast();
-        self.set(nothing, nothing, nothing);
+        self.set_none();
         rack
     }
 

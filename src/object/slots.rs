@@ -212,12 +212,8 @@ impl<S: Source + 'static> Objects<S> {
     /// It is one of the class and of this heap, and the caller's; it is not afterwards.
     pub(super) unsafe fn give_slot(&self, cache: Option<usize>, class: SizeClass, slot: NonNull<u8>) {
         let mut few = Few::default();
-        // SAFETY: used here only; there is room for one; the caller's promise.
-        let mut rack = unsafe {
-            let mut rack = few.rack();
-            rack.push(slot.as_ptr());
-            rack
-        };
+        // SAFETY: used here only; the caller's promise.
+        let mut rack = unsafe { few.of(slot) };
         self.give_slots(cache, class, &mut rack);
     }
 
@@ -312,12 +308,8 @@ impl<S: Source + 'static> Objects<S> {
         let room = blank.room();
         let Some(class) = Rack::class(room) else { return 0 };
         let (mut few, memory) = (Few::default(), blank.into_memory());
-        // SAFETY: used here only; a slot of this class (`make_racks`); there is room for one.
-        let mut slots = unsafe {
-            let mut slots = few.rack();
-            slots.push(memory.as_ptr());
-            slots
-        };
+        // SAFETY: used here only; a slot of this class (`make_racks`).
+        let mut slots = unsafe { few.of(memory) };
         match self.central(class).give_soon(&self.spans, class, &mut slots) {
             Some(leaving) => {
                 self.blanks.count_unmade(room);
