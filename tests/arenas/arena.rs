@@ -252,6 +252,18 @@ fn a_local_that_is_alone_has_one_piece() -> Result<(), ArenaError> {
 }
 
 #[test]
+fn a_local_uses_what_there_is_up_to_the_limit() -> Result<(), ArenaError> {
+    for limit in [32 << 10, 64 << 10, 100 << 10, 1 << 20] {
+        let arena = Arena::with_config(ArenaConfig::new().limit(limit))?;
+        let local = arena.local();
+        let count = (0..).take_while(|&value| local.alloc([value; 2]).is_ok()).count();
+        let stats = arena.stats();
+        assert!(16 * count + 2048 > stats.reserved, "{count} values of 16 bytes; {stats:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn locals_that_come_and_go_use_what_others_left() -> Result<(), ArenaError> {
     let arena = Arena::new();
     let keeper = arena.local();
