@@ -258,7 +258,10 @@ fn a_local_uses_what_there_is_up_to_the_limit() -> Result<(), ArenaError> {
         let local = arena.local();
         let count = (0..).take_while(|&value| local.alloc([value; 2]).is_ok()).count();
         let stats = arena.stats();
-        assert!(16 * count + 2048 > stats.reserved, "{count} values of 16 bytes; {stats:?}");
+        assert!(
+            16 * count + 2048 > stats.reserved,
+            "{count} values of 16 bytes; {stats:?}"
+        );
     }
     Ok(())
 }
