@@ -23,6 +23,8 @@
 //!
 //! **"No".** `allocate` fails only if at some moment no slot was free, in whatever shard, of however idle an owner; and
 //! neither the limit nor the backing had room for more. (Retired slots are not free as long as somebody may read them.)
+//! For that it waits, if need be, for an owner who is in the middle of something, however long, as for one who holds a
+//! lock; so who interrupts an owner (a signal handler) must not allocate. Two exceptions: see the type.
 //!
 //! Worked: 64 threads own a shard each of a list of 10,000 slots, and one of them frees all it has: 128 stay with it,
 //! the others are everybody's at once. It goes to sleep; the 10,000th allocation of the others takes the last of its
@@ -67,7 +69,14 @@ const MOST_OWNERS: usize = 1 << 16;
 /// has none uses the list itself, by a few lanes: 8 ns. Slots may be given back by whomever, here or there.
 ///
 /// *"No".* `allocate` fails only if at some moment no slot was free, in whatever shard, of however idle an owner; and
-/// neither the limit nor the backing had room for more. To say so costs some microseconds and makes all owners pause.
+/// neither the limit nor the backing had room for more. To say so costs some microseconds and makes all owners pause;
+/// and an owner who was preempted in the middle of something is waited for. There are two exceptions:
+///
+/// - the kernel granted the barrier that makes owners fast when the list was made, and refuses it later, as under a
+///   filter of system calls that was put over the process since. Then slots that the shards of *other owners* keep (two
+///   batches and one at the most, and what they retired) are not found until these use them, `flush`, or are dropped;
+///   and what is retired from then on is never free;
+/// - in the child of a fork an owner in the middle of something, who may not exist there, is waited for some seconds.
 ///
 /// *`deallocate` or `retire`.* A slot that nobody else can reach is deallocated: it is free at once. One that others
 /// may have found is first made unreachable for newcomers, then retired: it is free when all have left who were inside
@@ -221,7 +230,7 @@ impl<B: Backing> ShardedFreeList<B> {
     /// A slot: memory with room for the list's layout, not cleared, the caller's until he gives it back.
     ///
     /// # Errors
-    /// If no slot is free in any shard, and neither the limit nor the backing has room for more.
+    /// If no slot is free in any shard, and neither the limit nor the backing has room for more. (See the type.)
     pub fn allocate(&self) -> Result<NonNull<[u8]>, ArenaError> {
         match self.shards.allocate_as_guest(hint()) {
             Some(slot) => Ok(self.whole((slot, core::ptr::null_mut()))),

@@ -33,7 +33,9 @@ use native as imp;
 pub use barrier::Barrier;
 pub use imp::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{SHARED, STRIPES};
-pub(crate) use imp::{fence_after_load, fence_after_rmw, fence_heavy, fence_light, relax, wait, wait_for, wake};
+pub(crate) use imp::{
+    fence_after_load, fence_after_rmw, fence_heavy, fence_light, process, relax, wait, wait_for, wake,
+};
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
 pub use owner::{Owned, Owner, seize};

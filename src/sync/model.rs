@@ -58,6 +58,11 @@ pub(crate) fn fence_heavy() -> bool {
     true
 }
 
+/// There is one process.
+pub(crate) fn process() -> u32 {
+    0
+}
+
 /// Lets another thread go first.
 pub(crate) fn relax(_round: u32) {
     yield_now();

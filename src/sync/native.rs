@@ -86,6 +86,17 @@ pub(crate) fn fence_heavy() -> bool {
     false
 }
 
+/// Which process this is: the child of a fork is another. 0 where there is no such thing.
+#[cold]
+pub(crate) fn process() -> u32 {
+    #[cfg(all(unix, feature = "std"))]
+    // SAFETY: getpid has no preconditions, and does not fail.
+    let process = unsafe { libc::getpid() } as u32;
+    #[cfg(not(all(unix, feature = "std")))]
+    let process = 0;
+    process
+}
+
 /// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a
 /// yield.
 #[cold]

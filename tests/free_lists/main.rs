@@ -3,7 +3,10 @@
 #![cfg(all(unix, feature = "std"))]
 
 mod allocators;
+mod child;
 mod hammer;
 mod one;
 mod readers;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod refused;
 mod twins;

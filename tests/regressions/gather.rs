@@ -54,8 +54,10 @@ fn table<T: pageheap::internals::Zeroed>(len: usize) -> Table<T> {
     unsafe { Table::new(NonNull::from(&mut bytes[skip]), len) }
 }
 
-#[test]
-fn the_backing_is_not_asked_while_slots_are_held() {
+/// All slots are taken, and an owner frees `freed` of them: one into his pocket, whence he takes it again, the others
+/// into his shard. There he stops inside, about to take one, while `meanwhile` looks; he goes on when that calls the
+/// function it is given. He has the two slots he took, then.
+fn with_one_inside(freed: usize, meanwhile: impl FnOnce(&Shards<&Gate<'_>>, &[u32], &dyn Fn())) {
     let door = Door::new(2);
     let gate = Gate {
         nodes: (0..SLOTS).map(|_| Node::new()).collect(),
@@ -70,10 +72,9 @@ fn the_backing_is_not_asked_while_slots_are_held() {
         .map(|_| shards.allocate_as_guest(0).expect("a slot"))
         .collect();
     std::thread::scope(|scope| {
-        // All are taken, and two are freed: into the owner's pocket, whence he takes it, and into his shard.
         let owner = scope.spawn(|| {
             let (shard, pocket) = (shards.shard(owned), Pocket::new());
-            for &slot in &taken[..2] {
+            for &slot in &taken[..freed] {
                 let node = &gate.nodes[slot as usize - 1];
                 assert_eq!(shards.free(shard, &pocket, (slot, std::ptr::null_mut()), node), Ok(()));
             }
@@ -83,13 +84,57 @@ fn the_backing_is_not_asked_while_slots_are_held() {
         });
         // He is inside his shard now, and moves no more.
         door.wait();
-        let before = gate.asked.load(Ordering::Relaxed);
-        let guest = scope.spawn(|| shards.allocate_as_guest(0));
-        std::thread::sleep(Duration::from_millis(300));
-        let asked = gate.asked.load(Ordering::Relaxed) - before;
-        door.wait();
-        assert_eq!(owner.join().unwrap(), (Some(taken[0]), Some(taken[1])));
-        assert_eq!(guest.join().unwrap(), None);
-        assert!(asked <= 8, "asked {asked} times while it waited");
+        meanwhile(&shards, &taken, &|| _ = door.wait());
+        assert_eq!(owner.join().unwrap(), (Some(taken[0]), Some(taken[freed - 1])));
+    });
+}
+
+#[test]
+fn the_backing_is_not_asked_while_slots_are_held() {
+    with_one_inside(2, |shards, _, go_on| {
+        let asked = || shards.nodes().asked.load(Ordering::Relaxed);
+        let before = asked();
+        std::thread::scope(|scope| {
+            let guest = scope.spawn(|| shards.allocate_as_guest(0));
+            std::thread::sleep(Duration::from_millis(300));
+            let asked = asked() - before;
+            go_on();
+            assert_eq!(guest.join().unwrap(), None);
+            assert!(asked <= 8, "asked {asked} times while it waited");
+        });
+    });
+}
+
+/// Who gathered said no after a million looks at one who was preempted with free slots in his shard.
+#[test]
+fn what_is_held_is_waited_for_however_long() {
+    with_one_inside(3, |shards, taken, go_on| {
+        std::thread::scope(|scope| {
+            let guest = scope.spawn(|| shards.allocate_as_guest(0));
+            std::thread::sleep(Duration::from_secs(3));
+            go_on();
+            assert_eq!(guest.join().unwrap(), Some(taken[1]), "a slot was free all the time");
+        });
+    });
+}
+
+/// In the child of a fork he who holds slots does not exist: the wait has an end.
+#[cfg(unix)]
+#[test]
+fn the_child_of_a_fork_does_not_wait_for_ever() {
+    with_one_inside(3, |shards, _, go_on| {
+        // SAFETY: the child calls what neither allocates nor unwinds, and ends by a call or a signal.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(60);
+                libc::_exit(i32::from(shards.allocate_as_guest(0).is_some()));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        };
+        go_on();
+        assert_eq!(status, 0, "it waits, or has a slot that one inside may have");
     });
 }

@@ -12,26 +12,48 @@
 //! One gathers at a time; the others wait for the lock, and mostly find in the depot what he put there. Why the proof
 //! is one is told in the [module above](super).
 //!
+//! *Who is busy is waited for* until he has done: he may be preempted, and as long as he holds slots "no" would be
+//! wrong. First by yielding, then asleep, so that one of a lower priority gets on. In the child of a fork he may not
+//! exist; so there, and only there, the wait has an end.
+//!
+//! *Without the barrier* (the kernel refuses it, again and again, though it did not when the list was made) nobody can
+//! tell whether an owner is inside. His shard is left alone then. What is entered by an exchange, the lanes, can be
+//! held by us as by anybody; and the asker's own shard is his.
+//!
+//! Worked: an owner of three slots is preempted in the middle of a fourth, which he frees, and sleeps for 2 s. Who asks
+//! meanwhile yields for some milliseconds and looks 2,000 times more; then he has one of the four.
+//!
 //! Cost: a lock, the heavy barrier, a look at every shard ever lent: some 5 us. What it finds it finds for all, and the
 //! controller makes smaller batches, so that it is not needed again soon.
 
 #![forbid(unsafe_code)]
 
-use super::Shards;
-use super::shard::unpack;
+use core::time::Duration;
+
+use super::shard::{Section, unpack};
+use super::{LANES, Shard, Shards};
 use crate::arena::hyaline::Batch;
 use crate::arena::node::Nodes;
 use crate::arena::stack::NIL;
-use crate::sync::{Calm, Ordering, relax};
+use crate::sync::{Calm, Ordering, process, relax, wait_for};
 
-/// How long who gathers waits for one who holds slots and does not move: some seconds. He may be gone: of a process
-/// that forked, one thread is left.
-const PATIENCE: u32 = 1 << 20;
+/// Looks between which who gathers yields; between later ones he sleeps for a [`NAP`].
+const YIELDS: u32 = 1 << 10;
+
+/// See [`YIELDS`].
+const NAP: Duration = Duration::from_millis(1);
+
+/// How many looks the child of a fork takes at one who holds slots and does not move: some seconds.
+const PATIENCE: u32 = YIELDS + 2000;
+
+/// How often the kernel is asked for the barrier, which it may have no memory for just now.
+const TRIES: u32 = 16;
 
 impl<N: Nodes> Shards<N> {
-    /// Gathers what the shards hold, and takes a slot. `None` if at some moment meanwhile there was none.
+    /// Gathers what the shards hold, and takes a slot. `None` if at some moment meanwhile there was none. `own` is the
+    /// caller's shard, if he has one; he is not inside.
     #[cold]
-    pub(super) fn gather(&self) -> Option<u32> {
+    pub(super) fn gather(&self, own: Option<&Shard>) -> Option<u32> {
         let _guard = self.gathering.lock();
         // Who had the lock before us gathered for all.
         if let Some(slot) = self.detour() {
@@ -41,23 +63,35 @@ impl<N: Nodes> Shards<N> {
         self.account.gatherings.fetch_add(1, Ordering::Relaxed);
         self.control.era.fetch_add(1, Ordering::Relaxed);
         self.control.frozen.store(1, Ordering::Relaxed);
-        let seen = self.barrier.heavy();
-        let slot = if seen { self.search() } else { None };
+        let slot = self.search(own, self.all_have_seen());
         // Release: what we took out of the shards; partner: the Acquire in `enter`.
         self.control.frozen.store(0, Ordering::Release);
         slot
     }
 
-    /// With everybody kept out of the shards.
-    fn search(&self) -> Option<u32> {
+    /// The heavy barrier. False if the kernel does not make it.
+    fn all_have_seen(&self) -> bool {
+        (0..TRIES).any(|round| {
+            let done = self.barrier.heavy();
+            if !done {
+                relax(round);
+            }
+            done
+        })
+    }
+
+    /// With everybody kept out of the shards; `seen`: for certain, also owners.
+    fn search(&self, own: Option<&Shard>, seen: bool) -> Option<u32> {
+        let in_a_child = process() != self.home;
         let mut last: Option<(u64, Calm)> = None;
-        let mut round = 0;
+        let mut round: u32 = 0;
         loop {
-            let held = self.collect();
+            let enough = in_a_child && round >= PATIENCE;
+            let held = self.collect(own, seen);
             // Where slots are held somewhere the backing is not asked again and again, which may cost system calls each
             // time: it is by who is about to say no.
             let (_, empty) = self.depot.look();
-            if (!empty || held == 0 || round == PATIENCE)
+            if (!empty || held == 0 || enough)
                 && let Some(slot) = self.take_one()
             {
                 return Some(slot);
@@ -65,46 +99,75 @@ impl<N: Nodes> Shards<N> {
             let (head, empty) = self.depot.look();
             let calm = self.turnstile.calm();
             let now = calm.filter(|_| held == 0 && empty).map(|calm| (head, calm));
-            if now.is_some() && now == last || round == PATIENCE {
+            if now.is_some() && now == last || enough {
                 return None;
             }
             last = now;
             if now.is_none() {
-                relax(round);
+                self.nap(round);
             }
-            round += 1;
+            round = round.saturating_add(1);
         }
     }
 
-    /// Empties every shard that is still; says how many slots the others hold.
-    fn collect(&self) -> u64 {
+    /// Lets others get on with what they are at.
+    fn nap(&self, round: u32) {
+        if round < YIELDS {
+            relax(round);
+        } else {
+            // Nobody else changes it, nobody wakes us.
+            wait_for(&self.control.frozen, 1, Some(NAP));
+        }
+    }
+
+    /// Empties every shard that is still, of those it can be said of; says how many slots the others of these hold.
+    fn collect(&self, own: Option<&Shard>, seen: bool) -> u64 {
         let mut held = 0;
         for index in 0..self.shards_used() {
-            let shard = self.shards.get(index);
-            // Acquire: pairs with the Release that ends a section: the shard is as it was left, and who comes next
-            // sees `frozen`.
-            if shard.busy.load(Ordering::Acquire) != 0 {
-                held += shard.held();
-                continue;
-            }
-            // Relaxed, throughout: ours while it is frozen; handed back by the Release in `gather`.
-            if shard.full.load(Ordering::Relaxed) != 0 {
-                shard.full.store(0, Ordering::Relaxed);
-                self.give(shard.pocket.load(Ordering::Relaxed), 1);
-            }
-            for word in [&shard.loaded, &shard.previous] {
-                let (first, count) = unpack(word.load(Ordering::Relaxed));
-                if first != NIL {
-                    word.store(0, Ordering::Relaxed);
-                    self.give(first, count);
+            let shard: &Shard = self.shards.get(index);
+            if seen {
+                // Acquire: pairs with the Release that ends a section: the shard is as it was left, and who comes next
+                // sees `frozen`.
+                if shard.busy.load(Ordering::Acquire) == 0 {
+                    self.empty(shard);
+                } else {
+                    held += shard.held();
                 }
-            }
-            let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
-            let oldest = shard.oldest.load(Ordering::Relaxed);
-            if first != NIL && self.reclaim(Batch { first, count, oldest }).is_ok() {
-                shard.retired.store(0, Ordering::Relaxed);
+            } else if index < LANES {
+                // Acquire, Relaxed: as a guest enters; whether he sees `frozen` or not, two do not.
+                let entered = shard.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+                if entered.is_ok() {
+                    let section = Section::of(shard);
+                    self.empty(section.shard);
+                } else {
+                    held += shard.held();
+                }
+            } else if own.is_some_and(|own| core::ptr::eq(own, shard)) {
+                self.empty(shard);
             }
         }
         held
+    }
+
+    /// Takes everything out of a shard in which nobody is.
+    fn empty(&self, shard: &Shard) {
+        // Relaxed, throughout: ours while it is frozen, or held, or the caller's; handed back by the Release in
+        // `gather`, or of the section.
+        if shard.full.load(Ordering::Relaxed) != 0 {
+            shard.full.store(0, Ordering::Relaxed);
+            self.give(shard.pocket.load(Ordering::Relaxed), 1);
+        }
+        for word in [&shard.loaded, &shard.previous] {
+            let (first, count) = unpack(word.load(Ordering::Relaxed));
+            if first != NIL {
+                word.store(0, Ordering::Relaxed);
+                self.give(first, count);
+            }
+        }
+        let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
+        let oldest = shard.oldest.load(Ordering::Relaxed);
+        if first != NIL && self.reclaim(Batch { first, count, oldest }).is_ok() {
+            shard.retired.store(0, Ordering::Relaxed);
+        }
     }
 }

@@ -25,11 +25,17 @@
 //!
 //! *A "no" is proved.* No slot can be had only if at some moment there was none: not in the depot, not in any shard,
 //! however idle its owner. Who gathers takes the slots of every shard that is still. A shard in the middle of something
-//! is left alone, unless it has slots and nobody else has: then he waits for that one to end, the only wait there is
-//! (and not for ever). While all are kept out each can end what it was at, and no more: so a shard that had no slot at
-//! two looks had none between them; and the depot that was empty and the same at two looks was so between them, too.
-//! One moment lies within all of these. Who carries slots from one place to another says so first (`moving`, or the
-//! turnstile), and is waited for like one who has slots.
+//! is left alone, unless it has slots and nobody else has: then he waits for that one to end, however long, as one
+//! waits for a lock. That and the gatherer's lock are the only waits there are. While all are kept out each can end
+//! what it was at, and no more: so a shard that had no slot at two looks had none between them; and the depot that was
+//! empty and the same at two looks was so between them, too. One moment lies within all of these. Who carries slots
+//! from one place to another says so first (`moving`, or the turnstile), and is waited for like one who has slots.
+//!
+//! *Two exceptions.* The kernel may refuse the barrier that it granted when the list was made: a filter of system calls
+//! put over the process since. Then nobody can tell whether an owner is inside, and what the other owners' shards keep,
+//! and what is retired from then on, is out of reach until they use it themselves, or give it to all. The asker's own
+//! shard, the lanes, the depot, the slots never used: all that is still searched. And in the child of a fork, who was
+//! inside may be no more: there the wait ends after some seconds.
 //!
 //! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot.
 //!
@@ -53,7 +59,7 @@ use super::controller::{Controller, MAX_BATCH};
 use super::hyaline::{FIRST_ERA, Hyaline};
 use super::node::{Batches, LIVE, Node, Nodes};
 use super::stack::{NIL, Stack};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile, process};
 use shard::{Section, pack, unpack};
 
 /// Shards for those who own none.
@@ -97,6 +103,8 @@ pub struct Shards<N> {
     turnstile: Turnstile,
     /// For who gathers.
     gathering: Lock,
+    /// The process the list was made in: another is a child, which does not have the threads that were at work.
+    home: u32,
     /// The lanes, then the owners' shards.
     shards: Table<CachePadded<Shard>>,
     hyaline: Hyaline,
@@ -133,6 +141,7 @@ impl<N: Nodes> Shards<N> {
             }),
             turnstile: Turnstile::new(),
             gathering: Lock::new(),
+            home: process(),
             shards,
             hyaline,
             barrier,
@@ -229,7 +238,7 @@ impl<N: Nodes> Shards<N> {
                 return self.allocate_slow(shard, As::Guest);
             }
         }
-        self.allocate_past()
+        self.allocate_past(None)
     }
 
     #[inline(never)]
@@ -240,13 +249,13 @@ impl<N: Nodes> Shards<N> {
                 return Some(slot);
             }
         }
-        self.allocate_past()
+        self.allocate_past((who == As::Owner).then_some(shard))
     }
 
-    /// Takes a slot from the depot, or wherever there is one.
+    /// Takes a slot from the depot, or wherever there is one. `own` is the caller's shard, if he has one.
     #[cold]
-    fn allocate_past(&self) -> Option<u32> {
-        self.detour().or_else(|| self.gather())
+    fn allocate_past(&self, own: Option<&Shard>) -> Option<u32> {
+        self.detour().or_else(|| self.gather(own))
     }
 
     /// Takes a slot into a shard that has none loaded, and as many more as a batch has. The caller is inside.
