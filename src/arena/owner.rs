@@ -166,13 +166,25 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// As there.
     #[inline]
     pub unsafe fn retire(&self, slot: NonNull<u8>) {
-        let retired = self.list.find(slot).and_then(|found| {
-            let retired = self.list.shards.retire(self.shard, found.slot, found.node);
-            retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
-        });
-        if let Err(error) = retired {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.try_retire(slot) } {
             self.list.misuse(error);
         }
+    }
+
+    /// As [`retire`](Self::retire), but misuse is an error.
+    ///
+    /// # Errors
+    /// As for [`ShardedFreeList::try_retire`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub unsafe fn try_retire(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
+        let found = self.list.find(slot)?;
+        let retired = self.list.shards.retire(self.shard, found.slot, found.node);
+        retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
     /// Gives what the shard keeps to all: free slots, and retired ones as soon as nobody reads them.

@@ -277,13 +277,24 @@ impl<B: Backing> ShardedFreeList<B> {
     /// so before, inside a [`Guard`](super::Guard), or a [`BoundedGuard`](super::BoundedGuard) and by its `protect`,
     /// may read it until he leaves.
     pub unsafe fn retire(&self, slot: NonNull<u8>) {
-        let retired = self.find(slot).and_then(|found| {
-            let retired = self.shards.retire_as_guest(hint(), found.slot, found.node);
-            retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
-        });
-        if let Err(error) = retired {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.try_retire(slot) } {
             self.misuse(error);
         }
+    }
+
+    /// As [`retire`](Self::retire), but misuse is an error.
+    ///
+    /// # Errors
+    /// [`SlotError`] if no slot of the list begins there, or it is not allocated.
+    ///
+    /// # Safety
+    ///
+    /// If the slot is allocated, as for [`retire`](Self::retire).
+    pub unsafe fn try_retire(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
+        let found = self.find(slot)?;
+        let retired = self.shards.retire_as_guest(hint(), found.slot, found.node);
+        retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
     /// A value in a slot of its own, which is free again when the box is dropped.

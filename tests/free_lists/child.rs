@@ -1,6 +1,7 @@
 //! Tests in processes of their own.
 
 use std::process::{Command, Output};
+use std::ptr::NonNull;
 
 const CHILD: &str = "PAGEHEAP_LISTS_CHILD";
 
@@ -20,4 +21,35 @@ pub fn runs(test: &str) {
     let output = run(test);
     println!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a test in a child, which must abort with a message that names the address it has said on its standard output.
+/// In the child: true.
+pub fn aborts(test: &str, text: &str) -> bool {
+    if is_one() {
+        return true;
+    }
+    let output = run(test);
+    let (out, said) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    assert_eq!(signal, Some(6), "not an abort: {said}");
+    let address = out
+        .lines()
+        .find_map(|line| line.split_once("wrong: "))
+        .expect("an address")
+        .1;
+    assert!(
+        said.contains("pageheap: ") && said.contains(text) && said.contains(address),
+        "{said}"
+    );
+    false
+}
+
+/// Says which address is going to be named.
+pub fn wrong<T>(address: NonNull<T>) -> NonNull<T> {
+    println!("wrong: {:#x}", address.addr().get());
+    address
 }

@@ -5,6 +5,7 @@
 mod allocators;
 mod child;
 mod hammer;
+mod misuse;
 mod one;
 mod readers;
 #[cfg(any(target_os = "linux", target_os = "android"))]
