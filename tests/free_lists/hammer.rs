@@ -1,12 +1,14 @@
 //! The hammer: 256 threads and 256 shards on a list of 128 MiB, each thread checking that nobody writes to its slots.
 //!
-//! `HAMMER_SECONDS` says how long (3 by default, 1 without optimisation; 60 and 600 are worth a while). No request may
-//! be refused while a slot is free: each thread has at most its part of all slots, so there always is one.
+//! `HAMMER_SECONDS` says how long: 3 by default, 1 without optimisation, 60 where `PAGEHEAP_TEST_FULL` is set. No
+//! request may be refused while a slot is free: each thread has at most its part of all slots, so there always is one.
+//! Some threads read what others publish, replace and retire. Who retires looks how much may be waiting for these, and
+//! frees at once if it is much: a reader who is preempted for seconds would hold back all there is, rightly.
 
 use std::alloc::Layout;
 use std::process::Command;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pageheap::arena::{ArenaConfig, Owner, ShardedFreeList};
@@ -17,6 +19,9 @@ const WORDS: usize = SLOT / 8;
 
 /// Says to a process that it is for the hammer alone.
 const ALONE: &str = "HAMMER_ALONE";
+
+/// Slots that all can find at a time.
+const PLACES: usize = 16;
 
 struct Random(u64);
 
@@ -29,40 +34,98 @@ impl Random {
     }
 }
 
+/// What the threads share.
+struct Common {
+    end: AtomicBool,
+    operations: AtomicU64,
+    reads: AtomicU64,
+    /// The longest that some operations took, in microseconds.
+    longest: AtomicU64,
+    /// Slots retired so far; and for each reader, how many it were when he entered, or `u64::MAX`.
+    retired: AtomicU64,
+    entered: Vec<AtomicU64>,
+    /// How many may be waiting for readers.
+    waiting: u64,
+    places: [AtomicPtr<AtomicU64>; PLACES],
+}
+
+impl Common {
+    fn new(threads: usize, readers: usize) -> Self {
+        Self {
+            end: AtomicBool::new(false),
+            operations: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+            retired: AtomicU64::new(0),
+            entered: (0..readers).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            // Less one for each thread between the look and the deed, one for each in the middle of it, and the places.
+            waiting: (threads * (WAITING - 3)) as u64,
+            places: std::array::from_fn(|_| AtomicPtr::default()),
+        }
+    }
+
+    /// Counts one more slot to be retired, unless too many may be waiting.
+    fn may_retire(&self) -> bool {
+        let entered = self.entered.iter().map(|entered| entered.load(Ordering::SeqCst));
+        let retired = self.retired.load(Ordering::SeqCst);
+        let may = retired.saturating_sub(entered.min().unwrap_or(u64::MAX)) < self.waiting;
+        if may {
+            self.retired.fetch_add(1, Ordering::SeqCst);
+        }
+        may
+    }
+}
+
 /// What one thread has: slots with its stamp in the first and the last word.
 struct Hand<'l> {
     owner: Owner<'l>,
+    common: &'l Common,
+    /// As which reader it enters, if it does.
+    reader: Option<usize>,
     stamp: u64,
     slots: Vec<NonNull<u8>>,
     most: usize,
-    retires: bool,
     random: Random,
+}
+
+/// The first and the last word of a slot, which others may be reading.
+fn ends<'l>(slot: NonNull<u8>) -> [&'l AtomicU64; 2] {
+    let words = slot.cast::<AtomicU64>();
+    // SAFETY: a slot of the list, which is memory as long as the list is there; all write to these by atomics.
+    unsafe { [words.as_ref(), words.add(WORDS - 1).as_ref()] }
+}
+
+fn write(slot: NonNull<u8>, stamp: u64) {
+    ends(slot)
+        .into_iter()
+        .for_each(|word| word.store(stamp, Ordering::Relaxed));
+}
+
+fn read(slot: NonNull<u8>) -> [u64; 2] {
+    ends(slot).map(|word| word.load(Ordering::Relaxed))
 }
 
 impl Hand<'_> {
     fn take(&mut self) {
-        let slot = self.owner.allocate().expect("there are slots for all").cast::<u64>();
-        // SAFETY: ours, and of so many words.
-        unsafe {
-            slot.write(self.stamp);
-            slot.add(WORDS - 1).write(self.stamp);
-        }
-        self.slots.push(slot.cast());
+        let slot = self.owner.allocate().expect("there are slots for all").cast();
+        write(slot, self.stamp);
+        self.slots.push(slot);
+    }
+
+    /// A slot that was ours all the time.
+    fn pick(&mut self, index: usize) -> NonNull<u8> {
+        let slot = self.slots.swap_remove(index);
+        assert_eq!(read(slot), [self.stamp; 2], "somebody wrote to a slot of ours");
+        slot
     }
 
     fn give(&mut self, index: usize) {
-        let slot = self.slots.swap_remove(index);
+        let slot = self.pick(index);
+        write(slot, 0);
+        let retires = self.random.below(8) == 0 && self.common.may_retire();
         // SAFETY: ours until it is deallocated or retired, which is once.
         unsafe {
-            let words = slot.cast::<u64>();
-            let (first, last) = (words.read(), words.add(WORDS - 1).read());
-            assert_eq!(
-                (first, last),
-                (self.stamp, self.stamp),
-                "somebody wrote to a slot of ours"
-            );
-            words.write(0);
-            if self.retires && self.random.below(8) == 0 {
+            if retires {
                 self.owner.retire(slot);
             } else {
                 self.owner.deallocate(slot);
@@ -70,11 +133,53 @@ impl Hand<'_> {
         }
     }
 
+    /// Lets all find one of our slots in place of another, which is retired.
+    fn publish(&mut self, index: usize) {
+        if !self.common.may_retire() {
+            return;
+        }
+        let slot = self.pick(index);
+        // As nobody else has it, and we not at another time.
+        write(slot, self.stamp << 32 | self.random.0 >> 32);
+        let place = &self.common.places[self.random.below(PLACES)];
+        if let Some(old) = NonNull::new(place.swap(slot.cast().as_ptr(), Ordering::AcqRel)) {
+            // SAFETY: out of reach for those who come now, and ours alone to give back.
+            unsafe { self.owner.retire(old.cast()) };
+        }
+    }
+
+    /// Enters in one of three ways, and reads what is published.
+    fn read(&mut self, reader: usize) {
+        let now = self.common.retired.load(Ordering::SeqCst);
+        self.common.entered[reader].store(now, Ordering::SeqCst);
+        let (kind, first) = (self.random.below(3), self.random.below(PLACES));
+        for place in (0..4).map(|step| &self.common.places[(first + step) % PLACES]) {
+            let all = (kind == 0).then(|| self.owner.enter());
+            let guest = (kind == 1).then(|| self.owner.list().enter());
+            let bounded = (kind == 2).then(|| self.owner.enter_bounded());
+            let load = || place.load(Ordering::Acquire);
+            let found = bounded.as_ref().map_or_else(load, |guard| guard.protect(load));
+            if let Some(slot) = NonNull::new(found) {
+                let before = read(slot.cast());
+                (0..self.random.below(200)).for_each(|_| std::hint::spin_loop());
+                if self.random.below(16) == 0 {
+                    std::thread::yield_now();
+                }
+                let after = read(slot.cast());
+                assert_eq!(before, [before[0]; 2], "a slot was used again under a reader");
+                assert_eq!(before, after, "a slot was used again under a reader");
+                self.common.reads.fetch_add(1, Ordering::Relaxed);
+            }
+            drop((all, guest, bounded));
+        }
+        self.common.entered[reader].store(u64::MAX, Ordering::SeqCst);
+    }
+
     /// Some hundred operations: one by one, in bursts, and in pairs.
     fn work(&mut self) -> u64 {
         let style = self.random.below(4);
         let steps = 1 + self.random.below(400);
-        for _ in 0..steps {
+        for step in 0..steps {
             let fill = match style {
                 0 => self.slots.len() * 2 < self.most,
                 1 => true,
@@ -83,9 +188,14 @@ impl Hand<'_> {
             };
             if self.slots.is_empty() || fill && self.slots.len() < self.most {
                 self.take();
-            } else {
-                let index = self.random.below(self.slots.len());
-                self.give(index);
+                continue;
+            }
+            let index = self.random.below(self.slots.len());
+            match self.reader {
+                Some(reader) if step % 16 == 0 => self.read(reader),
+                // Where nobody reads there are no slots to spare for it.
+                _ if !self.common.entered.is_empty() && step % 32 == 1 => self.publish(index),
+                _ => self.give(index),
             }
         }
         steps as u64
@@ -94,7 +204,12 @@ impl Hand<'_> {
 
 fn seconds() -> u64 {
     let wish = std::env::var("HAMMER_SECONDS").ok().and_then(|text| text.parse().ok());
-    wish.unwrap_or(if cfg!(debug_assertions) { 1 } else { 3 })
+    let full = std::env::var_os("PAGEHEAP_TEST_FULL").is_some();
+    wish.unwrap_or(match (full, cfg!(debug_assertions)) {
+        (true, _) => 60,
+        (false, true) => 1,
+        (false, false) => 3,
+    })
 }
 
 fn resident() -> usize {
@@ -110,19 +225,37 @@ fn resident() -> usize {
 /// What is hammered, and how.
 struct Anvil {
     threads: usize,
+    /// Of these, who read what others publish.
+    readers: usize,
     bytes: usize,
-    /// Slots that no thread has, for each thread: where slots are retired, as many as may be waiting to be.
-    aside: usize,
     seconds: u64,
 }
 
-fn hammer(anvil: &Anvil) {
-    let &Anvil {
-        threads,
-        bytes,
-        aside,
-        seconds,
-    } = anvil;
+/// Of each thread's part of the slots: what it may keep in its shard of what is retired, and what of it may be waiting
+/// for readers.
+const KEPT: usize = 64;
+const WAITING: usize = 64;
+
+/// Threads and their stacks, once all have begun.
+const STACKS: usize = 32 << 20;
+
+/// What resident memory may be more in the second half than in the first.
+const DRIFT: usize = 8 << 20;
+
+/// Waits until it is over. The most that was resident in each half.
+fn watch(seconds: u64) -> [usize; 2] {
+    let (began, time) = (Instant::now(), Duration::from_secs(seconds));
+    let mut most = [0; 2];
+    while began.elapsed() < time {
+        std::thread::sleep(time / 40);
+        let half = usize::from(began.elapsed() >= time / 2);
+        most[half] = most[half].max(resident());
+    }
+    most
+}
+
+/// A list, all slots of which were written to, and how many there are.
+fn prepare(threads: usize, bytes: usize) -> (ShardedFreeList, usize) {
     let layout = Layout::from_size_align(SLOT, 8).unwrap();
     let config = ArenaConfig::new().limit(bytes).prealloc(bytes);
     let list = ShardedFreeList::with_config(layout, threads, config).unwrap();
@@ -133,45 +266,73 @@ fn hammer(anvil: &Anvil) {
         slot.cast::<u8>().write_bytes(0, SLOT);
         list.deallocate(slot.cast());
     });
+    (list, slots)
+}
+
+fn hammer(anvil: &Anvil) {
+    let &Anvil {
+        threads,
+        readers,
+        bytes,
+        seconds,
+    } = anvil;
+    let (list, slots) = prepare(threads, bytes);
+    // Without readers nothing waits, what is kept can be had by all, and nothing is published.
+    let aside = if readers == 0 { 0 } else { KEPT + WAITING };
     let most = slots / threads - aside;
-    let (end, total, longest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let common = Common::new(threads, readers);
     let before = resident();
-    std::thread::scope(|scope| {
+    let peaks = std::thread::scope(|scope| {
         for thread in 0..threads {
-            let (list, end, total, longest) = (&list, &end, &total, &longest);
+            let (list, common) = (&list, &common);
             scope.spawn(move || {
                 let mut hand = Hand {
                     owner: list.owner().expect("a shard for each"),
+                    common,
+                    reader: (thread < readers).then_some(thread),
                     stamp: 0xA110_C000 + thread as u64,
                     slots: Vec::with_capacity(most),
                     most,
-                    retires: aside > 0,
                     random: Random(0x9E37_79B9_7F4A_7C15 ^ (thread as u64 + 1) << 20),
                 };
-                while !end.load(Ordering::Relaxed) {
+                while !common.end.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    total.fetch_add(hand.work(), Ordering::Relaxed);
-                    longest.fetch_max(began.elapsed().as_micros() as u64, Ordering::Relaxed);
+                    common.operations.fetch_add(hand.work(), Ordering::Relaxed);
+                    let took = began.elapsed().as_micros() as u64;
+                    common.longest.fetch_max(took, Ordering::Relaxed);
                 }
                 while !hand.slots.is_empty() {
                     hand.give(0);
                 }
             });
         }
-        std::thread::sleep(Duration::from_secs(seconds));
-        end.store(true, Ordering::Relaxed);
+        let peaks = watch(seconds);
+        common.end.store(true, Ordering::Relaxed);
+        peaks
     });
-    let grown = resident().saturating_sub(before) >> 10;
-    let millions = total.into_inner() as f64 / 1e6;
+    for place in &common.places {
+        if let Some(slot) = NonNull::new(place.swap(std::ptr::null_mut(), Ordering::AcqRel)) {
+            // SAFETY: nobody else is there any more.
+            unsafe { list.deallocate(slot.cast()) };
+        }
+    }
+    let millions = common.operations.into_inner() as f64 / 1e6;
+    let grown = peaks.map(|peak| peak.saturating_sub(before));
+    let (retired, reads) = (common.retired.into_inner(), common.reads.into_inner());
     println!(
-        "{threads} threads, {slots} slots, {most} for each: {millions:.0} M operations, {:.1} M/s; {} gatherings; \
-         resident {grown} KiB more; longest {} us",
+        "{threads} threads, {slots} slots, {most} for each: {millions:.0} M operations, {:.1} M/s; {retired} retired, \
+         {reads} reads; {} gatherings; resident {:?} KiB more; longest {} us",
         millions / seconds as f64,
         list.gatherings(),
-        longest.into_inner(),
+        grown.map(|bytes| bytes >> 10),
+        common.longest.into_inner(),
     );
-    // Threads and their stacks come and go; the list's own memory was all written before.
-    assert!(bytes < BYTES || grown < 32 << 10, "resident memory grew by {grown} KiB");
+    assert!(retired > 0 && (reads > 0 || readers == 0));
+    // The list's own memory was all written before.
+    if bytes == BYTES {
+        assert!(grown[0].max(grown[1]) < STACKS, "resident memory grew by {grown:?}");
+        assert!(grown[1] < grown[0] + DRIFT, "resident memory grows: {grown:?}");
+    }
     let again = std::iter::from_fn(|| list.allocate().ok()).count();
     assert_eq!(again, slots, "all slots can be had afterwards");
 }
@@ -195,8 +356,8 @@ fn nobody_is_refused_and_nothing_is_lost_under_the_hammer() {
     }
     hammer(&Anvil {
         threads: 256,
+        readers: 16,
         bytes: BYTES,
-        aside: 64,
         seconds: seconds(),
     });
 }
@@ -206,8 +367,8 @@ fn nobody_is_refused_the_last_slot() {
     // As many slots as threads may have at the most: whoever asks has one less than his part, so one is free.
     hammer(&Anvil {
         threads: 32,
+        readers: 0,
         bytes: 256 << 10,
-        aside: 0,
         seconds: 1,
     });
 }
