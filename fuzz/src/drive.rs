@@ -6,6 +6,8 @@
 
 #[path = "../../tests/model/arenas.rs"]
 pub mod arenas;
+#[path = "../../tests/model/blocks.rs"]
+pub mod blocks;
 #[path = "../../tests/model/lists.rs"]
 pub mod lists;
 #[path = "../../tests/model/mod.rs"]

@@ -5,12 +5,20 @@ use std::alloc::Layout;
 use pageheap::internals::free_list::{Controller, MAX_BATCH};
 use proptest::prelude::*;
 
+#[allow(dead_code, reason = "some of it is for arenas")]
+#[path = "../model/blocks.rs"]
+mod blocks;
 #[path = "../model/lists.rs"]
 mod lists;
 
 /// One step: which operation, and a number for it.
 fn steps() -> impl Strategy<Value = Vec<(u8, usize)>> {
     prop::collection::vec((any::<u8>(), any::<usize>()), 0..400)
+}
+
+/// Every so-many-th block is refused, after the first; 0: none.
+fn refusals() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(0), 2_usize..6]
 }
 
 fn layouts() -> impl Strategy<Value = Layout> {
@@ -22,14 +30,17 @@ proptest! {
 
     #[test]
     fn a_free_list_is_its_twin(
-        layout in layouts(), slab in 0_usize..40_000, limit in 10_000_usize..200_000, story in steps()
+        layout in layouts(), slab in 0_usize..40_000, limit in 10_000_usize..200_000, refuse in refusals(),
+        story in steps()
     ) {
-        lists::free_list(layout, slab, limit, &story);
+        lists::free_list(layout, slab, limit, refuse, &story);
     }
 
     #[test]
-    fn a_sharded_list_is_its_twin(layout in layouts(), limit in 10_000_usize..200_000, story in steps()) {
-        lists::sharded(layout, limit, &story);
+    fn a_sharded_list_is_its_twin(
+        layout in layouts(), limit in 10_000_usize..200_000, refuse in refusals(), story in steps()
+    ) {
+        lists::sharded(layout, limit, refuse, &story);
     }
 
     #[test]

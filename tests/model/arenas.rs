@@ -3,15 +3,13 @@
 //!
 //! Bytes are read as they come and run out as zeros, so every input is a valid story.
 
-use std::alloc::{self, Layout};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::alloc::Layout;
+use std::cell::Cell;
 use std::ptr::NonNull;
 
-use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Backing, Block, Handle, Local, Pool, Reason, Scope};
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Handle, Local, Pool, Reason, Scope};
 
-/// Bytes in a page of [`Blocks`].
-const PAGE: usize = 4096;
+use super::blocks::{Blocks, PAGE};
 
 /// Bytes of a story.
 struct Bytes<'a>(Cell<&'a [u8]>);
@@ -51,73 +49,6 @@ impl Bytes<'_> {
             _ => 2 * PAGE,
         };
         Layout::from_size_align(size, align).expect("small")
-    }
-}
-
-/// A backing that checks its user, and refuses when it is told to. Blocks are of the system's allocator, so that a
-/// sanitizer sees their borders.
-struct Blocks {
-    taken: RefCell<BTreeMap<usize, Layout>>,
-    /// Every so-many-th block is refused; 0: none.
-    refuse: usize,
-    asked: Cell<usize>,
-    refused: Cell<usize>,
-}
-
-impl Blocks {
-    fn new(refuse: usize) -> Self {
-        Self {
-            taken: RefCell::default(),
-            refuse,
-            asked: Cell::new(0),
-            refused: Cell::new(0),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        self.taken.borrow().values().map(Layout::size).sum()
-    }
-
-    /// Whether all of these bytes are in one block.
-    fn has(&self, start: usize, bytes: usize) -> bool {
-        let taken = self.taken.borrow();
-        let below = taken.range(..=start).next_back();
-        below.is_some_and(|(block, layout)| start + bytes <= block + layout.size())
-    }
-}
-
-// SAFETY: memory of the system's allocator, each block once; nothing unwinds but where a test has failed.
-unsafe impl Backing for Blocks {
-    fn page_bytes(&self) -> usize {
-        PAGE
-    }
-
-    fn take(&self, bytes: usize, align: usize) -> Option<Block> {
-        assert!(
-            bytes != 0 && bytes.is_multiple_of(PAGE),
-            "{bytes} bytes are not whole pages"
-        );
-        self.asked.set(self.asked.get() + 1);
-        if self.refuse != 0 && self.asked.get().is_multiple_of(self.refuse) {
-            self.refused.set(self.refused.get() + 1);
-            return None;
-        }
-        let layout = Layout::from_size_align(bytes, align).ok()?;
-        // SAFETY: not of zero bytes.
-        let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
-        self.taken.borrow_mut().insert(start.addr().get(), layout);
-        Some(Block {
-            memory: NonNull::slice_from_raw_parts(start, bytes),
-            zeroed: false,
-        })
-    }
-
-    unsafe fn give(&self, memory: NonNull<[u8]>) {
-        let layout = self.taken.borrow_mut().remove(&memory.addr().get());
-        let layout = layout.expect("a block that was taken is given back");
-        assert_eq!(layout.size(), memory.len(), "whole");
-        // SAFETY: allocated above, with this layout.
-        unsafe { alloc::dealloc(memory.cast().as_ptr(), layout) };
     }
 }
 
@@ -251,7 +182,7 @@ impl Story<'_> {
     /// Allocates, and writes on it. A refusal must have its reason.
     fn allocate(&self, hand: &dyn Hand, twin: &mut Twin) {
         let layout = self.bytes.layout();
-        let refused = self.blocks.refused.get();
+        let refused = self.blocks.refused();
         match hand.take(layout) {
             Ok(memory) => twin.add(self.blocks, memory, layout),
             Err(error) => {
@@ -267,7 +198,7 @@ impl Story<'_> {
                             self.limit
                         );
                     }
-                    Reason::NoPages => assert!(self.blocks.refused.get() > refused, "{error}"),
+                    Reason::NoPages => assert!(self.blocks.refused() > refused, "{error}"),
                     _ => panic!("{error}"),
                 }
             }
@@ -325,7 +256,7 @@ impl Story<'_> {
 
     fn check(&self, stats: ArenaStats, twin: &Twin) {
         assert_eq!(stats.reserved, self.blocks.bytes(), "\n{stats}");
-        assert_eq!(stats.slabs, self.blocks.taken.borrow().len(), "\n{stats}");
+        assert_eq!(stats.slabs, self.blocks.count(), "\n{stats}");
         assert!(stats.reserved <= stats.limit, "\n{stats}");
         assert!(stats.committed <= stats.reserved, "\n{stats}");
         assert!(stats.allocated <= stats.committed, "\n{stats}");
@@ -365,10 +296,7 @@ pub fn arena(input: &[u8]) {
         limit,
     };
     let Ok(mut arena) = Arena::with_config_in(config, &blocks) else {
-        assert!(
-            blocks.taken.borrow().is_empty(),
-            "nothing is kept of an arena that was not made"
-        );
+        assert!(blocks.is_empty(), "nothing is kept of an arena that was not made");
         return;
     };
     while !story.bytes.is_empty() {
@@ -403,7 +331,7 @@ pub fn arena(input: &[u8]) {
         }
     }
     drop(arena);
-    assert!(blocks.taken.borrow().is_empty(), "everything goes back");
+    assert!(blocks.is_empty(), "everything goes back");
 }
 
 /// A pool, with handles of this round and of others.
@@ -417,10 +345,7 @@ pub fn pool(input: &[u8]) {
         limit,
     };
     let Ok(mut pool) = Pool::with_config_in(config.slab((1 + story.bytes.byte()) * 256), &blocks) else {
-        assert!(
-            blocks.taken.borrow().is_empty(),
-            "nothing is kept of a pool that was not made"
-        );
+        assert!(blocks.is_empty(), "nothing is kept of a pool that was not made");
         return;
     };
     let other = Pool::new_in(&blocks);
@@ -460,5 +385,5 @@ pub fn pool(input: &[u8]) {
         }
     }
     drop((pool, other));
-    assert!(blocks.taken.borrow().is_empty(), "everything goes back");
+    assert!(blocks.is_empty(), "everything goes back");
 }

@@ -1,36 +1,110 @@
 //! Free lists driven side by side with naive twins: for property tests and fuzz targets, which add this by path.
 //!
-//! The twin knows which slots are live and what is written in each. A story is a row of (operation, number).
+//! The twin knows which slots are live and what is written in each, who is inside, and what waits for whom. A story is
+//! a row of (operation, number). A list that says no has no slot free: how many there are the twin counts by itself, by
+//! asking of every address in the blocks of the backing whether a slot begins there.
 
 use std::alloc::Layout;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ptr::NonNull;
 
-use pageheap::arena::{ArenaConfig, FreeList, ShardedFreeList};
+use pageheap::arena::{
+    ArenaConfig, ArenaError, BoundedGuard, FreeList, Guard, Owner, Reason, ShardedFreeList, SlotBox,
+};
+
+use super::blocks::{Blocks, PAGE};
 
 /// Operations from here on are a reset.
 const RESET: u8 = 248;
 
-/// What a twin knows.
-#[derive(Default)]
-struct Twin {
+/// Owners of a sharded list.
+const OWNERS: usize = 3;
+
+/// Guards and boxes that live at a time.
+const GUARDS: usize = 6;
+const BOXES: usize = 40;
+
+/// What can be known of a list, and where its slots are.
+struct Twin<'b> {
+    blocks: &'b Blocks,
+    layout: Layout,
+    /// Bytes from one slot to the next.
+    bytes: usize,
+    limit: usize,
     live: Vec<NonNull<u8>>,
     written: HashMap<usize, u8>,
     most: usize,
-    size: usize,
+    /// Slots in boxes, which are live, too.
+    boxed: HashSet<usize>,
+    /// Guards that live, by number; how many there were.
+    inside: Vec<u64>,
+    guards: u64,
+    /// Who is inside where: the owners, and the guests. A number for each time that somebody enters as the first.
+    sessions: [Session; OWNERS + 1],
+    retired: HashMap<usize, Retired>,
+    /// Slots there are, as of so many turns of the backing.
+    counted: (usize, usize),
 }
 
-impl Twin {
-    fn take(&mut self, slot: NonNull<u8>) {
-        let mark = (slot.addr().get() >> 3) as u8 ^ self.live.len() as u8;
-        // SAFETY: just allocated, and so long.
-        unsafe { slot.write_bytes(mark, self.size) };
+#[derive(Clone, Copy, Default)]
+struct Session {
+    number: u64,
+    depth: usize,
+}
+
+/// A slot that was retired.
+struct Retired {
+    /// Guards for which it must be kept.
+    must: Vec<u64>,
+    /// Those for whom it may be, if that has been decided: place and number of the session.
+    may: Option<Vec<(usize, u64)>>,
+}
+
+impl<'b> Twin<'b> {
+    fn new(layout: Layout, limit: usize, blocks: &'b Blocks) -> Self {
+        Self {
+            blocks,
+            layout,
+            bytes: layout.size().next_multiple_of(layout.align()),
+            limit,
+            live: Vec::new(),
+            written: HashMap::new(),
+            most: 0,
+            boxed: HashSet::new(),
+            inside: Vec::new(),
+            guards: 0,
+            sessions: [Session::default(); OWNERS + 1],
+            retired: HashMap::new(),
+            counted: (usize::MAX, 0),
+        }
+    }
+
+    fn live(&self) -> usize {
+        self.live.len() + self.boxed.len()
+    }
+
+    /// A slot that was free, and may be.
+    fn arrives(&mut self, slot: NonNull<u8>) {
+        let start = slot.addr().get();
+        assert!(start.is_multiple_of(self.layout.align()) && self.blocks.has(start, self.bytes));
         assert!(
-            self.written.insert(slot.addr().get(), mark).is_none(),
+            !self.written.contains_key(&start) && !self.boxed.contains(&start),
             "a slot given twice"
         );
+        if let Some(retired) = self.retired.remove(&start) {
+            let reader = retired.must.iter().find(|guard| self.inside.contains(guard));
+            assert_eq!(reader, None, "a slot given again while one from before is inside");
+        }
+        self.most = self.most.max(self.live() + 1);
+    }
+
+    fn take(&mut self, slot: NonNull<u8>) {
+        self.arrives(slot);
+        let mark = (slot.addr().get() >> 3) as u8 ^ self.live.len() as u8;
+        // SAFETY: just allocated, and so long.
+        unsafe { slot.write_bytes(mark, self.layout.size()) };
+        self.written.insert(slot.addr().get(), mark);
         self.live.push(slot);
-        self.most = self.most.max(self.live.len());
     }
 
     fn give(&mut self, pick: usize) -> Option<NonNull<u8>> {
@@ -40,30 +114,66 @@ impl Twin {
         let slot = self.live.swap_remove(pick % self.live.len());
         let mark = self.written.remove(&slot.addr().get()).expect("live slots are written");
         // SAFETY: ours still.
-        let bytes = unsafe { std::slice::from_raw_parts(slot.as_ptr(), self.size) };
+        let bytes = unsafe { std::slice::from_raw_parts(slot.as_ptr(), self.layout.size()) };
         assert!(
             bytes.iter().all(|&byte| byte == mark),
             "somebody wrote to a slot of ours"
         );
         Some(slot)
     }
-}
 
-impl Twin {
     /// Nothing is live; what is written may be overwritten.
     fn reset(&mut self) {
         self.live.clear();
         self.written.clear();
+        self.retired.clear();
+    }
+
+    /// How many slots the blocks have.
+    fn count(&mut self, owns: impl Fn(*const u8) -> bool) -> usize {
+        let turns = self.blocks.turns();
+        if self.counted.0 != turns {
+            let slots = |(start, bytes): (usize, usize)| {
+                let starts = (start..start + bytes).step_by(self.bytes);
+                starts
+                    .filter(|&start| owns(std::ptr::without_provenance(start)))
+                    .count()
+            };
+            self.counted = (turns, self.blocks.all().into_iter().map(slots).sum());
+        }
+        self.counted.1
+    }
+
+    /// An error has its reason: the limit, or a backing that has just refused, which it had done `before` times.
+    fn reason(&self, error: ArenaError, node: usize, before: usize) {
+        assert_eq!(
+            (error.asked(), error.align()),
+            (self.layout.size(), self.layout.align())
+        );
+        let least = (self.bytes + node).next_multiple_of(PAGE);
+        let full = self.blocks.bytes() + least > self.limit;
+        match error.reason() {
+            Reason::NoSlots => assert!(full, "{error}"),
+            Reason::NoPages => assert!(!full && self.blocks.refused() > before, "{error}"),
+            _ => panic!("{error}"),
+        }
     }
 }
 
 /// A free list through a story, with slots of `layout`, at most `limit` bytes of pages, and a first slab of `slab`.
-pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)]) {
-    let mut list = FreeList::with_config(layout, ArenaConfig::new().slab(slab).limit(limit)).expect("a small list");
+/// Every `refuse`th block is refused.
+pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story: &[(u8, usize)]) {
+    let blocks = Blocks::new(refuse);
+    let config = ArenaConfig::new().slab(slab).limit(limit);
+    let mut list = FreeList::with_config_in(layout, config, &blocks).expect("nothing is taken yet");
     let size = layout.size();
-    let mut twin = Twin {
-        size,
-        ..Twin::default()
+    let mut twin = Twin::new(layout, limit, &blocks);
+    let full = |twin: &mut Twin<'_>, list: &FreeList<&Blocks>| {
+        assert_eq!(
+            twin.live(),
+            twin.count(|slot| list.owns(slot)),
+            "a no while a slot is free"
+        );
     };
     for &(operation, number) in story {
         match operation % 8 {
@@ -76,10 +186,13 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)
                 assert!(refused, "freed, though nobody has had it since the reset");
             }
             0..=2 => {
-                let alone = number % 4 == 3;
+                let (alone, before) = (number % 4 == 3, blocks.refused());
                 match if alone { list.allocate_mut() } else { list.allocate() } {
                     Ok(slot) => twin.take(slot.cast()),
-                    Err(error) => assert!(list.stats().reserved + size + 8192 > limit, "{error}"),
+                    Err(error) => {
+                        twin.reason(error, 4, before);
+                        full(&mut twin, &list);
+                    }
                 }
             }
             3..=4 => {
@@ -100,6 +213,9 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)
                 let count = list.allocate_batch(&mut batch);
                 assert!(batch[count..].iter().all(Option::is_none));
                 batch.iter().flatten().for_each(|&slot| twin.take(slot));
+                if count < batch.len() {
+                    full(&mut twin, &list);
+                }
             }
             _ => {
                 let mut batch: Vec<_> = (0..number % 50).map(|pick| twin.give(pick)).collect();
@@ -108,101 +224,291 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, story: &[(u8, usize)
                 assert!(batch.iter().all(Option::is_none));
             }
         }
-        let stats = list.stats();
-        let bytes = size.next_multiple_of(layout.align());
-        assert_eq!(
-            (stats.allocated, stats.peak),
-            (twin.live.len() * bytes, twin.most * bytes)
-        );
+        let (stats, bytes) = (list.stats(), size.next_multiple_of(layout.align()));
+        assert_eq!((stats.allocated, stats.peak), (twin.live() * bytes, twin.most * bytes));
     }
+    drop(list);
+    assert!(blocks.is_empty(), "everything goes back");
 }
 
-/// A sharded list of three owners through a story: between resets, each with owners of its own.
-pub fn sharded(layout: Layout, limit: usize, story: &[(u8, usize)]) {
-    let list = ShardedFreeList::with_config(layout, 3, ArenaConfig::new().slab(1 << 12).limit(limit));
-    let mut list = list.expect("a small list");
-    let mut twin = Twin {
-        size: layout.size(),
-        ..Twin::default()
-    };
+type List<'b> = ShardedFreeList<&'b Blocks>;
+
+/// A sharded list of three owners through a story: between resets, each with owners of its own. Every `refuse`th block
+/// is refused.
+pub fn sharded(layout: Layout, limit: usize, refuse: usize, story: &[(u8, usize)]) {
+    let blocks = Blocks::new(refuse);
+    let config = ArenaConfig::new().slab(1 << 12).limit(limit);
+    let mut list = ShardedFreeList::with_config_in(layout, OWNERS, config, &blocks).expect("room for the tables");
+    let mut twin = Twin::new(layout, limit, &blocks);
     let mut parts = story.split(|&(operation, _)| operation >= RESET).peekable();
     while let Some(part) = parts.next() {
-        sharded_part(&list, &mut twin, part);
+        Part {
+            list: &list,
+            twin: &mut twin,
+        }
+        .go(part);
         if parts.peek().is_some() {
             let stale = twin.give(part.len());
             list.reset();
             twin.reset();
             // SAFETY: nobody's since the reset: to be refused.
-            let refused = stale.is_none_or(|slot| unsafe { list.try_deallocate(slot) }.is_err());
-            assert!(refused, "freed, though nobody has had it since the reset");
+            unsafe {
+                assert!(stale.is_none_or(|slot| list.try_deallocate(slot).is_err()), "freed");
+                assert!(stale.is_none_or(|slot| list.try_retire(slot).is_err()), "retired");
+            }
             assert_eq!(list.stats().allocated, 0);
         }
     }
+    drop(list);
+    assert!(blocks.is_empty(), "everything goes back");
 }
 
-fn sharded_part(list: &ShardedFreeList, twin: &mut Twin, story: &[(u8, usize)]) {
-    let owners = [(); 3].map(|()| list.owner().expect("a shard for each of three"));
-    let bytes = list.layout().size().next_multiple_of(list.layout().align());
-    for &(operation, number) in story {
-        let owner = &owners[number % 3];
-        match operation % 8 {
-            0..=2 => owner.allocate().into_iter().for_each(|slot| twin.take(slot.cast())),
-            3 => list.allocate().into_iter().for_each(|slot| twin.take(slot.cast())),
-            4 => (0..number % 100)
-                .map_while(|_| owner.allocate().ok())
-                .for_each(|slot| twin.take(slot.cast())),
-            5 => twin.give(number).into_iter().for_each(|slot| {
-                // SAFETY: the twin had it, and has it no more: so the second time it is to be refused.
-                unsafe {
-                    owner.deallocate(slot);
-                    assert!(owner.try_deallocate(slot).is_err(), "freed twice");
-                    assert!(list.try_deallocate(slot).is_err(), "freed twice");
-                }
-            }),
-            // SAFETY: the twin had it, and has it no more.
-            6 => twin
-                .give(number)
-                .into_iter()
-                .for_each(|slot| unsafe { list.retire(slot) }),
-            // SAFETY: as above.
-            _ => (0..number % 100)
-                .map_while(|pick| twin.give(pick))
-                .for_each(|slot| unsafe { owner.retire(slot) }),
+/// A guard; of a bounded one, what it protects.
+enum Inside<'o, 'b> {
+    All(#[expect(dead_code, reason = "to be dropped")] Guard<'o, &'b Blocks>),
+    Some(BoundedGuard<'o, &'b Blocks>, Vec<NonNull<u8>>),
+}
+
+type OwnerOf<'l, 'b> = Owner<'l, &'b Blocks>;
+
+/// What refers to owners, and lives as long as it likes.
+#[derive(Default)]
+struct Alive<'o, 'l, 'b> {
+    /// Guards: the number, the place of the session, itself.
+    guards: Vec<(u64, usize, Inside<'o, 'b>)>,
+    boxes: Vec<(u8, SlotBox<'o, u8, OwnerOf<'l, 'b>>)>,
+}
+
+/// A list between two resets.
+struct Part<'l, 't, 'b> {
+    list: &'l List<'b>,
+    twin: &'t mut Twin<'b>,
+}
+
+impl<'l, 'b> Part<'l, '_, 'b> {
+    fn go(mut self, story: &[(u8, usize)]) {
+        let owners = [(); OWNERS].map(|()| self.list.owner().expect("a shard for each of three"));
+        let mut alive = Alive::default();
+        for &(operation, number) in story {
+            self.step(&owners[number % OWNERS], &mut alive, operation, number);
+            let stats = self.list.stats();
+            assert_eq!(stats.allocated, self.twin.live() * self.twin.bytes, "{stats}");
+            assert!(stats.reserved <= stats.limit, "{stats}");
         }
-        assert_eq!(list.stats().allocated, twin.live.len() * bytes);
+        while !alive.guards.is_empty() {
+            self.leave(&mut alive, 0);
+        }
+        drop(alive);
+        self.twin.boxed.clear();
+        // Nobody reads, so all that is not live can be had: by one owner, who gathers it from the others. Unless the
+        // backing refuses just when it is asked; then once more.
+        while self.allocate(Some(&owners[0])) {}
+        let census = self.list.census(|_| ());
+        assert_eq!((census.sharded, census.depot, census.retired), (0, 0, 0), "{census:?}");
+        assert_eq!(census.live as usize, self.twin.live());
     }
-    // Nobody reads, so all that is not live can be had: by one owner, who gathers it from the others.
-    let before = list.stats();
-    let more = std::iter::from_fn(|| owners[0].allocate().ok()).count() + twin.live.len();
-    let stats = list.stats();
-    assert!(more * bytes >= before.committed, "{before}");
-    assert!(stats.reserved <= stats.limit, "{stats}");
-    assert_eq!(
-        (stats.allocated, stats.committed),
-        (more * bytes, more * bytes),
-        "{stats}"
-    );
+
+    fn step<'o>(&mut self, owner: &'o OwnerOf<'l, 'b>, alive: &mut Alive<'o, 'l, 'b>, operation: u8, number: usize) {
+        let pick = number / OWNERS;
+        match operation % 16 {
+            0..=2 => _ = self.allocate(Some(owner)),
+            3 => _ = self.allocate(None),
+            // As long as there are any, or some.
+            4 if pick.is_multiple_of(8) && self.twin.bytes >= 16 => while self.allocate(Some(owner)) {},
+            4 => self.allocate_batch(owner, pick % 100),
+            5 => self.deallocate(owner, pick),
+            6 => self.retire(alive, None, pick),
+            7 => (0..pick % 100).for_each(|pick| self.retire(alive, Some(owner), pick)),
+            8 => self.deallocate_batch(owner, pick % 100),
+            9 if alive.boxes.len() < BOXES => self.boxed(owner, alive, number as u8),
+            9 | 10 => self.unbox(alive, pick),
+            11..=12 if alive.guards.len() < GUARDS => self.enter(owner, alive, operation % 16 == 11, number),
+            11..=13 => self.leave(alive, pick),
+            14 => self.protect(alive, pick),
+            _ => owner.flush(),
+        }
+    }
+
+    /// By an owner, or as a guest. Whether there was one.
+    fn allocate(&mut self, owner: Option<&OwnerOf<'l, 'b>>) -> bool {
+        let before = self.twin.blocks.refused();
+        match owner.map_or_else(|| self.list.allocate(), |owner| owner.allocate()) {
+            Ok(slot) => {
+                self.twin.take(slot.cast());
+                true
+            }
+            Err(error) => {
+                self.refused(Some((error, before)));
+                false
+            }
+        }
+    }
+
+    fn allocate_batch(&mut self, owner: &OwnerOf<'l, 'b>, count: usize) {
+        let mut batch = vec![None; count];
+        let taken = owner.allocate_batch(&mut batch);
+        assert!(batch[taken..].iter().all(Option::is_none));
+        batch.iter().flatten().for_each(|&slot| self.twin.take(slot));
+        if taken < count {
+            self.refused(None);
+        }
+    }
+
+    /// It has said no: nothing is free, and what is neither free nor live waits for somebody who is inside.
+    fn refused(&mut self, error: Option<(ArenaError, usize)>) {
+        if let Some((error, before)) = error {
+            self.twin.reason(error, 16, before);
+        }
+        let census = self.list.census(|_| ());
+        assert_eq!((census.sharded, census.depot), (0, 0), "a no while a slot is free");
+        let present: Vec<_> = (0..=OWNERS)
+            .filter(|&place| self.twin.sessions[place].depth > 0)
+            .map(|place| (place, self.twin.sessions[place].number))
+            .collect();
+        let slots = self.twin.count(|slot| self.list.owns(slot));
+        let mut waiting = 0;
+        for retired in self.twin.retired.values_mut() {
+            waiting += usize::from(match &retired.may {
+                Some(may) => may.iter().any(|session| present.contains(session)),
+                None => !present.is_empty(),
+            });
+            // Nothing is kept in shards: so who comes now does not hold it any more.
+            if census.retired == 0 && retired.may.is_none() {
+                retired.may = Some(present.clone());
+            }
+        }
+        let live = self.twin.live();
+        assert!(
+            live <= slots && slots <= live + waiting,
+            "a no with {live} of {slots} slots live, and {waiting} waiting for readers at the most"
+        );
+    }
+
+    fn deallocate(&mut self, owner: &OwnerOf<'l, 'b>, pick: usize) {
+        let Some(slot) = self.twin.give(pick) else {
+            return;
+        };
+        // SAFETY: the twin had it, and has it no more: so all but the first are to be refused.
+        unsafe {
+            if pick.is_multiple_of(2) {
+                owner.deallocate(slot);
+            } else {
+                self.list.deallocate(slot);
+            }
+            assert!(owner.try_deallocate(slot).is_err(), "freed twice");
+            assert!(self.list.try_deallocate(slot).is_err(), "freed twice");
+            assert!(owner.try_retire(slot).is_err(), "retired, though free");
+        }
+    }
+
+    fn deallocate_batch(&mut self, owner: &OwnerOf<'l, 'b>, count: usize) {
+        let mut batch: Vec<_> = (0..count).map(|pick| self.twin.give(pick)).collect();
+        // SAFETY: the twin had them, and has them no more.
+        unsafe { owner.deallocate_batch(&mut batch) }.expect("all were allocated");
+        assert!(batch.iter().all(Option::is_none));
+    }
+
+    /// By an owner, or as a guest.
+    fn retire(&mut self, alive: &Alive<'_, 'l, 'b>, owner: Option<&OwnerOf<'l, 'b>>, pick: usize) {
+        let Some(slot) = self.twin.give(pick) else {
+            return;
+        };
+        let reads = |inside: &Inside<'_, 'b>| match inside {
+            Inside::All(_) => true,
+            Inside::Some(_, protected) => protected.contains(&slot),
+        };
+        let guards = alive.guards.iter().filter(|(.., inside)| reads(inside));
+        let must = guards.map(|&(guard, ..)| guard).collect();
+        // SAFETY: the twin had it, and has it no more; the others are to be refused.
+        unsafe {
+            match owner {
+                Some(owner) => owner.retire(slot),
+                None => self.list.retire(slot),
+            }
+            assert!(self.list.try_retire(slot).is_err(), "retired twice");
+            assert!(self.list.try_deallocate(slot).is_err(), "freed, though retired");
+        }
+        let retired = Retired { must, may: None };
+        self.twin.retired.insert(slot.addr().get(), retired);
+    }
+
+    fn boxed<'o>(&mut self, owner: &'o OwnerOf<'l, 'b>, alive: &mut Alive<'o, 'l, 'b>, value: u8) {
+        let before = self.twin.blocks.refused();
+        match owner.boxed(value) {
+            Ok(boxed) => {
+                let slot = NonNull::from(&*boxed);
+                self.twin.arrives(slot);
+                self.twin.boxed.insert(slot.addr().get());
+                alive.boxes.push((value, boxed));
+            }
+            Err(error) => self.refused(Some((error, before))),
+        }
+    }
+
+    fn unbox(&mut self, alive: &mut Alive<'_, 'l, 'b>, pick: usize) {
+        if !alive.boxes.is_empty() {
+            let (value, boxed) = alive.boxes.swap_remove(pick % alive.boxes.len());
+            assert_eq!(*boxed, value, "somebody wrote to a box");
+            self.twin.boxed.remove(&NonNull::from(&*boxed).addr().get());
+        }
+    }
+
+    fn enter<'o>(&mut self, owner: &'o OwnerOf<'l, 'b>, alive: &mut Alive<'o, 'l, 'b>, guest: bool, number: usize) {
+        let (inside, place) = match (guest, number / OWNERS % 2) {
+            (true, _) => (Inside::All(self.list.enter()), OWNERS),
+            (false, 0) => (Inside::All(owner.enter()), number % OWNERS),
+            (false, _) => (Inside::Some(owner.enter_bounded(), Vec::new()), number % OWNERS),
+        };
+        let session = &mut self.twin.sessions[place];
+        session.number += u64::from(session.depth == 0);
+        session.depth += 1;
+        self.twin.guards += 1;
+        self.twin.inside.push(self.twin.guards);
+        alive.guards.push((self.twin.guards, place, inside));
+    }
+
+    fn leave(&mut self, alive: &mut Alive<'_, 'l, 'b>, pick: usize) {
+        if !alive.guards.is_empty() {
+            let (guard, place, _) = alive.guards.swap_remove(pick % alive.guards.len());
+            self.twin.inside.retain(|&other| other != guard);
+            self.twin.sessions[place].depth -= 1;
+        }
+    }
+
+    /// A bounded guard finds a slot that is live.
+    fn protect(&mut self, alive: &mut Alive<'_, 'l, 'b>, pick: usize) {
+        let guards = alive.guards.iter_mut().filter_map(|(.., inside)| match inside {
+            Inside::Some(guard, protected) => Some((guard, protected)),
+            Inside::All(_) => None,
+        });
+        if let (Some((guard, protected)), false) = (guards.last(), self.twin.live.is_empty()) {
+            let slot = self.twin.live[pick % self.twin.live.len()];
+            protected.push(guard.protect(|| slot));
+        }
+    }
 }
 
-/// Two bytes of layout, one of slab, one of limit, and the story: three bytes a step.
-pub fn decode(input: &[u8]) -> (Layout, usize, usize, Vec<(u8, usize)>) {
+/// Two bytes of layout, the second also of what is refused, one of slab, one of limit, and the story: three bytes a
+/// step.
+pub fn decode(input: &[u8]) -> (Layout, usize, usize, usize, Vec<(u8, usize)>) {
     let byte = |index: usize| usize::from(input.get(index).copied().unwrap_or(0));
     let layout = Layout::from_size_align(1 + byte(0) * 3, 1 << (byte(1) % 8)).expect("a small layout");
     let steps = input.get(4..).unwrap_or(&[]).chunks_exact(3).take(300);
     let story = steps
         .map(|step| (step[0], usize::from(step[1]) << 8 | usize::from(step[2])))
         .collect();
-    (layout, byte(2) * 200, 40_000 + byte(3) * 1000, story)
+    let refuse = [0, 0, 3, 5][byte(1) / 8 % 4];
+    (layout, byte(2) * 200, 40_000 + byte(3) * 1000, refuse, story)
 }
 
 /// The driver of the fuzz target `free_list`.
 pub fn fuzz_free_list(input: &[u8]) {
-    let (layout, slab, limit, story) = decode(input);
-    free_list(layout, slab, limit, &story);
+    let (layout, slab, limit, refuse, story) = decode(input);
+    free_list(layout, slab, limit, refuse, &story);
 }
 
 /// The driver of the fuzz target `sharded`.
 pub fn fuzz_sharded(input: &[u8]) {
-    let (layout, _, limit, story) = decode(input);
-    sharded(layout, limit, &story);
+    let (layout, _, limit, refuse, story) = decode(input);
+    sharded(layout, limit, refuse, &story);
 }

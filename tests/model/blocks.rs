@@ -1,0 +1,106 @@
+//! A backing for arenas and lists that checks who uses it: whole pages, each block given back once and whole.
+
+use std::alloc::{self, Layout};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use pageheap::arena::{Backing, Block};
+
+/// Bytes in a page of [`Blocks`].
+pub const PAGE: usize = 4096;
+
+/// A backing that checks its user, and refuses when it is told to. Blocks are of the system's allocator, so that a
+/// sanitizer sees their borders.
+pub struct Blocks {
+    taken: RefCell<BTreeMap<usize, Layout>>,
+    /// Every so-many-th block is refused; 0: none.
+    refuse: usize,
+    asked: Cell<usize>,
+    refused: Cell<usize>,
+    given: Cell<usize>,
+}
+
+impl Blocks {
+    pub fn new(refuse: usize) -> Self {
+        Self {
+            taken: RefCell::default(),
+            refuse,
+            asked: Cell::new(0),
+            refused: Cell::new(0),
+            given: Cell::new(0),
+        }
+    }
+
+    /// How often it has refused.
+    pub fn refused(&self) -> usize {
+        self.refused.get()
+    }
+
+    /// How many blocks are taken.
+    pub fn count(&self) -> usize {
+        self.taken.borrow().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.taken.borrow().is_empty()
+    }
+
+    /// How often it was asked, or was given something back.
+    pub fn turns(&self) -> usize {
+        self.asked.get() + self.given.get()
+    }
+
+    /// The blocks: where each begins, and its bytes.
+    pub fn all(&self) -> Vec<(usize, usize)> {
+        let taken = self.taken.borrow();
+        taken.iter().map(|(&start, layout)| (start, layout.size())).collect()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.taken.borrow().values().map(Layout::size).sum()
+    }
+
+    /// Whether all of these bytes are in one block.
+    pub fn has(&self, start: usize, bytes: usize) -> bool {
+        let taken = self.taken.borrow();
+        let below = taken.range(..=start).next_back();
+        below.is_some_and(|(block, layout)| start + bytes <= block + layout.size())
+    }
+}
+
+// SAFETY: memory of the system's allocator, each block once; nothing unwinds but where a test has failed.
+unsafe impl Backing for Blocks {
+    fn page_bytes(&self) -> usize {
+        PAGE
+    }
+
+    fn take(&self, bytes: usize, align: usize) -> Option<Block> {
+        assert!(
+            bytes != 0 && bytes.is_multiple_of(PAGE),
+            "{bytes} bytes are not whole pages"
+        );
+        self.asked.set(self.asked.get() + 1);
+        if self.refuse != 0 && self.asked.get().is_multiple_of(self.refuse) {
+            self.refused.set(self.refused.get() + 1);
+            return None;
+        }
+        let layout = Layout::from_size_align(bytes, align).ok()?;
+        // SAFETY: not of zero bytes.
+        let start = NonNull::new(unsafe { alloc::alloc(layout) })?;
+        self.taken.borrow_mut().insert(start.addr().get(), layout);
+        Some(Block {
+            memory: NonNull::slice_from_raw_parts(start, bytes),
+            zeroed: false,
+        })
+    }
+
+    unsafe fn give(&self, memory: NonNull<[u8]>) {
+        let layout = self.taken.borrow_mut().remove(&memory.addr().get());
+        let layout = layout.expect("a block that was taken is given back");
+        self.given.set(self.given.get() + 1);
+        assert_eq!(layout.size(), memory.len(), "whole");
+        // SAFETY: allocated above, with this layout.
+        unsafe { alloc::dealloc(memory.cast().as_ptr(), layout) };
+    }
+}
