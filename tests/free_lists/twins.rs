@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 
+use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use pageheap::internals::free_list::{Controller, MAX_BATCH};
 use proptest::prelude::*;
 
@@ -103,4 +104,30 @@ fn the_essays_example_of_the_controller() {
     assert_eq!(batches, [33, 27, 21, 14, 8, 2, 1]);
     let (state, batch) = state.step(600, 1000);
     assert_eq!((batch, state.integral()), (64, 200));
+}
+
+/// The controller is asked where batches move: what shards may keep follows how much is free.
+#[test]
+fn a_list_that_fills_keeps_less_in_its_shards() {
+    let config = ArenaConfig::new().limit(1 << 20);
+    let list = ShardedFreeList::with_config(Layout::new::<[u64; 8]>(), 2, config).unwrap();
+    let owner = list.owner().unwrap();
+    let mut slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
+    assert_eq!(list.batch_limit(), 1, "all are allocated");
+    let all = slots.len();
+    let mut free_to = |left: usize| {
+        // SAFETY: ours.
+        slots
+            .drain(left..)
+            .for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
+        list.batch_limit()
+    };
+    assert!(free_to(all * 95 / 100) < MAX_BATCH as usize / 2, "a twentieth is free");
+    assert_eq!(free_to(all / 2), MAX_BATCH as usize, "a half is free");
+    assert_eq!(free_to(0), MAX_BATCH as usize, "all are free");
+    let half: Vec<_> = (0..all / 2).map(|_| owner.allocate().unwrap()).collect();
+    assert_eq!(list.batch_limit(), MAX_BATCH as usize, "a half is free");
+    let more: Vec<_> = (0..all * 45 / 100).map(|_| owner.allocate().unwrap()).collect();
+    assert!(list.batch_limit() < 8, "a twentieth is free");
+    assert_eq!(half.len() + more.len(), all / 2 + all * 45 / 100);
 }

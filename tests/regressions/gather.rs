@@ -47,7 +47,7 @@ impl Nodes for &Gate<'_> {
 }
 
 /// A table in memory that stays.
-fn table<T: pageheap::internals::Zeroed>(len: usize) -> Table<T> {
+pub fn table<T: pageheap::internals::Zeroed>(len: usize) -> Table<T> {
     let bytes = vec![0_u8; len * size_of::<T>() + align_of::<T>()].leak();
     let skip = bytes.as_ptr().align_offset(align_of::<T>());
     // SAFETY: aligned, zero, of that many entries, and nobody else's for ever.

@@ -8,5 +8,6 @@ mod limit;
 mod misc;
 mod proof;
 mod region;
+mod retire;
 mod scavenge;
 mod search;

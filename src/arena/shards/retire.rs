@@ -7,6 +7,10 @@
 //!
 //! Worked: 64 slots are retired and one reader is inside. The 64th pays for all: a heavy fence, a look at the records,
 //! one compare-exchange into the reader's list. When the reader leaves he puts the 64 into the depot, as one batch.
+//!
+//! How many a batch may have changes as it gathers, so what counts is "at least". Hyaline refuses a batch that has
+//! fewer slots than there are readers, if it has no spare nodes left; such a one is offered again when it has grown to
+//! twice its length: 3 readers, batches of one slot: offered at 1, 2, 4, and taken.
 
 #![forbid(unsafe_code)]
 
@@ -52,14 +56,15 @@ impl<N: Nodes> Shards<N> {
         };
         let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
         node.link.store(first, Ordering::Relaxed);
-        let oldest = if first == NIL {
-            birth
+        let (oldest, offer) = if first == NIL {
+            (birth, 0)
         } else {
-            birth.min(shard.oldest.load(Ordering::Relaxed))
+            let oldest = shard.oldest.load(Ordering::Relaxed);
+            (birth.min(oldest), shard.offer.load(Ordering::Relaxed))
         };
         let count = count + 1;
-        // A multiple, not "at least": what Hyaline would not take is offered again when there is more of it.
-        if count.is_multiple_of(self.control.limit.load(Ordering::Relaxed)) {
+        // The limit may have fallen since the last one came. What Hyaline would not take waits for more: see `keep`.
+        if count >= self.control.limit.load(Ordering::Relaxed).max(offer) {
             shard.retired.store(0, Ordering::Relaxed);
             let first = slot;
             self.retire_batch(shard, who, Some(section), Batch { first, count, oldest });
@@ -96,7 +101,7 @@ impl<N: Nodes> Shards<N> {
         }
     }
 
-    /// Adds a batch to what the shard keeps. The caller is inside.
+    /// Adds a batch, which Hyaline would not take, to what the shard keeps. The caller is inside.
     fn keep(&self, shard: &Shard, batch: Batch) {
         let chain = Chain(&self.nodes);
         let last = (1..batch.count).fold(batch.first, |slot, _| chain.next(slot));
@@ -109,9 +114,10 @@ impl<N: Nodes> Shards<N> {
         };
         chain.set_next(last, first);
         shard.oldest.store(oldest, Ordering::Relaxed);
-        shard
-            .retired
-            .store(pack(batch.first, count + batch.count), Ordering::Relaxed);
+        let count = count + batch.count;
+        // It wants a node for each reader, so there is no sense in one slot more: twice as many are offered next.
+        shard.offer.store(count.saturating_mul(2), Ordering::Relaxed);
+        shard.retired.store(pack(batch.first, count), Ordering::Relaxed);
     }
 
     /// Has a batch freed when its last reader leaves, and the eras go on.

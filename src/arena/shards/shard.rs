@@ -1,8 +1,8 @@
 //! One shard: its words, who is inside, and what its owner has in mind.
 //!
 //! ```text
-//!   Shard    busy │ moving │ full, pocket │ loaded │ previous │ retired │ vacant     one cache line, and one between
-//!   Pocket              slot, node, memory                                              the owner's alone
+//!   Shard    busy │ moving │ full, pocket │ loaded │ previous │ retired, offer │ vacant  one cache line, one between
+//!   Pocket              slot, node, memory                                               the owner's alone
 //! ```
 //!
 //! *The pocket* is one slot that is free, and that the owner still knows by heart: its node, its address. Who frees a
@@ -39,6 +39,8 @@ pub struct Shard {
     /// A chain of retired ones, and the oldest of their births.
     pub(super) retired: AtomicU64,
     pub(super) oldest: AtomicU64,
+    /// How many these must be before they are offered to Hyaline again, which has refused them.
+    pub(super) offer: AtomicU32,
     /// Not lent: the next such shard, plus one.
     pub(super) vacant: AtomicU32,
 }
@@ -57,6 +59,7 @@ impl Shard {
             previous: zero(),
             retired: zero(),
             oldest: zero(),
+            offer: AtomicU32::new(0),
             vacant: AtomicU32::new(0),
         }
     }
@@ -64,7 +67,14 @@ impl Shard {
     /// As new, with nobody else about.
     pub(super) fn clear(&self) {
         // Relaxed, throughout: nobody else is here.
-        for word in [&self.busy, &self.moving, &self.full, &self.pocket, &self.vacant] {
+        for word in [
+            &self.busy,
+            &self.moving,
+            &self.full,
+            &self.pocket,
+            &self.vacant,
+            &self.offer,
+        ] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.loaded, &self.previous, &self.retired, &self.oldest] {

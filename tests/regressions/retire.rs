@@ -1,0 +1,103 @@
+//! What is retired was given to readers when it was a multiple of what a batch may have, however that had changed since
+//! it began; and where they would not take it, again and again.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pageheap::arena::{ArenaConfig, ShardedFreeList};
+use pageheap::internals::Barrier;
+use pageheap::internals::free_list::{GUESTS, Hyaline, LANES, Node, Nodes, Pocket, Shards};
+
+use super::gather::table;
+
+#[test]
+fn what_is_retired_is_passed_on_at_the_limit_of_then() {
+    let layout = Layout::from_size_align(64, 8).unwrap();
+    let list = ShardedFreeList::with_config(layout, 1, ArenaConfig::new().limit(1 << 20)).unwrap();
+    let owner = list.owner().unwrap();
+    let take = || owner.allocate().expect("a fifth is free").cast();
+    let mut slots: Vec<NonNull<u8>> = (0..61).map(|_| take()).collect();
+    let last = slots.pop().unwrap();
+    // SAFETY: ours, and nobody else knows of them.
+    slots.into_iter().for_each(|slot| unsafe { owner.retire(slot) });
+    assert_eq!(list.census(|_| ()).retired, 60, "fewer than a batch may have");
+    while list.batch_limit() > 50 {
+        take();
+    }
+    assert!(list.batch_limit() > 1 && list.gatherings() == 0);
+    // SAFETY: as above.
+    unsafe { owner.retire(last) };
+    assert_eq!(list.census(|_| ()).retired, 0, "more than a batch may have by now");
+}
+
+const SLOTS: usize = 64;
+
+/// Nodes, and how often one was looked at. None is free, as far as the controller is told.
+struct Counted {
+    nodes: Vec<Node>,
+    used: AtomicUsize,
+    looks: AtomicUsize,
+}
+
+impl Nodes for &Counted {
+    fn node(&self, slot: u32) -> &Node {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        &self.nodes[slot as usize - 1]
+    }
+
+    fn fresh(&self, most: u32) -> Option<(u32, u32)> {
+        let used = self.used.load(Ordering::Relaxed);
+        let count = (most as usize).min(SLOTS - used);
+        self.used.store(used + count, Ordering::Relaxed);
+        (count > 0).then_some((used as u32 + 1, count as u32))
+    }
+
+    fn extent(&self) -> (u64, u64) {
+        (0, SLOTS as u64)
+    }
+
+    fn each_used(&self, visit: impl FnMut(u32)) {
+        (1..=self.used.load(Ordering::Relaxed) as u32).for_each(visit);
+    }
+}
+
+#[test]
+fn what_readers_would_not_take_is_not_offered_with_each_slot() {
+    const READERS: usize = 40;
+    let counted = Counted {
+        nodes: (0..SLOTS).map(|_| Node::new()).collect(),
+        used: AtomicUsize::new(0),
+        looks: AtomicUsize::new(0),
+    };
+    // Without a spare node a batch needs as many slots as there are readers, and one.
+    let hyaline = Hyaline::new(&&counted, table(GUESTS + READERS + 1), table(0), Barrier::new());
+    let shards = Shards::new(&counted, table(LANES + READERS + 1), hyaline, Barrier::new());
+    let owned = shards.lend().expect("a shard");
+    let readers: Vec<_> = (0..READERS).map(|_| shards.lend().expect("a shard")).collect();
+    let (shard, pocket) = (shards.shard(owned), Pocket::new());
+    let slots: Vec<u32> = std::iter::from_fn(|| shards.allocate(shard, &pocket))
+        .map(|taken| taken.0)
+        .collect();
+    assert_eq!((slots.len(), shards.batch()), (SLOTS, 1));
+    readers.iter().for_each(|&reader| shards.enter_reader(reader, true));
+    let before = counted.looks.load(Ordering::Relaxed);
+    for &slot in &slots[..READERS] {
+        assert_eq!(shards.retire(shard, slot, &counted.nodes[slot as usize - 1]), Ok(()));
+    }
+    let looks = counted.looks.load(Ordering::Relaxed) - before;
+    assert_eq!(
+        shards.census(|_| ()).retired as usize,
+        READERS,
+        "too few for the readers"
+    );
+    // Some for each slot of a batch that is offered: for 1, 2, 4, … 32, which are fewer than two for each of all.
+    assert!(looks < 12 * READERS, "{looks} looks at nodes");
+    // As they are twice as many as at the last offer they are enough.
+    for &slot in &slots[READERS..] {
+        assert_eq!(shards.retire(shard, slot, &counted.nodes[slot as usize - 1]), Ok(()));
+    }
+    assert_eq!(shards.census(|_| ()).retired, 0, "all of them wait for the readers");
+    readers.iter().for_each(|&reader| shards.leave_reader(reader));
+    assert_eq!(std::iter::from_fn(|| shards.allocate(shard, &pocket)).count(), SLOTS);
+}
