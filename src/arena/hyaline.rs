@@ -27,8 +27,9 @@
 //! **Bounded.** A reader who falls asleep inside would, as it stands, hold back everything that is retired from then
 //! on. So a slot knows the *era* it was allocated in, a batch the oldest of its slots', and a reader who promises to
 //! look at shared pointers only by [`protect`](Hyaline::protect) the era up to which he has looked. A batch that is
-//! younger than that is none of his, and passes him by. He holds back what was allocated before he fell asleep, and no
-//! more. (Hyaline-1S. Who makes no such promise has era 0 and holds back everything.)
+//! younger than that is none of his, and passes him by. He holds back what was allocated before he fell asleep, what
+//! was retired in one batch with it, and no more. (Hyaline-1S. Who makes no such promise has era 0 and holds back
+//! everything.)
 //!
 //! **Records.** One for each owner of a shard, who is alone in it and enters by a plain store; and a few that guests
 //! share: a record is left when its last reader leaves.

@@ -19,7 +19,9 @@
 //! is dropped, so a slot that is read too late is stale, not gone.
 //!
 //! **A reader who never leaves** holds back what is retired after he entered. With `enter_bounded` it is only what was
-//! allocated before he fell asleep, so the others go on: his share of the list is lost to them, not all of it.
+//! allocated before he fell asleep, so the others go on: his share of the list is lost to them, not all of it. Exactly:
+//! slots are retired in batches, so it is those batches that have such a slot, 64 slots for each at the most; and slots
+//! allocated in the same era as those before, which is a 64th of the list or a few batches.
 //!
 //! **"No".** `allocate` fails only if at some moment no slot was free, in whatever shard, of however idle an owner; and
 //! neither the limit nor the backing had room for more. (Retired slots are not free as long as somebody may read them.)
@@ -83,8 +85,9 @@ const MOST_OWNERS: usize = 1 << 16;
 /// (a [`Guard`](super::Guard)). Slots are memory as long as the list lives: nothing is unmapped under a reader.
 /// (Hyaline-1S: Nikolaev and Ravindran, PLDI 2021.)
 ///
-/// *A reader who never leaves* holds back what is retired after he entered; by a
-/// [`BoundedGuard`](super::BoundedGuard) only what was allocated before he fell asleep.
+/// *A reader who never leaves* holds back what is retired after he entered; by a [`BoundedGuard`](super::BoundedGuard)
+/// only what was allocated before he fell asleep, and what was retired in the same batches as that: 63 slots more for
+/// each at the most.
 ///
 /// *After a fork* the child must not use a list that other threads were using: one may hold its lock for ever.
 ///

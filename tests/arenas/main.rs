@@ -5,7 +5,6 @@ mod arena;
 mod pool;
 mod promises;
 mod stories;
-#[allow(dead_code, reason = "some of it is for lists")]
 #[path = "../model/blocks.rs"]
 mod blocks;
 #[path = "../model/arenas.rs"]

@@ -5,7 +5,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pageheap::arena::{ArenaConfig, Owner, ShardedFreeList};
+use pageheap::arena::{ArenaConfig, FreeList, Owner, ShardedFreeList};
+
+use super::twins::blocks::Blocks;
 
 /// What is shared: two words that are equal while anybody may read them.
 type Pair = [AtomicU64; 2];
@@ -202,6 +204,99 @@ fn a_guard_taken_while_another_protects_stands() {
 fn a_reader_who_sleeps_stops_what_is_retired_unless_he_is_bounded() {
     assert!(sleeper(false).is_err_and(|value| value > 1000), "he may see all of it");
     assert_eq!(sleeper(true), Ok(()), "he has seen one");
+}
+
+/// A bounded reader sleeps inside; 50 slots were allocated before, of which he has seen one. All are retired, in a row
+/// or each among others that are younger; and many more are allocated and retired. How many slots can then not be had.
+fn held_back_by_a_sleeper(apart: bool) -> usize {
+    let list = list(8000, 2);
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let all: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
+    // SAFETY: ours.
+    all.iter().for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
+    let old: Vec<_> = (0..OLD).map(|value| publish(&owner, value).unwrap()).collect();
+    let asleep = reader.enter_bounded();
+    let seen = asleep.protect(|| old[7]);
+    let retire = |slot: *mut Pair| {
+        // SAFETY: ours, and nobody else comes upon it.
+        unsafe { owner.retire(NonNull::new(slot).unwrap().cast()) };
+    };
+    let mut left = old.iter().copied();
+    if apart {
+        left.by_ref().for_each(retire);
+        owner.flush();
+    }
+    for value in 0..100_000 {
+        retire(publish(&owner, OLD + value).expect("he holds back only some"));
+        if value % 1000 == 500 {
+            left.next().into_iter().for_each(retire);
+        }
+    }
+    owner.flush();
+    // SAFETY: protected, and still inside.
+    let value = unsafe { (*seen)[0].load(Ordering::Relaxed) };
+    assert_eq!(value, 7, "the one that was seen is as it was");
+    let had = std::iter::from_fn(|| owner.allocate().ok()).count();
+    drop(asleep);
+    let freed = std::iter::from_fn(|| owner.allocate().ok()).count();
+    assert_eq!(had + freed, all.len(), "he has left");
+    freed
+}
+
+const OLD: u64 = 50;
+
+/// What a batch may have: who holds back one slot of it holds back all.
+const BATCH: usize = 64;
+
+#[test]
+fn a_bounded_sleeper_holds_back_what_was_allocated_before() {
+    let held = held_back_by_a_sleeper(true);
+    // And what was allocated before the era went on: that is with each batch here.
+    assert!((1..=OLD as usize + 2 * BATCH).contains(&held), "{held}");
+}
+
+#[test]
+fn a_bounded_sleeper_holds_back_whole_batches() {
+    let held = held_back_by_a_sleeper(false);
+    assert!((1..=(OLD as usize + 2) * BATCH).contains(&held), "{held}");
+}
+
+/// Slots are memory as long as the list lives: no page goes back, whatever is retired, freed, or reset.
+#[test]
+fn no_page_goes_back_while_a_list_lives() {
+    let blocks = Blocks::new(0);
+    let config = ArenaConfig::new().slab(1 << 12).limit(1 << 18);
+    let layout = Layout::new::<Pair>();
+    let mut one = FreeList::with_config_in(layout, config, &blocks).unwrap();
+    let mut list = ShardedFreeList::with_config_in(layout, 2, config, &blocks).unwrap();
+    for _ in 0..3 {
+        let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+        let slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
+        let inside = reader.enter();
+        for (index, slot) in slots.iter().enumerate() {
+            // SAFETY: ours, each once.
+            unsafe {
+                match index % 3 {
+                    0 => owner.deallocate(slot.cast()),
+                    1 => list.deallocate(slot.cast()),
+                    _ => owner.retire(slot.cast()),
+                }
+            }
+        }
+        drop(inside);
+        drop((owner, reader));
+        let singles: Vec<_> = std::iter::from_fn(|| one.allocate().ok()).collect();
+        // SAFETY: ours, each once.
+        singles.iter().for_each(|slot| unsafe { one.deallocate(slot.cast()) });
+        let taken = blocks.count();
+        assert!(slots.len() > 5000 && singles.len() > 5000 && taken > 8);
+        list.reset();
+        one.reset();
+        assert_eq!((blocks.given(), blocks.count()), (0, taken), "a page went back");
+        assert!(slots.iter().all(|slot| blocks.has(slot.addr().get(), slot.len())));
+    }
+    drop((list, one));
+    assert!(blocks.is_empty() && blocks.given() > 8, "everything goes back");
 }
 
 #[test]

@@ -6,9 +6,8 @@ use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use pageheap::internals::free_list::{Controller, MAX_BATCH};
 use proptest::prelude::*;
 
-#[allow(dead_code, reason = "some of it is for arenas")]
 #[path = "../model/blocks.rs"]
-mod blocks;
+pub mod blocks;
 #[path = "../model/lists.rs"]
 mod lists;
 

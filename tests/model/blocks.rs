@@ -1,5 +1,7 @@
 //! A backing for arenas and lists that checks who uses it: whole pages, each block given back once and whole.
 
+#![allow(dead_code, reason = "some of it is for arenas, some for lists")]
+
 use std::alloc::{self, Layout};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -35,6 +37,11 @@ impl Blocks {
     /// How often it has refused.
     pub fn refused(&self) -> usize {
         self.refused.get()
+    }
+
+    /// How many blocks were given back.
+    pub fn given(&self) -> usize {
+        self.given.get()
     }
 
     /// How many blocks are taken.
