@@ -44,7 +44,12 @@ pub struct Stack {
     head: AtomicU64,
 }
 
+/// One change, in a head.
 const TAG: u64 = 1 << 32;
+
+// The tag has 32 bits at the least: fewer would come round within what a thread can be preempted for. And it leaves
+// room for a number below it.
+const _: () = assert!(u64::BITS - TAG.trailing_zeros() >= 32 && TAG.trailing_zeros() >= u32::BITS);
 
 /// The top of a head.
 #[inline(always)]

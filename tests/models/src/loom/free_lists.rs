@@ -117,6 +117,57 @@ fn pop_against_pop_pop_push_gives_no_slot_twice() {
 }
 
 #[test]
+fn pop_against_push_push_loses_no_slot_and_makes_none() {
+    explore(4, || {
+        let shared = Arc::new((Stack::new(), Few::<AtomicU32>::new(3)));
+        let (stack, few) = &*shared;
+        stack.push(&Linked(few), 1, 1);
+        let other = shared.clone();
+        let thread = spawn(move || {
+            let (stack, few) = &*other;
+            for slot in [2, 3] {
+                few.write(slot);
+                stack.push(&Linked(few), slot, slot);
+            }
+        });
+        let mine = stack.pop(&Linked(few)).expect("there is one all the time");
+        few.write(mine);
+        thread.join().unwrap();
+        let left: Vec<u32> = core::iter::from_fn(|| stack.pop(&Linked(few))).collect();
+        left.iter().for_each(|&slot| few.write(slot));
+        assert_eq!(left.len(), 2, "a slot was lost or made");
+        let all = left.iter().copied().chain([mine]).fold(0, |all, slot| all | 1 << slot);
+        assert_eq!(all, 0b1110_u32, "a slot twice, or not at all");
+    });
+}
+
+/// As above, with the popped slot pushed again: what is pushed on, twice, may be another's by then.
+#[test]
+fn pop_push_against_push_push_keeps_the_chain() {
+    explore(3, || {
+        let shared = Arc::new((Stack::new(), Few::<AtomicU32>::new(3)));
+        let (stack, few) = &*shared;
+        stack.push(&Linked(few), 1, 1);
+        let other = shared.clone();
+        let thread = spawn(move || {
+            let (stack, few) = &*other;
+            for slot in [2, 3] {
+                few.write(slot);
+                stack.push(&Linked(few), slot, slot);
+            }
+        });
+        let mine = stack.pop(&Linked(few)).expect("there is one all the time");
+        few.write(mine);
+        stack.push(&Linked(few), mine, mine);
+        thread.join().unwrap();
+        let mut left: Vec<u32> = core::iter::from_fn(|| stack.pop(&Linked(few))).take(4).collect();
+        left.iter().for_each(|&slot| few.write(slot));
+        left.sort_unstable();
+        assert_eq!(left, [1, 2, 3], "a slot twice, or not at all");
+    });
+}
+
+#[test]
 fn slots_in_batches_and_one_by_one_have_one_owner() {
     explore(3, || {
         let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(3)));
