@@ -1,14 +1,15 @@
 //! Free lists beside what else gives out objects of one size: `slab`, `sharded-slab`, `Box`; and retirement beside
 //! `seize`.
 //!
-//! `cargo bench --bench free_lists`. Each is one allocation and one freeing, unless it says otherwise.
+//! `cargo bench --bench free_lists`. Each is one allocation and one freeing, unless it says otherwise. What is called
+//! `two-threads` is what one thread needs for it while another does the same, or reads what is retired.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
 use std::alloc::Layout;
 use std::hint::black_box;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -183,7 +184,13 @@ fn bulk(criterion: &mut Criterion) {
 
 /// What a writer does: a new value is published, the old one retired.
 fn exchange(owner: &Owner<'_>, place: &AtomicPtr<[u64; 8]>) {
-    let new = owner.allocate().expect("room").cast::<[u64; 8]>();
+    // None is left if a reader sleeps inside for long.
+    let new = loop {
+        match owner.allocate() {
+            Ok(slot) => break slot.cast::<[u64; 8]>(),
+            Err(_) => std::thread::yield_now(),
+        }
+    };
     // SAFETY: just allocated; what is out of reach is retired.
     unsafe {
         new.write([7; 8]);
@@ -234,5 +241,127 @@ fn retirement(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, pairs, values, bulk, retirement);
+/// Has `neighbour` at work on another thread, which is told when it is to end, while `work` is done.
+fn beside(neighbour: impl FnOnce(&AtomicBool) + Send, work: impl FnOnce()) {
+    struct End<'e>(&'e AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| neighbour(&end));
+        // Also if the work panics.
+        let _end = End(&end);
+        work();
+    });
+}
+
+/// The same by two threads.
+fn both(criterion: &mut Criterion, name: &str, work: impl Fn() + Sync) {
+    let each = |end: &AtomicBool| {
+        while !end.load(Ordering::Relaxed) {
+            (0..100).for_each(|_| work());
+        }
+    };
+    beside(each, || {
+        criterion.bench_function(&format!("two-threads/{name}"), |bench| bench.iter(&work));
+    });
+}
+
+fn owner_pair(owner: &Owner<'_>) {
+    let slot = black_box(owner.allocate().expect("room"));
+    // SAFETY: just allocated.
+    unsafe { owner.deallocate(slot.cast()) };
+}
+
+fn two_threads(criterion: &mut Criterion) {
+    let layout = Layout::new::<[u64; 8]>();
+    let (list, sharded) = (list(layout), sharded(layout));
+    let each = |end: &AtomicBool| {
+        let owner = sharded.owner().expect("a shard");
+        while !end.load(Ordering::Relaxed) {
+            (0..100).for_each(|_| owner_pair(&owner));
+        }
+    };
+    beside(each, || {
+        let owner = sharded.owner().expect("a shard");
+        criterion.bench_function("two-threads/sharded/owner", |bench| bench.iter(|| owner_pair(&owner)));
+    });
+    both(criterion, "sharded/guest", || {
+        let slot = black_box(sharded.allocate().expect("room"));
+        // SAFETY: just allocated.
+        unsafe { sharded.deallocate(slot.cast()) };
+    });
+    both(criterion, "free_list", || {
+        let slot = black_box(list.allocate().expect("room"));
+        // SAFETY: just allocated.
+        unsafe { list.deallocate(slot.cast()) };
+    });
+    let shards = sharded_slab::Slab::new();
+    both(criterion, "sharded-slab", || {
+        let key = black_box(shards.insert([7_u64; 8]).expect("room"));
+        shards.remove(key);
+    });
+    both(criterion, "Box", || drop(black_box(Box::new([7_u64; 8]))));
+}
+
+/// A value is published and the old one retired, while another thread reads it.
+fn retirement_beside_a_reader(criterion: &mut Criterion) {
+    let sharded = sharded(Layout::new::<[u64; 8]>());
+    let owner = sharded.owner().expect("a shard");
+    let place = AtomicPtr::new(std::ptr::null_mut());
+    exchange(&owner, &place);
+    let reader = |end: &AtomicBool| {
+        let owner = sharded.owner().expect("a shard");
+        while !end.load(Ordering::Relaxed) {
+            let guard = owner.enter_bounded();
+            let found = guard.protect(|| place.load(Ordering::Acquire));
+            // SAFETY: protected, as long as the guard lives.
+            black_box(unsafe { found.read() });
+        }
+    };
+    beside(reader, || {
+        criterion.bench_function("two-threads/retire/sharded", |bench| {
+            bench.iter(|| {
+                let _guard = owner.enter();
+                exchange(&owner, &place);
+            });
+        });
+    });
+
+    use seize::{Collector, Guard};
+    let collector = Collector::new();
+    let place: AtomicPtr<[u64; 8]> = AtomicPtr::new(Box::into_raw(Box::new([7; 8])));
+    let reader = |end: &AtomicBool| {
+        while !end.load(Ordering::Relaxed) {
+            let guard = collector.enter();
+            let found = guard.protect(&place, Ordering::Acquire);
+            // SAFETY: protected, as long as the guard lives.
+            black_box(unsafe { found.read() });
+        }
+    };
+    beside(reader, || {
+        criterion.bench_function("two-threads/retire/seize", |bench| {
+            bench.iter(|| {
+                let guard = collector.enter();
+                let new = Box::into_raw(Box::new([7_u64; 8]));
+                let old = guard.swap(&place, new, Ordering::AcqRel);
+                // SAFETY: out of reach, from a box.
+                unsafe { guard.defer_retire(old, seize::reclaim::boxed) };
+            });
+        });
+    });
+}
+
+criterion_group!(
+    benches,
+    pairs,
+    values,
+    bulk,
+    retirement,
+    two_threads,
+    retirement_beside_a_reader
+);
 criterion_main!(benches);
