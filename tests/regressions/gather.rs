@@ -8,6 +8,11 @@ use std::time::Duration;
 use pageheap::internals::free_list::{GUESTS, Hyaline, LANES, Node, Nodes, Pocket, Shards};
 use pageheap::internals::{Barrier, Table};
 
+#[cfg(target_os = "linux")]
+#[allow(dead_code, reason = "some of it is for others")]
+#[path = "../memory/filter.rs"]
+mod filter;
+
 const SLOTS: u32 = 8;
 
 /// Nodes of a few slots, a backing that counts how often it is asked, and a place where an owner stops.
@@ -54,19 +59,29 @@ pub fn table<T: pageheap::internals::Zeroed>(len: usize) -> Table<T> {
     unsafe { Table::new(NonNull::from(&mut bytes[skip]), len) }
 }
 
+impl Gate<'_> {
+    fn new() -> Self {
+        Self {
+            nodes: (0..SLOTS).map(|_| Node::new()).collect(),
+            used: AtomicU32::new(0),
+            asked: AtomicUsize::new(0),
+            stop: Mutex::new(None),
+        }
+    }
+}
+
+fn list<'g, 'd>(gate: &'g Gate<'d>) -> Shards<&'g Gate<'d>> {
+    let hyaline = Hyaline::new(&gate, table(GUESTS + 2), table(2), Barrier::new());
+    Shards::new(gate, table(LANES + 2), hyaline, Barrier::new())
+}
+
 /// All slots are taken, and an owner frees `freed` of them: one into his pocket, whence he takes it again, the others
 /// into his shard. There he stops inside, about to take one, while `meanwhile` looks; he goes on when that calls the
 /// function it is given. He has the two slots he took, then.
 fn with_one_inside(freed: usize, meanwhile: impl FnOnce(&Shards<&Gate<'_>>, &[u32], &dyn Fn())) {
     let door = Door::new(2);
-    let gate = Gate {
-        nodes: (0..SLOTS).map(|_| Node::new()).collect(),
-        used: AtomicU32::new(0),
-        asked: AtomicUsize::new(0),
-        stop: Mutex::new(None),
-    };
-    let hyaline = Hyaline::new(&&gate, table(GUESTS + 2), table(2), Barrier::new());
-    let shards = Shards::new(&gate, table(LANES + 2), hyaline, Barrier::new());
+    let gate = Gate::new();
+    let shards = list(&gate);
     let owned = shards.lend().expect("a shard");
     let taken: Vec<u32> = (0..SLOTS)
         .map(|_| shards.allocate_as_guest(0).expect("a slot"))
@@ -137,4 +152,61 @@ fn the_child_of_a_fork_does_not_wait_for_ever() {
         go_on();
         assert_eq!(status, 0, "it waits, or has a slot that one inside may have");
     });
+}
+
+/// A list whose barrier the kernel refuses: who asked was told no with slots in his own shard; and what an owner gave
+/// to all meanwhile went nowhere.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_the_barrier_owners_go_on() {
+    const ALONE: &str = "PAGEHEAP_GATHER_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["gather::without_the_barrier_owners_go_on", "--exact", "--nocapture"]);
+        let output = child.env(ALONE, "1").output().unwrap();
+        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    // SAFETY: asks what there is.
+    if unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) } & 8 <= 0 {
+        // There is none to refuse.
+        return;
+    }
+    let door = Door::new(2);
+    let gate = Gate::new();
+    let shards = list(&gate);
+    let (mine, other) = (shards.lend().unwrap(), shards.lend().unwrap());
+    let taken: Vec<u32> = (0..SLOTS).map(|_| shards.allocate_as_guest(0).unwrap()).collect();
+    let node = |slot: u32| &gate.nodes[slot as usize - 1];
+    let free = |shard: usize, pocket: &Pocket<'static>, slot: u32| {
+        // SAFETY: the nodes outlive the pockets, which are this function's.
+        let node = unsafe { &*std::ptr::from_ref(node(slot)) };
+        assert_eq!(
+            shards.free(shards.shard(shard), pocket, (slot, std::ptr::null_mut()), node),
+            Ok(())
+        );
+    };
+    filter::refuse(&[filter::Refusal::new(libc::SYS_membarrier, libc::EPERM)]);
+    // A slot in the pocket of the shard, of which its owner does not know.
+    free(mine, &Pocket::new(), taken[7]);
+    let own = shards.allocate(shards.shard(mine), &Pocket::new());
+    assert_eq!(own.map(|(slot, _)| slot), Some(taken[7]), "in the asker's own shard");
+    let pocket = Pocket::new();
+    taken[..3].iter().for_each(|&slot| free(other, &pocket, slot));
+    taken[4..6]
+        .iter()
+        .for_each(|&slot| shards.free_as_guest(0, slot, node(slot)).unwrap());
+    let (send, receive) = std::sync::mpsc::channel();
+    let found = std::thread::scope(|scope| {
+        // A guest stops inside a lane, in which there are two slots; so who asks waits.
+        *gate.stop.lock().unwrap() = Some(&door);
+        scope.spawn(|| shards.allocate_as_guest(0));
+        door.wait();
+        scope.spawn(|| send.send(shards.allocate(shards.shard(mine), &Pocket::new()).is_some()));
+        let waits = receive.recv_timeout(Duration::from_millis(200)).is_err();
+        shards.flush(other);
+        let found = receive.recv_timeout(Duration::from_secs(10));
+        door.wait();
+        (waits, found)
+    });
+    assert_eq!(found, (true, Ok(true)), "what an owner gives to all is there for all");
 }

@@ -17,8 +17,8 @@
 //! exist; so there, and only there, the wait has an end.
 //!
 //! *Without the barrier* (the kernel refuses it, again and again, though it did not when the list was made) nobody can
-//! tell whether an owner is inside. His shard is left alone then. What is entered by an exchange, the lanes, can be
-//! held by us as by anybody; and the asker's own shard is his.
+//! tell whether an owner is inside. So owners go on, and their shards are left alone. What is entered by an exchange,
+//! the lanes, can be held by us as by anybody; and the asker's own shard is his.
 //!
 //! Worked: an owner of three slots is preempted in the middle of a fourth, which he frees, and sleeps for 2 s. Who asks
 //! meanwhile yields for some milliseconds and looks 2,000 times more; then he has one of the four.
@@ -31,7 +31,7 @@
 use core::time::Duration;
 
 use super::shard::{Section, unpack};
-use super::{LANES, Shard, Shards};
+use super::{ALL, GUESTS, LANES, Shard, Shards};
 use crate::arena::hyaline::Batch;
 use crate::arena::node::Nodes;
 use crate::arena::stack::NIL;
@@ -62,8 +62,13 @@ impl<N: Nodes> Shards<N> {
         // Relaxed, three times: statistics, slots from here on are of another era, and the fence below.
         self.account.gatherings.fetch_add(1, Ordering::Relaxed);
         self.control.era.fetch_add(1, Ordering::Relaxed);
-        self.control.frozen.store(1, Ordering::Relaxed);
-        let slot = self.search(own, self.all_have_seen());
+        self.control.frozen.store(ALL, Ordering::Relaxed);
+        let seen = self.all_have_seen();
+        if !seen {
+            // Relaxed: owners go on, and find in their shards what they left there.
+            self.control.frozen.store(GUESTS, Ordering::Relaxed);
+        }
+        let slot = self.search(own, seen);
         // Release: what we took out of the shards; partner: the Acquire in `enter`.
         self.control.frozen.store(0, Ordering::Release);
         slot
@@ -80,7 +85,7 @@ impl<N: Nodes> Shards<N> {
         })
     }
 
-    /// With everybody kept out of the shards; `seen`: for certain, also owners.
+    /// With everybody kept out of the shards; unless `seen`, all but their owners.
     fn search(&self, own: Option<&Shard>, seen: bool) -> Option<u32> {
         let in_a_child = process() != self.home;
         let mut last: Option<(u64, Calm)> = None;
@@ -104,19 +109,20 @@ impl<N: Nodes> Shards<N> {
             }
             last = now;
             if now.is_none() {
-                self.nap(round);
+                self.nap(round, seen);
             }
             round = round.saturating_add(1);
         }
     }
 
     /// Lets others get on with what they are at.
-    fn nap(&self, round: u32) {
+    fn nap(&self, round: u32, seen: bool) {
         if round < YIELDS {
             relax(round);
         } else {
             // Nobody else changes it, nobody wakes us.
-            wait_for(&self.control.frozen, 1, Some(NAP));
+            let frozen = if seen { ALL } else { GUESTS };
+            wait_for(&self.control.frozen, frozen, Some(NAP));
         }
     }
 

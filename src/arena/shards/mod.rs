@@ -32,8 +32,8 @@
 //! from one place to another says so first (`moving`, or the turnstile), and is waited for like one who has slots.
 //!
 //! *Two exceptions.* The kernel may refuse the barrier that it granted when the list was made: a filter of system calls
-//! put over the process since. Then nobody can tell whether an owner is inside, and what the other owners' shards keep,
-//! and what is retired from then on, is out of reach until they use it themselves, or give it to all. The asker's own
+//! put over the process since. Then nobody can tell whether an owner is inside: they go on. What their shards keep, and
+//! what is retired from then on, is out of reach until they use it themselves, or give it to all. The asker's own
 //! shard, the lanes, the depot, the slots never used: all that is still searched. And in the child of a fork, who was
 //! inside may be no more: there the wait ends after some seconds.
 //!
@@ -65,6 +65,12 @@ use shard::{Section, pack, unpack};
 /// Shards for those who own none.
 pub const LANES: usize = SHARED;
 
+/// Everybody is to keep out of the shards.
+const ALL: u32 = 1;
+
+/// Those who own none are; owners go on, as nobody but they can come to their shards.
+const GUESTS: u32 = 2;
+
 /// A slot freed that is not allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeAlready;
@@ -72,7 +78,7 @@ pub struct FreeAlready;
 /// What every operation reads and few write.
 #[derive(Debug)]
 struct Control {
-    /// 1 while somebody gathers.
+    /// Who is to keep out while somebody gathers: [`ALL`], or [`GUESTS`]; or 0.
     frozen: AtomicU32,
     /// How many slots a batch may have.
     limit: AtomicU32,
@@ -172,8 +178,9 @@ impl<N: Nodes> Shards<N> {
         self.barrier.light();
         // Acquire: what was gathered out of this shard; partner: the Release in `gather`. We cannot see a 0 from before
         // a gathering that took something: it looked at `busy` behind its heavy fence and did not see our 1, so its
-        // own 1 was there before our fence.
-        (self.control.frozen.load(Ordering::Acquire) == 0).then_some(section)
+        // own word was there before our fence.
+        let out = if who == As::Owner { ALL } else { ALL | GUESTS };
+        (self.control.frozen.load(Ordering::Acquire) & out == 0).then_some(section)
     }
 
     /// Makes a slot that was free the caller's.
