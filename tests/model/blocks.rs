@@ -24,6 +24,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
+    /// No blocks yet.
     pub fn new(refuse: usize) -> Self {
         Self {
             taken: RefCell::default(),
@@ -49,6 +50,7 @@ impl Blocks {
         self.taken.borrow().len()
     }
 
+    /// Whether none is taken.
     pub fn is_empty(&self) -> bool {
         self.taken.borrow().is_empty()
     }
@@ -64,6 +66,7 @@ impl Blocks {
         taken.iter().map(|(&start, layout)| (start, layout.size())).collect()
     }
 
+    /// Bytes of all of them.
     pub fn bytes(&self) -> usize {
         self.taken.borrow().values().map(Layout::size).sum()
     }

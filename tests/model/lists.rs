@@ -42,6 +42,8 @@ struct Twin<'b> {
     /// Who is inside where: the owners, and the guests. A number for each time that somebody enters as the first.
     sessions: [Session; OWNERS + 1],
     retired: HashMap<usize, Retired>,
+    /// Which bounded guard has found which slot, as it is since it was allocated.
+    found: Vec<(u64, usize)>,
     /// Slots there are, as of so many turns of the backing.
     counted: (usize, usize),
 }
@@ -75,6 +77,7 @@ impl<'b> Twin<'b> {
             guards: 0,
             sessions: [Session::default(); OWNERS + 1],
             retired: HashMap::new(),
+            found: Vec::new(),
             counted: (usize::MAX, 0),
         }
     }
@@ -95,6 +98,7 @@ impl<'b> Twin<'b> {
             let reader = retired.must.iter().find(|guard| self.inside.contains(guard));
             assert_eq!(reader, None, "a slot given again while one from before is inside");
         }
+        self.found.retain(|&(_, found)| found != start);
         self.most = self.most.max(self.live() + 1);
     }
 
@@ -127,6 +131,7 @@ impl<'b> Twin<'b> {
         self.live.clear();
         self.written.clear();
         self.retired.clear();
+        self.found.clear();
     }
 
     /// How many slots the blocks have.
@@ -263,10 +268,10 @@ pub fn sharded(layout: Layout, limit: usize, refuse: usize, story: &[(u8, usize)
     assert!(blocks.is_empty(), "everything goes back");
 }
 
-/// A guard; of a bounded one, what it protects.
+/// A guard.
 enum Inside<'o, 'b> {
     All(#[expect(dead_code, reason = "to be dropped")] Guard<'o, &'b Blocks>),
-    Some(BoundedGuard<'o, &'b Blocks>, Vec<NonNull<u8>>),
+    Some(BoundedGuard<'o, &'b Blocks>),
 }
 
 type OwnerOf<'l, 'b> = Owner<'l, &'b Blocks>;
@@ -324,7 +329,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
             9 | 10 => self.unbox(alive, pick),
             11..=12 if alive.guards.len() < GUARDS => self.enter(owner, alive, operation % 16 == 11, number),
             11..=13 => self.leave(alive, pick),
-            14 => self.protect(alive, pick),
+            14 => self.protect(owner, alive, pick),
             _ => owner.flush(),
         }
     }
@@ -413,11 +418,11 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         let Some(slot) = self.twin.give(pick) else {
             return;
         };
-        let reads = |inside: &Inside<'_, 'b>| match inside {
+        let reads = |guard: u64, inside: &Inside<'_, 'b>| match inside {
             Inside::All(_) => true,
-            Inside::Some(_, protected) => protected.contains(&slot),
+            Inside::Some(_) => self.twin.found.contains(&(guard, slot.addr().get())),
         };
-        let guards = alive.guards.iter().filter(|(.., inside)| reads(inside));
+        let guards = alive.guards.iter().filter(|(guard, _, inside)| reads(*guard, inside));
         let must = guards.map(|&(guard, ..)| guard).collect();
         // SAFETY: the twin had it, and has it no more; the others are to be refused.
         unsafe {
@@ -457,7 +462,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         let (inside, place) = match (guest, number / OWNERS % 2) {
             (true, _) => (Inside::All(self.list.enter()), OWNERS),
             (false, 0) => (Inside::All(owner.enter()), number % OWNERS),
-            (false, _) => (Inside::Some(owner.enter_bounded(), Vec::new()), number % OWNERS),
+            (false, _) => (Inside::Some(owner.enter_bounded()), number % OWNERS),
         };
         let session = &mut self.twin.sessions[place];
         session.number += u64::from(session.depth == 0);
@@ -471,19 +476,30 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         if !alive.guards.is_empty() {
             let (guard, place, _) = alive.guards.swap_remove(pick % alive.guards.len());
             self.twin.inside.retain(|&other| other != guard);
+            self.twin.found.retain(|&(other, _)| other != guard);
             self.twin.sessions[place].depth -= 1;
         }
     }
 
-    /// A bounded guard finds a slot that is live.
-    fn protect(&mut self, alive: &mut Alive<'_, 'l, 'b>, pick: usize) {
-        let guards = alive.guards.iter_mut().filter_map(|(.., inside)| match inside {
-            Inside::Some(guard, protected) => Some((guard, protected)),
+    /// A bounded guard finds a slot that is live: any, or the youngest, which perhaps is retired then.
+    fn protect(&mut self, owner: &OwnerOf<'l, 'b>, alive: &Alive<'_, 'l, 'b>, pick: usize) {
+        let mut guards = alive.guards.iter().filter_map(|(number, _, inside)| match inside {
+            Inside::Some(guard) => Some((*number, guard)),
             Inside::All(_) => None,
         });
-        if let (Some((guard, protected)), false) = (guards.last(), self.twin.live.is_empty()) {
-            let slot = self.twin.live[pick % self.twin.live.len()];
-            protected.push(guard.protect(|| slot));
+        let (Some((number, guard)), Some(last)) = (guards.next_back(), self.twin.live.len().checked_sub(1)) else {
+            return;
+        };
+        let index = if pick.is_multiple_of(4) {
+            pick % (last + 1)
+        } else {
+            last
+        };
+        let slot = self.twin.live[index];
+        let found = guard.protect(|| slot);
+        self.twin.found.push((number, found.addr().get()));
+        if !pick.is_multiple_of(2) {
+            self.retire(alive, Some(owner), index);
         }
     }
 }
