@@ -193,8 +193,8 @@ impl<B: Backing> Arena<B> {
         self.slabs.reserve(bytes)
     }
 
-    /// Counts. What a [`Local`](super::Local) has taken counts as allocated; the peak is the most at any reset or
-    /// count. Waits for whoever is growing the arena.
+    /// Counts. What a [`Local`](super::Local) has taken counts as allocated, also what it has by for later. Waits for
+    /// whoever is growing the arena.
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }

@@ -270,7 +270,7 @@ impl<B: Backing> Pool<B> {
         self.slabs.reserve(bytes)
     }
 
-    /// Counts. The peak is the most at any reset or count. Waits for whoever is growing the pool.
+    /// Counts. Waits for whoever is growing the pool.
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }

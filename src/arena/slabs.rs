@@ -15,7 +15,8 @@
 //! at the limit one of them would be told that there is none while the other throws his back.
 //!
 //! The foot of a slab links it into one of the three lists, and notes how far the slab has ever been cut. Feet are read
-//! and written under the lock, or with the arena for oneself.
+//! and written under the lock, or with the arena for oneself. Of the current slab the cursor knows, also if its end has
+//! fallen since; it is asked before anything is counted.
 //!
 //! **Reset** joins the used slabs to the spare ones, whole lists at a time, and goes on with the current slab from its
 //! beginning: O(1), however many there are.
@@ -184,7 +185,7 @@ pub(super) struct Slabs<B: Backing> {
     full: AtomicUsize,
     /// Bytes ever cut off, as far as it is noted in the feet.
     committed: AtomicUsize,
-    /// The most that was ever in use at the times it was counted.
+    /// The most that was ever in use, as far as it has been noted.
     peak: AtomicUsize,
     account: Account<B>,
     /// Bytes of a slab; 0 if the arena chooses.
@@ -295,6 +296,7 @@ impl<B: Backing> Slabs<B> {
                 .new_block(bytes, layout.align().max(self.account.page_bytes()))
                 .map_err(|error| error.asked_for(layout))?,
         };
+        self.note_fall();
         // SAFETY: the foot is of a block that is ours, under the lock, and in no list.
         let block = unsafe {
             self.cut(slab, bytes);
@@ -307,10 +309,22 @@ impl<B: Backing> Slabs<B> {
 
     /// Closes the current slab, and notes how far it was cut.
     fn leave(&self) {
-        if let (Some(offset), Some(foot)) = (self.cursor.close(), self.used.first()) {
+        let offset = self.cursor.close();
+        self.note_fall();
+        if let (Some(offset), Some(foot)) = (offset, self.used.first()) {
             add(&self.full, offset);
             // SAFETY: under the lock; the first used slab is the current one.
             unsafe { self.cut(foot, offset) };
+        }
+    }
+
+    /// Notes how far the current slab was cut before its end fell, if it did: in its foot, and for the peak. With the
+    /// arena for oneself, or under the lock, before anything more counts as full.
+    fn note_fall(&self) {
+        if let (Some(offset), Some(foot)) = (self.cursor.take_fallen(), self.used.first()) {
+            // SAFETY: under the lock; the first used slab is the current one.
+            unsafe { self.cut(foot, offset) };
+            self.raise_peak(self.full.load(Ordering::Relaxed) + offset);
         }
     }
 
@@ -395,6 +409,7 @@ impl<B: Backing> Slabs<B> {
     /// Gives back slabs that nothing is allocated in, until not more than `bytes` bytes are reserved or there are no
     /// such slabs.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
+        self.note_fall();
         // SAFETY: with the arena for ourselves: nobody else uses the lists, and nothing lies in spare slabs, nor in the
         // current one if it is not cut.
         unsafe {
@@ -446,14 +461,19 @@ impl<B: Backing> Slabs<B> {
     /// Counts what is in use now, for the peak. With the arena for oneself, or under the lock.
     fn note_peak(&self) -> usize {
         let allocated = self.full.load(Ordering::Relaxed) + self.cursor.offset();
+        self.raise_peak(allocated);
+        allocated
+    }
+
+    fn raise_peak(&self, allocated: usize) {
         let peak = self.peak.load(Ordering::Relaxed).max(allocated);
         self.peak.store(peak, Ordering::Relaxed);
-        allocated
     }
 
     /// Counts. Waits for whoever is growing the arena.
     pub(super) fn stats(&self) -> ArenaStats {
         let _guard = self.lock.lock();
+        self.note_fall();
         let offset = self.cursor.offset();
         // SAFETY: under the lock; feet in a list live.
         let high = self.used.first().map_or(0, |foot| unsafe { foot.as_ref().high });
