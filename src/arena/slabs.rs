@@ -27,7 +27,7 @@
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
-use super::account::Account;
+use super::account::{Account, HUGE_BYTES};
 use super::backing::Backing;
 use super::config::{ArenaConfig, HugePages};
 use super::cursor::{Cursor, MOST_BYTES, grains};
@@ -198,8 +198,9 @@ impl<B: Backing> Slabs<B> {
     /// # Errors
     /// If these cannot be had.
     pub(super) fn new(backing: B, config: &ArenaConfig, slab_bytes: Option<usize>) -> Result<Self, ArenaError> {
-        let huge = (config.huge_pages == HugePages::Aligned).then_some(LARGEST_BYTES);
-        let slab_bytes = config.slab.or(slab_bytes).or(huge).unwrap_or(0);
+        // Less than a huge page would never be one.
+        let huge = (config.huge_pages == HugePages::Aligned).then_some(HUGE_BYTES);
+        let slab_bytes = config.slab.or(huge).or(slab_bytes).unwrap_or(0);
         let mut slabs = Self {
             cursor: Cursor::new(),
             lock: Lock::new(),

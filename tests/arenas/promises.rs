@@ -297,6 +297,26 @@ mod checks {
         (0..100).for_each(|_| assert!(arena.bytes().is_ok()));
         // But for those tables.
         assert!(arena.counts().reserved % HUGE <= PAGE, "{}", arena.counts());
+        // Nor need the size be said, or anything be taken at once.
+        for size in [24, 6144, 64 << 10] {
+            let config = ArenaConfig::new().huge_pages(HugePages::Aligned);
+            let arena = F::make(layout(size, 8), config, heap).unwrap();
+            let count = 5 * HUGE / size;
+            let first = arena.bytes().unwrap().addr().get();
+            assert!(first.is_multiple_of(HUGE), "{first:#x}");
+            (1..count).for_each(|_| assert!(arena.bytes().is_ok()));
+            let stats = arena.counts();
+            assert!(stats.slabs >= 2 && stats.reserved % HUGE <= PAGE, "{stats}");
+            assert!(stats.reserved <= 4 * count * size, "{stats}");
+        }
+        // A limit that has no room for a huge page is used all the same, and a size that is said is kept to.
+        let config = ArenaConfig::new().huge_pages(HugePages::Aligned);
+        for config in [config.limit(HUGE / 2), config.slab(HUGE / 4).limit(HUGE)] {
+            let arena = F::make(layout(1000, 8), config, heap).unwrap();
+            let (count, _) = all(&arena);
+            let stats = arena.counts();
+            assert!(count * 1100 > stats.limit * 9 / 10, "{count} in {stats}");
+        }
     }
 
     pub(super) fn statistics_add_up<F: Family<'static>>(heap: &'static Heap) {
