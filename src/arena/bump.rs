@@ -20,8 +20,8 @@
 //!
 //! let mut arena = Arena::new();
 //! let value = arena.alloc(17).unwrap();
-//! arena.reset();
-//! assert_eq!(*value, 17); // error: `arena` is borrowed for `value`
+//! arena.reset(); // error: `arena` is borrowed for `value`
+//! assert_eq!(*value, 17);
 //! ```
 //!
 //! Nor can it outlive the arena:
@@ -31,7 +31,7 @@
 //!
 //! let value = {
 //!     let arena = Arena::new();
-//!     arena.alloc(17).unwrap()
+//!     arena.alloc(17).unwrap() // error: `arena` does not live long enough
 //! };
 //! assert_eq!(*value, 17);
 //! ```

@@ -33,13 +33,16 @@
 //! # Ok::<(), pageheap::arena::ArenaError>(())
 //! ```
 //!
-//! ```compile_fail
+//! ```compile_fail,E0521
 //! use pageheap::arena::Arena;
 //!
 //! let arena = Arena::new();
 //! let mut local = arena.local();
-//! let inside = local.scoped(|scope| scope.alloc(17).unwrap()); // error: lifetime may not live long enough
-//! assert_eq!(*inside, 17);
+//! let mut outside = &mut 0;
+//! local.scoped(|scope| {
+//!     outside = scope.alloc(17).unwrap(); // error: borrowed data escapes outside of closure
+//! });
+//! assert_eq!(*outside, 17);
 //! ```
 //!
 //! Nor can the handle outside be used inside, which would put its values among those that are given back:
@@ -49,7 +52,8 @@
 //!
 //! let arena = Arena::new();
 //! let mut local = arena.local();
-//! local.scoped(|_scope| {
+//! local.scoped(|scope| {
+//!     scope.alloc(18).unwrap();
 //!     local.alloc(17).unwrap(); // error: `local` is borrowed mutably
 //! });
 //! ```

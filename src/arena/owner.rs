@@ -55,14 +55,14 @@ impl<B: Backing> ShardedFreeList<B> {
 /// shard keeps goes back when the owner is dropped, and can be had by others before, if they have no other; so it may
 /// also be forgotten.
 ///
-/// ```compile_fail
+/// ```compile_fail,E0277
 /// use core::alloc::Layout;
 /// use pageheap::arena::ShardedFreeList;
 ///
 /// let list = ShardedFreeList::new(Layout::new::<u64>(), 4).unwrap();
 /// let owner = list.owner().unwrap();
 /// std::thread::scope(|scope| {
-///     scope.spawn(|| owner.allocate());
+///     scope.spawn(|| assert!(owner.allocate().is_ok())); // error: `Owner` cannot be shared
 /// });
 /// ```
 #[derive(Debug)]

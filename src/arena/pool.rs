@@ -24,32 +24,35 @@
 //!
 //! let mut pool = Pool::new();
 //! let buffer = pool.alloc_slice_copy(&[1, 2, 3]).unwrap();
-//! pool.reset();
-//! assert_eq!(buffer[0], 1); // error: `pool` is borrowed for `buffer`
+//! pool.reset(); // error: `pool` is borrowed for `buffer`
+//! assert_eq!(buffer[0], 1);
 //! ```
 //!
 //! A handle goes to another thread only if its value may be both sent and shared:
 //!
 //! ```compile_fail,E0277
 //! use std::cell::Cell;
+//! use std::sync::Mutex;
 //!
 //! use pageheap::arena::Pool;
 //!
 //! let pool = Pool::new();
-//! let handle = pool.insert(Cell::new(1)).unwrap();
+//! let (cell, mutex) = (pool.insert(Cell::new(1)).unwrap(), pool.insert(Mutex::new(1)).unwrap());
 //! std::thread::scope(|scope| {
-//!     scope.spawn(|| pool.get(handle).unwrap().set(2)); // error: `*mut Cell<i32>` cannot be shared
+//!     scope.spawn(|| assert!(pool.get(mutex).is_ok()));
+//!     scope.spawn(|| assert!(pool.get(cell).is_ok())); // error: `*mut Cell<i32>` cannot be shared
 //! });
 //! ```
 //!
 //! And what is borrowed in a value cannot be replaced by what lives shorter:
 //!
-//! ```compile_fail
+//! ```compile_fail,E0597
 //! use pageheap::arena::{Handle, Pool};
 //!
-//! fn shorten<'a>(handle: Handle<&'static str>, _: &'a str) -> Handle<&'a str> {
-//!     handle // error: lifetime may not live long enough
-//! }
+//! let mut pool = Pool::new();
+//! let name: Handle<&'static str> = pool.insert("long").unwrap();
+//! let text = String::from("short");
+//! *pool.get_mut(name).unwrap() = &text; // error: `text` does not live long enough
 //! ```
 //!
 //! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` the slab used last is
