@@ -11,10 +11,10 @@
 //! word is *opened* with the next turn. Whoever read a mixture of old and new has read the word before it was closed,
 //! or closed, and his compare-exchange fails.
 //!
-//! **No ABA.** A turn is never used twice between two [`clear`](Cursor::clear)s, which need the arena for themselves:
-//! after 2²⁴ slabs the cursor is spent and stays closed, and the arena serves every request by a block of its own. The
-//! offset may fall, when the last taken gives back what it took; a compare-exchange that then succeeds on an equal word
-//! is right, for the word is all there is to know.
+//! **No ABA.** A turn is never used twice between two resets ([`begin`](Cursor::begin)), which need the arena for
+//! themselves: after 2²⁴ slabs the cursor is spent and stays closed, and the arena serves every request by a block of
+//! its own. The offset may fall, when the last taken gives back what it took; a compare-exchange that then succeeds on
+//! an equal word is right, for the word is all there is to know.
 //!
 //! **What falls is remembered.** How far a slab was cut cannot be told from the word once the end has fallen. Who lets
 //! it fall notes the word that he found, turn and all, if it is more than what is noted; before the exchange, so that
@@ -154,13 +154,17 @@ impl Cursor {
         }
     }
 
+    /// Whether `take_fallen` would have something to say.
+    #[inline(always)]
+    pub(super) fn has_fallen(&self) -> bool {
+        // Relaxed: a number by itself. What was noted before the slab was closed is seen (`close`).
+        self.fallen.load(Ordering::Relaxed) != 0
+    }
+
     /// How far the slab, which may be closed by now, was cut before its end fell, if that has happened since this was
     /// last asked. Under the lock.
     pub(super) fn take_fallen(&self) -> Option<usize> {
-        // Relaxed, throughout: numbers by themselves. What was noted before the slab was closed is seen (`close`).
-        if self.fallen.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
+        // Relaxed, twice: as above.
         let fallen = self.fallen.swap(0, Ordering::Relaxed);
         let is_of_this_turn = (fallen ^ self.state.load(Ordering::Relaxed)) >> OFFSET_BITS == 0;
         is_of_this_turn.then_some((fallen & CLOSED) as usize)
@@ -204,5 +208,16 @@ impl Cursor {
     /// As new. With the arena for oneself.
     pub(super) fn clear(&mut self) {
         *self = Self::new();
+    }
+
+    /// As new, and opened on `bytes` bytes from `base`. With the arena for oneself: nobody reads a mixture.
+    pub(super) fn begin(&mut self, base: NonNull<u8>, bytes: usize) {
+        debug_assert!(bytes <= MOST_BYTES && bytes & (GRAIN - 1) == 0);
+        *self = Self {
+            state: AtomicU64::new(1 << OFFSET_BITS),
+            base: AtomicPtr::new(base.as_ptr()),
+            bytes: AtomicUsize::new(bytes),
+            fallen: AtomicU64::new(0),
+        };
     }
 }

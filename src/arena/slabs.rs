@@ -321,7 +321,15 @@ impl<B: Backing> Slabs<B> {
 
     /// Notes how far the current slab was cut before its end fell, if it did: in its foot, and for the peak. With the
     /// arena for oneself, or under the lock, before anything more counts as full.
+    #[inline(always)]
     fn note_fall(&self) {
+        if self.cursor.has_fallen() {
+            self.note_fallen();
+        }
+    }
+
+    #[cold]
+    fn note_fallen(&self) {
         if let (Some(offset), Some(foot)) = (self.cursor.take_fallen(), self.used.first()) {
             // SAFETY: under the lock; the first used slab is the current one.
             unsafe { self.cut(foot, offset) };
@@ -387,8 +395,8 @@ impl<B: Backing> Slabs<B> {
     /// Forgets all that was allocated, and keeps the slabs. O(1), and a call to the backing for each large block that
     /// is to be returned.
     pub(super) fn reset(&mut self, large: Large) {
+        self.note_fall();
         self.note_peak();
-        self.leave();
         // SAFETY: with the arena for ourselves.
         unsafe {
             match large {
@@ -397,11 +405,14 @@ impl<B: Backing> Slabs<B> {
             }
             let current = self.used.pop();
             self.spare.join(&self.used);
-            self.cursor.clear();
             if let Some(current) = current {
+                // How far that is cut; nothing, if the cursor is in no slab and this is an older one.
+                self.cut(current, self.cursor.offset());
                 self.used.push(current);
                 let block = current.as_ref().block;
-                self.cursor.open(block.cast(), room(block), 0);
+                self.cursor.begin(block.cast(), room(block));
+            } else {
+                self.cursor.clear();
             }
         }
         self.full.store(0, Ordering::Relaxed);
