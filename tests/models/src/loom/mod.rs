@@ -8,6 +8,7 @@ mod growth;
 mod hints;
 mod long;
 mod negative;
+mod negative_arenas;
 mod negative_hints;
 mod negative_lists;
 mod owner;
