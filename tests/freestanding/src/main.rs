@@ -41,7 +41,13 @@ static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(unsafe { Region::new((&r
 fn main() {
     page_heap();
     arenas();
+    let growths = HEAP.stats().pages.growths;
+    assert!(
+        growths == 0,
+        "heap and arenas allocate nothing but from what they stand on"
+    );
     collections();
+    assert!(HEAP.stats().pages.growths > 0, "and that would have been seen");
     assert!(HEAP.check().is_ok(), "the global heap's books are right");
     let _ = writeln!(system::Output, "freestanding: ok");
 }
