@@ -35,7 +35,7 @@ use core::time::Duration;
 use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread, Working};
-use crate::scavenge::pressure::Notice;
+use crate::scavenge::pressure::Notices;
 #[cfg(all(unix, feature = "std"))]
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
@@ -114,7 +114,7 @@ pub struct GlobalHeap<
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
     /// Whom the thread tells of pressure.
-    notice: Option<Notice>,
+    notices: Notices,
     /// Below what it looks for the system's files: empty, but in tests.
     root: &'static str,
     /// The program's last word before a refusal.
@@ -176,7 +176,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             config,
             overridden: |config, background| (config, background),
             background: None,
-            notice: None,
+            notices: Notices::NONE,
             root: "",
             exhausted: None,
         }
@@ -338,7 +338,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return Some(objects);
         }
         let (config, background) = (self.overridden)(self.config, self.background.is_some());
-        let keeper = Keeper::new(background, self.notice, self.root);
+        let keeper = Keeper::new(background, self.notices, self.root);
         match Objects::open(self.source.take()?, config, keeper) {
             Ok(objects) => {
                 opening.enter(objects);

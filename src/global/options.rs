@@ -49,6 +49,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// ten seconds, or the group has met a limit since the second before. On Linux; elsewhere, and where the system
     /// does not say, nothing is heard.
     ///
+    /// Said several times, four at the most, it makes several thresholds: each second one hook is called, that of the
+    /// highest threshold reached, or, where the group has met a limit and none is, that of the lowest.
+    ///
     /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
     /// must not unwind, nor fork. The thread exists from the first MiB freed on.
     ///
@@ -59,11 +62,19 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
     /// }
     ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
+    /// fn shrink(pressure: Pressure) {
+    ///     tell(pressure);
+    ///     // The program's own caches …
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell).on_pressure(95, shrink);
     /// ```
+    ///
+    /// # Panics
+    /// With a fifth threshold, which a `static` is not compiled with.
     #[must_use]
     pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
-        self.notice = Some(Notice { from, hook });
+        self.notices = self.notices.and(Notice { from, hook });
         self
     }
 

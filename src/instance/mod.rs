@@ -26,6 +26,7 @@ use crate::global::Opening;
 use crate::guard::{self, Place, Plain};
 use crate::heap::{Config, NewHeapError};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects};
+use crate::scavenge::pressure::Notices;
 use crate::source::{Memory, Source};
 use crate::units::PageCount;
 
@@ -74,7 +75,7 @@ impl<S: Memory + 'static> Heap<S> {
         let opening = Opening::begin();
         // At least the one cache that all threads share.
         let config = config.caches(1);
-        let opened = Objects::open(source, config, Keeper::new(false, None, ""));
+        let opened = Objects::open(source, config, Keeper::new(false, Notices::NONE, ""));
         if let Ok(objects) = opened {
             opening.enter(objects);
         }
