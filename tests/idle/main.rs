@@ -15,6 +15,9 @@ use std::time::Duration;
 
 use pageheap::GlobalHeap;
 
+#[path = "../memory/filter.rs"]
+#[allow(dead_code, reason = "other tests want more of it")]
+mod filter;
 mod life;
 mod shapes;
 mod storm;
@@ -37,15 +40,20 @@ const TRIES: usize = 3;
 
 /// Runs one test of this program in a child, once more if it was late; whether it ended well.
 fn run(name: &str) -> bool {
+    run_with(name, |_| ())
+}
+
+/// The same, of a child that is prepared in some way.
+fn run_with(name: &str, prepare: impl Fn(&mut Command)) -> bool {
     // One at a time: another's noise is not what is to be seen.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     for attempt in 1..=TRIES {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([name, "--exact", "--nocapture", "--test-threads=1"])
-            .env(CHILD, name)
-            .output()
-            .unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+        command.env(CHILD, name);
+        prepare(&mut command);
+        let output = command.output().unwrap();
         print!("{}", String::from_utf8_lossy(&output.stdout));
         if output.status.success() {
             return true;
