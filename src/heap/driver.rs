@@ -347,7 +347,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// Cost: that of [`scavenge`](Self::scavenge), and a system call or two.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        self.release_with(pages, || ())
+        self.timed(|| self.release_with(pages, || ()))
     }
 
     /// As [`release`](Self::release); `between` is called after each chunk in which there was work, 256 system calls at
@@ -364,8 +364,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce(bool)) -> PageCount {
         let driver = &self.driver;
         let mut turn = driver.turn_within();
-        trim(turn.is_some());
-        self.release_with(pages, || driver.pass_on(&mut turn))
+        self.timed(|| {
+            trim(turn.is_some());
+            self.release_with(pages, || driver.pass_on(&mut turn))
+        })
     }
 
     fn granule_pages(&self) -> usize {
