@@ -11,10 +11,11 @@
 //! | `unreserve` | `munmap` | nothing |
 //! | `worked` | `clock_gettime` | - |
 //!
-//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
-//! let through: **mmap, munmap, mprotect, madvise, prlimit64**. The page size comes from `sysconf`, which reads what
-//! the kernel left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met
-//! like any other error: not done, state as before. `errno` is put back after every verb.
+//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter
+//! must let through: **mmap, munmap, mprotect, madvise, prlimit64**. (`worked` reads a clock; where that is refused,
+//! what giving memory back costs is not counted.) The page size comes from `sysconf`, which reads what the kernel
+//! left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met like any
+//! other error: not done, state as before. `errno` is put back after every verb.
 //!
 //! **A reservation costs no memory.** It is private, `PROT_NONE` and `MAP_NORESERVE`, so it counts against neither the
 //! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
