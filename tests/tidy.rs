@@ -607,6 +607,16 @@ fn an_arena_of_ones_own_that_is_long_is_caught() {
 }
 
 #[test]
+fn the_film_is_of_today() {
+    obeyed(manifest::film);
+    let picture = ("src/picture.rs", "const NAMES: [&str; 2] = [\"spans\", \"runs\"];");
+    let film = |text| [picture, ("docs/film.svg", text)];
+    let good = film("<text>spans</text><text>runs</text>");
+    caught(manifest::film, &film("<text>spans</text>"), &good);
+    caught(manifest::film, &good[1..], &good);
+}
+
+#[test]
 fn no_path_of_one_machine() {
     obeyed(manifest::foreign_paths);
 }

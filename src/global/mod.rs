@@ -295,8 +295,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Gives all memory behind free pages back, `bytes` bytes at the most, at once: free pages of the heap, spans in
-    /// store, pages that threads keep for themselves, though they sleep. What stays are live blocks, free blocks beside
-    /// them, and the blocks in threads' magazines. Returns how many bytes.
+    /// store, and what threads keep for themselves, magazines and shelves included, though they sleep. What stays are
+    /// live blocks, free blocks beside them, and what threads that are at work meanwhile have in their hands (and those
+    /// that sleep, where the system has no `membarrier`). Returns how many bytes.
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it, but for one that would have to be refused otherwise.
