@@ -19,6 +19,16 @@ fn keeper() -> Option<std::path::PathBuf> {
     tasks.map(|task| task.unwrap().path()).find(named)
 }
 
+/// Bytes of address space that are mapped.
+fn mapped() -> usize {
+    let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let bounds = maps
+        .lines()
+        .map(|line| line.split_once(' ').unwrap().0.split_once('-').unwrap());
+    bounds.map(|(from, to)| number(to) - number(from)).sum()
+}
+
 /// Waits for what another thread is about to do.
 fn soon(what: impl Fn() -> bool) -> bool {
     (0..400).any(|_| {
@@ -55,8 +65,15 @@ fn it_is_born_with_the_first_mebibyte_freed() {
     if !is_child() {
         return assert!(run("life::it_is_born_with_the_first_mebibyte_freed"));
     }
-    drop(blocks(2 << 20, 1000));
+    let kept = blocks(2 << 20, 1000);
+    let before = mapped();
+    drop(kept);
     assert!(soon(|| keeper().is_some()));
+    // All that was mapped meanwhile is its stack: for itself, for the C library and thread-locals, which are
+    // few here, and a page below.
+    let (stack, own) = (mapped() - before, if cfg!(debug_assertions) { 64 } else { 16 } << 10);
+    println!("{} KiB of stack", stack >> 10);
+    assert!((own..=own + (24 << 10) + (16 << 10)).contains(&stack), "{stack} bytes");
     let status = std::fs::read_to_string(keeper().unwrap().join("status")).unwrap();
     let blocked = status.lines().find(|line| line.starts_with("SigBlk")).unwrap();
     let blocked = u64::from_str_radix(blocked.split_whitespace().nth(1).unwrap(), 16).unwrap();
