@@ -40,9 +40,15 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 let plan = Plan::new::<G>(capacity, slots, granule);
                 if let Some(plan) = plan {
                     calls.reserve += 1;
-                    if let Some(metadata) = Metadata::reserve(source, plan) {
-                        calls.prepare += 1;
-                        return Ok((pages, metadata, capacity, calls));
+                    match Metadata::reserve(source, plan) {
+                        Ok((metadata, asked)) => {
+                            calls.prepare += asked;
+                            return Ok((pages, metadata, capacity, calls));
+                        }
+                        Err(asked) => {
+                            calls.prepare += asked;
+                            calls.unreserve += asked;
+                        }
                     }
                 }
                 failure = NewHeapError::NoMetadata;

@@ -305,7 +305,9 @@ fn same<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
 fn use_up<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
     let cache = heap.cache().unwrap();
     for round in 0..300 {
-        let run = cache.allocate(PageCount(1 + round % 40)).unwrap();
+        let Some(run) = cache.allocate(PageCount(1 + round % 40)) else {
+            continue;
+        };
         if round % 3 == 0 {
             // SAFETY: just allocated.
             unsafe { cache.free(run) };
@@ -337,6 +339,19 @@ fn calls_are_those_of_the_source_verb_by_verb() {
         assert_eq!(heap.source().failures(Verb::Reserve), refused.len());
         same(&heap);
         use_up(&heap);
+    }
+    // Tables and pages are refused, too, before the heap is there and afterwards.
+    for (verb, failure) in [
+        (Verb::Prepare, Failure::Calls { after: 0, times: 1 }),
+        (Verb::Prepare, Failure::Calls { after: 3, times: 4 }),
+        (Verb::Prepare, Failure::Every(3)),
+        (Verb::Release, Failure::Every(2)),
+    ] {
+        let source = Simulated::new(4096).failing(verb, failure);
+        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20)).unwrap();
+        same(&heap);
+        use_up(&heap);
+        assert!(heap.source().failures(verb) > 0 && heap.stats().in_use.0 > 0);
     }
 }
 
