@@ -20,7 +20,7 @@ use crate::guard::{self, Place, Plain};
 use crate::object::{Length, Objects, SizeClass, SmallSize, Working};
 use crate::source::Source;
 
-use super::{GlobalHeap, exhausted, local};
+use super::{GlobalHeap, exhausted};
 
 impl<S: Source + 'static> GlobalHeap<S> {
     /// Fast: a slot that `pop` gets from this thread's structure.
@@ -31,7 +31,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         zeroed: bool,
         pop: impl FnOnce(&Working<'_>, &Objects<S>) -> Option<NonNull<u8>>,
     ) -> Option<NonNull<u8>> {
-        let Some(slot) = self.enter_with().and_then(|(thread, objects)| pop(&thread, objects)) else {
+        let Some(slot) = self.enter_with().and_then(|(thread, objects)| {
+            let slot = pop(&thread, objects);
+            thread.done(slot.is_some());
+            slot
+        }) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
@@ -53,10 +57,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         layout: Layout,
         push: impl FnOnce(&Working<'_>, &Objects<S>) -> bool,
     ) {
-        if !self
-            .enter_with()
-            .is_some_and(|(thread, objects)| push(&thread, objects))
-        {
+        if !self.enter_with().is_some_and(|(thread, objects)| {
+            let pushed = push(&thread, objects);
+            thread.done(pushed);
+            pushed
+        }) {
             // SAFETY: the caller's promise.
             unsafe { self.dealloc_slow(memory, layout) };
         }
@@ -119,6 +124,27 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { self.give_aligned(memory, layout) };
     }
 
+    /// Of an alignment that says nothing: so it is not brought here.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and an alignment that the [size alone
+    /// meets](SmallSize::is_met).
+    #[inline(never)]
+    unsafe fn give_sized(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: a layout had this size, with an alignment that is not less: so rounded up it does not overflow.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
+        let Some(size) = SmallSize::of(size, 1) else {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_other(memory, layout) };
+            return;
+        };
+        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
+        let push = |thread: &Working<'_>, _: &Objects<S>| unsafe { thread.push(thread.magazine_for(size), memory) };
+        // SAFETY: the caller's promise.
+        unsafe { self.give_slot(memory, layout, push) };
+    }
+
     /// As [`take_aligned`](Self::take_aligned).
     ///
     /// # Safety
@@ -152,8 +178,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if !zeroed
             && let Some(length) = Length::of(layout)
-            && let Some(objects) = self.opened()
-            && let Some(thread) = local::enter(objects)
+            && let Some((thread, objects)) = self.enter_with()
             && let Some(memory) = objects.take_from_shelf(&thread, length)
         {
             return Some(memory);
@@ -169,9 +194,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
         if let Some(length) = Length::of(layout)
-            && let Some(objects) = self.opened()
-            && local::enter(objects).is_some_and(|thread| objects.put_on_shelf(&thread, memory, length))
+            && let Some((thread, objects)) = self.enter_with()
+            && objects.put_on_shelf(&thread, memory, length)
         {
+            drop(thread);
             if objects.keeper().is_away() {
                 self.tell(objects, length);
             }
@@ -290,26 +316,35 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
 
     #[inline(always)]
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
-        let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_other(memory, layout) };
-            return;
-        };
-        // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-        let push = |thread: &Working<'_>, _: &Objects<S>| unsafe { thread.push(thread.magazine_for(size), memory) };
         // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, layout, push) };
+        unsafe {
+            if SmallSize::is_met(layout.align()) {
+                self.give_sized(memory, layout.size());
+            } else {
+                self.give_other(memory, layout);
+            }
+        }
     }
 
     #[inline(always)]
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        let class = |size| SizeClass::of(size, layout.align());
+        let (Some(from), Some(to)) = (class(layout.size()), class(size)) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.realloc_slow(memory, layout, size) };
+        };
         // Fast: the slot is as good for the new size.
-        let class = SizeClass::of(layout.size(), layout.align());
-        if class.is_some() && class == SizeClass::of(size, layout.align()) {
+        if from == to {
             return Some(memory);
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.realloc_slow(memory, layout, size) }
+        let new = Layout::from_size_align(size, layout.align()).ok()?;
+        let moved = self.take(new, false)?;
+        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
+        unsafe {
+            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
+            self.give(memory, layout);
+        }
+        Some(moved)
     }
 
     fn place(&self, address: usize) -> Option<Place> {
@@ -330,7 +365,7 @@ unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
         or_null(guard::allocate(self, layout, false))
     }
 
-    #[inline(never)]
+    #[inline(always)]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the caller's promise: a block, so not null.
         unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };

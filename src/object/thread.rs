@@ -120,6 +120,18 @@ impl<'a> Working<'a> {
         }
     }
 
+    /// Short work is done, or could not be: what is tried next begins anew.
+    #[inline(always)]
+    pub fn done(self, well: bool) {
+        let thread = ManuallyDrop::new(self).thread;
+        if well {
+            thread.owner.leave();
+        } else {
+            // The same, in the words of who is turned away: one piece of code for both.
+            thread.owner.turn_back();
+        }
+    }
+
     /// For work that calls others: his source, or his clock, may come here again for another heap.
     #[inline]
     pub fn stay(self) -> Staying<'a> {

@@ -86,9 +86,9 @@ impl Owner {
         ours
     }
 
-    /// As it was before he came in vain.
+    /// As it was before he came, in vain.
     #[inline(always)]
-    fn turn_back(&self) {
+    pub fn turn_back(&self) {
         // Relaxed: one writer, who asks. Release: as in `leave`.
         self.at_work
             .store(self.stays.load(Ordering::Relaxed), Ordering::Release);
