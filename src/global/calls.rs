@@ -1,7 +1,7 @@
 //! What a program calls: the fast way, and the slow one behind.
 //!
 //! ```text
-//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             25 instructions
+//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             21 instructions
 //!             │ other            │ no               │ empty
 //!             ▼                  └──────────────────┴─▶ slow: `Objects`, with this thread's or the shared structure
 //!           class ─▶ the same; or shelf ─▶ slow
@@ -17,25 +17,24 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Length, Objects, SizeClass, SmallSize, Working};
+use crate::object::{Length, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
 use crate::source::Source;
+use crate::sync::Ordering;
 
-use super::{GlobalHeap, exhausted};
+use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// Fast: a slot that `pop` gets from this thread's structure.
+    /// Fast: a slot that `pop` gets from this thread's structure, which may be of another heap: it looks.
     #[inline(always)]
     fn take_slot(
         &self,
         layout: Layout,
         zeroed: bool,
-        pop: impl FnOnce(&Working<'_>, &Objects<S>) -> Option<NonNull<u8>>,
+        pop: impl FnOnce(&Thread, *const Objects<S>) -> Option<NonNull<u8>>,
     ) -> Option<NonNull<u8>> {
-        let Some(slot) = self.enter_with().and_then(|(thread, objects)| {
-            let slot = pop(&thread, objects);
-            thread.done(slot.is_some());
-            slot
-        }) else {
+        // Relaxed: compared first. Who has a structure of the heap knew it when he got that.
+        let objects = self.objects.load(Ordering::Relaxed);
+        let Some(slot) = pop(local::current(), objects) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
@@ -45,7 +44,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
-    /// Fast: a slot that `push` puts into this thread's structure, if there is room.
+    /// Fast: a slot that `push` puts into this thread's structure, if there is room, and it is of this heap: it looks.
     ///
     /// # Safety
     ///
@@ -55,24 +54,35 @@ impl<S: Source + 'static> GlobalHeap<S> {
         &self,
         memory: NonNull<u8>,
         layout: Layout,
-        push: impl FnOnce(&Working<'_>, &Objects<S>) -> bool,
+        push: impl FnOnce(&Thread, *const Objects<S>) -> bool,
     ) {
-        if !self.enter_with().is_some_and(|(thread, objects)| {
-            let pushed = push(&thread, objects);
-            thread.done(pushed);
-            pushed
-        }) {
+        // Relaxed: as in `take_slot`.
+        let objects = self.objects.load(Ordering::Relaxed);
+        if !push(local::current(), objects) {
             // SAFETY: the caller's promise.
             unsafe { self.dealloc_slow(memory, layout) };
         }
+    }
+
+    /// The spans of the heap at `objects`.
+    ///
+    /// # Safety
+    ///
+    /// A structure of this address is the calling thread's: so it is a heap's, which is never unmade.
+    #[inline(always)]
+    unsafe fn spans_of(objects: *const Objects<S>) -> &'static Spans {
+        // SAFETY: the caller's promise.
+        unsafe { &*objects }.spans()
     }
 
     /// What is not of a small size: of more than 1 KiB as a rule.
     #[inline(never)]
     fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
-            let pop = |thread: &Working<'_>, objects: &Objects<S>| {
-                thread.pop_flagged(objects.spans(), thread.magazine_for(size))
+            let pop = |thread: &Thread, objects| {
+                // SAFETY: called when the thread's structure is of this address.
+                let spans = || unsafe { Self::spans_of(objects) };
+                thread.pop_flagged(objects, spans, Seat::of(size))
             };
             return self.take_slot(layout, zeroed, pop);
         }
@@ -89,39 +99,14 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return self.take_slow(layout, zeroed);
         };
         self.take_slot(layout, zeroed, |thread, objects| {
-            let magazine = thread.magazine(class);
             if class.is_flagged() {
-                thread.pop_flagged(objects.spans(), magazine)
+                // SAFETY: called when the thread's structure is of this address.
+                let spans = || unsafe { Self::spans_of(objects) };
+                thread.pop_flagged(objects, spans, class.into())
             } else {
-                thread.pop(magazine)
+                thread.pop(objects, class.into())
             }
         })
-    }
-
-    /// As [`take_other`](Self::take_other).
-    ///
-    /// # Safety
-    ///
-    /// As for [`GlobalAlloc::dealloc`].
-    #[inline(never)]
-    unsafe fn give_other(&self, memory: NonNull<u8>, layout: Layout) {
-        if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
-            let push = |thread: &Working<'_>, objects: &Objects<S>| {
-                // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this
-                // class, of more than 1 KiB, as those of less do not come here.
-                unsafe { thread.push_flagged(objects.spans(), thread.magazine_for(size), memory) }
-            };
-            // SAFETY: the caller's promise.
-            unsafe { self.give_slot(memory, layout, push) };
-            return;
-        }
-        if SizeClass::is_exceeded_by(layout.size()) {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_large(memory, layout) };
-            return;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.give_aligned(memory, layout) };
     }
 
     /// Of an alignment that says nothing: so it is not brought here.
@@ -136,11 +121,34 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
         let Some(size) = SmallSize::of(size, 1) else {
             // SAFETY: the caller's promise.
-            unsafe { self.give_other(memory, layout) };
+            unsafe { self.give_more(memory, size) };
             return;
         };
         // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
-        let push = |thread: &Working<'_>, _: &Objects<S>| unsafe { thread.push(thread.magazine_for(size), memory) };
+        let push = |thread: &Thread, objects| unsafe { thread.push(objects, Seat::of(size), memory) };
+        // SAFETY: the caller's promise.
+        unsafe { self.give_slot(memory, layout, push) };
+    }
+
+    /// The same, of more than 1 KiB.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_sized`](Self::give_sized).
+    #[inline(never)]
+    unsafe fn give_more(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: as in `give_sized`.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
+        let Some(size) = SmallSize::of_any(size, 1) else {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_large(memory, layout) };
+            return;
+        };
+        let push = |thread: &Thread, objects| {
+            // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this
+            // class, of more than 1 KiB, as those of less do not come here. The spans as above.
+            unsafe { thread.push_flagged(objects, || Self::spans_of(objects), Seat::of(size), memory) }
+        };
         // SAFETY: the caller's promise.
         unsafe { self.give_slot(memory, layout, push) };
     }
@@ -154,17 +162,17 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn give_aligned(&self, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
             // SAFETY: the caller's promise.
-            unsafe { self.dealloc_slow(memory, layout) };
+            unsafe { self.give_large(memory, layout) };
             return;
         };
-        let push = |thread: &Working<'_>, objects: &Objects<S>| {
-            let magazine = thread.magazine(class);
+        let push = |thread: &Thread, objects| {
             // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            // The spans as above.
             unsafe {
                 if class.is_flagged() {
-                    thread.push_flagged(objects.spans(), magazine, memory)
+                    thread.push_flagged(objects, || Self::spans_of(objects), class.into(), memory)
                 } else {
-                    thread.push(magazine, memory)
+                    thread.push(objects, class.into(), memory)
                 }
             }
         };
@@ -311,7 +319,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
             return self.take_other(layout, zeroed);
         };
-        self.take_slot(layout, zeroed, |thread, _| thread.pop(thread.magazine_for(size)))
+        self.take_slot(layout, zeroed, |thread, objects| thread.pop(objects, Seat::of(size)))
     }
 
     #[inline(always)]
@@ -321,7 +329,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
             if SmallSize::is_met(layout.align()) {
                 self.give_sized(memory, layout.size());
             } else {
-                self.give_other(memory, layout);
+                self.give_aligned(memory, layout);
             }
         }
     }

@@ -75,7 +75,7 @@ pub use size_class::{SizeClass, SmallSize};
 pub use snapshot::{ClassStats, Snapshot};
 pub use spans::Spans;
 pub use stats::GlobalStats;
-pub use thread::{Thread, Working};
+pub use thread::{Nobody, Seat, Thread, Working};
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -162,7 +162,7 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
         // SAFETY: in the tables, zeroed; nobody else has it yet.
-        unsafe { tables.shared_thread().as_ref() }.open();
+        unsafe { tables.shared_thread().as_ref() }.forget();
         heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
         // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.

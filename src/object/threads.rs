@@ -77,12 +77,11 @@ impl<S: Source + 'static> Objects<S> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
         let thread = self.take_slot(None, class)?.cast::<Thread>();
         // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
-        // null pointers, no function; magazines are opened before they are used.
+        // null pointers, no function, magazines without anything.
         let own = unsafe {
             thread.write_bytes(0, 1);
             thread.as_ref()
         };
-        own.open();
         own.set_owner(self, Self::leave);
         self.register.add(thread);
         Some(thread)

@@ -36,5 +36,5 @@ pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{fence_after_load, fence_after_rmw, fence_heavy, fence_light, relax, wait, wait_for, wake};
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
-pub use owner::{Owned, Owner, seize};
+pub use owner::{Owned, Owner, Stake, seize};
 pub use turnstile::{Calm, Pass, Turnstile};

@@ -11,6 +11,18 @@
 //! knows it by; with several heaps in a process it is the heap's address, so that one comparison answers both "is it of
 //! this heap?" and "is it barred?".
 //!
+//! **Quick.** For work that changes one pointer and calls nobody there is a way with one store less: what he says is in
+//! the pointer itself ([`Stake`]), which is no address meanwhile, and its new value takes it back.
+//!
+//! ```text
+//!   user     old := pointer ── pointer := BUSY ── light fence ── key mine? ── pointer := new       no: := old
+//!   seizer   key := SEIZED ─ heavy fence ── BUSY? ─── no: empties it, makes it stale ── key := mine
+//! ```
+//!
+//! He read the old value before he said so: it may be one of before a seizure that has come and gone. So who empties
+//! does not write the pointer - or he would write it back - but something beside it, by which a value of before is seen
+//! to be stale; the user looks at that behind his entry.
+//!
 //! **Nested.** A user at work may come again, by another key: his clock, or the source below, allocates from another
 //! heap. That fails, and must leave him at work. It happens only where he calls others, so there he says before that he
 //! [stays](Owner::stay), and who comes in vain looks for that. Short work, which calls nobody, need not say it, and
@@ -20,7 +32,9 @@
 
 #![forbid(unsafe_code)]
 
-use super::{AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
+use core::ptr;
+
+use super::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
 
 /// In place of the key while somebody empties it.
 const SEIZED: usize = 3;
@@ -34,6 +48,57 @@ pub struct Owner {
     at_work: AtomicU32,
     /// 1 while he calls others from there.
     stays: AtomicU32,
+}
+
+/// In place of a [`Stake`]'s pointer while that is about to change: no address of anything aligned.
+const BUSY: usize = 1;
+
+/// A pointer of the user's, which he changes by the quick way.
+#[derive(Debug)]
+pub struct Stake<T>(AtomicPtr<T>);
+
+impl<T> Stake<T> {
+    /// Null.
+    #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "public in models only")]
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The same. (A checker's atomics have no `const` constructor.)
+    #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "public in models only")]
+    pub fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The user, who is going to change it, says so: what it was. He [asks](Owner::admits) behind this whether he may,
+    /// then looks whether that is stale; and must [end](Self::end), in any case.
+    #[inline(always)]
+    pub fn begin(&self) -> *mut T {
+        // Relaxed, twice: one writer; the fence keeps the store before the load in `admits`, as in `Owner::enter`.
+        let value = self.0.load(Ordering::Relaxed);
+        self.0.store(ptr::without_provenance_mut(BUSY), Ordering::Relaxed);
+        fence_light();
+        value
+    }
+
+    /// Sets it, and says that he is done: to what it was if he was not admitted.
+    #[inline(always)]
+    pub fn end(&self, value: *mut T) {
+        // Release: what he did is seen by who seizes; partner: `get`.
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// Its value; `None` while its user is about to change it, or to be turned away. To the user it always has one. To
+    /// who has seized it that is what it stays until he lets go: to be asked for once, for the user may come in vain.
+    pub fn get(&self) -> Option<*mut T> {
+        // Acquire: pairs with the release of `end`.
+        let value = self.0.load(Ordering::Acquire);
+        (value.addr() != BUSY).then_some(value)
+    }
 }
 
 /// Something with an owner.
@@ -78,17 +143,23 @@ impl Owner {
         // and load (`seize`): he sees us at work, or we see him.
         self.at_work.store(1, Ordering::Relaxed);
         fence_light();
-        // Acquire: pairs with the release of `unbar`; what is owned is as who seized it left it.
-        let ours = self.key.load(Ordering::Acquire) == key;
+        let ours = self.admits(key);
         if !ours {
             self.turn_back();
         }
         ours
     }
 
-    /// As it was before he came, in vain.
+    /// Whether it is of this key, and nobody is emptying it: to be asked behind [`Stake::begin`].
     #[inline(always)]
-    pub fn turn_back(&self) {
+    pub fn admits(&self, key: usize) -> bool {
+        // Acquire: pairs with the release of `unbar`; what is owned is as who seized it left it.
+        self.key.load(Ordering::Acquire) == key
+    }
+
+    /// As it was before he came in vain.
+    #[inline(always)]
+    fn turn_back(&self) {
         // Relaxed: one writer, who asks. Release: as in `leave`.
         self.at_work
             .store(self.stays.load(Ordering::Relaxed), Ordering::Release);
@@ -148,6 +219,9 @@ impl Owner {
 
 /// Has `empty` called for each of what `all` visits that nobody is at work on, while its user is kept out. `all` visits
 /// the same three times. Whether it was done: a system without the fence for it says no, and nothing has happened.
+///
+/// `empty` leaves alone what hangs on a [`Stake`] that has no value; of others it takes the value once, writes none,
+/// and leaves it so that its user sees that it is stale.
 ///
 /// One at a time. Two system calls, some microseconds.
 pub fn seize<T: Owned>(all: impl Fn(&mut dyn FnMut(&T)), mut empty: impl FnMut(&T)) -> bool {

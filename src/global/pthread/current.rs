@@ -27,7 +27,7 @@ mod imp {
     use core::ptr::{self, NonNull};
 
     use crate::global::pthread::FRESH;
-    use crate::sync::Owner;
+    use crate::object::Thread;
 
     // Hidden: a library's is not the program's. Named after FRESH, whose own name is this copy of the crate's: there
     // may be another in the program, of a version that differs behind its three numbers only, or from elsewhere.
@@ -46,8 +46,8 @@ mod imp {
 
     /// The pointer.
     #[inline(always)]
-    pub fn get() -> NonNull<Owner> {
-        let owner: *mut Owner;
+    pub fn get() -> NonNull<Thread> {
+        let owner: *mut Thread;
         // SAFETY: two reads: of the word's distance from the thread's block, which the loader has written, and of the
         // word, which is FRESH's address or what `set` wrote: never null.
         unsafe {
@@ -64,7 +64,7 @@ mod imp {
     }
 
     /// Where it stands.
-    pub fn place() -> *const NonNull<Owner> {
+    pub fn place() -> *const NonNull<Thread> {
         let place: usize;
         // SAFETY: as in `get`; the first word of the block is its own address.
         unsafe {
@@ -80,7 +80,7 @@ mod imp {
     }
 
     /// Changes it.
-    pub fn set(owner: NonNull<Owner>) {
+    pub fn set(owner: NonNull<Thread>) {
         // SAFETY: the word is this thread's, and only read and written here.
         unsafe { place().cast_mut().write(owner) };
     }
@@ -99,25 +99,25 @@ mod imp {
     use core::ptr::{self, NonNull};
 
     use crate::global::pthread::FRESH;
-    use crate::sync::Owner;
+    use crate::object::Thread;
 
     std::thread_local! {
-        static CURRENT: Cell<NonNull<Owner>> = const { Cell::new(NonNull::from_ref(&FRESH)) };
+        static CURRENT: Cell<NonNull<Thread>> = const { Cell::new(FRESH.as_thread()) };
     }
 
     /// The pointer.
     #[inline(always)]
-    pub fn get() -> NonNull<Owner> {
+    pub fn get() -> NonNull<Thread> {
         CURRENT.get()
     }
 
     /// Where it stands.
-    pub fn place() -> *const NonNull<Owner> {
+    pub fn place() -> *const NonNull<Thread> {
         CURRENT.with(|current| ptr::from_ref(current).cast())
     }
 
     /// Changes it.
-    pub fn set(owner: NonNull<Owner>) {
+    pub fn set(owner: NonNull<Thread>) {
         CURRENT.set(owner);
     }
 }

@@ -19,6 +19,7 @@ mod register;
 mod proof;
 mod scavenge;
 mod seize;
+mod stake;
 mod summaries;
 mod sync;
 mod world;
