@@ -141,7 +141,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
         let Some(size) = SmallSize::of_any(size, 1) else {
             // SAFETY: the caller's promise.
-            unsafe { self.give_large(memory, layout) };
+            unsafe { self.give_large(memory, size) };
             return;
         };
         let push = |thread: &Thread, objects| {
@@ -162,7 +162,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn give_aligned(&self, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
             // SAFETY: the caller's promise.
-            unsafe { self.give_large(memory, layout) };
+            unsafe {
+                if Length::of(layout).is_some() {
+                    self.give_large(memory, layout.size());
+                } else {
+                    self.dealloc_slow(memory, layout);
+                }
+            }
             return;
         };
         let push = |thread: &Thread, objects| {
@@ -198,9 +204,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`].
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of an alignment of a page at the most, which
+    /// large blocks have anyway.
     #[inline(never)]
-    unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
+    unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: as in `give_sized`.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
         if let Some(length) = Length::of(layout)
             && let Some((thread, objects)) = self.enter_with()
             && objects.put_on_shelf(&thread, memory, length)

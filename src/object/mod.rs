@@ -285,16 +285,14 @@ impl<S: Source + 'static> Objects<S> {
             (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
             _ => {}
         }
-        let length = |class: Option<SizeClass>, layout| Length::of(layout).filter(|_| class.is_none());
-        let kept = length(new_class, new).and_then(|length| self.take_from_shelf(thread, length));
-        let moved = kept.or_else(|| self.allocate(thread, new))?;
+        // What grows will grow again: so not to the shelf, whose runs have neighbours; and what it leaves is room.
+        let moved = self
+            .allocate_roomy(thread, new)
+            .or_else(|| self.allocate(thread, new))?;
         // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
-            match length(old_class, layout) {
-                Some(length) if self.put_on_shelf(thread, memory, length) => self.tell(length.pages()),
-                _ => self.free(thread, memory, layout),
-            }
+            self.free(thread, memory, layout);
         }
         Some(moved)
     }
