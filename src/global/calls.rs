@@ -1,7 +1,7 @@
 //! What a program calls: the fast way, and the slow one behind.
 //!
 //! ```text
-//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             21 instructions
+//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             24 instructions
 //!             │ other            │ no               │ empty
 //!             ▼                  └──────────────────┴─▶ slow: `Objects`, with this thread's or the shared structure
 //!           class ─▶ the same; or shelf ─▶ slow
@@ -80,9 +80,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
             let pop = |thread: &Thread, objects| {
-                // SAFETY: called when the thread's structure is of this address.
-                let spans = || unsafe { Self::spans_of(objects) };
-                thread.pop_flagged(objects, spans, Seat::of(size))
+                // SAFETY: the spans are asked for when the thread's structure is of this address.
+                unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
             };
             return self.take_slot(layout, zeroed, pop);
         }
@@ -100,9 +99,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         };
         self.take_slot(layout, zeroed, |thread, objects| {
             if class.is_flagged() {
-                // SAFETY: called when the thread's structure is of this address.
-                let spans = || unsafe { Self::spans_of(objects) };
-                thread.pop_flagged(objects, spans, class.into())
+                // SAFETY: the spans are asked for when the thread's structure is of this address.
+                unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), class.into()) }
             } else {
                 thread.pop(objects, class.into())
             }

@@ -8,7 +8,7 @@
 //!
 //! Allocating takes the topmost address, freeing puts one on top, whoever the slot came from: no lock, no atomic
 //! operation. Above the floor there is a slot to take, below the limit room for one. One without a rack has its floor
-//! above all addresses, or its limit below, so nothing is taken or put there, whatever its top is.
+//! above all addresses (or all is null, before the first), its limit below, so nothing is taken or put there.
 //!
 //! **The top** is a [`Stake`]: by what stands there its user says that he is at work, so that this
 //! costs no store of its own. Who empties the magazine of a thread that sleeps takes the rack, and leaves the top: the
@@ -61,29 +61,74 @@ pub struct Magazine {
 const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
 
 impl Magazine {
-    /// The pointer by which its user says that he is at work here.
+    /// Fast: the slot freed last, as it is, if there is one; by the quick way (`sync/owner.rs`), if who asks is
+    /// `admitted`.
     #[inline(always)]
-    pub fn top(&self) -> &Stake<Entry> {
-        &self.top
+    pub fn pop_quick(&self, admitted: impl FnOnce() -> bool) -> Option<NonNull<u8>> {
+        let top = self.top.begin();
+        if admitted()
+            && let Some((slot, below)) = self.slot_at(top)
+        {
+            self.top.end(below);
+            return Some(slot);
+        }
+        cold_path();
+        self.top.end(top);
+        None
+    }
+
+    /// Fast: takes a slot in, by the quick way, if who asks is `admitted`, there is room, and `sign` puts on it that it
+    /// is free. Whether it did.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn push_quick(
+        &self,
+        slot: NonNull<u8>,
+        admitted: impl FnOnce() -> bool,
+        sign: impl FnOnce() -> bool,
+    ) -> bool {
+        let top = self.top.begin();
+        if admitted()
+            && let Some(entry) = self.room_at(top)
+            && sign()
+        {
+            // SAFETY: an entry of the rack, with no slot in it.
+            unsafe { entry.write(slot.as_ptr()) };
+            self.top.end(entry.as_ptr());
+            return true;
+        }
+        cold_path();
+        self.top.end(top);
+        false
+    }
+
+    /// After its user has ended, perhaps in the middle.
+    pub fn settle(&self) {
+        self.top.settle();
     }
 
     /// The slot at `top`, what `top` is without it, if there is one: not if what is at hand is stale, from before
-    /// somebody emptied the magazine.
+    /// somebody emptied the magazine. `top` was its top, and who asks has been admitted since.
     #[inline(always)]
-    pub fn slot_at(&self, top: *mut Entry) -> Option<(NonNull<u8>, *mut Entry)> {
+    fn slot_at(&self, top: *mut Entry) -> Option<(NonNull<u8>, *mut Entry)> {
         // SAFETY: nobody writes it now: only the owner does, and who has seized it, whom he has seen go. Not by an
         // atomic load, which the compiler would not make one with the comparison.
         if top <= unsafe { self.floor.as_ptr().read() } {
             cold_path();
             return None;
         }
-        // SAFETY: above the floor, so there is a rack, and `top` is its: an entry with a slot (I12), which is not null.
+        // SAFETY: a top above the floor: so there is a rack, for without one the floor is NOWHERE, or top and floor are
+        // null; and `top` is its: an entry with a slot (I12), which is not null.
         Some(unsafe { (NonNull::new_unchecked(top.read()), top.wrapping_sub(1)) })
     }
 
-    /// The entry above `top`, if there is room: not if `top` is stale.
+    /// The entry above `top`, if there is room: not if `top` is stale. As for `slot_at`.
     #[inline(always)]
-    pub fn room_at(&self, top: *mut Entry) -> Option<NonNull<Entry>> {
+    fn room_at(&self, top: *mut Entry) -> Option<NonNull<Entry>> {
         let next = top.wrapping_add(1);
         if next > self.limit.get() {
             cold_path();
@@ -150,7 +195,7 @@ impl Magazine {
 
     /// How many slots. May be read by anybody; outside the owning thread it is a moment's picture.
     pub fn count(&self, class: SizeClass) -> u32 {
-        let loaded = self.top.get().map_or(0, |top| self.below(top));
+        let loaded = self.below(self.top.last());
         // Of another thread's, which may have changed its rack in between.
         let loaded = if loaded > class.batch() as usize { 0 } else { loaded };
         loaded as u32 + if self.has_spare() { class.batch() } else { 0 }

@@ -19,7 +19,6 @@
 //! (`register.rs`).
 
 use core::cell::Cell;
-use core::hint::cold_path;
 use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
@@ -28,7 +27,7 @@ use crate::units::PageRun;
 
 use super::magazine::Magazine;
 use super::mark;
-use super::rack::{Entry, Stock};
+use super::rack::Stock;
 use super::register::{Listed, Listing};
 use super::shelf::Shelf;
 use super::size_class::{CLASSES, SizeClass, SmallSize};
@@ -133,7 +132,7 @@ pub(super) type Leave = unsafe fn(NonNull<Thread>);
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Thread {
-    /// First: a pointer to a thread is a pointer to its owner.
+    /// First, as in [`Nobody`].
     owner: Owner,
     /// That of all marks.
     key: Cell<mark::Key>,
@@ -160,7 +159,9 @@ pub struct Nobody {
     rest: [AtomicUsize; (size_of::<Thread>() - size_of::<Owner>()) / size_of::<usize>()],
 }
 
+// One can stand in for the other.
 const _: () = assert!(size_of::<Nobody>() == size_of::<Thread>() && align_of::<Nobody>() == align_of::<Thread>());
+const _: () = assert!(offset_of!(Nobody, owner) == offset_of!(Thread, owner));
 
 impl Nobody {
     /// One of this key.
@@ -172,13 +173,13 @@ impl Nobody {
     }
 
     /// As if it were one.
-    #[cfg(feature = "std")]
+    #[allow(dead_code, reason = "where threads have a place of their own for it")]
     pub const fn as_thread(&'static self) -> NonNull<Thread> {
         NonNull::from_ref(self).cast()
     }
 
-    /// The same.
-    #[cfg(not(feature = "std"))]
+    /// The same, by reference. Nothing is to be asked of it but by the quick ways, which no heap admits.
+    #[allow(dead_code, reason = "where they have not")]
     pub const fn stand_in(&'static self) -> &'static Thread {
         // SAFETY: as large and as aligned, and all-zero bytes are a structure. Who asks is not admitted, so no more of
         // it is used than its key and its tops, which are atomics.
@@ -203,41 +204,25 @@ impl Listed for Thread {
 }
 
 impl Thread {
-    /// Changes the top of a magazine by the quick way (`sync/owner.rs`), if the structure is the calling thread's own,
-    /// of the heap at `objects`, and nobody is emptying it: to what `work` makes of it, if that makes something of it.
+    /// The magazine in a seat.
     #[inline(always)]
-    fn change<T, R>(
-        &self,
-        objects: *const T,
-        seat: Seat,
-        work: impl FnOnce(&Magazine, *mut Entry) -> Option<(R, *mut Entry)>,
-    ) -> Option<R> {
+    fn magazine_in(&self, seat: Seat) -> &Magazine {
         // SAFETY: a seat is that of a magazine in a structure, as this is one.
-        let magazine: &Magazine = unsafe { &*ptr::from_ref(self).byte_add(seat.0).cast() };
-        let top = magazine.top().begin();
-        if self.owner.admits(objects.addr())
-            && let Some((result, changed)) = work(magazine, top)
-        {
-            magazine.top().end(changed);
-            return Some(result);
-        }
-        cold_path();
-        magazine.top().end(top);
-        None
+        unsafe { &*ptr::from_ref(self).byte_add(seat.0).cast() }
     }
 
-    /// Fast: a slot of one of the thread's magazines, if the thread is of this heap and has one there; its first word
-    /// is zero. Of slots of up to 1 KiB.
+    /// Fast: a slot of one of the thread's magazines, if the structure is the calling thread's own, of the heap at
+    /// `objects`, nobody is emptying it, and there is one; its first word is zero. Of slots of up to 1 KiB.
     #[inline(always)]
     pub fn pop<T>(&self, objects: *const T, seat: Seat) -> Option<NonNull<u8>> {
-        let slot = self.change(objects, seat, |magazine, top| magazine.slot_at(top))?;
+        let slot = self.magazine_in(seat).pop_quick(|| self.owner.admits(objects.addr()))?;
         // SAFETY: it was the magazine's; a word long at least, and aligned for one.
         unsafe { mark::wipe(slot.as_ptr()) };
         Some(slot)
     }
 
-    /// Fast: one of the thread's magazines takes a slot in, of up to 1 KiB, if the thread is of this heap, there is
-    /// room and it does not seem free. Whether it did.
+    /// Fast: one of the thread's magazines takes a slot in, of up to 1 KiB, if the structure is as for
+    /// [`pop`](Self::pop), there is room and it does not seem free. Whether it did.
     ///
     /// # Safety
     ///
@@ -249,28 +234,32 @@ impl Thread {
         if unsafe { mark::seems_free(slot.as_ptr()) }.is_some() {
             return false;
         }
-        let taken = self.change(objects, seat, |magazine, top| {
-            let entry = magazine.room_at(top)?;
-            // SAFETY: an entry of the rack, with no slot in it; the slot as above.
-            unsafe {
-                entry.write(slot.as_ptr());
-                mark::write(self.key.get(), slot.as_ptr());
-            }
-            Some(((), entry.as_ptr()))
-        });
-        taken.is_some()
+        let mark = || {
+            // SAFETY: as above.
+            unsafe { mark::write(self.key.get(), slot.as_ptr()) };
+            true
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.magazine_in(seat)
+                .push_quick(slot, || self.owner.admits(objects.addr()), mark)
+        }
     }
 
-    /// Fast: as [`pop`](Self::pop), of slots of more than 1 KiB, of the heap at `objects`, whose `spans` these are.
+    /// Fast: as [`pop`](Self::pop), of slots of more than 1 KiB.
+    ///
+    /// # Safety
+    ///
+    /// `spans` gives those of the heap at `objects`.
     #[inline(always)]
-    pub fn pop_flagged<'a, T>(
+    pub unsafe fn pop_flagged<'a, T>(
         &self,
         objects: *const T,
         spans: impl FnOnce() -> &'a Spans,
         seat: Seat,
     ) -> Option<NonNull<u8>> {
-        let slot = self.change(objects, seat, |magazine, top| magazine.slot_at(top))?;
-        // SAFETY: it was the magazine's, of this heap.
+        let slot = self.magazine_in(seat).pop_quick(|| self.owner.admits(objects.addr()))?;
+        // SAFETY: it was the magazine's, of the heap whose spans these are.
         unsafe { spans().hand_out(slot) };
         Some(slot)
     }
@@ -279,7 +268,7 @@ impl Thread {
     ///
     /// # Safety
     ///
-    /// As for [`push`](Self::push).
+    /// As for [`push`](Self::push) and [`pop_flagged`](Self::pop_flagged).
     #[inline(always)]
     #[must_use]
     pub unsafe fn push_flagged<'a, T>(
@@ -289,14 +278,18 @@ impl Thread {
         seat: Seat,
         slot: NonNull<u8>,
     ) -> bool {
-        let taken = self.change(objects, seat, |magazine, top| {
-            let (entry, flag) = (magazine.room_at(top)?, spans().flag_of(slot)?);
-            // SAFETY: an entry of the rack, with no slot in it.
-            unsafe { entry.write(slot.as_ptr()) };
-            flag.raise();
-            Some(((), entry.as_ptr()))
-        });
-        taken.is_some()
+        let raise = || {
+            let flag = spans().flag_of(slot);
+            if let Some(flag) = flag {
+                flag.raise();
+            }
+            flag.is_some()
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.magazine_in(seat)
+                .push_quick(slot, || self.owner.admits(objects.addr()), raise)
+        }
     }
 
     /// As [`Owner::enter`], by the address of its heap.
@@ -321,6 +314,11 @@ impl Thread {
             relax(round);
             round = round.saturating_add(1);
         }
+    }
+
+    /// Its user has ended, perhaps in the middle of a call.
+    pub(super) fn settle(&self) {
+        self.magazines.iter().for_each(Magazine::settle);
     }
 
     /// Forgets its slots and racks.

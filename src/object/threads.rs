@@ -51,6 +51,8 @@ impl<S: Source + 'static> Objects<S> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
         // SAFETY: never unmade, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
+        // Its last user may have ended without a word.
+        own.settle();
         if own.cache().is_none() {
             own.set_cache(self.lend());
         }

@@ -12,11 +12,11 @@
 //! this heap?" and "is it barred?".
 //!
 //! **Quick.** For work that changes one pointer and calls nobody there is a way with one store less: what he says is in
-//! the pointer itself ([`Stake`]), which is no address meanwhile, and its new value takes it back.
+//! the pointer itself ([`Stake`]), in its lowest bit, and its new value takes it back.
 //!
 //! ```text
-//!   user     old := pointer ── pointer := BUSY ── light fence ── key mine? ── pointer := new       no: := old
-//!   seizer   key := SEIZED ─ heavy fence ── BUSY? ─── no: empties it, makes it stale ── key := mine
+//!   user     old := pointer ── pointer := old, busy ── light fence ── key mine? ── pointer := new       no: := old
+//!   seizer   key := SEIZED ─ heavy fence ── busy? ─── no: empties it, makes it stale ── key := mine
 //! ```
 //!
 //! He read the old value before he said so: it may be one of before a seizure that has come and gone. So who empties
@@ -28,7 +28,8 @@
 //! [stays](Owner::stay), and who comes in vain looks for that. Short work, which calls nobody, need not say it, and
 //! need not remember what stood there: a load less for each.
 //!
-//! What ships is what the models explore (`tests/models/src/loom/owner.rs`): all of the protocol is here.
+//! The models explore this file as it ships (`tests/models/src/loom/`: `owner.rs`; `stake.rs`, where a pile of numbers
+//! stands for the magazine, by the rules of `object/magazine.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -50,7 +51,7 @@ pub struct Owner {
     stays: AtomicU32,
 }
 
-/// In place of a [`Stake`]'s pointer while that is about to change: no address of anything aligned.
+/// What is added to a [`Stake`]'s pointer while that is about to change: nothing aligned is there.
 const BUSY: usize = 1;
 
 /// A pointer of the user's, which he changes by the quick way.
@@ -78,9 +79,10 @@ impl<T> Stake<T> {
     /// then looks whether that is stale; and must [end](Self::end), in any case.
     #[inline(always)]
     pub fn begin(&self) -> *mut T {
-        // Relaxed, twice: one writer; the fence keeps the store before the load in `admits`, as in `Owner::enter`.
+        // Relaxed, twice: one writer, or many of whom none is admitted; the fence keeps the store before the load in
+        // `admits`, as in `Owner::enter`.
         let value = self.0.load(Ordering::Relaxed);
-        self.0.store(ptr::without_provenance_mut(BUSY), Ordering::Relaxed);
+        self.0.store(value.wrapping_byte_add(BUSY), Ordering::Relaxed);
         fence_light();
         value
     }
@@ -97,7 +99,19 @@ impl<T> Stake<T> {
     pub fn get(&self) -> Option<*mut T> {
         // Acquire: pairs with the release of `end`.
         let value = self.0.load(Ordering::Acquire);
-        (value.addr() != BUSY).then_some(value)
+        (value.addr() & BUSY == 0).then_some(value)
+    }
+
+    /// Its value, or what it was before its user came who is there at the moment.
+    pub fn last(&self) -> *mut T {
+        // Relaxed: a moment's, that is not followed.
+        self.0.load(Ordering::Relaxed).map_addr(|address| address & !BUSY)
+    }
+
+    /// Makes it what it was, if its user has ended while he was about to change it. By who has it to himself.
+    pub fn settle(&self) {
+        // Relaxed: nobody else has it.
+        self.0.store(self.last(), Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Examples that must not compile, and the one that may not be long.
 
-use super::House;
+use super::{House, caught, obeyed};
 
 /// A block of code in the documentation, as it is shown.
 #[derive(Debug)]
@@ -86,4 +86,45 @@ pub(crate) fn own_arena(house: &House) -> Vec<String> {
     vec![format!(
         "{OWN_ARENA}:1: the arena has {lines} lines, fewer than {OWN_ARENA_LINES} are promised"
     )]
+}
+
+#[test]
+fn what_must_not_compile_has_a_twin_that_does() {
+    obeyed(refusals);
+}
+
+#[test]
+fn what_does_not_compile_for_any_reason_is_caught() {
+    let block = |info: &str, line: &str| format!("/// ```{info}\n/// let x = 1;\n/// {line}\n/// ```\n");
+    let house = |info, twin: &str| [block(info, "x = 2;"), block("text", "f(x);"), twin.to_owned()].concat();
+    let good = house("compile_fail,E0384", &block("", "f(x);"));
+    let good = [("src/a.rs", good.as_str())];
+    let bad = |info, twin: &str| caught(refusals, &[("src/a.rs", &house(info, twin))], &good);
+    bad("compile_fail", &block("", "f(x);"));
+    bad("compile_fail,E38", &block("", "f(x);"));
+    bad("compile_fail,E0384", "");
+    bad("compile_fail,E0384", &block("", "x = 2;"));
+    bad("compile_fail,E0384", &block("no_run", "f(x);"));
+    bad("compile_fail,E0384", &block("", "f(x);\n/// f(x);"));
+    bad("compile_fail,E0384", &block("", "f(x);").replace("let", "const"));
+}
+
+#[test]
+fn an_arena_of_ones_own_is_short() {
+    obeyed(own_arena);
+}
+
+#[test]
+fn an_arena_of_ones_own_that_is_long_is_caught() {
+    let path = "examples/custom_arena.rs";
+    let file = |lines: usize| {
+        format!(
+            "use x;\n\n// ---- 8< ----\n\nimpl A {{\n{}}}\n\n// ---- 8< ----\nf();\n",
+            "    f();\n".repeat(lines)
+        )
+    };
+    let (good, long) = (file(57), file(58));
+    caught(own_arena, &[(path, &long)], &[(path, &good)]);
+    caught(own_arena, &[(path, &good.replacen("8<", "", 1))], &[(path, &good)]);
+    caught(own_arena, &[], &[(path, &good)]);
 }

@@ -1,7 +1,7 @@
 //! The thread's pointer to its structure, or to what stands for none.
 //!
 //! ```text
-//!   x86-64 Linux with glibc   a word in the thread's own block   mov place, [rip + …]; mov owner, fs:[place]
+//!   x86-64 Linux with glibc   a word in the thread's own block   mov place, [rip + …]; mov thread, fs:[place]
 //!   elsewhere                 `thread_local!`
 //! ```
 //!
@@ -47,19 +47,19 @@ mod imp {
     /// The pointer.
     #[inline(always)]
     pub fn get() -> NonNull<Thread> {
-        let owner: *mut Thread;
+        let thread: *mut Thread;
         // SAFETY: two reads: of the word's distance from the thread's block, which the loader has written, and of the
         // word, which is FRESH's address or what `set` wrote: never null.
         unsafe {
             asm!(
                 "mov {place}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
-                "mov {owner}, qword ptr fs:[{place}]",
+                "mov {thread}, qword ptr fs:[{place}]",
                 fresh = sym FRESH,
                 place = out(reg) _,
-                owner = out(reg) owner,
+                thread = out(reg) thread,
                 options(nostack, preserves_flags, readonly)
             );
-            NonNull::new_unchecked(owner)
+            NonNull::new_unchecked(thread)
         }
     }
 
@@ -80,9 +80,9 @@ mod imp {
     }
 
     /// Changes it.
-    pub fn set(owner: NonNull<Thread>) {
+    pub fn set(thread: NonNull<Thread>) {
         // SAFETY: the word is this thread's, and only read and written here.
-        unsafe { place().cast_mut().write(owner) };
+        unsafe { place().cast_mut().write(thread) };
     }
 }
 
@@ -117,7 +117,7 @@ mod imp {
     }
 
     /// Changes it.
-    pub fn set(owner: NonNull<Thread>) {
-        CURRENT.set(owner);
+    pub fn set(thread: NonNull<Thread>) {
+        CURRENT.set(thread);
     }
 }

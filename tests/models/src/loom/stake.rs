@@ -229,6 +229,79 @@ fn who_comes_by_another_key_changes_nothing() {
     });
 }
 
+/// The user is at work on one while who seizes takes the other, and what lies beside both.
+#[test]
+fn of_two_magazines_each_is_taken_or_used() {
+    struct Two {
+        owner: Owner,
+        magazines: [Arc<Magazine>; 2],
+        spare: UnsafeCell<usize>,
+    }
+    // SAFETY: as of `Magazine`.
+    unsafe impl Sync for Two {}
+    // SAFETY: as above.
+    unsafe impl Send for Two {}
+    impl Owned for Two {
+        fn owner(&self) -> &Owner {
+            &self.owner
+        }
+
+        fn key(&self) -> usize {
+            KEY
+        }
+    }
+    impl Two {
+        fn take_spare(&self) -> usize {
+            // SAFETY: as of `Magazine`.
+            self.spare.with_mut(|spare| unsafe { core::mem::take(&mut *spare) })
+        }
+    }
+    explore(3, || {
+        let two = Arc::new(Two {
+            owner: Owner::new(KEY),
+            magazines: [Magazine::laden(), Magazine::laden()],
+            spare: UnsafeCell::new(9),
+        });
+        let other = two.clone();
+        let thread = spawn(move || {
+            let admitted = |magazine: &Magazine| {
+                let top = magazine.top.begin();
+                let slot = other
+                    .owner
+                    .admits(KEY)
+                    .then(|| magazine.with(|pile| pile.slot_at(top.addr())));
+                let slot = slot.flatten();
+                let now = top.addr() - if slot.is_some() { STEP } else { 0 };
+                magazine.top.end(ptr::without_provenance_mut(now));
+                slot
+            };
+            let popped: Vec<usize> = other
+                .magazines
+                .iter()
+                .filter_map(|magazine| admitted(magazine))
+                .collect();
+            let entered = other.owner.enter(KEY);
+            let spare = if entered { other.take_spare() } else { 0 };
+            if entered {
+                other.owner.leave();
+            }
+            (popped, spare)
+        });
+        let (mut found, mut spare) = (Vec::new(), 0);
+        assert!(seize(
+            |visit: &mut dyn FnMut(&Two)| visit(&two),
+            |one| {
+                spare = one.take_spare();
+                one.magazines.iter().for_each(|magazine| found.extend(magazine.empty()));
+            }
+        ));
+        let (popped, theirs) = thread.join().unwrap();
+        let left = two.magazines.iter().flat_map(|magazine| magazine.empty());
+        agree(found.into_iter().chain(popped).chain(left), &[1, 1, 2, 2]);
+        assert_eq!(spare + theirs + two.take_spare(), 9);
+    });
+}
+
 // ---- what must fail
 
 /// What is done otherwise.
@@ -269,7 +342,7 @@ impl Copied {
     fn pop(&self) -> Option<usize> {
         let asked = self.wrong == Wrong::Asks && self.key.load(Ordering::Acquire) == KEY;
         let top = self.top.load(Ordering::Relaxed);
-        self.top.store(1, Ordering::Relaxed);
+        self.top.store(top | 1, Ordering::Relaxed);
         if self.wrong != Wrong::Light {
             fence(Ordering::SeqCst);
         }
@@ -291,7 +364,7 @@ impl Copied {
         }
         let top = self.top.load(Ordering::Acquire);
         let mut found = Vec::new();
-        if top != 1 {
+        if top & 1 == 0 {
             let top = if self.wrong == Wrong::Twice {
                 self.top.load(Ordering::Acquire)
             } else {
