@@ -246,7 +246,7 @@ fn paths(criterion: &mut Criterion) {
         }
         pool.reset();
     });
-    each(&mut group, "large-1-MiB", 64, || {
+    each(&mut group, "large-2-MiB", 64, || {
         for _ in 0..64 {
             black_box(pool.alloc_uninit_slice::<u8>(2 << 20).expect("room"));
         }

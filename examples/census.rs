@@ -1,4 +1,4 @@
-//! Counts the words of source files with many threads, on [`GlobalHeap`], and shows what the heap did.
+//! Counts the words of source files with many threads, on [`GlobalHeap`]; shows what the heap did, and draws it.
 //!
 //! ```text
 //!   readers ──(path, text)──▶ counters ──HashMap──▶ mergers ──HashMap──▶ main
@@ -10,7 +10,7 @@
 //! downloaded.
 //!
 //! ```text
-//! cargo run --release --example census -- [--threads N] [--top N] [PATH...]
+//! cargo run --release --example census -- [--threads N] [--top N] [--svg FILE] [PATH...]
 //! ```
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use pageheap::GlobalHeap;
+use pageheap::{GlobalHeap, Picture};
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
@@ -31,12 +31,13 @@ static HEAP: GlobalHeap = GlobalHeap::new();
 const HELP: &str = "\
 Counts the words of source files on pageheap's GlobalHeap, and shows what the heap did.
 
-usage: census [--threads N] [--top N] [PATH...]
+usage: census [--threads N] [--top N] [--svg FILE] [PATH...]
 
   PATH         files and directories to read; without any, the current directory
                and the sources of the crates that cargo has downloaded
   --threads N  threads that count; as many merge and read [default: one for each CPU]
   --top N      words to show [default: 20]
+  --svg FILE   draw the heap's map as a picture, too
   --help       this text";
 
 /// What a source file's name ends in.
@@ -51,6 +52,10 @@ const SKIPPED: &[&str] = &["target", "node_modules", ".git"];
 /// Files read ahead of the counters.
 const READ_AHEAD: usize = 64;
 
+/// The map has so many signs in a row, and about so many rows at the most.
+const COLUMNS: usize = 72;
+const ROWS: usize = 24;
+
 /// How often each word occurs.
 type Words = HashMap<String, u64>;
 
@@ -58,6 +63,7 @@ struct Options {
     paths: Vec<PathBuf>,
     threads: usize,
     top: usize,
+    svg: Option<PathBuf>,
 }
 
 /// What was asked for cannot be done.
@@ -106,6 +112,7 @@ impl Options {
             paths: Vec::new(),
             threads: cpus,
             top: 20,
+            svg: None,
         };
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
@@ -116,6 +123,10 @@ impl Options {
                 }
                 Some("--threads") => options.threads = number("--threads", arguments.next())?.clamp(1, 256),
                 Some("--top") => options.top = number("--top", arguments.next())?,
+                Some("--svg") => {
+                    let file = arguments.next();
+                    options.svg = Some(file.ok_or_else(|| Refusal("--svg wants a file".into()))?.into());
+                }
                 Some(unknown) if unknown.starts_with("--") => {
                     return Err(Refusal(format!("unknown option {unknown}; try --help")));
                 }
@@ -169,7 +180,33 @@ fn run(options: &Options) -> Result<(), Refusal> {
             seconds
         }
     );
-    Ok(())
+    draw(options.svg.as_deref())
+}
+
+/// The heap as it is now: as text, and as an SVG picture where one is wanted.
+fn draw(svg: Option<&Path>) -> Result<(), Refusal> {
+    let pages = HEAP.stats().pages;
+    let picture = Picture::new(pages.grown.0.div_ceil(COLUMNS * ROWS), COLUMNS);
+    let (cell, mut text) = (picture.pages * pages.page_bytes, String::new());
+    picture.text(HEAP.map(), &mut text).expect("a string takes all");
+    println!(
+        "the map      {} KiB a sign: # spans, = runs, c cached, . free, blank released, m tables\n{text}",
+        cell >> 10
+    );
+    let Some(path) = svg else { return Ok(()) };
+    // The text has gone into the heap, too, so this is another moment of it.
+    let (mut drawn, pages) = (String::with_capacity(1 << 16), HEAP.stats().pages);
+    let mib = |pages: usize, bytes: usize| (pages * bytes) >> 20;
+    let title = format!(
+        "census: {} MiB in use of {}",
+        mib(pages.in_use.0, pages.page_bytes),
+        mib(pages.grown.0, pages.page_bytes)
+    );
+    let map = HEAP.map();
+    picture
+        .svg(&title, pages.grown.0, map, &mut drawn)
+        .expect("a string takes all");
+    std::fs::write(path, drawn).map_err(|error| Refusal(format!("{}: {error}", path.display())))
 }
 
 /// The source files under a directory. What cannot be listed is passed over.

@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --release --example heap_map              # text
-//! cargo run --release --example heap_map film.svg     # and the film
+//! cargo run --release --example heap_map film.svg     # and the film; docs/film.svg is one
 //! ```
 //!
 //! Nothing in it gives memory back: that is the background thread's, while the program sleeps.
@@ -77,8 +77,8 @@ fn main() {
         number / 800 % 5 == 0 || number % 97 == 0
     });
     shoot(&mut film, "thinned");
-    thread::sleep(Duration::from_millis(1500));
-    shoot(&mut film, "after 1.5 s of silence");
+    thread::sleep(Duration::from_secs(2));
+    shoot(&mut film, "after 2 s of silence");
     let more = fill(&mut random, 48 << 20);
     shoot(&mut film, "used again");
     drop(blocks);

@@ -1,8 +1,8 @@
 //! The proposal's experiment: in which order should free memory go back?
 //!
 //! ```sh
-//! cargo run --release --example release_order                  # tables
-//! cargo run --release --example release_order order.svg        # and the graph
+//! cargo run --release --example release_order                          # tables
+//! cargo run --release --example release_order order.svg caches.svg     # and the graphs
 //! ```
 //!
 //! Heaps of three shapes, 1 GiB each, are given back at 1 % of a processor, run by run, in two orders: from the highest
@@ -11,17 +11,20 @@
 //! after how much time. The policy that chooses runs is the one that ships.
 //!
 //! The second table: how much further a heap grows, and what its longest free run is, the more caches hold words of it.
+//! (It grows by steps: the last row's heap has taken one more than the others, and most of that is free in one run.)
 
 use std::fmt::Write as _;
 use std::{env, fs};
 
 use pageheap::internals::scavenge::{Limits, candidate};
 use pageheap::source::{Numbers, Region, Split};
-use pageheap::{Config, PageCount, PageHeap};
+use pageheap::{Config, PageCount, PageHeap, PageUse};
 
 const PAGES: usize = (1 << 30) / 8192;
 const CHUNK_WORDS: usize = 8;
 const HUGE: usize = 256;
+/// Pages live in the second experiment: 312 MiB.
+const LIVE: usize = 40_000;
 
 /// A generator of numbers that are random enough: xorshift64*.
 struct Random(u64);
@@ -57,8 +60,8 @@ fn give_back(free: &[u64], passes: &[usize]) -> Vec<(f64, usize)> {
             let words = chunk * CHUNK_WORDS..(chunk + 1) * CHUNK_WORDS;
             let limits = Limits {
                 least,
-                // As in the background: 64 KiB at a time, whole huge pages where they are whole.
-                most: 8.max(least),
+                // As in the background, where far more is wanted: a whole run at a time.
+                most: usize::MAX,
                 huge: HUGE,
             };
             while let Some((start, run)) = candidate(&free[words.clone()], &scavenged[words.clone()], 511, limits) {
@@ -128,9 +131,21 @@ fn draw(curves: &[(String, Vec<(f64, usize)>)]) -> String {
     svg + "</svg>\n"
 }
 
-/// How far a heap grows for a live set of a fixed size, and its longest free run, with so many caches.
-fn fragmentation(caches: usize) -> (usize, usize, usize) {
-    const LIVE: usize = 40_000;
+/// A heap that has been at work: with so many caches, as much live as always.
+struct Fragments {
+    caches: usize,
+    /// Hundredths of what is live.
+    grown: usize,
+    /// Pages in caches.
+    cached: usize,
+    /// Pages in the longest free run.
+    longest: usize,
+    /// Hundredths of the free pages that are in runs of at least 16.
+    in_runs: usize,
+}
+
+/// How far a heap grows for a live set of a fixed size, and what is free in it, with so many caches.
+fn fragmentation(caches: usize) -> Fragments {
     let bytes: &'static mut [_] = Box::leak(Box::new_uninit_slice(32 << 20));
     let numbers = Numbers::new(1 << 40, 1 << 32);
     let source = Split::new(numbers, Region::from_static(bytes));
@@ -160,11 +175,53 @@ fn fragmentation(caches: usize) -> (usize, usize, usize) {
         }
     }
     let stats = heap.stats();
-    let longest = heap
+    let free: Vec<usize> = heap
         .map()
-        .filter(|entry| entry.is == pageheap::PageUse::Free || entry.is == pageheap::PageUse::Released);
-    let longest = longest.map(|entry| entry.run.pages().0).max().unwrap_or(0);
-    (stats.grown.0 * 100 / LIVE, stats.cached.0, longest)
+        .filter(|entry| entry.is == PageUse::Free || entry.is == PageUse::Released)
+        .map(|entry| entry.run.pages().0)
+        .collect();
+    let long = free.iter().filter(|&&pages| pages >= 16).sum::<usize>();
+    Fragments {
+        caches,
+        grown: stats.grown.0 * 100 / LIVE,
+        cached: stats.cached.0,
+        longest: free.iter().copied().max().unwrap_or(0),
+        in_runs: 100 * long / free.iter().sum::<usize>().max(1),
+    }
+}
+
+/// A bar for each number of caches, of how far the heap has grown; what is live is filled, what is in caches hatched.
+fn draw_caches(all: &[Fragments]) -> String {
+    let (left, width, row) = (90, 400, 26);
+    let scale = |hundredths: usize| hundredths * width / 130;
+    let height = 40 + row * all.len();
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"640\" height=\"{height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+         <text x=\"4\" y=\"20\">caches</text><text x=\"{left}\" y=\"20\">what is live (dark), in caches (yellow), \
+         free (grey)</text>\n"
+    );
+    for (index, of) in all.iter().enumerate() {
+        let (y, cached) = (32 + row * index, (of.cached * 100).div_ceil(LIVE));
+        let mut bar = |from: usize, to: usize, color: &str| {
+            let (x, width) = (left + scale(from), scale(to) - scale(from));
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"18\" fill=\"{color}\"/>"
+            );
+        };
+        bar(0, 100, "#1f6f8b");
+        bar(100, 100 + cached, "#d9b93b");
+        bar(100 + cached, of.grown.max(100 + cached), "#b9c4c9");
+        let (text, label) = (y + 14, left + scale(of.grown) + 8);
+        let _ = writeln!(
+            svg,
+            "<text x=\"4\" y=\"{text}\">{}</text><text x=\"{label}\" y=\"{text}\">{} %, longest free run {}</text>",
+            of.caches, of.grown, of.longest
+        );
+    }
+    svg + "</svg>\n"
 }
 
 fn main() {
@@ -200,11 +257,18 @@ fn main() {
         println!("{path}");
     }
     println!(
-        "\n{:>8}{:>14}{:>16}{:>20}",
-        "caches", "grown/live, %", "pages cached", "longest free run"
+        "\n{:>8}{:>14}{:>16}{:>20}{:>22}",
+        "caches", "grown/live, %", "pages cached", "longest free run", "in runs of 16+, %"
     );
-    for caches in [0, 1, 4, 16, 64, 256] {
-        let (grown, cached, longest) = fragmentation(caches);
-        println!("{caches:>8}{grown:>14}{cached:>16}{longest:>20}");
+    let all: Vec<_> = [0, 1, 4, 16, 64, 128, 256].map(fragmentation).into();
+    for of in &all {
+        println!(
+            "{:>8}{:>14}{:>16}{:>20}{:>22}",
+            of.caches, of.grown, of.cached, of.longest, of.in_runs
+        );
+    }
+    if let Some(path) = env::args().nth(2) {
+        fs::write(&path, draw_caches(&all)).expect("the graph can be written");
+        println!("{path}");
     }
 }

@@ -127,16 +127,22 @@ unsafe impl Send for Metadata {}
 unsafe impl Sync for Metadata {}
 
 impl Metadata {
-    /// Reserves what `plan` needs and prepares the small tables. On failure nothing stays reserved.
-    pub fn reserve<S: Source>(source: &S, plan: Plan) -> Option<Self> {
-        let reservation = source.reserve(Purpose::Metadata, plan.total, plan.granule)?;
+    /// Reserves what `plan` needs and prepares the small tables: how often it has asked for that, too. On failure
+    /// nothing stays reserved.
+    ///
+    /// # Errors
+    /// How often it has asked to prepare. If it did, it has given a reservation back.
+    pub fn reserve<S: Source>(source: &S, plan: Plan) -> Result<(Self, u64), u64> {
+        let reservation = source
+            .reserve(Purpose::Metadata, plan.total, plan.granule)
+            .ok_or(0_u64)?;
+        let asked = u64::from(plan.small > 0);
         // SAFETY: the first granules of a reservation just made, for metadata.
-        let ready =
-            plan.small == 0 || unsafe { source.prepare(Purpose::Metadata, reservation.base, plan.small).is_ok() };
+        let ready = asked == 0 || unsafe { source.prepare(Purpose::Metadata, reservation.base, plan.small).is_ok() };
         if !ready {
             // SAFETY: the reservation just made; nothing refers to it.
             unsafe { source.unreserve(Purpose::Metadata, reservation) };
-            return None;
+            return Err(asked);
         }
         let prepared = core::array::from_fn(|table| {
             AtomicUsize::new(if plan.bytes[table] < plan.granule {
@@ -145,11 +151,12 @@ impl Metadata {
                 0
             })
         });
-        Some(Self {
+        let tables = Self {
             reservation,
             plan,
             prepared,
-        })
+        };
+        Ok((tables, asked))
     }
 
     /// The reservation, to be given back.
@@ -171,13 +178,13 @@ impl Metadata {
     /// asked.
     ///
     /// # Errors
-    /// What was prepared stays so; it is not asked for again.
-    pub fn cover<G: Shape, S: Source>(&self, source: &S, pages: usize) -> Result<usize, Refused> {
+    /// As often, and the last time in vain. What was prepared stays so; it is not asked for again.
+    pub fn cover<G: Shape, S: Source>(&self, source: &S, pages: usize) -> Result<usize, usize> {
         let mut calls = 0;
         for table in FREE..SLOTS {
             // The plan was made for at least as many pages, so this fits.
-            let needed = Plan::needed::<G>(table, pages, 0).ok_or(Refused)?;
-            calls += self.cover_table(source, table, needed)?;
+            let needed = Plan::needed::<G>(table, pages, 0).ok_or(calls)?;
+            calls += self.cover_table(source, table, needed).map_err(|Refused| calls + 1)?;
         }
         Ok(calls)
     }
@@ -186,8 +193,9 @@ impl Metadata {
     ///
     /// # Errors
     /// As [`cover`](Self::cover).
-    pub fn cover_slots<S: Source>(&self, source: &S, slots: usize) -> Result<usize, Refused> {
+    pub fn cover_slots<S: Source>(&self, source: &S, slots: usize) -> Result<usize, usize> {
         self.cover_table(source, SLOTS, slots * size_of::<Slot>())
+            .map_err(|Refused| 1)
     }
 
     fn cover_table<S: Source>(&self, source: &S, table: usize, needed: usize) -> Result<usize, Refused> {

@@ -89,6 +89,52 @@ fn a_directory_is_counted() {
     }
 }
 
+/// The heap's map, row by row, and the same as a picture.
+#[test]
+fn the_heap_is_drawn() {
+    let (root, svg) = (fixture("drawn"), fixture("picture").join("heap.svg"));
+    let output = census(&[OsStr::new("--svg"), svg.as_os_str(), root.as_os_str()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("the map"));
+    let head = lines.next().unwrap_or_else(|| panic!("no map in\n{text}"));
+    assert!(head.contains("KiB a sign"), "{head}");
+    let rows: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    assert!((1..=26).contains(&rows.len()), "{text}");
+    let (last, whole) = rows.split_last().unwrap();
+    assert!(whole.iter().all(|row| row.len() == 72) && last.len() <= 72, "{text}");
+    // Threads' blocks lie in spans, and the tables come last.
+    assert!(rows[0].contains('#') && last.trim_end().ends_with('m'), "{text}");
+    assert!(rows.concat().chars().all(|sign| "#=c. m".contains(sign)), "{text}");
+
+    let picture = fs::read_to_string(&svg).unwrap();
+    well_formed(&picture);
+    for word in ["spans", "metadata", "census: "] {
+        assert!(picture.contains(word), "no {word} in\n{picture}");
+    }
+    let cells = picture.lines().filter(|line| line.contains("height=\"9\"")).count();
+    assert!(cells >= rows.len(), "{cells} stretches\n{picture}");
+
+    let output = census(&["--svg", "no/such/folder/heap.svg", root.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+/// Every element is closed, in order, and text is outside of them.
+fn well_formed(svg: &str) {
+    let mut open = Vec::new();
+    for piece in svg.split('<').skip(1) {
+        let (element, _) = piece.split_once('>').unwrap_or_else(|| panic!("not closed: {piece}"));
+        let name = |element: &str| element.split_whitespace().next().unwrap().to_owned();
+        assert_eq!(element.matches('"').count() % 2, 0, "{element}");
+        if let Some(name) = element.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name), "{svg}");
+        } else if !element.ends_with('/') {
+            open.push(name(element));
+        }
+    }
+    assert!(open.is_empty() && svg.starts_with("<svg "), "{open:?} in\n{svg}");
+}
+
 #[test]
 fn a_file_is_counted_whatever_its_name() {
     let output = census(&[fixture("file").join("image.png")]);

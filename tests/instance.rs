@@ -280,3 +280,29 @@ fn a_block_freed_twice_that_has_become_a_rack_does_no_harm() {
     }
     heap.check().unwrap();
 }
+
+/// By who has a loop of his own, or at once.
+#[test]
+fn memory_goes_back_by_ticks_and_when_it_is_asked_for() {
+    let heap = Heap::new(System, Config::new(256 << 20)).unwrap();
+    let layout = Layout::from_size_align(100_000, 8).unwrap();
+    let use_up = || {
+        let blocks: Vec<_> = (0..300).map(|_| heap.allocate(layout).unwrap()).collect();
+        // SAFETY: this test's blocks, each freed once, with its layout.
+        blocks.into_iter().for_each(|block| unsafe { heap.free(block, layout) });
+        assert!(heap.stats().pages.backed.0 > 3000, "{}", heap.stats());
+    };
+    use_up();
+    assert_eq!(heap.release(8 << 20) >> 20, 8);
+    assert!(heap.release(usize::MAX) > 20 << 20);
+    assert!(heap.stats().pages.backed.0 < 20, "{}", heap.stats());
+    use_up();
+    let now = std::cell::Cell::new(std::time::Duration::from_secs(1));
+    let rest = (0..1000).any(|_| {
+        let pause = heap.tick(&|| now.get());
+        now.set(now.get().saturating_add(pause));
+        pause == std::time::Duration::MAX
+    });
+    assert!(rest && heap.stats().pages.backed.0 < 20, "{}", heap.stats());
+    heap.check().unwrap();
+}

@@ -9,6 +9,8 @@
 //! parser need be trusted. What clippy and rustc can check they check (`undocumented_unsafe_blocks`, `missing_docs`);
 //! here is the rest.
 
+#[path = "tidy/examples.rs"]
+mod examples;
 #[path = "tidy/lex.rs"]
 mod lex;
 #[path = "tidy/manifest.rs"]
@@ -557,6 +559,16 @@ fn a_readme_that_is_behind_is_caught() {
     bad("docs/a.md", "docs/b.md");
     caught(manifest::readme, &[cargo, ("README.md", readme), doc], &good);
     caught(manifest::readme, &[cargo, example, doc], &good);
+}
+
+#[test]
+fn the_film_is_of_today() {
+    obeyed(manifest::film);
+    let picture = ("src/picture.rs", "const NAMES: [&str; 2] = [\"spans\", \"runs\"];");
+    let film = |text| [picture, ("docs/film.svg", text)];
+    let good = film("<text>spans</text><text>runs</text>");
+    caught(manifest::film, &film("<text>spans</text>"), &good);
+    caught(manifest::film, &good[1..], &good);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::error::{ArenaError, Reason};
 use crate::sync::{AtomicUsize, Ordering};
 
 /// Bytes of a huge page: what x86-64 and most of ARM have.
-const HUGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 /// A backing, and an account of what has been taken from it.
 #[derive(Debug)]

@@ -16,7 +16,8 @@ pub enum HugePages {
     #[default]
     Unchanged,
     /// Blocks of 2 MiB and more are whole huge pages: a multiple of 2 MiB, on a border of 2 MiB, so that a kernel that
-    /// backs memory with huge pages can do so. Nothing is forced on one that does not.
+    /// backs memory with huge pages can do so. Nothing is forced on one that does not. Slabs are of 2 MiB at least, if
+    /// the configuration does not say how large they are.
     Aligned,
 }
 

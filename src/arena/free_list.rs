@@ -60,12 +60,12 @@ use crate::sync::AtomicU32;
 ///
 /// What is freed while it is used does not compile, as long as it is in boxes:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0505
 /// use pageheap::arena::FreeList;
 ///
 /// let list = FreeList::for_type::<u64>();
 /// let number = list.boxed(7_u64).unwrap();
-/// drop(list);
+/// drop(list); // error: `list` is borrowed by `number`
 /// assert_eq!(*number, 7);
 /// ```
 #[derive(Debug)]

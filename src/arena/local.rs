@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A local takes pieces from its arena and bumps a pointer in the newest. When that is full and still the last thing
-//! cut from the arena, it is made longer in place: a program with one thread has one long piece. Otherwise a new one is
-//! taken, and what was left of the old is lost until the end of the scope, or the reset. What is larger than half a
-//! piece gets one of its own.
+//! cut from the arena, it is made longer in place (also for the last block in it, when that grows): a program with one
+//! thread has one long piece. Otherwise a new one is taken, and what was left of the old is lost until the end of the
+//! scope, or the reset. What is larger than half a piece gets one of its own.
 //!
 //! All pieces are linked in the order they were taken. To rewind to a [`Checkpoint`] is to take them off down to the
 //! newest of that time; they wait in a list for the next who needs one, so a scope that is entered a million times
@@ -33,13 +33,16 @@
 //! # Ok::<(), pageheap::arena::ArenaError>(())
 //! ```
 //!
-//! ```compile_fail
+//! ```compile_fail,E0521
 //! use pageheap::arena::Arena;
 //!
 //! let arena = Arena::new();
 //! let mut local = arena.local();
-//! let inside = local.scoped(|scope| scope.alloc(17).unwrap()); // error: lifetime may not live long enough
-//! assert_eq!(*inside, 17);
+//! let mut outside = &mut 0;
+//! local.scoped(|scope| {
+//!     outside = scope.alloc(17).unwrap(); // error: borrowed data escapes outside of closure
+//! });
+//! assert_eq!(*outside, 17);
 //! ```
 //!
 //! Nor can the handle outside be used inside, which would put its values among those that are given back:
@@ -49,7 +52,8 @@
 //!
 //! let arena = Arena::new();
 //! let mut local = arena.local();
-//! local.scoped(|_scope| {
+//! local.scoped(|scope| {
+//!     scope.alloc(18).unwrap();
 //!     local.alloc(17).unwrap(); // error: `local` is borrowed mutably
 //! });
 //! ```
@@ -318,6 +322,19 @@ impl Bump {
         true
     }
 
+    /// As `move_end`, where the piece has not got so much room: it is made longer, if it can be.
+    #[cold]
+    #[inline(never)]
+    fn push_end<B: Backing>(&self, arena: &Arena<B>, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
+        let (room, wish) = (self.end.get().addr(), new_end.addr());
+        let [room, wish] = [room, wish].map(|end| end.wrapping_sub(start.addr().get()));
+        if self.pointer.get().addr() != end.addr() || wish <= room {
+            return false;
+        }
+        let (step, missing) = (self.step.get(), wish - room);
+        steps(step, missing).any(|step| self.lengthen(arena, step.max(missing))) && self.move_end(start, end, new_end)
+    }
+
     /// Gives what is not used back to the arena, for others.
     fn leave<B: Backing>(&self, arena: &Arena<B>) {
         // SAFETY: pieces in our lists are ours, and we use none of them again. What was allocated in those that are not
@@ -446,7 +463,7 @@ unsafe impl<B: Backing> Raw for Local<'_, B> {
 
     #[inline]
     fn move_end(&self, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
-        self.bump.move_end(start, end, new_end)
+        self.bump.move_end(start, end, new_end) || self.bump.push_end(self.arena, start, end, new_end)
     }
 }
 
@@ -514,7 +531,7 @@ unsafe impl<B: Backing> Raw for Scope<'_, B> {
 
     #[inline]
     fn move_end(&self, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
-        self.bump.move_end(start, end, new_end)
+        self.bump.move_end(start, end, new_end) || self.bump.push_end(self.arena, start, end, new_end)
     }
 }
 

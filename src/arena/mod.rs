@@ -59,6 +59,8 @@ mod free_list;
 mod sharded;
 mod owner;
 mod lists_on_process;
+#[cfg(doctest)]
+mod misuse;
 
 pub use backing::{Backing, Block};
 pub use boxed::ArenaBox;

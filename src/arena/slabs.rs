@@ -15,7 +15,8 @@
 //! at the limit one of them would be told that there is none while the other throws his back.
 //!
 //! The foot of a slab links it into one of the three lists, and notes how far the slab has ever been cut. Feet are read
-//! and written under the lock, or with the arena for oneself.
+//! and written under the lock, or with the arena for oneself. Of the current slab the cursor knows, also if its end has
+//! fallen since; it is asked before anything is counted.
 //!
 //! **Reset** joins the used slabs to the spare ones, whole lists at a time, and goes on with the current slab from its
 //! beginning: O(1), however many there are.
@@ -26,7 +27,7 @@
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
-use super::account::Account;
+use super::account::{Account, HUGE_BYTES};
 use super::backing::Backing;
 use super::config::{ArenaConfig, HugePages};
 use super::cursor::{Cursor, MOST_BYTES, grains};
@@ -184,7 +185,7 @@ pub(super) struct Slabs<B: Backing> {
     full: AtomicUsize,
     /// Bytes ever cut off, as far as it is noted in the feet.
     committed: AtomicUsize,
-    /// The most that was ever in use at the times it was counted.
+    /// The most that was ever in use, as far as it has been noted.
     peak: AtomicUsize,
     account: Account<B>,
     /// Bytes of a slab; 0 if the arena chooses.
@@ -197,8 +198,9 @@ impl<B: Backing> Slabs<B> {
     /// # Errors
     /// If these cannot be had.
     pub(super) fn new(backing: B, config: &ArenaConfig, slab_bytes: Option<usize>) -> Result<Self, ArenaError> {
-        let huge = (config.huge_pages == HugePages::Aligned).then_some(LARGEST_BYTES);
-        let slab_bytes = config.slab.or(slab_bytes).or(huge).unwrap_or(0);
+        // Less than a huge page would never be one.
+        let huge = (config.huge_pages == HugePages::Aligned).then_some(HUGE_BYTES);
+        let slab_bytes = config.slab.or(huge).or(slab_bytes).unwrap_or(0);
         let mut slabs = Self {
             cursor: Cursor::new(),
             lock: Lock::new(),
@@ -295,6 +297,7 @@ impl<B: Backing> Slabs<B> {
                 .new_block(bytes, layout.align().max(self.account.page_bytes()))
                 .map_err(|error| error.asked_for(layout))?,
         };
+        self.note_fall();
         // SAFETY: the foot is of a block that is ours, under the lock, and in no list.
         let block = unsafe {
             self.cut(slab, bytes);
@@ -307,10 +310,30 @@ impl<B: Backing> Slabs<B> {
 
     /// Closes the current slab, and notes how far it was cut.
     fn leave(&self) {
-        if let (Some(offset), Some(foot)) = (self.cursor.close(), self.used.first()) {
+        let offset = self.cursor.close();
+        self.note_fall();
+        if let (Some(offset), Some(foot)) = (offset, self.used.first()) {
             add(&self.full, offset);
             // SAFETY: under the lock; the first used slab is the current one.
             unsafe { self.cut(foot, offset) };
+        }
+    }
+
+    /// Notes how far the current slab was cut before its end fell, if it did: in its foot, and for the peak. With the
+    /// arena for oneself, or under the lock, before anything more counts as full.
+    #[inline(always)]
+    fn note_fall(&self) {
+        if self.cursor.has_fallen() {
+            self.note_fallen();
+        }
+    }
+
+    #[cold]
+    fn note_fallen(&self) {
+        if let (Some(offset), Some(foot)) = (self.cursor.take_fallen(), self.used.first()) {
+            // SAFETY: under the lock; the first used slab is the current one.
+            unsafe { self.cut(foot, offset) };
+            self.raise_peak(self.full.load(Ordering::Relaxed) + offset);
         }
     }
 
@@ -372,8 +395,8 @@ impl<B: Backing> Slabs<B> {
     /// Forgets all that was allocated, and keeps the slabs. O(1), and a call to the backing for each large block that
     /// is to be returned.
     pub(super) fn reset(&mut self, large: Large) {
+        self.note_fall();
         self.note_peak();
-        self.leave();
         // SAFETY: with the arena for ourselves.
         unsafe {
             match large {
@@ -382,11 +405,14 @@ impl<B: Backing> Slabs<B> {
             }
             let current = self.used.pop();
             self.spare.join(&self.used);
-            self.cursor.clear();
             if let Some(current) = current {
+                // How far that is cut; nothing, if the cursor is in no slab and this is an older one.
+                self.cut(current, self.cursor.offset());
                 self.used.push(current);
                 let block = current.as_ref().block;
-                self.cursor.open(block.cast(), room(block), 0);
+                self.cursor.begin(block.cast(), room(block));
+            } else {
+                self.cursor.clear();
             }
         }
         self.full.store(0, Ordering::Relaxed);
@@ -395,6 +421,7 @@ impl<B: Backing> Slabs<B> {
     /// Gives back slabs that nothing is allocated in, until not more than `bytes` bytes are reserved or there are no
     /// such slabs.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
+        self.note_fall();
         // SAFETY: with the arena for ourselves: nobody else uses the lists, and nothing lies in spare slabs, nor in the
         // current one if it is not cut.
         unsafe {
@@ -446,14 +473,19 @@ impl<B: Backing> Slabs<B> {
     /// Counts what is in use now, for the peak. With the arena for oneself, or under the lock.
     fn note_peak(&self) -> usize {
         let allocated = self.full.load(Ordering::Relaxed) + self.cursor.offset();
+        self.raise_peak(allocated);
+        allocated
+    }
+
+    fn raise_peak(&self, allocated: usize) {
         let peak = self.peak.load(Ordering::Relaxed).max(allocated);
         self.peak.store(peak, Ordering::Relaxed);
-        allocated
     }
 
     /// Counts. Waits for whoever is growing the arena.
     pub(super) fn stats(&self) -> ArenaStats {
         let _guard = self.lock.lock();
+        self.note_fall();
         let offset = self.cursor.offset();
         // SAFETY: under the lock; feet in a list live.
         let high = self.used.first().map_or(0, |foot| unsafe { foot.as_ref().high });

@@ -23,7 +23,7 @@ pub struct ArenaStats {
     pub committed: usize,
     /// Handed out now, with the padding between objects and the heads of slabs.
     pub allocated: usize,
-    /// The most that `allocated` has been when it was counted; see the arena for when that is.
+    /// The most that `allocated` has been. Of a sharded list: what its shards kept for themselves included.
     pub peak: usize,
     /// Blocks taken from the backing and not given back.
     pub slabs: usize,

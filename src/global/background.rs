@@ -31,6 +31,7 @@ use core::time::Duration;
 
 use crate::heap::Clock;
 use crate::object::{ABSENT, ASLEEP, AWAKE, Keeper, OFF, Objects};
+use crate::scavenge::pressure::Patience;
 use crate::source::{KeepErrno, Source, System};
 use crate::sync::{fence_heavy, wait_for};
 use crate::units::PageCount;
@@ -84,7 +85,7 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         base: stack.load(Ordering::Relaxed),
         bytes: bytes.load(Ordering::Relaxed),
     };
-    let has_hook = objects.keeper().notice.is_some();
+    let has_hook = objects.keeper().notices.are_any();
     if let Some((number, made)) = spawn(run::<S>, argument, old, has_hook) {
         thread.store(number, Ordering::Relaxed);
         bytes.store(made.bytes, Ordering::Relaxed);
@@ -216,7 +217,7 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     let keeper = objects.keeper();
     let mut watch = Watched::new(keeper.root);
     // Who wants to hear of pressure hears of it though there is nothing to do.
-    let most = keeper.notice.map(|_| BETWEEN_WATCHES);
+    let most = keeper.notices.are_any().then_some(BETWEEN_WATCHES);
     while !keeper.is(OFF) {
         watch.look(objects);
         let pause = objects.tick(&ThreadClock);
@@ -247,6 +248,7 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
 /// Keeps an eye on the system, once a second.
 struct Watched {
     watch: Watch,
+    patience: Patience,
     last: Duration,
 }
 
@@ -254,6 +256,7 @@ impl Watched {
     fn new(root: &'static str) -> Self {
         Self {
             watch: Watch::new(root),
+            patience: Patience::default(),
             last: Duration::ZERO,
         }
     }
@@ -278,12 +281,10 @@ impl Watched {
         }
         self.last = now;
         let pressure = self.watch.look();
-        if pressure.is_high() {
+        if self.patience.is_time(pressure.is_high()) {
             objects.release(PageCount(usize::MAX));
         }
-        if let Some(notice) = objects.keeper().notice {
-            notice.give(pressure);
-        }
+        objects.keeper().notices.give(pressure);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a program calls: the fast way, and the slow one behind.
 //!
 //! ```text
-//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             25 instructions
+//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             24 instructions
 //!             │ other            │ no               │ empty
 //!             ▼                  └──────────────────┴─▶ slow: `Objects`, with this thread's or the shared structure
 //!           class ─▶ the same; or shelf ─▶ slow
@@ -17,21 +17,24 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Length, Objects, SizeClass, SmallSize, Working};
+use crate::object::{Length, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
 use crate::source::Source;
+use crate::sync::Ordering;
 
 use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// Fast: a slot that `pop` gets from this thread's structure.
+    /// Fast: a slot that `pop` gets from this thread's structure, which may be of another heap: it looks.
     #[inline(always)]
     fn take_slot(
         &self,
         layout: Layout,
         zeroed: bool,
-        pop: impl FnOnce(&Working<'_>, &Objects<S>) -> Option<NonNull<u8>>,
+        pop: impl FnOnce(&Thread, *const Objects<S>) -> Option<NonNull<u8>>,
     ) -> Option<NonNull<u8>> {
-        let Some(slot) = self.enter_with().and_then(|(thread, objects)| pop(&thread, objects)) else {
+        // Relaxed: compared first. Who has a structure of the heap knew it when he got that.
+        let objects = self.objects.load(Ordering::Relaxed);
+        let Some(slot) = pop(local::current(), objects) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
@@ -41,7 +44,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
-    /// Fast: a slot that `push` puts into this thread's structure, if there is room.
+    /// Fast: a slot that `push` puts into this thread's structure, if there is room, and it is of this heap: it looks.
     ///
     /// # Safety
     ///
@@ -51,23 +54,34 @@ impl<S: Source + 'static> GlobalHeap<S> {
         &self,
         memory: NonNull<u8>,
         layout: Layout,
-        push: impl FnOnce(&Working<'_>, &Objects<S>) -> bool,
+        push: impl FnOnce(&Thread, *const Objects<S>) -> bool,
     ) {
-        if !self
-            .enter_with()
-            .is_some_and(|(thread, objects)| push(&thread, objects))
-        {
+        // Relaxed: as in `take_slot`.
+        let objects = self.objects.load(Ordering::Relaxed);
+        if !push(local::current(), objects) {
             // SAFETY: the caller's promise.
             unsafe { self.dealloc_slow(memory, layout) };
         }
+    }
+
+    /// The spans of the heap at `objects`.
+    ///
+    /// # Safety
+    ///
+    /// A structure of this address is the calling thread's: so it is a heap's, which is never unmade.
+    #[inline(always)]
+    unsafe fn spans_of(objects: *const Objects<S>) -> &'static Spans {
+        // SAFETY: the caller's promise.
+        unsafe { &*objects }.spans()
     }
 
     /// What is not of a small size: of more than 1 KiB as a rule.
     #[inline(never)]
     fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
-            let pop = |thread: &Working<'_>, objects: &Objects<S>| {
-                thread.pop_flagged(objects.spans(), thread.magazine_for(size))
+            let pop = |thread: &Thread, objects| {
+                // SAFETY: the spans are asked for when the thread's structure is of this address.
+                unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
             };
             return self.take_slot(layout, zeroed, pop);
         }
@@ -84,39 +98,57 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return self.take_slow(layout, zeroed);
         };
         self.take_slot(layout, zeroed, |thread, objects| {
-            let magazine = thread.magazine(class);
             if class.is_flagged() {
-                thread.pop_flagged(objects.spans(), magazine)
+                // SAFETY: the spans are asked for when the thread's structure is of this address.
+                unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), class.into()) }
             } else {
-                thread.pop(magazine)
+                thread.pop(objects, class.into())
             }
         })
     }
 
-    /// As [`take_other`](Self::take_other).
+    /// Of an alignment that says nothing: so it is not brought here.
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`].
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and an alignment that the [size alone
+    /// meets](SmallSize::is_met).
     #[inline(never)]
-    unsafe fn give_other(&self, memory: NonNull<u8>, layout: Layout) {
-        if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
-            let push = |thread: &Working<'_>, objects: &Objects<S>| {
-                // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this
-                // class, of more than 1 KiB, as those of less do not come here.
-                unsafe { thread.push_flagged(objects.spans(), thread.magazine_for(size), memory) }
-            };
+    unsafe fn give_sized(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: a layout had this size, with an alignment that is not less: so rounded up it does not overflow.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
+        let Some(size) = SmallSize::of(size, 1) else {
             // SAFETY: the caller's promise.
-            unsafe { self.give_slot(memory, layout, push) };
+            unsafe { self.give_more(memory, size) };
             return;
-        }
-        if SizeClass::is_exceeded_by(layout.size()) {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_large(memory, layout) };
-            return;
-        }
+        };
+        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
+        let push = |thread: &Thread, objects| unsafe { thread.push(objects, Seat::of(size), memory) };
         // SAFETY: the caller's promise.
-        unsafe { self.give_aligned(memory, layout) };
+        unsafe { self.give_slot(memory, layout, push) };
+    }
+
+    /// The same, of more than 1 KiB.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_sized`](Self::give_sized).
+    #[inline(never)]
+    unsafe fn give_more(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: as in `give_sized`.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
+        let Some(size) = SmallSize::of_any(size, 1) else {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_large(memory, size) };
+            return;
+        };
+        let push = |thread: &Thread, objects| {
+            // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this
+            // class, of more than 1 KiB, as those of less do not come here. The spans as above.
+            unsafe { thread.push_flagged(objects, || Self::spans_of(objects), Seat::of(size), memory) }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.give_slot(memory, layout, push) };
     }
 
     /// As [`take_aligned`](Self::take_aligned).
@@ -128,17 +160,23 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn give_aligned(&self, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
             // SAFETY: the caller's promise.
-            unsafe { self.dealloc_slow(memory, layout) };
+            unsafe {
+                if Length::of(layout).is_some() {
+                    self.give_large(memory, layout.size());
+                } else {
+                    self.dealloc_slow(memory, layout);
+                }
+            }
             return;
         };
-        let push = |thread: &Working<'_>, objects: &Objects<S>| {
-            let magazine = thread.magazine(class);
+        let push = |thread: &Thread, objects| {
             // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
+            // The spans as above.
             unsafe {
                 if class.is_flagged() {
-                    thread.push_flagged(objects.spans(), magazine, memory)
+                    thread.push_flagged(objects, || Self::spans_of(objects), class.into(), memory)
                 } else {
-                    thread.push(magazine, memory)
+                    thread.push(objects, class.into(), memory)
                 }
             }
         };
@@ -152,8 +190,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if !zeroed
             && let Some(length) = Length::of(layout)
-            && let Some(objects) = self.opened()
-            && let Some(thread) = local::enter(objects)
+            && let Some((thread, objects)) = self.enter_with()
             && let Some(memory) = objects.take_from_shelf(&thread, length)
         {
             return Some(memory);
@@ -165,13 +202,17 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`].
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of an alignment of a page at the most, which
+    /// large blocks have anyway.
     #[inline(never)]
-    unsafe fn give_large(&self, memory: NonNull<u8>, layout: Layout) {
+    unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: as in `give_sized`.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
         if let Some(length) = Length::of(layout)
-            && let Some(objects) = self.opened()
-            && local::enter(objects).is_some_and(|thread| objects.put_on_shelf(&thread, memory, length))
+            && let Some((thread, objects)) = self.enter_with()
+            && objects.put_on_shelf(&thread, memory, length)
         {
+            drop(thread);
             if objects.keeper().is_away() {
                 self.tell(objects, length);
             }
@@ -285,31 +326,40 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
             return self.take_other(layout, zeroed);
         };
-        self.take_slot(layout, zeroed, |thread, _| thread.pop(thread.magazine_for(size)))
+        self.take_slot(layout, zeroed, |thread, objects| thread.pop(objects, Seat::of(size)))
     }
 
     #[inline(always)]
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
-        let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_other(memory, layout) };
-            return;
-        };
-        // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-        let push = |thread: &Working<'_>, _: &Objects<S>| unsafe { thread.push(thread.magazine_for(size), memory) };
         // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, layout, push) };
+        unsafe {
+            if SmallSize::is_met(layout.align()) {
+                self.give_sized(memory, layout.size());
+            } else {
+                self.give_aligned(memory, layout);
+            }
+        }
     }
 
     #[inline(always)]
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        let class = |size| SizeClass::of(size, layout.align());
+        let (Some(from), Some(to)) = (class(layout.size()), class(size)) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.realloc_slow(memory, layout, size) };
+        };
         // Fast: the slot is as good for the new size.
-        let class = SizeClass::of(layout.size(), layout.align());
-        if class.is_some() && class == SizeClass::of(size, layout.align()) {
+        if from == to {
             return Some(memory);
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.realloc_slow(memory, layout, size) }
+        let new = Layout::from_size_align(size, layout.align()).ok()?;
+        let moved = self.take(new, false)?;
+        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
+        unsafe {
+            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
+            self.give(memory, layout);
+        }
+        Some(moved)
     }
 
     fn place(&self, address: usize) -> Option<Place> {
@@ -330,7 +380,7 @@ unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
         or_null(guard::allocate(self, layout, false))
     }
 
-    #[inline(never)]
+    #[inline(always)]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the caller's promise: a block, so not null.
         unsafe { guard::free(self, NonNull::new_unchecked(memory), layout) };

@@ -35,7 +35,7 @@ use core::time::Duration;
 use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread, Working};
-use crate::scavenge::pressure::Notice;
+use crate::scavenge::pressure::Notices;
 #[cfg(all(unix, feature = "std"))]
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
@@ -114,7 +114,7 @@ pub struct GlobalHeap<
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
     /// Whom the thread tells of pressure.
-    notice: Option<Notice>,
+    notices: Notices,
     /// Below what it looks for the system's files: empty, but in tests.
     root: &'static str,
     /// The program's last word before a refusal.
@@ -176,7 +176,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             config,
             overridden: |config, background| (config, background),
             background: None,
-            notice: None,
+            notices: Notices::NONE,
             root: "",
             exhausted: None,
         }
@@ -295,8 +295,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Gives all memory behind free pages back, `bytes` bytes at the most, at once: free pages of the heap, spans in
-    /// store, pages that threads keep for themselves, though they sleep. What stays are live blocks, free blocks beside
-    /// them, and the blocks in threads' magazines. Returns how many bytes.
+    /// store, and what threads keep for themselves, magazines and shelves included, though they sleep. What stays are
+    /// live blocks, free blocks beside them, and what threads that are at work meanwhile have in their hands (and those
+    /// that sleep, where the system has no `membarrier`). Returns how many bytes.
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it, but for one that would have to be refused otherwise.
@@ -338,7 +339,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return Some(objects);
         }
         let (config, background) = (self.overridden)(self.config, self.background.is_some());
-        let keeper = Keeper::new(background, self.notice, self.root);
+        let keeper = Keeper::new(background, self.notices, self.root);
         match Objects::open(self.source.take()?, config, keeper) {
             Ok(objects) => {
                 opening.enter(objects);

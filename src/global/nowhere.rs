@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::object::{Objects, Thread, Working};
+use crate::object::{Nobody, Objects, Thread, Working};
 use crate::source::Source;
 use crate::sync::{Guard, Lock};
 
@@ -41,6 +41,15 @@ impl Inside {
     pub(super) fn enter() -> Option<Self> {
         Some(Self)
     }
+}
+
+/// What stands for no structure: of a key that no heap has.
+static NOBODY: Nobody = Nobody::new(1);
+
+/// What stands for none.
+#[inline(always)]
+pub(super) fn current() -> &'static Thread {
+    NOBODY.stand_in()
 }
 
 /// None.

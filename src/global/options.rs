@@ -30,8 +30,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     ///
     /// The thread is started with the first MiB freed after the program's constructors have run, by the thread that
     /// frees. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program is
-    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it memory
-    /// goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is called.
+    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it
+    /// memory goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is
+    /// called.
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -44,13 +45,16 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup is
-    /// filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the last
-    /// ten seconds, or the group has met a limit since the second before. On Linux; elsewhere, and where the system
-    /// does not say, nothing is heard.
+    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup
+    /// is filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the
+    /// last ten seconds, or the group has met a limit since the second before. On Linux; elsewhere, and where the
+    /// system does not say, nothing is heard.
     ///
-    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free; it
-    /// must not unwind, nor fork. The thread exists from the first MiB freed on.
+    /// Said several times, four at the most, it makes several thresholds: each second one hook is called, that of the
+    /// highest threshold reached, or, where the group has met a limit and none is, that of the lowest.
+    ///
+    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free;
+    /// it must not unwind, nor fork. The thread exists from the first MiB freed on.
     ///
     /// ```
     /// use pageheap::{GlobalHeap, Pressure};
@@ -59,11 +63,19 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
     /// }
     ///
-    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell);
+    /// fn shrink(pressure: Pressure) {
+    ///     tell(pressure);
+    ///     // The program's own caches …
+    /// }
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell).on_pressure(95, shrink);
     /// ```
+    ///
+    /// # Panics
+    /// With a fifth threshold, which a `static` is not compiled with.
     #[must_use]
     pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
-        self.notice = Some(Notice { from, hook });
+        self.notices = self.notices.and(Notice { from, hook });
         self
     }
 
@@ -78,8 +90,8 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
 }
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// What is wished of huge pages behind the heap's; by default nothing, and the system does what it has been set to.
-    /// Told to the system once, when the heap opens. It may refuse, and then nothing is different.
+    /// What is wished of huge pages behind the heap's; by default nothing, and the system does what it has been set
+    /// to. Told to the system once, when the heap opens. It may refuse, and then nothing is different.
     ///
     /// ```
     /// use pageheap::{GlobalHeap, HugePages};
@@ -108,8 +120,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread that
-    /// takes more releases others first, 2 MiB a call at the most. Nothing is refused. See
+    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread
+    /// that takes more releases as many others first, or 2 MiB at the most if it takes less than that, and empties
+    /// stores where that is not enough. Nothing is refused. See
     /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
     #[must_use]
     pub const fn soft_limit(mut self, bytes: usize) -> Self {

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | limit | `memory.max`, `memory.high` | `memory.limit_in_bytes` |
 //! | used | `memory.current` | `memory.usage_in_bytes` |
+//! | less | `inactive_file` of `memory.stat` | `total_inactive_file` of it |
 //! | stalls | `memory.pressure`, else `/proc/pressure/memory` | the latter |
 //! | events | `memory.events`: high, max, oom; of groups above `memory.events.local` | `memory.failcnt` |
 //!
@@ -18,20 +19,23 @@
 //! Every folder from ours to the root is read, and the one that is fullest counts. Those that are not there are passed
 //! over: inside a container the path is often that of outside, and the group is the root that is seen.
 //!
-//! Four small files for each folder, once a second, by the background thread, by raw system calls into a buffer on its
-//! stack: ~15 µs. What is not there, or may not be read, is taken for no limit and no pressure; nothing is said about
-//! it. Used counts the whole group, page cache included, as the kernel does when it decides whom to kill.
+//! Four small files for each folder, and one larger where there is a limit, once a second, by the background thread,
+//! by raw system calls into a buffer on its stack: ~15 µs and 20 for each limit. What is not there, or may not be
+//! read, is taken for no limit and no pressure; nothing is said about it. Used counts the whole group, but for files
+//! in memory that nobody has used lately: a group that reads files is full of them in the end, and the kernel drops
+//! them first.
 //!
-//! From nine tenths of the limit, or when tasks have stalled for a tenth of the last ten seconds, or when the group has
-//! met one of its limits since the last look, all that is free goes back at once, what caches hold too, whatever was to
-//! be kept: a cgroup that is full reclaims or kills, and our free pages are the cheapest there are.
+//! From nine tenths of the limit, or when tasks have stalled for a tenth of the last ten seconds, or when the group
+//! has met one of its limits since the last look, all that is free goes back at once, what caches hold too, whatever
+//! was to be kept: a cgroup that is full reclaims or kills, and our free pages are the cheapest there are. Where that
+//! does not help it is done ever more seldom.
 //!
 //! All files lie below a root that is empty, `/` that is, but in tests.
 
 use core::ffi::CStr;
 use core::fmt::Write as _;
 
-use crate::scavenge::pressure::{Pressure, events, group, number, stalled};
+use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled};
 use crate::source::{KeepErrno, Source, System};
 
 /// Text of a fixed size, ended by zero.
@@ -115,18 +119,23 @@ impl Watch {
 
     /// How full a group is, by its own limit. No limit: nothing is used.
     fn group(&self, folder: &str) -> Pressure {
-        let (limits, used): (&[&str], _) = if self.second {
-            (&["/memory.max", "/memory.high"], "/memory.current")
+        let (limits, used, files): (&[&str], _, _) = if self.second {
+            (&["/memory.max", "/memory.high"], "/memory.current", "inactive_file")
         } else {
-            (&["/memory.limit_in_bytes"], "/memory.usage_in_bytes")
+            (
+                &["/memory.limit_in_bytes"],
+                "/memory.usage_in_bytes",
+                "total_inactive_file",
+            )
         };
-        let figure = |name: &&str| number(read_at(folder, name).text());
-        let limit = limits.iter().filter_map(figure).min().unwrap_or(u64::MAX);
+        let size = |name: &&str| number(read_at(folder, name).text());
+        let limit = limits.iter().filter_map(size).min().unwrap_or(u64::MAX);
+        let used = || size(&used).unwrap_or(0);
         Pressure {
             used: if limit == u64::MAX {
                 0
             } else {
-                figure(&used).unwrap_or(0)
+                used().saturating_sub(find_at(folder, "/memory.stat", |line| figure(line, files)).unwrap_or(0))
             },
             limit,
             ..Pressure::default()
@@ -193,27 +202,83 @@ pub(super) fn resident() -> usize {
 
 /// As [`read`], of the file that lies at `path` below `folder`.
 fn read_at(folder: &str, path: &str) -> Text {
-    let mut whole = Text::new();
-    if write!(whole, "{folder}{path}").is_err() {
-        return Text::new();
+    name(folder, path).as_ref().and_then(as_path).map_or(Text::new(), read)
+}
+
+/// The first answer to a line of the file that lies at `path` below `folder`.
+fn find_at(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<u64>) -> Option<u64> {
+    let whole = name(folder, path)?;
+    let file = File::open(as_path(&whole)?)?;
+    let (mut bytes, mut len) = ([0; 512], 0);
+    loop {
+        let read = file.read(&mut bytes[len..]);
+        len += read;
+        let mut rest = &bytes[..len];
+        // At the end of the file the last line may lack its own.
+        while let Some(end) = (rest.iter().position(|&byte| byte == b'\n'))
+            .or_else(|| (read == 0 && !rest.is_empty()).then_some(rest.len()))
+        {
+            if let Some(found) = core::str::from_utf8(&rest[..end]).ok().and_then(&mut answer) {
+                return Some(found);
+            }
+            rest = rest.get(end + 1..).unwrap_or_default();
+        }
+        if read == 0 {
+            return None;
+        }
+        // A line longer than all of this is passed over.
+        let begun = if rest.len() == bytes.len() { 0 } else { rest.len() };
+        bytes.copy_within(len - begun..len, 0);
+        len = begun;
     }
-    CStr::from_bytes_until_nul(&whole.bytes).map_or(Text::new(), read)
+}
+
+/// A path, as text that ends with zero; none if it is too long.
+fn name(folder: &str, path: &str) -> Option<Text> {
+    let mut whole = Text::new();
+    write!(whole, "{folder}{path}").is_ok().then_some(whole)
+}
+
+fn as_path(name: &Text) -> Option<&CStr> {
+    CStr::from_bytes_until_nul(&name.bytes).ok()
 }
 
 /// The first bytes of a file. Empty if it cannot be read.
 fn read(path: &CStr) -> Text {
-    let _errno = KeepErrno::new();
     let mut text = Text::new();
-    // SAFETY: a path that ends with zero; a buffer of the length that is named; the file is closed once.
-    unsafe {
-        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if file >= 0 {
-            let read = libc::read(file, text.bytes.as_mut_ptr().cast(), text.bytes.len() - 1);
-            text.len = usize::try_from(read).unwrap_or(0);
-            libc::close(file);
-        }
+    if let Some(file) = File::open(path) {
+        text.len = file.read(&mut text.bytes[..255]);
     }
     text
+}
+
+/// A file that is read, and closed again.
+struct File {
+    number: libc::c_int,
+    _errno: KeepErrno,
+}
+
+impl File {
+    fn open(path: &CStr) -> Option<Self> {
+        let errno = KeepErrno::new();
+        // SAFETY: a path that ends with zero.
+        let number = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        (number >= 0).then_some(Self { number, _errno: errno })
+    }
+
+    /// How many bytes; none at its end, and where it cannot be read.
+    fn read(&self, bytes: &mut [u8]) -> usize {
+        // SAFETY: a buffer of the length that is named.
+        let read = unsafe { libc::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
+        usize::try_from(read).unwrap_or(0)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, and closed once.
+        unsafe { libc::close(self.number) };
+    }
 }
 
 #[cfg(test)]
@@ -302,5 +367,39 @@ mod tests {
         files.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "10\n");
         files.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "8\n");
         assert_eq!(watch.look().filled(), 80);
+    }
+
+    /// Files in memory are not what a group is killed for: the kernel drops them first.
+    #[test]
+    fn files_that_nobody_uses_do_not_count() {
+        let files = Files::new("cached");
+        files.write("proc/self/cgroup", "0::/a\n");
+        files.write("sys/fs/cgroup/a/memory.max", "1000\n");
+        files.write("sys/fs/cgroup/a/memory.current", "950\n");
+        let mut watch = Watch::new(files.root);
+        assert_eq!(watch.look().used, 950);
+        // As long as the real one, the line somewhere in the middle, and one that is longer than what is read at once.
+        let lines: String = (0..60)
+            .map(|line| format!("figure_{line} {}\n", line * 1_000_003))
+            .collect();
+        let long = "x".repeat(3000);
+        for (text, used) in [
+            (format!("{lines}inactive_file 300\n{lines}"), 650),
+            (format!("{lines}inactive_file 200"), 750),
+            (format!("inactive_file 100\n{lines}inactive_file 200\n"), 850),
+            (format!("{long}\ninactive_file 60\n"), 890),
+            (format!("{lines}total_inactive_file 300\nactive_file 9\n"), 950),
+            (format!("inactive_file 300{long}\n"), 950),
+            (format!("inactive_file 2000\n{long}"), 0),
+        ] {
+            files.write("sys/fs/cgroup/a/memory.stat", &text);
+            assert_eq!(watch.look().used, used, "{text}");
+        }
+        files.write("proc/self/cgroup", "4:memory:/b\n");
+        files.write("sys/fs/cgroup/memory/b/memory.limit_in_bytes", "1000\n");
+        files.write("sys/fs/cgroup/memory/b/memory.usage_in_bytes", "950\n");
+        let text = format!("{lines}inactive_file 1\n{lines}total_inactive_file 150\n");
+        files.write("sys/fs/cgroup/memory/b/memory.stat", &text);
+        assert_eq!(Watch::new(files.root).look().used, 800);
     }
 }

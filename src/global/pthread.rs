@@ -7,8 +7,8 @@
 //!     └────────── no key to be had ───────────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! In every state the pointer (`current.rs`) points to an [`Owner`]: to one of two that are no heap's, or to the first
-//! field of a thread's structure. So the fast path is a load and a comparison, without a test for null.
+//! In every state the pointer (`current.rs`) points to a structure: to one of two that are no heap's and stand for
+//! none, or to the thread's. So the fast path is a load and a comparison, without a test for null.
 //!
 //! **Gone is gone.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A
 //! thread that is gone uses the shared structure, however often it comes: nothing can be left behind then, whereas a
@@ -25,16 +25,16 @@
 
 use core::cell::Cell;
 use core::ffi::c_void;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::object::{Objects, Thread, Working};
+use crate::object::{Nobody, Objects, Thread, Working};
 use crate::source::{KeepErrno, Source};
-use crate::sync::{Owner, relax};
+use crate::sync::relax;
 
 // Numbers that are no address of an `Objects`, nor null, which a heap not open has.
-static FRESH: Owner = Owner::new(1);
-static GONE: Owner = Owner::new(2);
+static FRESH: Nobody = Nobody::new(1);
+static GONE: Nobody = Nobody::new(2);
 
 mod current;
 
@@ -50,17 +50,14 @@ static LEAVING: AtomicUsize = AtomicUsize::new(0);
 /// This thread's structure, to work with, if it is one of the heap at `objects` and nobody is emptying it.
 #[inline(always)]
 pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
-    let owner = current::get();
-    // SAFETY: FRESH, GONE, or a structure, which is never unmade.
-    if unsafe { owner.as_ref() }.enter(objects.addr()) {
-        // SAFETY: neither FRESH nor GONE is a heap's, so this is the pointer to a structure that `enlist` left here,
-        // this thread's.
-        let thread: &'static Thread = unsafe { owner.cast().as_ref() };
-        // SAFETY: entered, by the heap's address, which `set_owner` gave it.
-        Some(unsafe { thread.working() })
-    } else {
-        None
-    }
+    current().work(objects)
+}
+
+/// This thread's structure, of whichever heap, or what stands for one.
+#[inline(always)]
+pub(super) fn current() -> &'static Thread {
+    // SAFETY: FRESH or GONE, which are as large, or a structure, which is never unmade.
+    unsafe { current::get().as_ref() }
 }
 
 /// An address that is this thread's alone, as long as it lives. Never 0.
@@ -93,25 +90,25 @@ impl Drop for Inside {
 
 /// This thread's structure, of whichever heap.
 pub(super) fn own() -> Option<NonNull<Thread>> {
-    let owner = current::get();
-    let is_none = [&FRESH, &GONE].iter().any(|&none| ptr::eq(owner.as_ptr(), none));
-    (!is_none).then(|| owner.cast())
+    let thread = current::get();
+    let is_none = [&FRESH, &GONE].iter().any(|none| none.as_thread() == thread);
+    (!is_none).then_some(thread)
 }
 
 /// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for
 /// again.
 #[cold]
 pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Option<&'static Thread> {
-    if !ptr::eq(current::get().as_ptr(), &FRESH) {
+    if current::get() != FRESH.as_thread() {
         return None;
     }
     let _errno = KeepErrno::new();
     let Some(key) = key() else {
-        current::set(NonNull::from_ref(&GONE));
+        current::set(GONE.as_thread());
         return None;
     };
     let thread = objects.enlist()?;
-    current::set(thread.cast());
+    current::set(thread);
     // SAFETY: a key that `key` made; the value is for `ended`.
     if unsafe { libc::pthread_setspecific(key, thread.as_ptr().cast()) } != 0 {
         // SAFETY: ours, and not used again.
@@ -127,7 +124,7 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
     // Acquire, and release below: pairs with `forbid`, which waits for us before the library goes.
     LEAVING.fetch_add(1, Ordering::Acquire);
     // First: whatever happens from here on finds the thread gone.
-    current::set(NonNull::from_ref(&GONE));
+    current::set(GONE.as_thread());
     if let Some(thread) = NonNull::new(thread) {
         // SAFETY: the value `enlist` set, of the thread that runs this, once for each time it was set.
         unsafe { Thread::end(thread.cast()) };

@@ -125,6 +125,7 @@ mod tests {
     use super::*;
     use crate::heap::Config;
     use crate::object::{Keeper, Objects};
+    use crate::scavenge::pressure::Notices;
     use crate::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 
     /// The system, which knows how many reservations of tables there are.
@@ -163,7 +164,12 @@ mod tests {
     #[test]
     fn entries_of_tables_that_are_gone_are_not_discarded() {
         let source: &'static OverSystem<Watched> = std::boxed::Box::leak(std::boxed::Box::default());
-        let objects = Objects::open(source, Config::new(1 << 30).caches(1), Keeper::new(false, None, "")).unwrap();
+        let objects = Objects::open(
+            source,
+            Config::new(1 << 30).caches(1),
+            Keeper::new(false, Notices::NONE, ""),
+        )
+        .unwrap();
         let layout = Layout::new::<[u8; 8000]>();
         let fill = || {
             (0..20_000)

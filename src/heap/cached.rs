@@ -199,7 +199,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return None;
         }
         let calls = self.metadata.cover_slots(&self.source, index + 1);
-        self.counters.prepare.add(*calls.as_ref().unwrap_or(&1) as u64);
+        let (Ok(asked) | Err(asked)) = calls;
+        self.counters.prepare.add(asked as u64);
         calls.ok()?;
         // Release: `for_each_slot` reads how many slots are covered.
         self.lent.fetch_add(1, Ordering::Release);

@@ -117,7 +117,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn grow_locked(&self, end: usize) -> Option<()> {
         let grown = self.set.grown();
         let calls = self.metadata.cover::<G, S>(&self.source, end);
-        self.counters.prepare.add(*calls.as_ref().unwrap_or(&1) as u64);
+        let (Ok(asked) | Err(asked)) = calls;
+        self.counters.prepare.add(asked as u64);
         calls.ok()?;
         let contents = self.prepare_pages(end)?;
         let mark = self.to_mark(contents, false);

@@ -12,11 +12,12 @@ use crate::metadata::{Metadata, Plan};
 use crate::source::{HugePages, Purpose, Reservation, Source};
 
 use super::scan::HUGE_BYTES;
-use super::{Config, NewHeapError, PageHeap};
+use super::{Calls, Config, NewHeapError, PageHeap};
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The reservation ladder.
-    pub(super) fn reserve(source: &S, config: &Config) -> Result<(Reservation, Metadata, usize), NewHeapError> {
+    pub(super) fn reserve(source: &S, config: &Config) -> Result<(Reservation, Metadata, usize, Calls), NewHeapError> {
+        let mut calls = Calls::default();
         let granule = source.granule();
         let page = G::PAGE_BYTES;
         let align = config.align.max(page).max(granule);
@@ -34,13 +35,24 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut failure = NewHeapError::NoPages;
         loop {
             let bytes = wish & !(unit - 1);
-            if let Some(pages) = Self::reserve_pages(source, bytes, align, config.huge_pages) {
+            if let Some(pages) = Self::reserve_pages(source, bytes, align, config.huge_pages, &mut calls) {
                 let capacity = bytes >> G::PAGE_SHIFT;
                 let plan = Plan::new::<G>(capacity, slots, granule);
-                if let Some(metadata) = plan.and_then(|plan| Metadata::reserve(source, plan)) {
-                    return Ok((pages, metadata, capacity));
+                if let Some(plan) = plan {
+                    calls.reserve += 1;
+                    match Metadata::reserve(source, plan) {
+                        Ok((metadata, asked)) => {
+                            calls.prepare += asked;
+                            return Ok((pages, metadata, capacity, calls));
+                        }
+                        Err(asked) => {
+                            calls.prepare += asked;
+                            calls.unreserve += asked;
+                        }
+                    }
                 }
                 failure = NewHeapError::NoMetadata;
+                calls.unreserve += 1;
                 // SAFETY: just reserved, and nothing refers to it.
                 unsafe { source.unreserve(Purpose::Pages, pages) };
             }
@@ -52,11 +64,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// So many bytes of pages. Where huge pages are wished for they begin on the border of one, if that can be had.
-    fn reserve_pages(source: &S, bytes: usize, align: usize, huge: HugePages) -> Option<Reservation> {
+    fn reserve_pages(
+        source: &S,
+        bytes: usize,
+        align: usize,
+        huge: HugePages,
+        calls: &mut Calls,
+    ) -> Option<Reservation> {
         let matters = huge == HugePages::Advise && bytes >= HUGE_BYTES;
         let huge = if matters { align.max(HUGE_BYTES) } else { align };
-        let border = source.reserve(Purpose::Pages, bytes, huge);
-        border.or_else(|| (huge > align).then(|| source.reserve(Purpose::Pages, bytes, align))?)
+        let mut reserve = |align| {
+            calls.reserve += 1;
+            source.reserve(Purpose::Pages, bytes, align)
+        };
+        reserve(huge).or_else(|| (huge > align).then(|| reserve(align))?)
     }
 
     /// Tells the source what is wished of huge pages; whether it grants it is its affair.

@@ -121,7 +121,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let backed = ceiling.backed.fetch_add(pages, Ordering::Relaxed).wrapping_add(pages);
         ceiling.peak.fetch_max(backed, Ordering::Relaxed);
         if backed > ceiling.next.load(Ordering::Relaxed) {
-            self.assist(backed, pages);
+            self.timed(|| self.assist(backed, pages));
         }
     }
 
@@ -143,7 +143,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn assist_again(&self, pages: usize) {
         let backed = self.driver.ceiling.backed();
         if backed > self.soft_limit().0 {
-            self.assist(backed, pages);
+            self.timed(|| self.assist(backed, pages));
         }
     }
 

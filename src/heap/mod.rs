@@ -32,6 +32,7 @@ mod grow;
 mod ladder;
 mod map;
 mod stats;
+pub(crate) mod figures;
 
 pub use cached::Cache;
 pub use config::Config;
@@ -151,7 +152,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if config.shards.saturating_add(config.caches) >= u32::MAX as usize {
             return Err((source, NewHeapError::NoMetadata));
         }
-        let (pages, metadata, capacity) = match Self::reserve(&source, &config) {
+        let (pages, metadata, capacity, tries) = match Self::reserve(&source, &config) {
             Ok(reserved) => reserved,
             Err(error) => return Err((source, error)),
         };
@@ -191,8 +192,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             metadata,
             source,
         };
-        heap.counters.reserve.add(2);
-        heap.counters.prepare.add(1 + calls as u64);
+        heap.counters.reserve.add(tries.reserve);
+        heap.counters.unreserve.add(tries.unreserve);
+        heap.counters.prepare.add(tries.prepare + calls as u64);
         heap.advise(config.huge_pages);
         Ok(heap)
     }

@@ -42,7 +42,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as
     /// they are. Of a heap that [releases lazily](crate::Config::release_lazily) this does so too.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
-        self.scavenge_with(pages, self.lazily, || ())
+        self.timed(|| self.scavenge_with(pages, self.lazily, || ()))
     }
 
     /// As [`scavenge`](Self::scavenge), lazily or not; `between` is called after each chunk in which there was work.
@@ -138,6 +138,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             // SAFETY: entries of pages that are ours alone, so nobody writes to them, and what they say is that of a
             // free page, as zero does; prepared metadata on granule borders.
             unsafe { self.source.discard(table, bytes) };
+            self.counters.discard.add(1);
         }
         // What was let go lazily may be there yet; all else has gone, whatever it reads as.
         let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));

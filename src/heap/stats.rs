@@ -42,6 +42,8 @@ pub(super) struct Counters {
     pub(super) lazily: Counter,
     pub(super) advise: Counter,
     pub(super) barrier: Counter,
+    pub(super) discard: Counter,
+    pub(super) unreserve: Counter,
     pub(super) scavenging: Counter,
 }
 
@@ -59,6 +61,8 @@ impl Counters {
             lazily: zero(),
             advise: zero(),
             barrier: zero(),
+            discard: zero(),
+            unreserve: zero(),
             scavenging: zero(),
         }
     }
@@ -78,6 +82,10 @@ pub struct Calls {
     pub release: u64,
     /// Huge pages asked for, or none.
     pub advise: u64,
+    /// Tables of pages given back, which mean nothing while those are free.
+    pub discard: u64,
+    /// Address space given back that was of no use, as the heap opened.
+    pub unreserve: u64,
     /// Fences that all threads passed, so that what sleeping ones keep could be taken back. Not of the source.
     pub barrier: u64,
 }
@@ -117,13 +125,26 @@ pub struct Stats {
     /// Of those, the ones that the system takes when it wants them; see
     /// [`Config::release_lazily`](crate::Config::release_lazily).
     pub released_lazily: u64,
-    /// Nanoseconds spent in [`tick`](PageHeap::tick), by its clock.
+    /// Nanoseconds spent on giving memory back: in [`tick`](PageHeap::tick) by its clock; in
+    /// [`release`](PageHeap::release), in [`scavenge`](PageHeap::scavenge) and for a soft limit by the time the thread
+    /// has worked, where the source knows it ([`Source::worked`]), as [`System`](crate::source::System) does.
     pub scavenge_nanoseconds: u64,
     /// Requests to the source.
     pub calls: Calls,
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// Does something that is giving memory back, not in a tick, and counts how long it took.
+    pub(super) fn timed<R>(&self, work: impl FnOnce() -> R) -> R {
+        let begin = self.source.worked();
+        let done = work();
+        if let (Some(begin), Some(end)) = (begin, self.source.worked()) {
+            let passed = end.saturating_sub(begin).as_nanos();
+            self.counters.scavenging.add(u64::try_from(passed).unwrap_or(u64::MAX));
+        }
+        done
+    }
+
     /// Counts. O(heap): 0.4 ns for each 64 pages.
     pub fn stats(&self) -> Stats {
         let mut stats = Stats {
@@ -154,6 +175,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             commit: self.counters.commit.get(),
             release: self.counters.release.get(),
             advise: self.counters.advise.get(),
+            discard: self.counters.discard.get(),
+            unreserve: self.counters.unreserve.get(),
             barrier: self.counters.barrier.get(),
         };
         stats
@@ -199,8 +222,15 @@ impl fmt::Display for Stats {
         let calls = self.calls;
         write!(
             f,
-            "source    reserve {}, prepare {}, commit {}, release {}, advise {}, barrier {}",
-            calls.reserve, calls.prepare, calls.commit, calls.release, calls.advise, calls.barrier
+            "source    reserve {}, prepare {}, commit {}, release {}, advise {}, discard {}, unreserve {}, barrier {}",
+            calls.reserve,
+            calls.prepare,
+            calls.commit,
+            calls.release,
+            calls.advise,
+            calls.discard,
+            calls.unreserve,
+            calls.barrier
         )
     }
 }

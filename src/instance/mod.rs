@@ -21,11 +21,13 @@
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;
+use core::time::Duration;
 
 use crate::global::Opening;
 use crate::guard::{self, Place, Plain};
-use crate::heap::{Config, NewHeapError};
-use crate::object::{GlobalStats, Keeper, ObjectFault, Objects};
+use crate::heap::{Clock, Config, NewHeapError};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass};
+use crate::scavenge::pressure::Notices;
 use crate::source::{Memory, Source};
 use crate::units::PageCount;
 
@@ -74,7 +76,7 @@ impl<S: Memory + 'static> Heap<S> {
         let opening = Opening::begin();
         // At least the one cache that all threads share.
         let config = config.caches(1);
-        let opened = Objects::open(source, config, Keeper::new(false, None, ""));
+        let opened = Objects::open(source, config, Keeper::new(false, Notices::NONE, ""));
         if let Ok(objects) = opened {
             opening.enter(objects);
         }
@@ -159,11 +161,25 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().heap().set_limit(limit);
     }
 
-    /// Gives memory behind free pages back to the source: what the magazines and the cache hold, too. Nobody else does:
-    /// a heap like this has no thread of its own. Says how many pages.
+    /// Gives memory behind free pages back to the source: what the magazines and the cache hold, too. Nobody else does
+    /// unless [`tick`](Self::tick) is called: a heap like this has no thread of its own. Says how many pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         let objects = self.objects();
         objects.scavenge(pages)
+    }
+
+    /// Gives all memory behind free pages back, `bytes` bytes at the most, at once, also of a heap that
+    /// [releases lazily](Config::release_lazily); returns how many bytes. See
+    /// [`GlobalHeap::release`](crate::GlobalHeap::release).
+    pub fn release(&self, bytes: usize) -> usize {
+        let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
+        self.objects().release(pages).0 << SizeClass::PAGE_SHIFT
+    }
+
+    /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next; see
+    /// [`PageHeap::tick`](crate::PageHeap::tick) for what it gives back, and when.
+    pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
+        self.objects().tick(clock)
     }
 
     /// Counts. O(heap): 0.4 ns for each 64 pages.

@@ -19,7 +19,7 @@ use core::ptr::NonNull;
 use core::time::Duration;
 
 use crate::heap::Clock;
-use crate::scavenge::pressure::Notice;
+use crate::scavenge::pressure::Notices;
 use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, seize, wake};
 use crate::units::PageCount;
@@ -46,7 +46,7 @@ pub struct Keeper {
     state: AtomicU32,
     freed: AtomicUsize,
     /// Whom he tells of pressure.
-    pub notice: Option<Notice>,
+    pub notices: Notices,
     /// Below what he looks for the system's files: the root of all, but in tests.
     pub root: &'static str,
     /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
@@ -55,11 +55,11 @@ pub struct Keeper {
 
 impl Keeper {
     /// None yet; `wanted` or not.
-    pub fn new(wanted: bool, notice: Option<Notice>, root: &'static str) -> Self {
+    pub fn new(wanted: bool, notices: Notices, root: &'static str) -> Self {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
             freed: AtomicUsize::new(0),
-            notice,
+            notices,
             root,
             marks: [const { AtomicUsize::new(0) }; 3],
         }

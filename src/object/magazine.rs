@@ -1,14 +1,18 @@
 //! Magazines: one thread's free slots of one class.
 //!
 //! ```text
-//!   magazine   top ───────────────────────╮     limit ──────────────────╮
-//!              loaded   null │ slot │ slot │ slot │      │      │      │      │      a rack (`rack.rs`)
-//!              spare    null │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or none
+//!              floor ──╮       top ────────╮     limit ──────────────────╮
+//!   magazine   loaded  head │ slot │ slot │ slot │      │      │      │      │      a rack (`rack.rs`)
+//!              spare   head │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or none
 //! ```
 //!
 //! Allocating takes the topmost address, freeing puts one on top, whoever the slot came from: no lock, no atomic
-//! operation. Below the first address stands null: what is read there says that the magazine is empty. One without
-//! a rack reads a null that is always there, and has its limit there too.
+//! operation. Above the floor there is a slot to take, below the limit room for one. One without a rack has its floor
+//! above all addresses (or all is null, before the first), its limit below, so nothing is taken or put there.
+//!
+//! **The top** is a [`Stake`]: by what stands there its user says that he is at work, so that this
+//! costs no store of its own. Who empties the magazine of a thread that sleeps takes the rack, and leaves the top: the
+//! user may have read it already, and will find that it is above no floor and below no limit.
 //!
 //! **Room** begins at 6 slots and quadruples with each visit to the class, up to a batch: 126 slots or 512 KiB (14
 //! slots of the largest). A thread that lives for a moment takes little.
@@ -24,9 +28,10 @@
 //! A magazine belongs to one thread. Only the count may be read by others, for statistics.
 
 use core::cell::Cell;
+use core::hint::cold_path;
 use core::ptr::{self, NonNull};
 
-use crate::sync::{AtomicPtr, Ordering};
+use crate::sync::{AtomicPtr, Ordering, Stake};
 
 use super::rack::{Entry, Rack};
 use super::size_class::SizeClass;
@@ -34,18 +39,19 @@ use super::size_class::SizeClass;
 /// What a magazine has room for at first.
 const FIRST_ROOM: u32 = 6;
 
-/// The null that a magazine without a rack reads. Never written.
-static NOTHING: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// Above every entry: where nothing is.
+const NOWHERE: *mut Entry = ptr::without_provenance_mut(usize::MAX);
 
-/// A thread's free slots of one class. All-zero bytes: not [open](Self::open) yet.
+/// A thread's free slots of one class. All-zero bytes: empty, without a rack.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Magazine {
-    /// The last slot's entry, or the null below the first. I12: the entries up to here are slots, each this magazine's.
-    top: AtomicPtr<Entry>,
-    /// The last entry of the rack. I13: top ≤ limit, limit − floor ≤ a batch.
+    /// The last slot's entry, or the word below the first. Without a rack anything. I12: with one, the entries up to
+    /// here are slots, each this magazine's.
+    top: Stake<Entry>,
+    /// The last entry of the rack; null without one. I13: top ≤ limit, limit − floor ≤ a batch.
     limit: Cell<*mut Entry>,
-    /// The null below the first entry.
+    /// The word below the first entry; [`NOWHERE`], or null, without a rack.
     floor: AtomicPtr<Entry>,
     /// A full rack with room for a batch, or null.
     spare: AtomicPtr<u8>,
@@ -55,33 +61,88 @@ pub struct Magazine {
 const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
 
 impl Magazine {
-    /// Makes it empty, without a rack: before anything else is done with zeroed memory. What was in it is forgotten.
-    pub fn open(&self) {
-        self.set_none();
-        // Relaxed: one writer.
-        self.spare.store(ptr::null_mut(), Ordering::Relaxed);
+    /// Fast: the slot freed last, as it is, if there is one; by the quick way (`sync/owner.rs`), if who asks is
+    /// `admitted`.
+    #[inline(always)]
+    pub fn pop_quick(&self, admitted: impl FnOnce() -> bool) -> Option<NonNull<u8>> {
+        let top = self.top.begin();
+        if admitted()
+            && let Some((slot, below)) = self.slot_at(top)
+        {
+            self.top.end(below);
+            return Some(slot);
+        }
+        cold_path();
+        self.top.end(top);
+        None
     }
 
-    fn set_none(&self) {
-        let nothing = (&raw const NOTHING).cast_mut().cast();
-        self.set(nothing, nothing, nothing);
+    /// Fast: takes a slot in, by the quick way, if who asks is `admitted`, there is room, and `sign` puts on it that it
+    /// is free. Whether it did.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn push_quick(
+        &self,
+        slot: NonNull<u8>,
+        admitted: impl FnOnce() -> bool,
+        sign: impl FnOnce() -> bool,
+    ) -> bool {
+        let top = self.top.begin();
+        if admitted()
+            && let Some(entry) = self.room_at(top)
+            && sign()
+        {
+            // SAFETY: an entry of the rack, with no slot in it.
+            unsafe { entry.write(slot.as_ptr()) };
+            self.top.end(entry.as_ptr());
+            return true;
+        }
+        cold_path();
+        self.top.end(top);
+        false
     }
 
-    fn set(&self, floor: *mut Entry, top: *mut Entry, limit: *mut Entry) {
-        // Relaxed, here and below: one writer, and nothing depends on what others read.
-        self.floor.store(floor, Ordering::Relaxed);
-        self.top.store(top, Ordering::Relaxed);
-        self.limit.set(limit);
+    /// After its user has ended, perhaps in the middle.
+    pub fn settle(&self) {
+        self.top.settle();
+    }
+
+    /// The slot at `top`, what `top` is without it, if there is one: not if what is at hand is stale, from before
+    /// somebody emptied the magazine. `top` was its top, and who asks has been admitted since.
+    #[inline(always)]
+    fn slot_at(&self, top: *mut Entry) -> Option<(NonNull<u8>, *mut Entry)> {
+        // SAFETY: nobody writes it now: only the owner does, and who has seized it, whom he has seen go. Not by an
+        // atomic load, which the compiler would not make one with the comparison.
+        if top <= unsafe { self.floor.as_ptr().read() } {
+            cold_path();
+            return None;
+        }
+        // SAFETY: a top above the floor: so there is a rack, for without one the floor is NOWHERE, or top and floor are
+        // null; and `top` is its: an entry with a slot (I12), which is not null.
+        Some(unsafe { (NonNull::new_unchecked(top.read()), top.wrapping_sub(1)) })
+    }
+
+    /// The entry above `top`, if there is room: not if `top` is stale. As for `slot_at`.
+    #[inline(always)]
+    fn room_at(&self, top: *mut Entry) -> Option<NonNull<Entry>> {
+        let next = top.wrapping_add(1);
+        if next > self.limit.get() {
+            cold_path();
+            return None;
+        }
+        // SAFETY: not above the limit, so there is a rack, and it is in that (I13).
+        Some(unsafe { NonNull::new_unchecked(next) })
     }
 
     /// The slot freed last, as it is.
-    #[inline(always)]
+    #[inline]
     pub fn pop(&self) -> Option<NonNull<u8>> {
-        // Relaxed, twice: as in `set`.
-        let top = self.top.load(Ordering::Relaxed);
-        // SAFETY: an entry of the rack, or the null below (I12).
-        let slot = NonNull::new(unsafe { top.read() })?;
-        self.top.store(top.wrapping_sub(1), Ordering::Relaxed);
+        let (slot, top) = self.slot_at(self.top.get()?)?;
+        self.top.end(top);
         Some(slot)
     }
 
@@ -90,18 +151,30 @@ impl Magazine {
     /// # Safety
     ///
     /// The slot is the caller's, of this magazine's class and heap; if taken, it is the magazine's.
-    #[inline(always)]
+    #[inline]
     #[must_use]
     pub unsafe fn push(&self, slot: NonNull<u8>) -> bool {
-        // Relaxed, twice: as in `set`.
-        let top = self.top.load(Ordering::Relaxed).wrapping_add(1);
-        if top > self.limit.get() {
+        let Some(entry) = self.top.get().and_then(|top| self.room_at(top)) else {
             return false;
-        }
-        // SAFETY: an entry of the rack, not above its last (I13).
-        unsafe { top.write(slot.as_ptr()) };
-        self.top.store(top, Ordering::Relaxed);
+        };
+        // SAFETY: an entry of the rack, with no slot in it.
+        unsafe { entry.write(slot.as_ptr()) };
+        self.top.end(entry.as_ptr());
         true
+    }
+
+    /// Makes zeroed or used memory a magazine without anything: what was in it is forgotten.
+    pub fn forget(&self) {
+        self.set(NOWHERE, ptr::null_mut());
+        self.top.end(ptr::null_mut());
+        // Relaxed: one writer.
+        self.spare.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+
+    fn set(&self, floor: *mut Entry, limit: *mut Entry) {
+        // Relaxed, here and below: one writer, and nothing depends on what others read.
+        self.floor.store(floor, Ordering::Relaxed);
+        self.limit.set(limit);
     }
 
     /// Whether the slot lies here, or in the spare. O(slots).
@@ -122,20 +195,18 @@ impl Magazine {
 
     /// How many slots. May be read by anybody; outside the owning thread it is a moment's picture.
     pub fn count(&self, class: SizeClass) -> u32 {
-        // Relaxed, all: as in `set`. Another thread's may have changed its rack in between.
-        let (top, floor) = (self.top.load(Ordering::Relaxed), self.floor.load(Ordering::Relaxed));
-        let loaded = top.addr().wrapping_sub(floor.addr()) / size_of::<Entry>();
-        let loaded = if loaded > class.batch() as usize {
-            0
-        } else {
-            loaded as u32
-        };
-        loaded + if self.has_spare() { class.batch() } else { 0 }
+        let loaded = self.below(self.top.last());
+        // Of another thread's, which may have changed its rack in between.
+        let loaded = if loaded > class.batch() as usize { 0 } else { loaded };
+        loaded as u32 + if self.has_spare() { class.batch() } else { 0 }
     }
 
     /// How many slots there is room for.
     pub fn room(&self) -> u32 {
-        // Relaxed, twice: as in `set`.
+        if self.limit.get().is_null() {
+            return 0;
+        }
+        // Relaxed: as in `set`.
         let (limit, floor) = (self.limit.get(), self.floor.load(Ordering::Relaxed));
         (limit.addr().wrapping_sub(floor.addr()) / size_of::<Entry>()) as u32
     }
@@ -150,25 +221,30 @@ impl Magazine {
         (4 * self.room() + FIRST_ROOM).min(class.batch())
     }
 
-    /// The rack that is loaded, which stays so.
+    /// Entries up to `top`.
+    fn below(&self, top: *mut Entry) -> usize {
+        // Relaxed: as in `set`.
+        let floor = self.floor.load(Ordering::Relaxed);
+        top.addr().wrapping_sub(floor.addr()) / size_of::<Entry>()
+    }
+
+    /// The rack that is loaded, which stays so. None to who has seized it while its user comes in vain.
     fn loaded(&self) -> Option<Rack> {
-        let room = self.room();
+        let (room, top) = (self.room(), self.top.get()?);
         if room == 0 {
             return None;
         }
-        // Relaxed, twice: as in `set`.
-        let (top, floor) = (self.top.load(Ordering::Relaxed), self.floor.load(Ordering::Relaxed));
-        let count = top.addr().wrapping_sub(floor.addr()) / size_of::<Entry>();
-        let first = NonNull::new(floor.wrapping_add(1))?;
+        // Relaxed: as in `set`.
+        let first = NonNull::new(self.floor.load(Ordering::Relaxed).wrapping_add(1))?;
         // SAFETY: the parts of the rack that `load` took in; below `top` are slots (I12).
-        Some(unsafe { Rack::from_first(first, room, count as u32) })
+        Some(unsafe { Rack::from_first(first, room, self.below(top) as u32) })
     }
 
-    /// Takes the rack out that is loaded.
+    /// Takes the rack out that is loaded. By the owner, or by who has seized it: `top` is not written.
     pub fn unload(&self) -> Option<Rack> {
-        let rack = self.loaded();
-        self.set_none();
-        rack
+        let rack = self.loaded()?;
+        self.set(NOWHERE, ptr::null_mut());
+        Some(rack)
     }
 
     /// Loads a rack, with what is in it, and takes the one out that is loaded.
@@ -176,7 +252,8 @@ impl Magazine {
         let before = self.loaded();
         let floor = rack.first().as_ptr().wrapping_sub(1);
         let at = |entries: u32| floor.wrapping_add(entries as usize);
-        self.set(floor, at(rack.len()), at(rack.room()));
+        self.set(floor, at(rack.room()));
+        self.top.end(at(rack.len()));
         before
     }
 

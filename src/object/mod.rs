@@ -75,7 +75,7 @@ pub use size_class::{SizeClass, SmallSize};
 pub use snapshot::{ClassStats, Snapshot};
 pub use spans::Spans;
 pub use stats::GlobalStats;
-pub use thread::{Thread, Working};
+pub use thread::{Nobody, Seat, Thread, Working};
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -162,7 +162,7 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
         // SAFETY: in the tables, zeroed; nobody else has it yet.
-        unsafe { tables.shared_thread().as_ref() }.open();
+        unsafe { tables.shared_thread().as_ref() }.forget();
         heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
         // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.
@@ -285,16 +285,14 @@ impl<S: Source + 'static> Objects<S> {
             (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
             _ => {}
         }
-        let length = |class: Option<SizeClass>, layout| Length::of(layout).filter(|_| class.is_none());
-        let kept = length(new_class, new).and_then(|length| self.take_from_shelf(thread, length));
-        let moved = kept.or_else(|| self.allocate(thread, new))?;
+        // What grows will grow again: so not to the shelf, whose runs have neighbours; and what it leaves is room.
+        let moved = self
+            .allocate_roomy(thread, new)
+            .or_else(|| self.allocate(thread, new))?;
         // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
-            match length(old_class, layout) {
-                Some(length) if self.put_on_shelf(thread, memory, length) => self.tell(length.pages()),
-                _ => self.free(thread, memory, layout),
-            }
+            self.free(thread, memory, layout);
         }
         Some(moved)
     }

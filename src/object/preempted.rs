@@ -11,13 +11,19 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
+use crate::scavenge::pressure::Notices;
 use crate::source::Region;
 use crate::units::PageCount;
 
 fn heap() -> &'static Objects<Region> {
     let memory = vec![MaybeUninit::uninit(); 32 << 20].leak();
     let config = Config::new(usize::MAX).caches(1);
-    Objects::open(Region::from_static(memory), config, Keeper::new(false, None, "")).unwrap()
+    Objects::open(
+        Region::from_static(memory),
+        config,
+        Keeper::new(false, Notices::NONE, ""),
+    )
+    .unwrap()
 }
 
 fn take(objects: &Objects<Region>, layout: Layout) -> NonNull<u8> {

@@ -1,7 +1,7 @@
 //! Racks: tables of free slots' addresses, in which slots go between threads and classes.
 //!
 //! ```text
-//!   rack      mark │ null │ slot │ slot │ slot │  …  │      │      │      room for 6, 14, 30, 62 or 126
+//!   rack      mark │      │ slot │ slot │ slot │  …  │      │      │      room for 6, 14, 30, 62 or 126
 //!                         ╰──── count of them ────╯
 //!   in store  mark │ the next rack │ …
 //! ```
@@ -36,7 +36,7 @@ use super::store::{BatchLinks, BatchPlace, Chain, Store};
 /// What stands in a rack: where a slot is.
 pub type Entry = *mut u8;
 
-/// Bytes before the word that is null, or leads on.
+/// Bytes before the word that leads on.
 const LINK_BYTES: usize = size_of::<u64>();
 
 /// Bytes before the first entry.
@@ -93,10 +93,9 @@ impl Rack {
     ///
     /// As for [`new`](Self::new), and so many entries are written: slots that go with it.
     pub unsafe fn from_parts(memory: NonNull<u8>, room: u32, count: u32) -> Self {
-        // SAFETY: the caller's promise. Null stands below the first entry, whatever its width.
+        // SAFETY: the caller's promise.
         unsafe {
             mark::write(mark::key(), memory.as_ptr());
-            memory.add(LINK_BYTES).cast::<u64>().write(0);
             Self {
                 first: memory.add(HEAD_BYTES).cast(),
                 count,
@@ -214,7 +213,7 @@ impl Few {
     }
 }
 
-/// The words by which racks in store hang together: where else null stands.
+/// The words by which racks in store hang together.
 #[derive(Debug)]
 pub(super) struct Heads<'a>(pub(super) &'a Spans);
 

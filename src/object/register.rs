@@ -8,7 +8,8 @@
 //!
 //! One lock guards it all: the lists and every structure's [`Listing`]. A thread takes it when it begins and when it
 //! ends, the scavenger while it empties structures. Who seizes visits every structure, whoever has it: so who takes one
-//! still [enters](crate::sync::Owner::enter) it before he touches what is in it.
+//! still [enters](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake), before he touches
+//! what is in it.
 //!
 //! A thread that ends without a word (see `presence.rs`) leaves its structure as it is, and who needs one and finds
 //! none vacant looks at some of the others for such: it takes it with all that is in it.
@@ -96,8 +97,9 @@ pub struct Register<T> {
 
 // SAFETY: the cells are used under the register's lock only; so are the listings inside the structures they lead to.
 // What else is in a structure is touched by who has entered it as its owner (`T` is `Owned`: one at a time, each seeing
-// what the last one did) or has seized it; everybody else reads its atomics. Who takes one out of the register is the
-// only one to enter it until he gives it back.
+// what the last one did) or has seized it; what hangs on a `Stake` by who has been admitted to that, or by who has
+// seized the structure and found it left. Everybody else reads atomics. Who takes a structure out of the register is
+// the only one to be let in until he gives it back.
 unsafe impl<T: Listed> Send for Register<T> {}
 // SAFETY: as above.
 unsafe impl<T: Listed> Sync for Register<T> {}

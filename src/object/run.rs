@@ -89,6 +89,18 @@ impl<S: Source + 'static> Objects<S> {
         Some(allocation)
     }
 
+    /// A large block of up to 1 MiB with as much free behind it, where that is easily had.
+    pub(super) fn allocate_roomy(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
+        let length = Length::of(layout).filter(|_| SizeClass::is_exceeded_by(layout.size()))?;
+        let run = self.pages(thread.cache(), PageCount(2 * length.pages()))?.run;
+        let (head, tail) = run.split_at(PageCount(length.pages()))?;
+        self.free_run(thread.cache(), tail);
+        self.covers(thread.cache(), head)?;
+        self.spans.entry(head.start()).enter_large(length.pages());
+        self.clear_shelf_over_limit(thread);
+        Some(self.spans.address(head.start()))
+    }
+
     /// A large block cut from a longer run of which the shelf has many.
     fn cut_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<PageRun> {
         let length = Length::of(layout)?;

@@ -175,6 +175,12 @@ impl SmallSize {
         Self::up_to(MAX_SLOT_BYTES, size, align)
     }
 
+    /// Whether layouts with such an alignment have the slots that their size alone has.
+    #[inline(always)]
+    pub const fn is_met(align: usize) -> bool {
+        align <= 8
+    }
+
     #[inline(always)]
     const fn up_to(most: usize, size: usize, align: usize) -> Option<Self> {
         // Two branches, each seldom taken: better than one on what both say together.
@@ -182,7 +188,7 @@ impl SmallSize {
             cold_path();
             return None;
         }
-        if align > 8 {
+        if !Self::is_met(align) {
             cold_path();
             return None;
         }

@@ -17,8 +17,8 @@
 
 use core::fmt::{self, Write};
 
+use crate::heap::figures::{self, Figure, Kind, named};
 use crate::source::Source;
-use crate::units::PageCount;
 
 use super::size_class::{CLASSES, SizeClass};
 use super::{GlobalStats, Objects};
@@ -79,61 +79,6 @@ impl Default for Snapshot {
     }
 }
 
-/// Whether a figure only ever grows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Gauge,
-    Counter,
-}
-
-/// One figure: its name, what it means, its kind, its value.
-type Figure = (&'static str, &'static str, Kind, u64);
-
-/// Names, and what they mean.
-const GAUGES: [(&str, &str); 17] = [
-    ("resident_bytes", "Resident memory of the process, by the system"),
-    ("backed_bytes", "Pages with memory behind them"),
-    ("peak_backed_bytes", "The most of them there ever were"),
-    ("live_bytes", "Blocks of the program, rounded up to slots and pages"),
-    ("grown_bytes", "Pages the heap has grown to"),
-    ("in_use_bytes", "Pages allocated"),
-    ("cached_bytes", "Pages in caches of threads"),
-    ("free_bytes", "Pages free"),
-    ("released_bytes", "Pages free or cached without memory"),
-    ("span_bytes", "Pages cut into slots"),
-    ("magazine_bytes", "Free slots in magazines of threads"),
-    ("stored_bytes", "Free slots in stores of classes"),
-    ("rack_bytes", "Tables of free slots' addresses"),
-    ("shelf_bytes", "Free runs on shelves of threads"),
-    ("metadata_bytes", "The heap's own tables, prepared"),
-    ("threads", "Threads with a structure of their own"),
-    (
-        "fragmentation_percent",
-        "Hundredths of the pages with memory not in blocks of the program",
-    ),
-];
-const COUNTERS: [(&str, &str); 14] = [
-    ("refills_total", "Words of pages taken by caches"),
-    ("flushes_total", "Words of pages given back by caches"),
-    ("batches_total", "Batches between magazines and classes"),
-    ("growths_total", "Times the heap grew"),
-    ("refusals_total", "Times it had to say no"),
-    ("reserve_calls_total", "System calls to reserve addresses"),
-    ("prepare_calls_total", "System calls to grow"),
-    ("commit_calls_total", "System calls to commit"),
-    ("release_calls_total", "System calls to give memory back"),
-    ("advise_calls_total", "System calls about huge pages"),
-    (
-        "barrier_calls_total",
-        "System calls to take back what sleeping threads keep",
-    ),
-    ("released_pages_total", "Pages given back"),
-    (
-        "released_lazily_pages_total",
-        "Of those, the ones the system takes when it wants them",
-    ),
-    ("scavenge_nanoseconds_total", "Time spent scavenging"),
-];
 const CLASS_GAUGES: [(&str, &str); 7] = [
     ("class_span_bytes", "Pages of the class"),
     ("class_peak_span_bytes", "The most of them there ever were"),
@@ -151,14 +96,13 @@ const CLASS_COUNTERS: [(&str, &str); 2] = [
     ("class_flushes_total", "Times slots of magazines came back"),
 ];
 
-fn named<const N: usize>(
-    names: [(&'static str, &'static str); N],
-    kind: Kind,
-    values: [u64; N],
-) -> impl Iterator<Item = Figure> {
-    let named = names.into_iter().zip(values);
-    named.map(move |((name, help), value)| (name, help, kind, value))
-}
+const OWN: [(&str, &str); 2] = [
+    ("resident_bytes", "Resident memory of the process, by the system"),
+    (
+        "fragmentation_percent",
+        "Hundredths of the pages with memory not in blocks of the program",
+    ),
+];
 
 impl Snapshot {
     /// How many hundredths of the memory behind pages are not in blocks of the program: free, cached, in store, or the
@@ -174,69 +118,18 @@ impl Snapshot {
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut change = *self;
-        let less = |now: &mut u64, then: u64| *now = now.saturating_sub(then);
-        let (pages, before) = (&mut change.stats.pages, &earlier.stats.pages);
-        less(&mut pages.refills, before.refills);
-        less(&mut pages.flushes, before.flushes);
-        less(&mut pages.growths, before.growths);
-        less(&mut pages.refusals, before.refusals);
-        less(&mut pages.released, before.released);
-        less(&mut pages.released_lazily, before.released_lazily);
-        less(&mut pages.scavenge_nanoseconds, before.scavenge_nanoseconds);
-        less(&mut pages.calls.reserve, before.calls.reserve);
-        less(&mut pages.calls.prepare, before.calls.prepare);
-        less(&mut pages.calls.commit, before.calls.commit);
-        less(&mut pages.calls.release, before.calls.release);
-        less(&mut pages.calls.advise, before.calls.advise);
-        less(&mut pages.calls.barrier, before.calls.barrier);
-        less(&mut change.stats.batches, earlier.stats.batches);
+        change.stats = self.stats.since(&earlier.stats);
         for (class, before) in change.classes.iter_mut().zip(&earlier.classes) {
-            less(&mut class.refills, before.refills);
-            less(&mut class.flushes, before.flushes);
+            figures::less(&mut class.refills, before.refills);
+            figures::less(&mut class.flushes, before.flushes);
         }
         change
     }
 
     /// All figures of the heap as a whole.
     fn figures(&self) -> impl Iterator<Item = Figure> {
-        let (stats, pages, calls) = (&self.stats, &self.stats.pages, &self.stats.pages.calls);
-        let bytes = |count: PageCount| (count.0 * pages.page_bytes) as u64;
-        let gauges = [
-            self.resident as u64,
-            bytes(pages.backed),
-            bytes(pages.peak_backed),
-            stats.bytes_in_use() as u64,
-            bytes(pages.grown),
-            bytes(pages.in_use),
-            bytes(pages.cached),
-            bytes(pages.free),
-            bytes(pages.scavenged),
-            bytes(stats.span_pages),
-            stats.magazine_bytes as u64,
-            stats.stored_bytes as u64,
-            stats.rack_bytes as u64,
-            (stats.shelf_pages.0 * stats.pages.page_bytes) as u64,
-            pages.metadata_bytes as u64,
-            stats.threads as u64,
-            self.fragmentation() as u64,
-        ];
-        let counters = [
-            pages.refills,
-            pages.flushes,
-            stats.batches,
-            pages.growths,
-            pages.refusals,
-            calls.reserve,
-            calls.prepare,
-            calls.commit,
-            calls.release,
-            calls.advise,
-            calls.barrier,
-            pages.released,
-            pages.released_lazily,
-            pages.scavenge_nanoseconds,
-        ];
-        named(GAUGES, Kind::Gauge, gauges).chain(named(COUNTERS, Kind::Counter, counters))
+        let own = [self.resident as u64, self.fragmentation() as u64];
+        named(OWN, Kind::Gauge, own).chain(self.stats.figures())
     }
 
     fn class_figures(&self, class: &ClassStats) -> impl Iterator<Item = Figure> {
@@ -266,20 +159,12 @@ impl Snapshot {
     /// Those of `out`.
     pub fn json<W: Write>(&self, out: &mut W) -> fmt::Result {
         out.write_char('{')?;
-        for (name, _, _, value) in self.figures() {
-            write!(out, "\"{name}\":{value},")?;
-        }
-        out.write_str("\"classes\":[")?;
+        figures::json(self.figures(), out)?;
+        out.write_str(",\"classes\":[")?;
         for (index, class) in self.used().enumerate() {
-            write!(
-                out,
-                "{}{{\"slot_bytes\":{}",
-                if index > 0 { "," } else { "" },
-                class.slot_bytes
-            )?;
-            for (name, _, _, value) in self.class_figures(class) {
-                write!(out, ",\"{name}\":{value}")?;
-            }
+            let comma = if index > 0 { "," } else { "" };
+            write!(out, "{comma}{{\"slot_bytes\":{},", class.slot_bytes)?;
+            figures::json(self.class_figures(class), out)?;
             out.write_char('}')?;
         }
         out.write_str("]}")
@@ -290,12 +175,9 @@ impl Snapshot {
     /// # Errors
     /// Those of `out`.
     pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
-        for figure in self.figures() {
-            head(out, figure)?;
-            writeln!(out, "pageheap_{} {}", figure.0, figure.3)?;
-        }
+        figures::prometheus(self.figures(), out)?;
         for (index, figure) in self.class_figures(&ClassStats::default()).enumerate() {
-            head(out, figure)?;
+            figures::head(figure, out)?;
             for class in self.used() {
                 let Some(figure) = self.class_figures(class).nth(index) else {
                     break;
@@ -309,12 +191,6 @@ impl Snapshot {
         }
         Ok(())
     }
-}
-
-/// What a metric means, and what it is.
-fn head<W: Write>(out: &mut W, (name, help, kind, _): Figure) -> fmt::Result {
-    let kind = if kind == Kind::Counter { "counter" } else { "gauge" };
-    writeln!(out, "# HELP pageheap_{name} {help}.\n# TYPE pageheap_{name} {kind}")
 }
 
 impl fmt::Display for Snapshot {

@@ -2,14 +2,26 @@
 
 #![forbid(unsafe_code)]
 
-use core::fmt;
+use core::fmt::{self, Write};
 
+use crate::heap::figures::{self, Figure, Kind, less, named};
 use crate::heap::{Joined, MapEntry, PageUse, Stats};
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex};
 
 use super::Objects;
 use super::size_class::{PAGE_BYTES, SizeClass};
+
+const GAUGES: [(&str, &str); 7] = [
+    ("live_bytes", "Blocks of the program, rounded up to slots and pages"),
+    ("span_bytes", "Pages cut into slots"),
+    ("magazine_bytes", "Free slots in magazines of threads"),
+    ("stored_bytes", "Free slots in stores of classes"),
+    ("rack_bytes", "Tables of free slots' addresses"),
+    ("shelf_bytes", "Free runs on shelves of threads"),
+    ("threads", "Threads with a structure of their own"),
+];
+const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazines and classes")];
 
 /// A global heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +61,52 @@ impl GlobalStats {
             .0
             .saturating_sub(self.span_pages.0 + self.shelf_pages.0);
         large * self.pages.page_bytes + self.slot_bytes
+    }
+
+    /// What has changed since an earlier count of the same heap: counters are the difference, all else is as now.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut change = Self {
+            pages: self.pages.since(&earlier.pages),
+            ..*self
+        };
+        less(&mut change.batches, earlier.batches);
+        change
+    }
+
+    /// Those of the pages, and its own.
+    pub(super) fn figures(&self) -> impl Iterator<Item = Figure> {
+        let page = self.pages.page_bytes;
+        let gauges = [
+            self.bytes_in_use(),
+            self.span_pages.0 * page,
+            self.magazine_bytes,
+            self.stored_bytes,
+            self.rack_bytes,
+            self.shelf_pages.0 * page,
+            self.threads,
+        ];
+        let gauges = named(GAUGES, Kind::Gauge, gauges.map(|value| value as u64));
+        let counters = named(COUNTERS, Kind::Counter, [self.batches]);
+        self.pages.figures().chain(gauges).chain(counters)
+    }
+
+    /// Writes one JSON object: every figure by its name, those of the pages included.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn json<W: Write>(&self, out: &mut W) -> fmt::Result {
+        out.write_char('{')?;
+        figures::json(self.figures(), out)?;
+        out.write_char('}')
+    }
+
+    /// Writes Prometheus' text format: each figure as `pageheap_…`, those of the pages included.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
+        figures::prometheus(self.figures(), out)
     }
 }
 

@@ -8,10 +8,10 @@
 //! the magazine for it lies: one load from a size to a magazine. The key of all marks is in the structure, too.
 //!
 //! **Seizing.** A thread that sleeps cannot be asked for its magazines. As with caches of pages (`cache.rs`), it says
-//! by two plain stores when it is at work on them, and looks in between whether it is barred; who seizes bars all,
-//! passes a heavy fence, and empties those that nobody is at work on (`sync/owner.rs`; the key is the address of the
-//! heap's [`Objects`](super::Objects), which is compared and never followed). A thread that is barred uses the shared
-//! structure meanwhile.
+//! by a plain store when it is at work on them, and looks then whether it is barred; who seizes bars all, passes a
+//! heavy fence, and empties those that nobody is at work on (`sync/owner.rs`; the key is the address of the heap's
+//! [`Objects`](super::Objects), which is compared and never followed). The quick way into a magazine is by its top, the
+//! way to all else by the structure's owner. A thread that is barred uses the shared structure meanwhile.
 //!
 //! A thread that ends gives back what is much - its cache, its shelf, full magazines - and leaves its structure to the
 //! next, with the few slots that are still in it. Ten thousand threads one after the other use one structure, and find
@@ -22,7 +22,7 @@ use core::cell::Cell;
 use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
-use crate::sync::{Owned, Owner, relax};
+use crate::sync::{AtomicUsize, Owned, Owner, relax};
 use crate::units::PageRun;
 
 use super::magazine::Magazine;
@@ -56,70 +56,6 @@ impl Drop for Working<'_> {
 }
 
 impl<'a> Working<'a> {
-    /// Fast: a slot of one of the thread's magazines, if that has one; its first word is zero. Of slots of up to 1 KiB.
-    #[inline(always)]
-    pub fn pop(&self, magazine: &Magazine) -> Option<NonNull<u8>> {
-        let slot = magazine.pop()?;
-        // SAFETY: it was the magazine's; a word long at least, and aligned for one.
-        unsafe { mark::wipe(slot.as_ptr()) };
-        Some(slot)
-    }
-
-    /// Fast: one of the thread's magazines takes a slot in, of up to 1 KiB, if there is room and it does not seem free.
-    /// Whether it did.
-    ///
-    /// # Safety
-    ///
-    /// The slot is the caller's, of the magazine's class and of this heap; if taken, it is the magazine's.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn push(&self, magazine: &Magazine, slot: NonNull<u8>) -> bool {
-        // SAFETY: the caller's promise; a word long at least, and aligned for one.
-        unsafe {
-            let taken = mark::seems_free(slot.as_ptr()).is_none() && magazine.push(slot);
-            if taken {
-                mark::write(self.thread.key.get(), slot.as_ptr());
-            }
-            taken
-        }
-    }
-
-    /// Fast: the same of slots of more than 1 KiB, of the heap whose spans these are.
-    #[inline(always)]
-    pub fn pop_flagged(&self, spans: &Spans, magazine: &Magazine) -> Option<NonNull<u8>> {
-        let slot = magazine.pop()?;
-        // SAFETY: it was the magazine's, of this heap.
-        unsafe { spans.hand_out(slot) };
-        Some(slot)
-    }
-
-    /// Fast: the same.
-    ///
-    /// # Safety
-    ///
-    /// As for [`push`](Self::push).
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn push_flagged(&self, spans: &Spans, magazine: &Magazine, slot: NonNull<u8>) -> bool {
-        let Some(flag) = spans.flag_of(slot) else { return false };
-        // SAFETY: the caller's promise.
-        let taken = unsafe { magazine.push(slot) };
-        if taken {
-            flag.raise();
-        }
-        taken
-    }
-
-    /// Fast: the magazine of the class of this size.
-    #[inline(always)]
-    pub fn magazine_for(&self, size: SmallSize) -> &'a Magazine {
-        // SAFETY: a size's number is less than COUNT; what stands there is where a magazine lies in a structure.
-        unsafe {
-            let distance = *DISTANCES.get_unchecked(size.index());
-            &*ptr::from_ref(self.thread).byte_add(usize::from(distance)).cast()
-        }
-    }
-
     /// For work that calls others: his source, or his clock, may come here again for another heap.
     #[inline]
     pub fn stay(self) -> Staying<'a> {
@@ -151,6 +87,26 @@ impl Drop for Staying<'_> {
     }
 }
 
+/// Where in a structure a magazine lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Seat(usize);
+
+impl Seat {
+    /// That of the magazine for this size.
+    #[inline(always)]
+    pub fn of(size: SmallSize) -> Self {
+        // SAFETY: a size's number is less than COUNT.
+        Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
+    }
+}
+
+impl From<SizeClass> for Seat {
+    #[inline(always)]
+    fn from(class: SizeClass) -> Self {
+        Self(offset_of!(Thread, magazines) + class.index() * size_of::<Magazine>())
+    }
+}
+
 /// For each small size how far from the beginning of a structure the magazine of its class lies.
 static DISTANCES: [u16; SmallSize::COUNT] = {
     let mut distances = [0; SmallSize::COUNT];
@@ -172,11 +128,11 @@ static DISTANCES: [u16; SmallSize::COUNT] = {
 /// again.
 pub(super) type Leave = unsafe fn(NonNull<Thread>);
 
-/// One thread's own. All-zero bytes: nobody's, and not [open](Self::open) yet.
+/// One thread's own. All-zero bytes: nobody's, and empty.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Thread {
-    /// First: a pointer to a thread is a pointer to its owner.
+    /// First, as in [`Nobody`].
     owner: Owner,
     /// That of all marks.
     key: Cell<mark::Key>,
@@ -192,6 +148,43 @@ pub struct Thread {
     magazines: [Magazine; CLASSES],
     stock: Stock,
     shelf: Shelf,
+}
+
+/// Stands for a structure where a thread has none: of a key that no heap has, so nothing of it is used but the tops of
+/// its magazines, by all such threads at once.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Nobody {
+    owner: Owner,
+    rest: [AtomicUsize; (size_of::<Thread>() - size_of::<Owner>()) / size_of::<usize>()],
+}
+
+// One can stand in for the other.
+const _: () = assert!(size_of::<Nobody>() == size_of::<Thread>() && align_of::<Nobody>() == align_of::<Thread>());
+const _: () = assert!(offset_of!(Nobody, owner) == offset_of!(Thread, owner));
+
+impl Nobody {
+    /// One of this key.
+    pub const fn new(key: usize) -> Self {
+        Self {
+            owner: Owner::new(key),
+            rest: [const { AtomicUsize::new(0) }; (size_of::<Thread>() - size_of::<Owner>()) / size_of::<usize>()],
+        }
+    }
+
+    /// As if it were one.
+    #[allow(dead_code, reason = "where threads have a place of their own for it")]
+    pub const fn as_thread(&'static self) -> NonNull<Thread> {
+        NonNull::from_ref(self).cast()
+    }
+
+    /// The same, by reference. Nothing is to be asked of it but by the quick ways, which no heap admits.
+    #[allow(dead_code, reason = "where they have not")]
+    pub const fn stand_in(&'static self) -> &'static Thread {
+        // SAFETY: as large and as aligned, and all-zero bytes are a structure. Who asks is not admitted, so no more of
+        // it is used than its key and its tops, which are atomics.
+        unsafe { NonNull::from_ref(self).cast().as_ref() }
+    }
 }
 
 impl Owned for Thread {
@@ -211,22 +204,104 @@ impl Listed for Thread {
 }
 
 impl Thread {
-    /// The structure, which its user has entered.
+    /// The magazine in a seat.
+    #[inline(always)]
+    fn magazine_in(&self, seat: Seat) -> &Magazine {
+        // SAFETY: a seat is that of a magazine in a structure, as this is one.
+        unsafe { &*ptr::from_ref(self).byte_add(seat.0).cast() }
+    }
+
+    /// Fast: a slot of one of the thread's magazines, if the structure is the calling thread's own, of the heap at
+    /// `objects`, nobody is emptying it, and there is one; its first word is zero. Of slots of up to 1 KiB.
+    #[inline(always)]
+    pub fn pop<T>(&self, objects: *const T, seat: Seat) -> Option<NonNull<u8>> {
+        let slot = self.magazine_in(seat).pop_quick(|| self.owner.admits(objects.addr()))?;
+        // SAFETY: it was the magazine's; a word long at least, and aligned for one.
+        unsafe { mark::wipe(slot.as_ptr()) };
+        Some(slot)
+    }
+
+    /// Fast: one of the thread's magazines takes a slot in, of up to 1 KiB, if the structure is as for
+    /// [`pop`](Self::pop), there is room and it does not seem free. Whether it did.
     ///
     /// # Safety
     ///
-    /// The caller has entered it by the key of its heap, so that one has it as its own (`set_owner`), and its key of
-    /// marks stands in it.
+    /// The slot is the caller's, of the magazine's class and of this heap; if taken, it is the magazine's.
     #[inline(always)]
-    pub unsafe fn working(&self) -> Working<'_> {
-        Working { thread: self }
+    #[must_use]
+    pub unsafe fn push<T>(&self, objects: *const T, seat: Seat, slot: NonNull<u8>) -> bool {
+        // SAFETY: the caller's promise; a word long at least, and aligned for one.
+        if unsafe { mark::seems_free(slot.as_ptr()) }.is_some() {
+            return false;
+        }
+        let mark = || {
+            // SAFETY: as above.
+            unsafe { mark::write(self.key.get(), slot.as_ptr()) };
+            true
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.magazine_in(seat)
+                .push_quick(slot, || self.owner.admits(objects.addr()), mark)
+        }
+    }
+
+    /// Fast: as [`pop`](Self::pop), of slots of more than 1 KiB.
+    ///
+    /// # Safety
+    ///
+    /// `spans` gives those of the heap at `objects`.
+    #[inline(always)]
+    pub unsafe fn pop_flagged<'a, T>(
+        &self,
+        objects: *const T,
+        spans: impl FnOnce() -> &'a Spans,
+        seat: Seat,
+    ) -> Option<NonNull<u8>> {
+        let slot = self.magazine_in(seat).pop_quick(|| self.owner.admits(objects.addr()))?;
+        // SAFETY: it was the magazine's, of the heap whose spans these are.
+        unsafe { spans().hand_out(slot) };
+        Some(slot)
+    }
+
+    /// Fast: as [`push`](Self::push), of such slots.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push) and [`pop_flagged`](Self::pop_flagged).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn push_flagged<'a, T>(
+        &self,
+        objects: *const T,
+        spans: impl FnOnce() -> &'a Spans,
+        seat: Seat,
+        slot: NonNull<u8>,
+    ) -> bool {
+        let raise = || {
+            let flag = spans().flag_of(slot);
+            if let Some(flag) = flag {
+                flag.raise();
+            }
+            flag.is_some()
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.magazine_in(seat)
+                .push_quick(slot, || self.owner.admits(objects.addr()), raise)
+        }
     }
 
     /// As [`Owner::enter`], by the address of its heap.
+    #[inline(always)]
+    pub fn work<T>(&self, objects: *const T) -> Option<Working<'_>> {
+        // Not `then_some`: one made in vain would be dropped.
+        self.owner.enter(objects.addr()).then(|| Working { thread: self })
+    }
+
+    /// The same, to stay.
     pub(super) fn enter<T>(&self, objects: *const T) -> Option<Staying<'_>> {
-        // SAFETY: entered, by an address that `set_owner` gave it.
-        let work = || unsafe { self.working() }.stay();
-        self.owner.enter(objects.addr()).then(work)
+        self.work(objects).map(Working::stay)
     }
 
     /// The same, after a seizure if one is under way.
@@ -241,9 +316,14 @@ impl Thread {
         }
     }
 
-    /// Makes a structure of zeroed memory one without slots, racks or pages: before anybody uses it.
-    pub(super) fn open(&self) {
-        self.magazines.iter().for_each(Magazine::open);
+    /// Its user has ended, perhaps in the middle of a call.
+    pub(super) fn settle(&self) {
+        self.magazines.iter().for_each(Magazine::settle);
+    }
+
+    /// Forgets its slots and racks.
+    pub(super) fn forget(&self) {
+        self.magazines.iter().for_each(Magazine::forget);
         self.stock.open();
     }
 
@@ -290,7 +370,7 @@ impl Thread {
     )]
     pub(super) fn bereave(&self, spans: &Spans, forget: impl FnOnce(usize), free: impl FnMut(PageRun)) {
         if !self.listing.is_vacant() {
-            self.open();
+            self.forget();
         }
         self.shelf.clear(spans, free);
         if let Some(cache) = self.cache() {

@@ -51,6 +51,8 @@ impl<S: Source + 'static> Objects<S> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
         // SAFETY: never unmade, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
+        // Its last user may have ended without a word.
+        own.settle();
         if own.cache().is_none() {
             own.set_cache(self.lend());
         }
@@ -77,12 +79,11 @@ impl<S: Source + 'static> Objects<S> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
         let thread = self.take_slot(None, class)?.cast::<Thread>();
         // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
-        // null pointers, no function; magazines are opened before they are used.
+        // null pointers, no function, magazines without anything.
         let own = unsafe {
             thread.write_bytes(0, 1);
             thread.as_ref()
         };
-        own.open();
         own.set_owner(self, Self::leave);
         self.register.add(thread);
         Some(thread)

@@ -11,8 +11,15 @@
 //! it a promise: it earns 1 % of the time that goes by, holds 100 ms at most, and pays for the work. What is overdrawn
 //! is slept off in full. So of any stretch of time T the work is at most T / 100 + 100 ms, and a quantum.
 //!
+//! **Trimming**, which empties stores and magazines at a stroke, is paid from the account too, but makes no pause of
+//! its own as long as there is something in it, and counts as 25 ms at most: full stores (32 MiB) of blocks of 100
+//! bytes take 7 ms, and an account that one trim has emptied would leave what it brought back lying about for
+//! seconds. So a trim that takes longer than that, in a build that is not optimised or with hundreds of threads, adds
+//! what it takes longer.
+//!
 //! **Hurry** is for a program that has fallen silent: as long as the account holds anything, a fifth of one processor.
-//! Worked: 480 MiB in whole huge pages are 16 to 40 ms of work, paid from the account, done within a fifth of a second.
+//! Worked: 480 MiB in whole huge pages are 16 to 40 ms of work, paid from the account, done within a fifth of a
+//! second.
 //!
 //! Clocks may be coarse (work that took no time is estimated by its pages), stand still, or jump: time that goes
 //! backwards is no time, a jump forwards counts as ten seconds at most.
@@ -29,6 +36,8 @@ const PARTS: u64 = 100;
 const MOST_CREDIT: u64 = 100 * MILLISECOND;
 /// In a hurry: this many times the work is slept.
 const HURRIED_PAUSE: u64 = 4;
+/// What one trim costs at most.
+const MOST_TRIM: u64 = 25 * MILLISECOND;
 /// More than this never counts as passed between two quanta.
 const LONGEST: u64 = 10_000 * MILLISECOND;
 /// More work than this is not believed, nor debt: a second.
@@ -104,6 +113,12 @@ impl Pacer {
         }
     }
 
+    /// Pays for `trimmed` nanoseconds that stores and magazines were emptied in, before the [`pause`](Self::pause).
+    pub fn charge(&mut self, trimmed: u64) {
+        let charge = trimmed.min(MOST_TRIM) as i64;
+        self.credit = self.credit.saturating_sub(charge).max(-(MOST_WORK as i64));
+    }
+
     /// How long to pause after `worked` nanoseconds of work that end `now`, and in which `granules` granules were
     /// released.
     #[must_use]
@@ -122,8 +137,10 @@ impl Pacer {
             .saturating_add((passed / PARTS) as i64)
             .min(MOST_CREDIT as i64);
         self.credit = earned.saturating_sub(worked as i64).max(-(MOST_WORK as i64));
+        let overdrawn = u64::try_from(self.credit.saturating_neg()).unwrap_or(0);
+        let debt = overdrawn.saturating_mul(PARTS);
         if worked == 0 {
-            return 0;
+            return debt;
         }
         let ratio = self
             .controller
@@ -131,9 +148,8 @@ impl Pacer {
         if self.credit >= 0 && hurry {
             return worked * HURRIED_PAUSE;
         }
-        let overdrawn = u64::try_from(self.credit.saturating_neg()).unwrap_or(0);
         // Not negative, and cut off at the top where it would not fit.
         let steady = (worked as f64 / ratio) as u64;
-        steady.min(LONGEST).max(overdrawn.saturating_mul(PARTS))
+        steady.min(LONGEST).max(debt)
     }
 }

@@ -1,11 +1,26 @@
-//! How short of memory the system is: what its files say, as numbers. Who reads them is `global/pressure.rs`.
+//! How short of memory the system is: what its files say, as numbers, and what follows. Who reads them is
+//! `global/pressure.rs`.
+//!
+//! ```text
+//!   look, once a second   0  1  2  3  4  5  6  7  8 …  15 …  31 …  63 … 127      pressure is high all the time
+//!   all that is free goes *  *     *           *       *     *     *     *       back
+//! ```
+//!
+//! Who gives back all that is free and finds the pressure as high a second later was not what it came from: a
+//! neighbour in the group, or its page cache. To do so every second for ever would cost the program a page fault for
+//! each page it uses again, and relieve nobody; so it is done ever more seldom, each minute at last ([`Patience`]).
+//!
+//! Worked: a group stands at 95 hundredths for an hour. All that is free goes at its seconds 0, 1, 3, 7, 15, 31 and
+//! 63, and then each 64 s. After eight seconds of calm the next pressure is answered at once; one that comes and goes
+//! by turns, each ten seconds.
 
 #![forbid(unsafe_code)]
 
 /// How things stand, as a callback is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// Bytes that count against the limit; 0 where there is none.
+    /// Bytes that count against the limit, without what the kernel would drop first (files that nobody has used
+    /// lately); 0 where there is no limit.
     pub used: u64,
     /// A limit in bytes: of those set for our group and for the groups above it, the one that is fullest. `u64::MAX`:
     /// none.
@@ -27,6 +42,11 @@ impl Pressure {
         }
     }
 
+    /// What is compared with thresholds: the worse of how full the group is and how long tasks have stalled.
+    fn level(&self) -> u8 {
+        self.filled().max(self.stalled)
+    }
+
     /// Whether all that is free should go at once.
     #[must_use]
     pub fn is_high(&self) -> bool {
@@ -46,9 +66,87 @@ pub struct Notice {
 impl Notice {
     /// Tells, if it is time to.
     pub fn give(&self, pressure: Pressure) {
-        if pressure.filled().max(pressure.stalled) >= self.from || pressure.events > 0 {
+        if pressure.level() >= self.from || pressure.events > 0 {
             (self.hook)(pressure);
         }
+    }
+}
+
+/// All who want to be told: one hook a threshold.
+#[derive(Clone, Copy, Debug)]
+pub struct Notices([Option<Notice>; Self::MOST]);
+
+impl Notices {
+    /// So many thresholds there may be.
+    pub const MOST: usize = 4;
+    /// Nobody.
+    pub const NONE: Self = Self([None; Self::MOST]);
+
+    /// One more.
+    ///
+    /// # Panics
+    /// If there are as many as there may be: where a `static` is made, so that it is not compiled.
+    #[must_use]
+    pub const fn and(mut self, notice: Notice) -> Self {
+        let mut place = 0;
+        while place < Self::MOST && self.0[place].is_some() {
+            place += 1;
+        }
+        assert!(place < Self::MOST, "four thresholds of pressure at the most");
+        self.0[place] = Some(notice);
+        self
+    }
+
+    /// Whether anybody wants to be told.
+    #[must_use]
+    pub fn are_any(&self) -> bool {
+        self.0[0].is_some()
+    }
+
+    /// Tells one: of those whose threshold is reached, that with the highest; of an event, where none is, that with
+    /// the lowest.
+    pub fn give(&self, pressure: Pressure) {
+        let level = pressure.level();
+        let all = || self.0.iter().flatten();
+        let reached = all().filter(|notice| level >= notice.from);
+        let told = reached.max_by_key(|notice| notice.from);
+        if let Some(notice) = told.or_else(|| all().min_by_key(|notice| notice.from)) {
+            notice.give(pressure);
+        }
+    }
+}
+
+/// When to give back all that is free, of a pressure that stays though that was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Patience {
+    /// Looks to let pass before the next time, and after it.
+    left: u8,
+    then: u8,
+    /// Looks in a row that found none.
+    calm: u8,
+}
+
+impl Patience {
+    const MOST: u8 = 63;
+    /// Calm for so long, and what comes then is another pressure.
+    const CALM: u8 = 8;
+
+    /// After one look: whether now.
+    pub fn is_time(&mut self, high: bool) -> bool {
+        if !high {
+            (self.left, self.calm) = (self.left / 2, self.calm + 1);
+            if self.calm == Self::CALM {
+                *self = Self::default();
+            }
+            return false;
+        }
+        self.calm = 0;
+        if self.left > 0 {
+            self.left -= 1;
+            return false;
+        }
+        (self.left, self.then) = (self.then, (2 * self.then + 1).min(Self::MOST));
+        true
     }
 }
 
@@ -75,6 +173,11 @@ pub fn number(text: &str) -> Option<u64> {
     (number < 1 << 60).then_some(number)
 }
 
+/// Of a line `name number` of `memory.stat`, the number.
+pub fn figure(line: &str, name: &str) -> Option<u64> {
+    number(line.strip_prefix(name)?.strip_prefix(' ')?)
+}
+
 /// The whole hundredths of `some avg10=12.34 …`.
 pub fn stalled(text: &str) -> Option<u8> {
     let some = text.lines().find(|line| line.starts_with("some "))?;
@@ -93,7 +196,104 @@ pub fn events(text: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use core::cell::Cell;
+
     use super::*;
+
+    std::thread_local! {
+        /// What was told last, as `threshold * 1000 + filled`, and how often.
+        static TOLD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+
+    fn tell(from: u32, pressure: Pressure) {
+        TOLD.set((from * 1000 + u32::from(pressure.filled()), TOLD.get().1 + 1));
+    }
+
+    /// What was told since this was last asked.
+    fn told() -> (u32, u32) {
+        TOLD.replace((0, 0))
+    }
+
+    const FIFTY: Notice = Notice {
+        from: 50,
+        hook: |pressure| tell(50, pressure),
+    };
+
+    fn full(used: u64) -> Pressure {
+        Pressure {
+            used,
+            limit: 100,
+            ..Pressure::default()
+        }
+    }
+
+    #[test]
+    fn a_notice_is_given_from_its_threshold_on() {
+        let stalled = |stalled| Pressure { stalled, ..full(0) };
+        for (pressure, count) in [(full(49), 0), (full(50), 1), (full(51), 1), (full(100), 1)] {
+            FIFTY.give(pressure);
+            assert_eq!(told().1, count, "{pressure:?}");
+        }
+        for (pressure, count) in [(stalled(49), 0), (stalled(50), 1)] {
+            FIFTY.give(pressure);
+            assert_eq!(told().1, count, "{pressure:?}");
+        }
+        FIFTY.give(Pressure { events: 1, ..full(0) });
+        assert_eq!(told(), (50_000, 1), "events are always told");
+    }
+
+    #[test]
+    fn of_several_thresholds_the_highest_that_is_reached_is_told() {
+        const NOTICES: Notices = Notices::NONE
+            .and(Notice {
+                from: 90,
+                hook: |pressure| tell(90, pressure),
+            })
+            .and(FIFTY)
+            .and(Notice {
+                from: 70,
+                hook: |pressure| tell(70, pressure),
+            });
+        for (used, expected) in [
+            (0, (0, 0)),
+            (49, (0, 0)),
+            (50, (50_050, 1)),
+            (69, (50_069, 1)),
+            (70, (70_070, 1)),
+            (89, (70_089, 1)),
+            (90, (90_090, 1)),
+            (100, (90_100, 1)),
+        ] {
+            NOTICES.give(full(used));
+            assert_eq!(told(), expected, "{used}");
+        }
+        NOTICES.give(Pressure { events: 3, ..full(0) });
+        assert_eq!(told(), (50_000, 1), "an event below all of them");
+        Notices::NONE.give(full(100));
+        assert_eq!(told().1, 0);
+        assert!(NOTICES.are_any() && !Notices::NONE.are_any());
+    }
+
+    #[test]
+    #[should_panic(expected = "four thresholds")]
+    fn a_fifth_threshold_is_refused() {
+        let _ = (0..5).fold(Notices::NONE, |notices, _| notices.and(FIFTY));
+    }
+
+    #[test]
+    fn pressure_that_stays_is_answered_ever_more_seldom() {
+        let mut patience = Patience::default();
+        let times: std::vec::Vec<u32> = (0..300).filter(|_| patience.is_time(true)).collect();
+        assert_eq!(times, [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]);
+        // Calm for a while: at once again, and soon after.
+        assert!((0..8).all(|_| !patience.is_time(false)));
+        assert!(patience.is_time(true) && patience.is_time(true) && !patience.is_time(true));
+        // By turns.
+        let times = (0..1000).filter(|look| patience.is_time(look % 2 == 0)).count();
+        assert!((50..150).contains(&times), "{times} in 1000 looks");
+    }
 
     #[test]
     fn events_that_tell_of_limits_are_added_up() {
@@ -121,6 +321,9 @@ mod tests {
         assert_eq!(number("max\n"), None);
         assert_eq!(number("9223372036854771712\n"), None);
         assert_eq!(number(""), None);
+        assert_eq!(figure("inactive_file 4096", "inactive_file"), Some(4096));
+        assert_eq!(figure("total_inactive_file 1", "inactive_file"), None);
+        assert_eq!(figure("inactive_filed 1", "inactive_file"), None);
         let text = "some avg10=12.34 avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00 avg60=0 avg300=0 total=0\n";
         assert_eq!(stalled(text), Some(12));
         assert_eq!(stalled("full avg10=1.00"), None);

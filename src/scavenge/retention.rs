@@ -8,12 +8,13 @@
 //!          └──────────────────────────────────▶ time
 //! ```
 //!
-//! The whole rule, for who wants to foresee it: **as long as a program allocates or frees pages, its heap keeps as much
-//! memory as it needed at any time in the last ten seconds, and a tenth of that; what is above goes back, at 1 % of one
-//! processor. When no page has been allocated or freed for a second, caches of threads are emptied, and if nobody
-//! misses them in the next quarter of a second, all that is free goes back, within half a second more.** So a load
-//! that goes up and down faster than once in ten seconds costs no page faults, nor does one that has all it needs in
-//! its caches meanwhile, and a program that sleeps holds nothing it does not use.
+//! The whole rule, for who wants to foresee it: **as long as a program allocates or frees pages, its heap keeps as
+//! much memory as it needed at any time in the last ten seconds, and a tenth of that; what is above goes back, at 1 %
+//! of one processor. When no page has been allocated or freed for a second, caches of threads are emptied, and if
+//! nobody misses them in the next quarter of a second, all that is free goes back, within half a second more.** So a
+//! load that goes up and down faster than once in ten seconds costs no page faults as long as something goes on
+//! between its peaks, though it may be in caches alone; one that sleeps for two seconds or more in between pays for
+//! its peak each time; and a program that sleeps holds nothing it does not use.
 //!
 //! Worked: a heap of 480 MiB is dropped at t = 0 by a program that then waits for its next request. At 1.0 to 1.25 s
 //! five looks in a row have found everything as it was, and caches are emptied; a quarter of a second later nobody has
@@ -89,8 +90,8 @@ impl Retention {
         now / GENERATION != self.generation
     }
 
-    /// `live` pages are in use `now`, `needed` were since the last look, and `print` changes when any page is allocated
-    /// or freed.
+    /// `live` pages are in use `now`, `needed` were since the last look, and `print` changes when any page is
+    /// allocated or freed.
     pub fn look(&mut self, now: u64, live: usize, needed: usize, print: u64) -> Advice {
         if print != self.print || now < self.last {
             (self.quiet_since, self.quiet_looks) = (now, 0);

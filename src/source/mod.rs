@@ -27,6 +27,7 @@
 //! Every failure means "not done": the state is as before and the heap goes on.
 
 use core::ptr::NonNull;
+use core::time::Duration;
 
 mod ledger;
 mod numbers;
@@ -225,6 +226,12 @@ pub unsafe trait Source {
     unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
         let _ = (purpose, start, bytes);
     }
+
+    /// How long this thread has worked, since any moment: what giving memory back costs is counted by it. Not
+    /// overridden, nobody knows, and that is not counted.
+    fn worked(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// A [`Source`] whose pages are memory: what may be stood upon by who reads and writes pages, as arenas do.
@@ -292,5 +299,9 @@ unsafe impl<S: Source> Source for &S {
     unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).trim(purpose, start, bytes) }
+    }
+
+    fn worked(&self) -> Option<Duration> {
+        (**self).worked()
     }
 }

@@ -8,6 +8,7 @@
 
 use core::ops::Deref;
 use core::ptr::NonNull;
+use core::time::Duration;
 
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
 
@@ -130,6 +131,10 @@ unsafe impl<T: Verbs> Source for OverSystem<T> {
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         // SAFETY: the caller's promise.
         unsafe { self.0.unreserve(purpose, reservation) }
+    }
+
+    fn worked(&self) -> Option<Duration> {
+        System.worked()
     }
 }
 

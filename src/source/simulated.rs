@@ -31,6 +31,7 @@
 extern crate std;
 
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::format;
 use std::string::String;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -436,6 +437,11 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
                 panic!("{complaint}");
             }
         }
+    }
+
+    /// A microsecond for each call of a verb.
+    fn worked(&self) -> Option<Duration> {
+        Some(Duration::from_micros(self.map().calls.iter().sum::<usize>() as u64))
     }
 
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {

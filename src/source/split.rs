@@ -8,6 +8,7 @@
 //! of either, and each source only ever sees whole granules of its own.
 
 use core::ptr::NonNull;
+use core::time::Duration;
 
 use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
@@ -101,6 +102,10 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
             // SAFETY: as above.
             Purpose::Metadata => unsafe { self.metadata.unreserve(purpose, reservation) },
         }
+    }
+
+    fn worked(&self) -> Option<Duration> {
+        self.pages.worked()
     }
 }
 

@@ -9,17 +9,20 @@
 //! | `release_lazily` | `madvise(MADV_FREE)` | the kernel's as soon as it wants it; not resident then, but till then |
 //! | `advise` | `madvise((NO)HUGEPAGE)` | the kernel has been told; Linux only |
 //! | `unreserve` | `munmap` | nothing |
+//! | `worked` | `clock_gettime` | - |
 //!
-//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter must
-//! let through: **mmap, munmap, mprotect, madvise, prlimit64**. The page size comes from `sysconf`, which reads what
-//! the kernel left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met
-//! like any other error: not done, state as before. `errno` is put back after every verb.
+//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter
+//! must let through: **mmap, munmap, mprotect, madvise, prlimit64**. (`worked` reads a clock; where that is refused,
+//! what giving memory back costs is not counted.) The page size comes from `sysconf`, which reads what the kernel
+//! left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met like any
+//! other error: not done, state as before. `errno` is put back after every verb.
 //!
 //! **A reservation costs no memory.** It is private, `PROT_NONE` and `MAP_NORESERVE`, so it counts against neither the
 //! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
 //! `vm.overcommit_memory=2` the charge comes with `prepare`, which then may be refused.
 //!
-//! **Aligned reservations** first ask for exactly the bytes; only if the kernel's place does not fit, for `align` more:
+//! **Aligned reservations** first ask for exactly the bytes; only if the kernel's place does not fit, for `align`
+//! more:
 //!
 //! ```text
 //!        wide          base = next multiple of align
@@ -27,8 +30,8 @@
 //!          unmapped                kept                unmapped
 //! ```
 //!
-//! `munmap` can itself fail, when splitting a mapping would exceed the process's map count. A head that stays gives the
-//! whole attempt up; a tail that stays is simply part of the reservation, which may be longer than asked.
+//! `munmap` can itself fail, when splitting a mapping would exceed the process's map count. A head that stays gives
+//! the whole attempt up; a tail that stays is simply part of the reservation, which may be longer than asked.
 //!
 //! **Zero, and the proof of it.** Reserved memory was never writable, so nobody has written it, and anonymous memory
 //! never written reads as zero: that is `prepare`'s [`Contents::Zero`]. After `release` Linux promises zero if
@@ -45,6 +48,7 @@
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use core::time::Duration;
 
 use libc::{MAP_ANON, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, c_int, c_void};
 
@@ -115,9 +119,8 @@ unsafe impl Source for System {
         if exact.addr().get() & (align - 1) == 0 {
             return Some(Reservation { base: exact, bytes });
         }
-        // The kernel aligns to pages, so `align` is more than a page here. Should the unmapping fail, the addresses are
-        // lost, and nothing but the addresses.
-        // SAFETY: mapped two lines above, and nobody else knows of it.
+        // The kernel aligns to pages, so `align` is more than a page here. Should the unmapping fail, the addresses
+        // are lost, and nothing but the addresses. SAFETY: mapped two lines above, and nobody else knows of it.
         unsafe { unmap(exact, bytes) };
         reserve_with_surplus(bytes, align, align.checked_sub(page)?)
     }
@@ -202,6 +205,15 @@ unsafe impl Source for System {
         let _errno = KeepErrno::new();
         // SAFETY: the caller gives up a part of a mapping of ours.
         unsafe { unmap(start, bytes) };
+    }
+
+    fn worked(&self) -> Option<Duration> {
+        let _errno = KeepErrno::new();
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a valid place to write to.
+        let read = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+        let (seconds, rest) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+        (read == 0).then(|| Duration::new(seconds, rest))
     }
 }
 

@@ -11,16 +11,31 @@
 //! knows it by; with several heaps in a process it is the heap's address, so that one comparison answers both "is it of
 //! this heap?" and "is it barred?".
 //!
+//! **Quick.** For work that changes one pointer and calls nobody there is a way with one store less: what he says is in
+//! the pointer itself ([`Stake`]), in its lowest bit, and its new value takes it back.
+//!
+//! ```text
+//!   user     old := pointer ── pointer := old, busy ── light fence ── key mine? ── pointer := new       no: := old
+//!   seizer   key := SEIZED ─ heavy fence ── busy? ─── no: empties it, makes it stale ── key := mine
+//! ```
+//!
+//! He read the old value before he said so: it may be one of before a seizure that has come and gone. So who empties
+//! does not write the pointer - or he would write it back - but something beside it, by which a value of before is seen
+//! to be stale; the user looks at that behind his entry.
+//!
 //! **Nested.** A user at work may come again, by another key: his clock, or the source below, allocates from another
 //! heap. That fails, and must leave him at work. It happens only where he calls others, so there he says before that he
 //! [stays](Owner::stay), and who comes in vain looks for that. Short work, which calls nobody, need not say it, and
 //! need not remember what stood there: a load less for each.
 //!
-//! What ships is what the models explore (`tests/models/src/loom/owner.rs`): all of the protocol is here.
+//! The models explore this file as it ships (`tests/models/src/loom/`: `owner.rs`; `stake.rs`, where a pile of numbers
+//! stands for the magazine, by the rules of `object/magazine.rs`).
 
 #![forbid(unsafe_code)]
 
-use super::{AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
+use core::ptr;
+
+use super::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
 
 /// In place of the key while somebody empties it.
 const SEIZED: usize = 3;
@@ -34,6 +49,70 @@ pub struct Owner {
     at_work: AtomicU32,
     /// 1 while he calls others from there.
     stays: AtomicU32,
+}
+
+/// What is added to a [`Stake`]'s pointer while that is about to change: nothing aligned is there.
+const BUSY: usize = 1;
+
+/// A pointer of the user's, which he changes by the quick way.
+#[derive(Debug)]
+pub struct Stake<T>(AtomicPtr<T>);
+
+impl<T> Stake<T> {
+    /// Null.
+    #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "public in models only")]
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The same. (A checker's atomics have no `const` constructor.)
+    #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "public in models only")]
+    pub fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The user, who is going to change it, says so: what it was. He [asks](Owner::admits) behind this whether he may,
+    /// then looks whether that is stale; and must [end](Self::end), in any case.
+    #[inline(always)]
+    pub fn begin(&self) -> *mut T {
+        // Relaxed, twice: one writer, or many of whom none is admitted; the fence keeps the store before the load in
+        // `admits`, as in `Owner::enter`.
+        let value = self.0.load(Ordering::Relaxed);
+        self.0.store(value.wrapping_byte_add(BUSY), Ordering::Relaxed);
+        fence_light();
+        value
+    }
+
+    /// Sets it, and says that he is done: to what it was if he was not admitted.
+    #[inline(always)]
+    pub fn end(&self, value: *mut T) {
+        // Release: what he did is seen by who seizes; partner: `get`.
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// Its value; `None` while its user is about to change it, or to be turned away. To the user it always has one. To
+    /// who has seized it that is what it stays until he lets go: to be asked for once, for the user may come in vain.
+    pub fn get(&self) -> Option<*mut T> {
+        // Acquire: pairs with the release of `end`.
+        let value = self.0.load(Ordering::Acquire);
+        (value.addr() & BUSY == 0).then_some(value)
+    }
+
+    /// Its value, or what it was before its user came who is there at the moment.
+    pub fn last(&self) -> *mut T {
+        // Relaxed: a moment's, that is not followed.
+        self.0.load(Ordering::Relaxed).map_addr(|address| address & !BUSY)
+    }
+
+    /// Makes it what it was, if its user has ended while he was about to change it. By who has it to himself.
+    pub fn settle(&self) {
+        // Relaxed: nobody else has it.
+        self.0.store(self.last(), Ordering::Relaxed);
+    }
 }
 
 /// Something with an owner.
@@ -78,12 +157,18 @@ impl Owner {
         // and load (`seize`): he sees us at work, or we see him.
         self.at_work.store(1, Ordering::Relaxed);
         fence_light();
-        // Acquire: pairs with the release of `unbar`; what is owned is as who seized it left it.
-        let ours = self.key.load(Ordering::Acquire) == key;
+        let ours = self.admits(key);
         if !ours {
             self.turn_back();
         }
         ours
+    }
+
+    /// Whether it is of this key, and nobody is emptying it: to be asked behind [`Stake::begin`].
+    #[inline(always)]
+    pub fn admits(&self, key: usize) -> bool {
+        // Acquire: pairs with the release of `unbar`; what is owned is as who seized it left it.
+        self.key.load(Ordering::Acquire) == key
     }
 
     /// As it was before he came in vain.
@@ -148,6 +233,9 @@ impl Owner {
 
 /// Has `empty` called for each of what `all` visits that nobody is at work on, while its user is kept out. `all` visits
 /// the same three times. Whether it was done: a system without the fence for it says no, and nothing has happened.
+///
+/// `empty` leaves alone what hangs on a [`Stake`] that has no value; of others it takes the value once, writes none,
+/// and leaves it so that its user sees that it is stale.
 ///
 /// One at a time. Two system calls, some microseconds.
 pub fn seize<T: Owned>(all: impl Fn(&mut dyn FnMut(&T)), mut empty: impl FnMut(&T)) -> bool {

@@ -1,6 +1,84 @@
 //! Collections in arenas, by `allocator-api2` of two versions.
 
-use pageheap::arena::{Arena, ArenaConfig, ArenaError, Pool};
+use std::alloc::Layout;
+
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, Pool, Reason};
+
+/// What each version of the trait is to do with each way to an arena.
+macro_rules! arenas_allocate {
+    ($test:ident, $version:ident) => {
+        mod $test {
+            use $version::alloc::Allocator;
+            use $version::{boxed::Box, vec::Vec};
+
+            use super::*;
+
+            fn collections(arena: impl Allocator + Copy) {
+                let layout = |size: usize, align: usize| Layout::from_size_align(size, align).expect("a layout");
+                let mut numbers = Vec::new_in(arena);
+                numbers.push(0_u64);
+                let start = numbers.as_ptr();
+                (1..100).for_each(|number| numbers.push(number));
+                assert_eq!(numbers.as_ptr(), start, "the last grows in place");
+                let word = Box::new_in(String::from("word"), arena);
+                numbers.extend(100..3000);
+                assert_ne!(numbers.as_ptr(), start, "and is moved when it is not");
+                numbers.truncate(10);
+                numbers.shrink_to_fit();
+                assert!(numbers.iter().copied().eq(0..10) && word.as_str() == "word");
+                let over = arena.allocate_zeroed(layout(100, 512)).expect("room");
+                assert!(over.len() >= 100 && over.addr().get().is_multiple_of(512));
+                // SAFETY: ours, so long, and zeroed; then allocated here as it is said to be, and not used again.
+                unsafe {
+                    assert!(over.as_ref()[..100].iter().all(|&byte| byte == 0));
+                    over.cast::<u8>().write_bytes(7, 100);
+                    let grown = arena
+                        .grow_zeroed(over.cast(), layout(100, 512), layout(300, 1024))
+                        .expect("room");
+                    assert!(grown.addr().get().is_multiple_of(1024));
+                    let bytes = &grown.as_ref()[..300];
+                    assert!(bytes[..100].iter().all(|&byte| byte == 7) && bytes[100..].iter().all(|&byte| byte == 0));
+                    let shrunk = arena
+                        .shrink(grown.cast(), layout(300, 1024), layout(8, 8))
+                        .expect("room");
+                    assert_eq!(shrunk.cast::<u64>().read(), 0x0707_0707_0707_0707);
+                    arena.deallocate(shrunk.cast(), layout(8, 8));
+                }
+                let nothing = arena.allocate(layout(0, 64)).expect("takes nothing");
+                assert!(nothing.is_empty() && nothing.addr().get().is_multiple_of(64));
+                assert!(arena.allocate(layout(1 << 30, 1)).is_err(), "more than the limit");
+            }
+
+            #[test]
+            fn of_all_kinds() -> Result<(), ArenaError> {
+                const CONFIG: ArenaConfig = ArenaConfig::new().limit(4 << 20).slab(1 << 20);
+                let (arena, pool) = (Arena::with_config(CONFIG)?, Pool::with_config(CONFIG)?);
+                collections(&arena);
+                collections(&pool);
+                assert!(arena.stats().peak > 24_000 && pool.stats().peak > 24_000);
+                assert_eq!(
+                    pool.alloc_uninit_slice::<u8>(1 << 30)
+                        .map(|_| ())
+                        .unwrap_err()
+                        .reason(),
+                    Reason::Limit
+                );
+                // A local takes pieces: what is too large for one has its own, and is moved there.
+                let mut local = arena.local();
+                collections(&local);
+                local.scoped(|mut scope| {
+                    collections(&scope);
+                    scope.scoped(|inner| collections(&inner));
+                });
+                collections(&local);
+                Ok(())
+            }
+        }
+    };
+}
+
+arenas_allocate!(of_version_02, allocator_api2_02);
+arenas_allocate!(of_version_04, allocator_api2_04);
 
 #[test]
 fn vectors_of_both_versions() -> Result<(), ArenaError> {
@@ -27,6 +105,38 @@ fn a_vector_that_is_alone_grows_in_place_and_gives_all_back() -> Result<(), Aren
     assert_eq!(numbers.as_ptr(), start);
     drop(numbers);
     assert_eq!(pool.stats().allocated, 0);
+    Ok(())
+}
+
+#[test]
+fn so_does_one_of_a_local_that_is_alone() -> Result<(), ArenaError> {
+    use allocator_api2_04::{alloc::Allocator, vec::Vec};
+
+    let arena = Arena::with_config(ArenaConfig::new().slab(1 << 20).limit(1 << 20))?;
+    let mut local = arena.local();
+    /// In place throughout.
+    fn grow(numbers: &mut Vec<u64, impl Allocator>, most: u64) {
+        numbers.push(0);
+        let start = numbers.as_ptr();
+        (1..most).for_each(|number| numbers.push(number));
+        assert!(numbers.as_ptr() == start && numbers.iter().copied().eq(0..most));
+    }
+    let mut numbers = Vec::new_in(&local);
+    grow(&mut numbers, 10_000);
+    assert!(
+        numbers.try_reserve(1 << 20).is_err(),
+        "the slab has no such room, nor has the limit"
+    );
+    drop(numbers);
+    local.scoped(|scope| grow(&mut Vec::new_in(&scope), 50_000));
+    // As much again lies where that was.
+    local.scoped(|scope| grow(&mut Vec::new_in(&scope), 50_000));
+    // When it is not last in its arena it moves.
+    let mut numbers = Vec::new_in(&local);
+    numbers.push(0_u64);
+    let behind = arena.alloc(7_u64)?;
+    numbers.extend(1..60_000);
+    assert!(numbers.iter().copied().eq(0..60_000) && *behind == 7);
     Ok(())
 }
 

@@ -111,6 +111,83 @@ promises!(
     all_threads_may_use_it,
 );
 
+/// What was given back before anybody counted had been there all the same.
+#[test]
+fn statistics_remember_what_was_given_back() {
+    const BYTES: usize = 500_000;
+    // So that it has no block of its own, and falls with the end of the slab.
+    let config = ArenaConfig::new().slab(1 << 20);
+    let check = |stats: ArenaStats| {
+        assert!(stats.allocated < 1000 && stats.reserved == 1 << 20, "{stats}");
+        for noted in [stats.committed, stats.peak] {
+            assert!((BYTES..BYTES + (64 << 10)).contains(&noted), "{stats}");
+        }
+    };
+    macro_rules! fallen {
+        ($($arena:ident),*) => {$({
+            for rounds in 1..4 {
+                let mut arena = $arena::with_config_in(config, heap(usize::MAX)).unwrap();
+                for _ in 0..rounds {
+                    let memory = arena.allocate(layout(BYTES, 8)).unwrap();
+                    // SAFETY: allocated here, and not used.
+                    assert!(unsafe { arena.resize_in_place(memory, 0) });
+                    // Less than before changes nothing.
+                    arena.alloc([0_u8; 100]).unwrap();
+                    if rounds == 3 {
+                        arena.reset();
+                    }
+                }
+                check(arena.stats());
+                arena.reset();
+                check(arena.stats());
+                // What comes afterwards is not counted on top of it.
+                arena.alloc([0_u8; 200]).unwrap();
+                arena.alloc_uninit_slice::<u8>(600_000).unwrap();
+                assert!(arena.stats().peak < 610_000, "{}", arena.stats());
+                arena.reset();
+                arena.shrink_to(0);
+                assert_eq!(arena.stats().committed, 0, "{}", arena.stats());
+            }
+        }
+    )*};}
+    fallen!(Arena, Pool);
+    let arena = Arena::with_config_in(config, heap(usize::MAX)).unwrap();
+    let mut local = arena.local();
+    local.scoped(|scope| (0..BYTES / 1000).for_each(|_| _ = scope.alloc([0_u8; 1000]).unwrap()));
+    drop(local);
+    check(arena.stats());
+}
+
+/// What comes after the end has fallen was not there at the same time, and a slab that has been given back is not
+/// counted.
+#[test]
+fn statistics_count_nothing_that_was_not_there() {
+    let pool = Pool::new_in(heap(usize::MAX));
+    let give_back = |pool: &Pool<&Heap>, memory: NonNull<[u8]>| {
+        // SAFETY: allocated here by the callers below, and not used.
+        assert!(unsafe { pool.resize_in_place(memory, 0) });
+    };
+    give_back(&pool, pool.allocate(layout(500_000, 8)).unwrap());
+    // More than a slab: a block of its own.
+    pool.alloc_uninit_slice::<u8>(1_200_000).unwrap();
+    assert_eq!(pool.stats().peak, 1_200_000);
+
+    // 65,504 bytes to a slab: two halves of that do not fit behind eight bytes.
+    let mut pool = Pool::with_config_in(ArenaConfig::new().slab(64 << 10), heap(usize::MAX)).unwrap();
+    pool.alloc_uninit_slice::<u8>(8).unwrap();
+    pool.alloc_uninit_slice::<u8>(32_752).unwrap();
+    let halves = [(); 2].map(|()| pool.allocate(layout(32_752, 8)).unwrap());
+    halves.into_iter().rev().for_each(|half| give_back(&pool, half));
+    pool.shrink_to(0);
+    let stats = pool.stats();
+    let expected = (64 << 10, 32_760, 32_760, 32_760 + 65_504);
+    assert_eq!(
+        (stats.reserved, stats.committed, stats.allocated, stats.peak),
+        expected,
+        "{stats}"
+    );
+}
+
 /// A heap that lives as long as the test process, of at most so many pages.
 fn heap(pages: usize) -> &'static Heap {
     let config = Config::new(256 << 20).limit(PageCount(pages.min(1 << 20)));
@@ -220,6 +297,26 @@ mod checks {
         (0..100).for_each(|_| assert!(arena.bytes().is_ok()));
         // But for those tables.
         assert!(arena.counts().reserved % HUGE <= PAGE, "{}", arena.counts());
+        // Nor need the size be said, or anything be taken at once.
+        for size in [24, 6144, 64 << 10] {
+            let config = ArenaConfig::new().huge_pages(HugePages::Aligned);
+            let arena = F::make(layout(size, 8), config, heap).unwrap();
+            let count = 5 * HUGE / size;
+            let first = arena.bytes().unwrap().addr().get();
+            assert!(first.is_multiple_of(HUGE), "{first:#x}");
+            (1..count).for_each(|_| assert!(arena.bytes().is_ok()));
+            let stats = arena.counts();
+            assert!(stats.slabs >= 2 && stats.reserved % HUGE <= PAGE, "{stats}");
+            assert!(stats.reserved <= 4 * count * size, "{stats}");
+        }
+        // A limit that has no room for a huge page is used all the same, and a size that is said is kept to.
+        let config = ArenaConfig::new().huge_pages(HugePages::Aligned);
+        for config in [config.limit(HUGE / 2), config.slab(HUGE / 4).limit(HUGE)] {
+            let arena = F::make(layout(1000, 8), config, heap).unwrap();
+            let (count, _) = all(&arena);
+            let stats = arena.counts();
+            assert!(count * 1100 > stats.limit * 9 / 10, "{count} in {stats}");
+        }
     }
 
     pub(super) fn statistics_add_up<F: Family<'static>>(heap: &'static Heap) {

@@ -192,3 +192,26 @@ fn barriers_are_counted() {
     assert!(stats.pages.calls.barrier > before, "{stats}");
     assert_eq!(stats.magazine_bytes, 0, "{stats}");
 }
+
+/// Who only frees keeps next to nothing of it: the pages are there for who allocates.
+#[test]
+fn large_blocks_that_another_thread_frees_are_of_use_again() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    const BYTES: usize = 860_000;
+    let (sender, receiver) = mpsc::sync_channel::<Block>(1);
+    let consumer = thread::spawn(move || receiver.into_iter().for_each(|block| block.free(&HEAP)));
+    for number in 0..100 {
+        sender
+            .send(Block::new(&HEAP, layout(BYTES, 8), number).unwrap())
+            .unwrap();
+    }
+    drop(sender);
+    consumer.join().unwrap();
+    let stats = HEAP.stats();
+    // One with each thread, one in the channel, one in the hand; and they are not whole where they lie anew.
+    assert!(
+        stats.pages.peak_backed.0 * stats.pages.page_bytes < 8 * BYTES,
+        "{stats}"
+    );
+    HEAP.check().unwrap();
+}

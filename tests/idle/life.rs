@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::filter::{Refusal, refuse_in};
 use super::shapes::blocks;
 use super::*;
 
@@ -16,6 +17,16 @@ fn keeper() -> Option<std::path::PathBuf> {
         |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "pageheap\n");
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks.map(|task| task.unwrap().path()).find(named)
+}
+
+/// Bytes of address space that are mapped.
+fn mapped() -> usize {
+    let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let bounds = maps
+        .lines()
+        .map(|line| line.split_once(' ').unwrap().0.split_once('-').unwrap());
+    bounds.map(|(from, to)| number(to) - number(from)).sum()
 }
 
 /// Waits for what another thread is about to do.
@@ -54,8 +65,15 @@ fn it_is_born_with_the_first_mebibyte_freed() {
     if !is_child() {
         return assert!(run("life::it_is_born_with_the_first_mebibyte_freed"));
     }
-    drop(blocks(2 << 20, 1000));
+    let kept = blocks(2 << 20, 1000);
+    let before = mapped();
+    drop(kept);
     assert!(soon(|| keeper().is_some()));
+    // All that was mapped meanwhile is its stack: for itself, for the C library and thread-locals, which are
+    // few here, and a page below.
+    let (stack, own) = (mapped() - before, if cfg!(debug_assertions) { 64 } else { 16 } << 10);
+    println!("{} KiB of stack", stack >> 10);
+    assert!((own..=own + (24 << 10) + (16 << 10)).contains(&stack), "{stack} bytes");
     let status = std::fs::read_to_string(keeper().unwrap().join("status")).unwrap();
     let blocked = status.lines().find(|line| line.starts_with("SigBlk")).unwrap();
     let blocked = u64::from_str_radix(blocked.split_whitespace().nth(1).unwrap(), 16).unwrap();
@@ -95,17 +113,81 @@ fn a_child_has_none_and_gets_its_own() {
     }
 }
 
+/// From the first instruction on no thread can be made: there is none, and all works, and goes back when asked.
 #[test]
 fn it_may_be_refused() {
+    const NAME: &str = "life::it_may_be_refused";
+    // The C library tries the other one where the first is not known.
+    static REFUSALS: &[Refusal] = &[
+        Refusal::new(libc::SYS_clone3, libc::ENOSYS),
+        Refusal::new(libc::SYS_clone, libc::EAGAIN),
+    ];
     if !is_child() {
-        return assert!(run("life::it_may_be_refused"));
+        return assert!(run_with(NAME, |command| refuse_in(command, REFUSALS)));
     }
-    let limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: a limit is read from a valid place. (Whoever has the right to go beyond it is not limited.)
-    unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &limit) };
-    (0..40).for_each(|_| drop(blocks(4 << 20, 1000)));
-    assert!(HEAP.release(usize::MAX) > 0 || keeper().is_some());
+    assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "the filter refuses");
+    let before = resident();
+    // More often than a start is tried.
+    for round in 0..40 {
+        let kept = blocks(8 << 20, 1000 + round);
+        assert!(kept.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+    }
+    assert_eq!((keeper(), tasks()), (None, 1));
+    drop(blocks(64 << 20, 100_000));
+    assert!(HEAP.release(usize::MAX) > 0);
+    assert!(resident() <= before + (4 << 20), "{}", HEAP.stats());
+}
+
+/// 100 MiB of a heap, used and freed.
+fn use_up(heap: &GlobalHeap) {
+    use std::alloc::{GlobalAlloc, Layout};
+    let layout = Layout::from_size_align(100_000, 8).unwrap();
+    // SAFETY: the layout is not empty; written inside, freed with it.
+    unsafe {
+        let blocks: Vec<_> = (0..1000).map(|_| heap.alloc(layout)).collect();
+        for block in blocks {
+            block.write_bytes(1, layout.size());
+            heap.dealloc(block, layout);
+        }
+    }
+}
+
+#[test]
+fn a_word_switches_it_off() {
+    static WITH: GlobalHeap = GlobalHeap::new();
+    static WITHOUT: GlobalHeap = GlobalHeap::new().background(false);
+    if !is_child() {
+        return assert!(run("life::a_word_switches_it_off"));
+    }
+    let before = tasks();
+    use_up(&WITHOUT);
+    std::thread::sleep(SILENCE);
+    assert_eq!((keeper(), tasks()), (None, before));
+    let backed = WITHOUT.stats().pages.backed.0 * 8192;
+    assert!(backed >= 64 << 20, "nobody gives it back: {}", WITHOUT.stats());
+    // The same heap without the word.
+    use_up(&WITH);
+    assert!(soon(|| tasks() == before + 1), "{} of {before}", tasks());
+}
+
+#[test]
+fn a_variable_switches_it_off() {
+    const NAME: &str = "life::a_variable_switches_it_off";
+    if !is_child() {
+        for value in ["0", "1"] {
+            let set = |command: &mut std::process::Command| {
+                command.env("PAGEHEAP_BACKGROUND", value);
+            };
+            assert!(run_with(NAME, set));
+        }
+        return;
+    }
+    let before = tasks();
+    drop(blocks(100 << 20, 100_000));
+    if std::env::var_os("PAGEHEAP_BACKGROUND").unwrap() == "1" {
+        return assert!(soon(|| tasks() == before + 1));
+    }
+    std::thread::sleep(SILENCE);
+    assert_eq!((keeper(), tasks()), (None, before));
+    assert!(HEAP.stats().pages.backed.0 * 8192 >= 64 << 20, "{}", HEAP.stats());
 }

@@ -136,6 +136,23 @@ fn without_madvise_all_works_and_nothing_is_said_to_be_zero() {
     assert_eq!(HEAP.release(usize::MAX), 0);
 }
 
+/// As much as may be locked without rights, as a rule.
+const LOCKED: usize = 32 << 10;
+
+/// Whether this process may lock as much: by its limit, or by its rights (bit 14 is that to lock memory).
+fn may_be_locked() -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a valid place to write to.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) }, 0);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let rights = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let rights = u64::from_str_radix(rights.trim(), 16).unwrap();
+    limit.rlim_cur >= LOCKED as libc::rlim_t || rights >> 14 & 1 == 1
+}
+
 #[test]
 fn locked_pages_are_not_said_to_be_zero() {
     if !is_child() {
@@ -146,8 +163,9 @@ fn locked_pages_are_not_said_to_be_zero() {
     unsafe {
         let block = alloc(layout);
         block.write_bytes(7, layout.size());
-        // As much as may be locked without rights; where nothing may be, there is nothing to see.
-        let locked = libc::mlock(block.add(128 << 10).cast(), 32 << 10) == 0;
+        // Where nothing may be locked, there is nothing to see.
+        let locked = libc::mlock(block.add(128 << 10).cast(), LOCKED) == 0;
+        assert_eq!(locked, may_be_locked(), "{}", std::io::Error::last_os_error());
         dealloc(block, layout);
         HEAP.release(usize::MAX);
         for _ in 0..4 {

@@ -20,6 +20,7 @@ static NEEDLESS: &[Refusal] = &[
     Refusal::new(libc::SYS_tgkill, libc::EPERM),
     Refusal::new(libc::SYS_rseq, libc::ENOSYS),
     Refusal::new(libc::SYS_prlimit64, libc::EPERM),
+    Refusal::new(libc::SYS_getrandom, libc::ENOSYS),
 ];
 
 /// No mapping of 64 MiB and more.

@@ -9,14 +9,25 @@ use pageheap::Pressure;
 
 use super::*;
 
-static WATCHED: GlobalHeap = GlobalHeap::new().system_root(".").on_pressure(50, told);
+static WATCHED: GlobalHeap = GlobalHeap::new()
+    .system_root(".")
+    .on_pressure(50, told)
+    .on_pressure(97, alarmed);
 
 /// What the hook was last told: hundredths filled, and stalled; and how many events in all.
 static FILLED: AtomicU64 = AtomicU64::new(0);
 static STALLED: AtomicU64 = AtomicU64::new(0);
 static EVENTS: AtomicU64 = AtomicU64::new(0);
+/// How often the hook of the lower threshold was called, and that of the higher one.
+static TOLD: AtomicU64 = AtomicU64::new(0);
+static ALARMED: AtomicU64 = AtomicU64::new(0);
+
+fn alarmed(_: Pressure) {
+    ALARMED.fetch_add(1, Ordering::Relaxed);
+}
 
 fn told(pressure: Pressure) {
+    TOLD.fetch_add(1, Ordering::Relaxed);
     FILLED.store(u64::from(pressure.filled()), Ordering::Relaxed);
     STALLED.store(u64::from(pressure.stalled), Ordering::Relaxed);
     EVENTS.fetch_add(pressure.events, Ordering::Relaxed);
@@ -121,10 +132,18 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     file("memory.max", "105000000\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| FILLED.load(Ordering::Relaxed) == 95));
+    // And more: the other hook is called, and this one no more.
+    file("memory.max", "102000000\n");
+    assert!(soon(|| ALARMED.load(Ordering::Relaxed) > 1));
+    assert!(STALLED.load(Ordering::Relaxed) == 0 && FILLED.load(Ordering::Relaxed) == 95);
     file("memory.max", "1000000000\n");
     std::thread::sleep(Duration::from_millis(2500));
+    // At ten hundredths nobody is told anything.
+    let before = (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed));
     busy.fill();
     stays();
+    let after = (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed));
+    assert_eq!(before, after);
     // It is met, if only for a moment.
     file("memory.events", "low 0\nhigh 6\nmax 2\noom 1\noom_kill 0\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
@@ -142,6 +161,33 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     assert!(soon(
         || WATCHED.stats().pages.cached.0 == 0 && WATCHED.stats().shelf_pages.0 == 0
     ));
+}
+
+/// A group that is full of files, or of somebody else's memory, is not helped by a heap that is emptied every second.
+#[test]
+fn where_nothing_helps_less_is_tried() {
+    const NAME: &str = "pressure::where_nothing_helps_less_is_tried";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    let file = |name: &str, text: &str| write(Path::new("sys/fs/cgroup/a").join(name), text);
+    write("proc/self/cgroup", "0::/a\n");
+    file("memory.current", "96000000\n");
+    file("memory.max", "100000000\n");
+    file("memory.stat", "anon 1\nfile 60000000\ninactive_file 60000000\n");
+    let busy = Busy::begin();
+    busy.fill();
+    stays();
+    assert_eq!(TOLD.load(Ordering::Relaxed), 0);
+    // Nobody's files any more. What is free goes at the looks 0, 1, 3, 7 and 15 of those that find it so.
+    file("memory.stat", "anon 1\nfile 0\ninactive_file 0\n");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
+    assert!(soon(|| TOLD.load(Ordering::Relaxed) > 8));
+    busy.fill();
+    stays();
+    let looks = TOLD.load(Ordering::Relaxed);
+    assert!(looks < 15, "{looks} looks: this machine is slow");
+    assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
 }
 
 #[test]

@@ -176,15 +176,38 @@ struct Story<'a> {
     bytes: Bytes<'a>,
     blocks: &'a Blocks,
     limit: usize,
+    /// The most bytes that were alive at a time: ever, and since pages were last given back.
+    peak: Cell<usize>,
+    touched: Cell<usize>,
 }
 
-impl Story<'_> {
+impl<'a> Story<'a> {
+    fn new(bytes: Bytes<'a>, blocks: &'a Blocks, limit: usize) -> Self {
+        Self {
+            bytes,
+            blocks,
+            limit,
+            peak: Cell::new(0),
+            touched: Cell::new(0),
+        }
+    }
+
+    /// Counts what is alive, which has become more.
+    fn note(&self, twin: &Twin) {
+        let bytes = twin.bytes();
+        self.peak.set(self.peak.get().max(bytes));
+        self.touched.set(self.touched.get().max(bytes));
+    }
+
     /// Allocates, and writes on it. A refusal must have its reason.
     fn allocate(&self, hand: &dyn Hand, twin: &mut Twin) {
         let layout = self.bytes.layout();
         let refused = self.blocks.refused();
         match hand.take(layout) {
-            Ok(memory) => twin.add(self.blocks, memory, layout),
+            Ok(memory) => {
+                twin.add(self.blocks, memory, layout);
+                self.note(twin);
+            }
             Err(error) => {
                 assert_eq!((error.asked(), error.align()), (layout.size(), layout.align()));
                 match error.reason() {
@@ -219,7 +242,9 @@ impl Story<'_> {
             live.memory = NonNull::slice_from_raw_parts(live.memory.cast(), size);
             assert!(size == 0 || self.blocks.has(live.memory.addr().get(), size));
             fill(*live, old.min(size));
+            self.note(twin);
         }
+        let live = &twin.live[index];
         if size == 0 && live.memory.is_empty() {
             twin.live.remove(index);
         }
@@ -231,6 +256,7 @@ impl Story<'_> {
         if let Ok(memory) = hand.words(&words, kind) {
             let layout = Layout::from_size_align(memory.len(), 1).expect("small");
             twin.add(self.blocks, memory, layout);
+            self.note(twin);
         }
     }
 
@@ -264,6 +290,11 @@ impl Story<'_> {
             twin.bytes() <= stats.allocated && stats.allocated <= stats.peak,
             "\n{stats}"
         );
+        let (peak, touched) = (self.peak.get(), self.touched.get());
+        assert!(
+            peak <= stats.peak && touched <= stats.committed,
+            "{peak} bytes were in use at a time, {touched} of pages that are still there\n{stats}"
+        );
     }
 }
 
@@ -290,11 +321,7 @@ pub fn arena(input: &[u8]) {
     let bytes = Bytes(Cell::new(input));
     let blocks = Blocks::new([0, 0, 2, 5][bytes.byte() % 4]);
     let (config, limit) = config(&bytes);
-    let story = Story {
-        bytes,
-        blocks: &blocks,
-        limit,
-    };
+    let story = Story::new(bytes, &blocks, limit);
     let Ok(mut arena) = Arena::with_config_in(config, &blocks) else {
         assert!(blocks.is_empty(), "nothing is kept of an arena that was not made");
         return;
@@ -327,6 +354,7 @@ pub fn arena(input: &[u8]) {
             let most = story.bytes.size();
             arena.shrink_to(most);
             assert!(blocks.bytes() <= most, "all is free after a reset");
+            story.touched.set(0);
             story.check(arena.stats(), &Twin::default());
         }
     }
@@ -339,11 +367,7 @@ pub fn pool(input: &[u8]) {
     let bytes = Bytes(Cell::new(input));
     let blocks = Blocks::new([0, 0, 2, 5][bytes.byte() % 4]);
     let (config, limit) = config(&bytes);
-    let story = Story {
-        bytes,
-        blocks: &blocks,
-        limit,
-    };
+    let story = Story::new(bytes, &blocks, limit);
     let Ok(mut pool) = Pool::with_config_in(config.slab((1 + story.bytes.byte()) * 256), &blocks) else {
         assert!(blocks.is_empty(), "nothing is kept of a pool that was not made");
         return;
@@ -377,6 +401,8 @@ pub fn pool(input: &[u8]) {
         );
         stale.extend(handles.iter().map(|(handle, _)| *handle));
         pool.reset();
+        // Large blocks have gone back.
+        story.touched.set(0);
         assert!(stale.iter().all(|handle| pool.get(*handle).is_err()));
         assert_eq!(pool.stats().allocated, 0);
         if story.bytes.byte().is_multiple_of(4) {

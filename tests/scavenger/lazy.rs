@@ -237,9 +237,57 @@ static FICKLE: OverSystem<Fickle> = OverSystem(Fickle {
 static HEAP: GlobalHeap<&OverSystem<Fickle>> =
     unsafe { GlobalHeap::with_source(&FICKLE, Config::new(1 << 30).release_lazily(true)) };
 
+/// The system, which gives the first half of what it is asked for back and then says no, two times of three.
+struct Halfway {
+    asked: AtomicUsize,
+    halves: AtomicUsize,
+}
+
+// SAFETY: every verb is the system's; what is refused is of contents that nobody knows, as a refusal is.
+unsafe impl Verbs for Halfway {
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let granule = System.granule();
+        let half = (bytes / 2).next_multiple_of(granule);
+        let whole = self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(3);
+        // SAFETY: the caller's promise, of all of it or a part.
+        let done = unsafe { System.release(start, if whole { bytes } else { half }) };
+        if whole {
+            return done;
+        }
+        self.halves.fetch_add(1, Ordering::Relaxed);
+        Err(Refused)
+    }
+}
+
+static HALFWAY: OverSystem<Halfway> = OverSystem(Halfway {
+    asked: AtomicUsize::new(0),
+    halves: AtomicUsize::new(0),
+});
+
+// SAFETY: the system's pages are memory.
+static HALVED: GlobalHeap<&OverSystem<Halfway>> = unsafe { GlobalHeap::with_source(&HALFWAY, Config::new(1 << 30)) };
+
+#[test]
+fn half_of_an_advice_is_taken_for_a_refusal() {
+    stamp(&HALVED);
+    let halves = HALFWAY.halves.load(Ordering::Relaxed);
+    assert!(halves > 100, "{halves}");
+    let pages = HALVED.stats().pages;
+    assert!(pages.released > 0 && pages.calls.release > halves as u64, "{pages}");
+    HALVED.check().unwrap();
+}
+
 /// Contents survive or vanish; zeroed blocks are zero, and live ones keep what is in them.
 #[test]
 fn contents_survive_or_vanish_and_nobody_believes_either() {
+    stamp(&HEAP);
+    let (lost, survived) = (FICKLE.lost.load(Ordering::Relaxed), FICKLE.kept.load(Ordering::Relaxed));
+    assert!(lost > 1000 && survived > 1000, "{lost} lost, {survived} kept");
+}
+
+/// Blocks, zeroed and not, with a stamp in each, while memory goes back: what is told to be zero is, and what is live
+/// stays as it is.
+fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
     let (clock, mut kept, mut random) = (hand(), Vec::new(), 12345_usize);
     let mut below = |end: usize| {
         random = random
@@ -252,7 +300,7 @@ fn contents_survive_or_vanish_and_nobody_believes_either() {
         let layout = Layout::from_size_align(1 + below(most), 8).unwrap();
         // SAFETY: the layout is not empty; read and written inside, freed with it.
         unsafe {
-            let block = HEAP.alloc_zeroed(layout);
+            let block = heap.alloc_zeroed(layout);
             let bytes = std::slice::from_raw_parts_mut(block, layout.size());
             assert!(bytes.iter().all(|&byte| byte == 0), "round {round}, {layout:?}");
             bytes.fill(round as u8 | 1);
@@ -261,17 +309,15 @@ fn contents_survive_or_vanish_and_nobody_believes_either() {
                 let (block, layout, mark) = kept.swap_remove(below(kept.len()));
                 let bytes = std::slice::from_raw_parts(block, layout.size());
                 assert!(bytes.iter().all(|&byte| byte == mark), "round {round}, {layout:?}");
-                HEAP.dealloc(block, layout);
+                heap.dealloc(block, layout);
             }
         }
         if round % 100 < 10 {
             // As if it were silent for long.
-            clock.pass(HEAP.tick(&clock).min(Duration::from_secs(2)));
+            clock.pass(heap.tick(&clock).min(Duration::from_secs(2)));
         }
         if round % 50 == 0 {
-            HEAP.scavenge(PageCount(below(2000)));
+            heap.scavenge(PageCount(below(2000)));
         }
     }
-    let (lost, survived) = (FICKLE.lost.load(Ordering::Relaxed), FICKLE.kept.load(Ordering::Relaxed));
-    assert!(lost > 1000 && survived > 1000, "{lost} lost, {survived} kept");
 }

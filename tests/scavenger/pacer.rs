@@ -119,6 +119,20 @@ fn a_hurry_is_a_fifth_of_a_processor_until_the_account_is_empty() {
     assert!(now - 100 * SECOND > SECOND, "then it is a hundredth");
 }
 
+/// By 25 ms at the most, and slept off by who has nothing else to pay for, too.
+#[test]
+fn trimming_empties_the_account_and_makes_no_pause_of_its_own() {
+    let (mut pacer, now) = (Pacer::new(), 100 * SECOND);
+    assert_eq!(pacer.pause(now, 0, 0, true), 0);
+    for left in [75, 50, 25, 0] {
+        pacer.charge(SECOND);
+        assert_eq!(pacer.pause(now, 0, 0, true), 0, "{left} ms left");
+    }
+    pacer.charge(3 * MILLISECOND);
+    assert_eq!(pacer.pause(now, 0, 0, true), 300 * MILLISECOND);
+    assert_eq!(pacer.pause(now + 300 * MILLISECOND, 0, 0, true), 0, "slept off");
+}
+
 #[test]
 fn a_clock_that_stands_still_pays_for_its_granules() {
     let mut pacer = Pacer::new();

@@ -2,7 +2,14 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 
-use pageheap::{GlobalHeap, PageUse, Snapshot};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pageheap::source::{Contents, Failure, OverSystem, Purpose, Refused, Reservation, Source, System, Verb, Verbs};
+use pageheap::{Calls, ClassStats, GlobalHeap, GlobalStats, HugePages, PageUse, Snapshot, Stats};
+use serde_json::Value;
+
+use super::*;
 
 static HEAP: GlobalHeap = GlobalHeap::new().background(false);
 
@@ -125,8 +132,316 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 40 && full.to_string().contains("resident"),
+        names.len() == 42 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
+}
+
+/// A snapshot in which every counter and every gauge is another number, the larger the larger `by` is.
+fn distinct(by: u64) -> Snapshot {
+    let mut last = 1000 * by;
+    let mut next = move || {
+        last += by;
+        last
+    };
+    let mut pages = Stats {
+        page_bytes: 8192,
+        metadata_bytes: next() as usize,
+        refills: next(),
+        flushes: next(),
+        growths: next(),
+        refusals: next(),
+        released: next(),
+        released_lazily: next(),
+        scavenge_nanoseconds: next(),
+        calls: Calls {
+            reserve: next(),
+            prepare: next(),
+            commit: next(),
+            release: next(),
+            advise: next(),
+            discard: next(),
+            unreserve: next(),
+            barrier: next(),
+        },
+        ..Stats::default()
+    };
+    for count in [
+        &mut pages.grown,
+        &mut pages.in_use,
+        &mut pages.cached,
+        &mut pages.free,
+        &mut pages.scavenged,
+        &mut pages.backed,
+        &mut pages.peak_backed,
+    ] {
+        *count = PageCount(next() as usize);
+    }
+    let mut snapshot = Snapshot {
+        stats: GlobalStats {
+            pages,
+            span_pages: PageCount(next() as usize),
+            spans: next() as usize,
+            slot_bytes: next() as usize,
+            batches: next(),
+            threads: next() as usize,
+            ..GlobalStats::default()
+        },
+        resident: next() as usize,
+        ..Snapshot::default()
+    };
+    for class in &mut snapshot.classes {
+        *class = ClassStats {
+            slot_bytes: next() as usize,
+            spans: next() as usize,
+            span_pages: next() as usize,
+            live: next() as usize,
+            refills: next(),
+            flushes: next(),
+            ..ClassStats::default()
+        };
+    }
+    snapshot
+}
+
+fn json_of(snapshot: &Snapshot) -> Value {
+    let mut text = String::new();
+    snapshot.json(&mut text).unwrap();
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// How many counters there are; each is less by what it was, and all else is as it is now.
+fn less(now: &Value, then: &Value, change: &Value) -> usize {
+    let mut counters = 0;
+    for (name, value) in now.as_object().unwrap() {
+        let number = |of: &Value| of[name].as_u64().unwrap();
+        if name.ends_with("_total") {
+            counters += 1;
+            assert_eq!(number(change), value.as_u64().unwrap() - number(then), "{name}");
+            assert!(number(change) > 0, "{name}");
+        } else if name != "classes" {
+            assert_eq!(&change[name], value, "{name}");
+        }
+    }
+    counters
+}
+
+#[test]
+fn a_difference_is_that_of_every_counter_and_of_nothing_else() {
+    let (then, now) = (distinct(3), distinct(5));
+    let change = now.since(&then);
+    let [then, now, change] = [then, now, change].map(|snapshot| json_of(&snapshot));
+    assert_eq!(less(&now, &then, &change), 16);
+    let classes = |of: &Value| of["classes"].as_array().unwrap().clone();
+    for ((now, then), change) in classes(&now).iter().zip(&classes(&then)).zip(&classes(&change)) {
+        assert_eq!(less(now, then, change), 2);
+    }
+}
+
+/// As JSON and as Prometheus' text, each layer's figures are those of the layer below and its own.
+#[test]
+fn pages_and_objects_have_the_same_figures_by_the_same_names() {
+    let snapshot = distinct(7);
+    let (mut pages, mut objects) = (String::new(), String::new());
+    snapshot.stats.pages.json(&mut pages).unwrap();
+    snapshot.stats.json(&mut objects).unwrap();
+    let parse = |text: &str| {
+        serde_json::from_str::<Value>(text)
+            .unwrap()
+            .as_object()
+            .unwrap()
+            .clone()
+    };
+    let (pages, objects, all) = (parse(&pages), parse(&objects), json_of(&snapshot));
+    assert_eq!(
+        (pages.len(), objects.len(), all.as_object().unwrap().len()),
+        (23, 31, 34)
+    );
+    assert!(pages.iter().all(|(name, value)| objects[name] == *value));
+    assert!(objects.iter().all(|(name, value)| all[name] == *value));
+    for (text, figures) in [
+        (written(|out| snapshot.stats.pages.prometheus(out)), &pages),
+        (written(|out| snapshot.stats.prometheus(out)), &objects),
+    ] {
+        let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(lines.len(), figures.len());
+        for line in lines {
+            let (name, value) = line.strip_prefix("pageheap_").unwrap().split_once(' ').unwrap();
+            assert_eq!(figures[name].to_string(), value, "{name}");
+        }
+    }
+}
+
+fn written(write: impl FnOnce(&mut String) -> std::fmt::Result) -> String {
+    let mut text = String::new();
+    write(&mut text).unwrap();
+    text
+}
+
+/// What a heap says it has asked is what the source was asked.
+#[track_caller]
+fn same<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
+    let (calls, asked) = (heap.stats().calls, |verb| heap.source().calls(verb) as u64);
+    let told = [
+        calls.reserve,
+        calls.prepare,
+        calls.commit,
+        calls.advise,
+        calls.unreserve,
+    ];
+    let counted = [
+        Verb::Reserve,
+        Verb::Prepare,
+        Verb::Commit,
+        Verb::Advise,
+        Verb::Unreserve,
+    ];
+    assert_eq!(told, counted.map(asked));
+    assert_eq!(calls.release, asked(Verb::Release) + asked(Verb::ReleaseLazily));
+}
+
+/// Takes pages of all kinds, and gives them back in all ways.
+fn use_up<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
+    let cache = heap.cache().unwrap();
+    for round in 0..300 {
+        let Some(run) = cache.allocate(PageCount(1 + round % 40)) else {
+            continue;
+        };
+        if round % 3 == 0 {
+            // SAFETY: just allocated.
+            unsafe { cache.free(run) };
+        }
+        same(heap);
+        match round % 50 {
+            10 => drop(heap.scavenge(PageCount(20))),
+            20 => drop(heap.release(PageCount(20))),
+            _ => (),
+        }
+    }
+    same(heap);
+}
+
+#[test]
+fn calls_are_those_of_the_source_verb_by_verb() {
+    let advised = Config::new(64 << 20).huge_pages(HugePages::Advise);
+    use_up(&PageHeap::<Simulated>::new(Simulated::new(4096), advised.release_lazily(true)).unwrap());
+    let committing = PageHeap::<Simulated<true>>::new(Simulated::committing(4096), Config::new(64 << 20)).unwrap();
+    use_up(&committing);
+    assert!(committing.stats().calls.commit > 0);
+    // Less is reserved than is wished for; and pages are given back, for which there are no tables.
+    for refused in [&[0_usize, 1][..], &[1], &[0, 2, 4]] {
+        let source = Simulated::new(4096);
+        for &after in refused {
+            source.fail(Verb::Reserve, Failure::Calls { after, times: 1 });
+        }
+        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20)).unwrap();
+        assert_eq!(heap.source().failures(Verb::Reserve), refused.len());
+        same(&heap);
+        use_up(&heap);
+    }
+    // Tables and pages are refused, too, before the heap is there and afterwards.
+    for (verb, failure) in [
+        (Verb::Prepare, Failure::Calls { after: 0, times: 1 }),
+        (Verb::Prepare, Failure::Calls { after: 3, times: 4 }),
+        (Verb::Prepare, Failure::Every(3)),
+        (Verb::Release, Failure::Every(2)),
+    ] {
+        let source = Simulated::new(4096).failing(verb, failure);
+        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20)).unwrap();
+        same(&heap);
+        use_up(&heap);
+        assert!(heap.source().failures(verb) > 0 && heap.stats().in_use.0 > 0);
+    }
+}
+
+/// The simulated source works a microsecond for each call.
+#[test]
+fn the_time_of_all_who_give_back_is_counted() {
+    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
+    let mut before = (0, 0);
+    let mut check = |what: &str| {
+        let stats = heap.stats();
+        let (calls, time) = (stats.calls.release, stats.scavenge_nanoseconds);
+        assert!(calls > before.0, "{what} called nobody");
+        assert_eq!(time - before.1, (calls - before.0) * 1000, "{what}");
+        before = (calls, time);
+    };
+    let mut runs: Vec<_> = (0..1000).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
+    runs.retain(|run| {
+        run.start().0 % 2 == 0 || {
+            // SAFETY: just allocated.
+            unsafe { heap.free(*run) };
+            false
+        }
+    });
+    heap.scavenge(PageCount(50));
+    check("scavenge");
+    heap.release(PageCount(50));
+    check("release");
+    heap.release_as_a_layer(PageCount(50));
+    check("release for a layer above");
+    heap.set_soft_limit(PageCount(heap.backed().0));
+    let _above = heap.allocate(PageCount(100)).unwrap();
+    check("whoever went above the soft limit");
+}
+
+/// The system, and how often it was asked what.
+#[derive(Default)]
+struct Counting {
+    reserve: AtomicU64,
+    prepare: AtomicU64,
+    release: AtomicU64,
+    discard: AtomicU64,
+}
+
+// SAFETY: every verb is the system's.
+unsafe impl Verbs for Counting {
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        self.reserve.fetch_add(1, Ordering::Relaxed);
+        System.reserve(purpose, bytes, align)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        self.prepare.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        self.release.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
+        self.discard.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.discard(start, bytes) }
+    }
+}
+
+#[test]
+fn calls_of_both_layers_are_those_of_the_source() {
+    static COUNTED: OverSystem<Counting> = OverSystem(Counting {
+        reserve: AtomicU64::new(0),
+        prepare: AtomicU64::new(0),
+        release: AtomicU64::new(0),
+        discard: AtomicU64::new(0),
+    });
+    // SAFETY: the system's pages are memory.
+    static HEAP: GlobalHeap<&OverSystem<Counting>> = unsafe { GlobalHeap::with_source(&COUNTED, Config::new(1 << 30)) };
+    let layout = Layout::from_size_align(1000, 8).unwrap();
+    // SAFETY: the layout is not empty; freed with it.
+    unsafe {
+        let blocks: Vec<_> = (0..100_000).map(|_| HEAP.alloc(layout)).collect();
+        blocks.into_iter().for_each(|block| HEAP.dealloc(block, layout));
+    }
+    HEAP.release(usize::MAX);
+    let stats = HEAP.stats();
+    let (calls, asked) = (stats.pages.calls, |count: &AtomicU64| count.load(Ordering::Relaxed));
+    let counts = [&COUNTED.reserve, &COUNTED.prepare, &COUNTED.release, &COUNTED.discard];
+    let told = [calls.reserve, calls.prepare, calls.release, calls.discard];
+    assert_eq!(told, counts.map(asked), "{stats}");
+    assert!(calls.discard > 0 && stats.pages.scavenge_nanoseconds > 0, "{stats}");
 }

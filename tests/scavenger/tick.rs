@@ -1,6 +1,7 @@
 //! The driver, on the simulated source, whose pages are what the operating system's are, and a clock set by hand.
 
 use pageheap::source::{Contents, Failure, Verb};
+use pageheap::{PageIndex, PageRun};
 
 use super::*;
 
@@ -151,6 +152,86 @@ fn above_the_peak_of_ten_seconds_goes_while_work_goes_on() {
     assert!((9..=13).contains(&second), "after {second} seconds");
     // The highest first.
     assert!(heap.free_set().words(4095 / 64).1 != 0);
+}
+
+/// Pages of a chunk that are free and marked as scavenged.
+fn gone(heap: &PageHeap<Simulated>, chunk: usize) -> u32 {
+    let words = chunk * 8..chunk * 8 + 8;
+    words.map(|word| heap.free_set().words(word).1.count_ones()).sum()
+}
+
+#[test]
+fn whole_huge_pages_go_before_holes_that_lie_higher() {
+    let heap = heap(Simulated::new(4096), 64 << 20);
+    // The chunk at the bottom is free, the one above has single pages free.
+    torn(&heap, 1024, |page| page < 512 || page % 2 == 1);
+    // Each look at the clock takes more than half of a quantum: a chunk a tick.
+    let clock = Hand {
+        step: Duration::from_micros(600),
+        ..hand()
+    };
+    while heap.source().calls(Verb::Release) == 0 {
+        assert!(clock.now.get() < Duration::from_secs(60), "{}", heap.stats());
+        clock.pass(heap.tick(&clock).min(Duration::from_secs(1)));
+    }
+    assert_eq!((gone(&heap, 0), gone(&heap, 1)), (512, 0));
+    until_rest(&heap, &clock, Duration::from_secs(600)).expect("it comes to rest");
+    assert_eq!((gone(&heap, 0), gone(&heap, 1)), (512, 256));
+}
+
+/// Half of the lowest chunk is live; the other half is in caches that are at work, so that it looks full, though it
+/// is not needed. Seven chunks above, which are not needed any more, go back; that one only when it has not been full
+/// for a generation.
+#[test]
+fn a_dense_chunk_is_left_alone_for_a_generation_unless_all_is_to_go() {
+    let heap = heap(Simulated::new(4096), 64 << 20);
+    torn(&heap, 9 * 512, |page| (256..8 * 512).contains(&page));
+    // Of these one is freed now and then: a sign of life.
+    let mut live: Vec<_> = (8 * 512..9 * 512)
+        .map(|page| PageRun::new(PageIndex(page), PageCount(1)).unwrap())
+        .collect();
+    let caches: Vec<_> = (0..4).map(|_| heap.cache().unwrap()).collect();
+    let clock = hand();
+    // A quarter of a second, in which something happens, so that nobody takes the program for silent.
+    let mut quarter = |at_work: bool| {
+        for cache in caches.iter().filter(|_| at_work) {
+            let run = cache.allocate(PageCount(1)).unwrap();
+            // SAFETY: just allocated.
+            unsafe { cache.free(run) };
+        }
+        assert!(
+            !at_work || (0..8).all(|word| heap.free_set().words(word).0 == 0),
+            "full"
+        );
+        // SAFETY: of those that `torn` left, each once.
+        unsafe { heap.free_batch(&mut [live.pop().expect("enough")]) };
+        let mut passed = Duration::ZERO;
+        while passed < Duration::from_millis(250) {
+            let pause = heap.tick(&clock).min(Duration::from_millis(250));
+            clock.pass(pause);
+            passed += pause;
+        }
+    };
+    let above = |heap: &PageHeap<Simulated>| (1..8).map(|chunk| gone(heap, chunk)).sum::<u32>();
+    let quarters = (1..80).find(|_| {
+        quarter(true);
+        above(&heap) == 7 * 512
+    });
+    assert!(
+        (36..60).contains(&quarters.expect("all above goes")),
+        "after ten seconds: {quarters:?}"
+    );
+    (0..12).for_each(|_| quarter(true));
+    assert_eq!(gone(&heap, 0), 0, "while it is full: {}", heap.stats());
+    let quarters = (1..40).find(|_| {
+        quarter(false);
+        gone(&heap, 0) > 0
+    });
+    // Caches are emptied within a second; then one generation to two.
+    assert!(
+        (5..=12).contains(&quarters.expect("it goes")),
+        "after {quarters:?} quarters of a second"
+    );
 }
 
 #[test]

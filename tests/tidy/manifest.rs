@@ -61,6 +61,21 @@ pub(crate) fn readme(house: &House) -> Vec<String> {
     findings
 }
 
+/// The film in the README is one of this crate's pictures: its legend names every kind of page that they do.
+pub(crate) fn film(house: &House) -> Vec<String> {
+    let picture = house.text("src/picture.rs").unwrap_or_default();
+    let film = house.text("docs/film.svg").unwrap_or_default();
+    let names = picture.lines().find_map(|line| line.strip_prefix("const NAMES: "));
+    let Some((_, names)) = names.and_then(|line| line.split_once('=')) else {
+        return vec!["src/picture.rs:1: has no line `const NAMES: ...`".to_owned()];
+    };
+    let names = names.split('"').skip(1).step_by(2);
+    let missing = names.filter(|name| !film.contains(&format!(">{name}</text>")));
+    missing
+        .map(|name| format!("docs/film.svg:1: has no {name}; run the example heap_map anew"))
+        .collect()
+}
+
 /// No file names a path of the machine it was written on.
 pub(crate) fn foreign_paths(house: &House) -> Vec<String> {
     let shared = ["..", "/shar", "ed"].concat();

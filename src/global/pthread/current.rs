@@ -1,7 +1,7 @@
 //! The thread's pointer to its structure, or to what stands for none.
 //!
 //! ```text
-//!   x86-64 Linux with glibc   a word in the thread's own block   mov place, [rip + …]; mov owner, fs:[place]
+//!   x86-64 Linux with glibc   a word in the thread's own block   mov place, [rip + …]; mov thread, fs:[place]
 //!   elsewhere                 `thread_local!`
 //! ```
 //!
@@ -27,7 +27,7 @@ mod imp {
     use core::ptr::{self, NonNull};
 
     use crate::global::pthread::FRESH;
-    use crate::sync::Owner;
+    use crate::object::Thread;
 
     // Hidden: a library's is not the program's. Named after FRESH, whose own name is this copy of the crate's: there
     // may be another in the program, of a version that differs behind its three numbers only, or from elsewhere.
@@ -46,25 +46,25 @@ mod imp {
 
     /// The pointer.
     #[inline(always)]
-    pub fn get() -> NonNull<Owner> {
-        let owner: *mut Owner;
+    pub fn get() -> NonNull<Thread> {
+        let thread: *mut Thread;
         // SAFETY: two reads: of the word's distance from the thread's block, which the loader has written, and of the
         // word, which is FRESH's address or what `set` wrote: never null.
         unsafe {
             asm!(
                 "mov {place}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
-                "mov {owner}, qword ptr fs:[{place}]",
+                "mov {thread}, qword ptr fs:[{place}]",
                 fresh = sym FRESH,
                 place = out(reg) _,
-                owner = out(reg) owner,
+                thread = out(reg) thread,
                 options(nostack, preserves_flags, readonly)
             );
-            NonNull::new_unchecked(owner)
+            NonNull::new_unchecked(thread)
         }
     }
 
     /// Where it stands.
-    pub fn place() -> *const NonNull<Owner> {
+    pub fn place() -> *const NonNull<Thread> {
         let place: usize;
         // SAFETY: as in `get`; the first word of the block is its own address.
         unsafe {
@@ -80,9 +80,9 @@ mod imp {
     }
 
     /// Changes it.
-    pub fn set(owner: NonNull<Owner>) {
+    pub fn set(thread: NonNull<Thread>) {
         // SAFETY: the word is this thread's, and only read and written here.
-        unsafe { place().cast_mut().write(owner) };
+        unsafe { place().cast_mut().write(thread) };
     }
 }
 
@@ -99,25 +99,25 @@ mod imp {
     use core::ptr::{self, NonNull};
 
     use crate::global::pthread::FRESH;
-    use crate::sync::Owner;
+    use crate::object::Thread;
 
     std::thread_local! {
-        static CURRENT: Cell<NonNull<Owner>> = const { Cell::new(NonNull::from_ref(&FRESH)) };
+        static CURRENT: Cell<NonNull<Thread>> = const { Cell::new(FRESH.as_thread()) };
     }
 
     /// The pointer.
     #[inline(always)]
-    pub fn get() -> NonNull<Owner> {
+    pub fn get() -> NonNull<Thread> {
         CURRENT.get()
     }
 
     /// Where it stands.
-    pub fn place() -> *const NonNull<Owner> {
+    pub fn place() -> *const NonNull<Thread> {
         CURRENT.with(|current| ptr::from_ref(current).cast())
     }
 
     /// Changes it.
-    pub fn set(owner: NonNull<Owner>) {
-        CURRENT.set(owner);
+    pub fn set(thread: NonNull<Thread>) {
+        CURRENT.set(thread);
     }
 }

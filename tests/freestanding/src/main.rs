@@ -16,12 +16,14 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
+use core::time::Duration;
 
 use pageheap::arena::{Arena, ArenaConfig, FreeList, Pool, ShardedFreeList, SlotBox};
 use pageheap::source::Region;
-use pageheap::{Config, GlobalHeap, PageCount, PageHeap};
+use pageheap::{Clock, Config, GlobalHeap, PageCount, PageHeap};
 
 const BYTES: usize = 4 << 20;
 
@@ -41,7 +43,20 @@ static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(unsafe { Region::new((&r
 fn main() {
     page_heap();
     arenas();
+    let growths = HEAP.stats().pages.growths;
+    assert!(
+        growths == 0,
+        "heap and arenas allocate nothing but from what they stand on"
+    );
     collections();
+    assert!(HEAP.stats().pages.growths > 0, "and that would have been seen");
+    let blocks = HEAP.stats().bytes_in_use();
+    rests(|clock| HEAP.tick(clock));
+    let stats = HEAP.stats();
+    assert!(
+        stats.magazine_bytes == 0 && stats.stored_bytes == 0 && stats.bytes_in_use() == blocks,
+        "silence empties magazines and stores, and nothing else"
+    );
     assert!(HEAP.check().is_ok(), "the global heap's books are right");
     let _ = writeln!(system::Output, "freestanding: ok");
 }
@@ -73,6 +88,25 @@ fn page_heap() {
         }
         assert!(heap.stats().in_use == PageCount::ZERO, "all pages came back");
     }
+    // A region keeps its bytes, so nothing goes back; the scavenger finds that out.
+    rests(|clock| heap.tick(clock));
+    assert!(
+        heap.stats().released == 0 && heap.check().is_ok(),
+        "a tick breaks nothing"
+    );
+    assert!(heap.allocate(PageCount(200)).is_some(), "nor takes anything");
+}
+
+/// Ticks as a program's own loop would, by a clock of its own, until there is nothing left to do.
+fn rests(tick: impl Fn(&dyn Clock) -> Duration) {
+    let now = Cell::new(Duration::from_secs(1));
+    let rest = (0..1000).any(|_| {
+        let pause = tick(&|| now.get());
+        now.set(now.get().saturating_add(pause));
+        pause == Duration::MAX
+    });
+    assert!(rest, "a silent heap comes to rest");
+    assert!(now.get() > Duration::from_secs(2), "after a second of silence");
 }
 
 /// The four arenas, on the region that is left.

@@ -231,6 +231,28 @@ fn what_is_given_back_is_taken_by_one_who_sees_that_it_was() {
 }
 
 #[test]
+fn what_fell_before_the_slab_was_left_is_counted() {
+    explore(3, || {
+        let (paper, arena) = arena(2);
+        let arena = Arc::new(arena);
+        take(&paper, &arena, 104).unwrap();
+        let (other_paper, other) = (paper.clone(), Arc::clone(&arena));
+        let thread = spawn(move || {
+            let memory = take(&other_paper, &other, 64).unwrap();
+            // SAFETY: allocated here, and not used again.
+            unsafe { other.resize_in_place(memory, 0) }
+        });
+        // Has no room in the first slab while the other has his there.
+        take(&paper, &arena, 104).unwrap();
+        let fell = thread.join().unwrap();
+        let stats = arena.stats();
+        assert_eq!(stats.allocated, 208 + if fell { 0 } else { 64 });
+        assert_eq!(stats.committed, if stats.slabs == 2 { 272 } else { 208 });
+        assert!((stats.allocated..=272).contains(&stats.peak));
+    });
+}
+
+#[test]
 fn the_last_block_grows_for_one_of_two() {
     explore(3, || {
         let (paper, arena) = arena(1);

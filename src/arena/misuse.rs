@@ -1,0 +1,434 @@
+//! What must not compile, and what differs from it in one line and does.
+//!
+//! ```text
+//!   compile_fail,E0502    let value = arena.alloc(17); arena.reset(); use(value)   one line is wrong
+//!   its twin              let value = arena.alloc(17); arena.stats(); use(value)   compiles, and runs
+//! ```
+//!
+//! A program that must not compile proves little by itself: it may fail for a name that was misspelt. So each names its
+//! error, which a nightly compiler compares, and has a twin that is the same but for the wrong line; `tests/tidy.rs`
+//! looks for both. The examples in the documentation have their twins here. Nothing of this is in any build: it is read
+//! by `cargo test --doc`.
+//!
+//! Worked: `reset` renamed, and the first program would still not compile, for another reason: E0599 instead of E0502.
+//!
+//! **The twins of the examples** of `Arena`: across a reset, and out of its arena.
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let value = arena.alloc(17).unwrap();
+//! arena.stats();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let value = {
+//!     let arena = Arena::new();
+//!     arena.boxed(&17).map(pageheap::arena::ArenaBox::into_inner).unwrap()
+//! };
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! Of `Local` and `Scope`: out of a scope, and from outside in it.
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let mut outside = &mut 0;
+//! local.scoped(|scope| {
+//!     *outside = *scope.alloc(17).unwrap();
+//! });
+//! assert_eq!(*outside, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! local.scoped(|scope| {
+//!     scope.alloc(18).unwrap();
+//!     scope.alloc(17).unwrap();
+//! });
+//! ```
+//!
+//! Of `Pool` and `Handle`: across a reset, on another thread, and with a shorter life.
+//!
+//! ```
+//! use pageheap::arena::Pool;
+//!
+//! let mut pool = Pool::new();
+//! let buffer = pool.alloc_slice_copy(&[1, 2, 3]).unwrap();
+//! pool.stats();
+//! assert_eq!(buffer[0], 1);
+//! ```
+//!
+//! ```
+//! use std::cell::Cell;
+//! use std::sync::Mutex;
+//!
+//! use pageheap::arena::Pool;
+//!
+//! let pool = Pool::new();
+//! let (cell, mutex) = (pool.insert(Cell::new(1)).unwrap(), pool.insert(Mutex::new(1)).unwrap());
+//! std::thread::scope(|scope| {
+//!     scope.spawn(|| assert!(pool.get(mutex).is_ok()));
+//!     assert!(pool.get(cell).is_ok());
+//! });
+//! ```
+//!
+//! ```
+//! use pageheap::arena::{Handle, Pool};
+//!
+//! let mut pool = Pool::new();
+//! let name: Handle<&'static str> = pool.insert("long").unwrap();
+//! let text = String::from("short");
+//! *pool.get_mut(name).unwrap() = text.leak();
+//! ```
+//!
+//! Of the lists: a box without its list, a reset under an owner, an owner on two threads.
+//!
+//! ```
+//! use pageheap::arena::FreeList;
+//!
+//! let list = FreeList::for_type::<u64>();
+//! let number = list.boxed(7_u64).unwrap();
+//! list.stats();
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let mut list = ShardedFreeList::new(core::alloc::Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! list.stats();
+//! owner.allocate().unwrap();
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 4).unwrap();
+//! let owner = list.owner().unwrap();
+//! std::thread::scope(|scope| {
+//!     scope.spawn(move || assert!(owner.allocate().is_ok()));
+//! });
+//! ```
+//!
+//! **Across a reset**, what the examples do not show: the value of a local, the local itself, a box in an arena, what a
+//! handle names.
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let value = arena.local().alloc(17).unwrap();
+//! arena.reset();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let value = arena.local().alloc(17).unwrap();
+//! arena.stats();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let local = arena.local();
+//! arena.reset();
+//! assert_eq!(*local.alloc(17).unwrap(), 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let local = arena.local();
+//! arena.stats();
+//! assert_eq!(*local.alloc(17).unwrap(), 17);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let words = arena.boxed(vec![1, 2]).unwrap();
+//! arena.reset();
+//! assert_eq!(words.len(), 2);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let words = arena.boxed(vec![1, 2]).unwrap();
+//! arena.stats();
+//! assert_eq!(words.len(), 2);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::Pool;
+//!
+//! let mut pool = Pool::new();
+//! let handle = pool.insert(17).unwrap();
+//! let value = pool.get(handle).unwrap();
+//! pool.reset();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Pool;
+//!
+//! let mut pool = Pool::new();
+//! let handle = pool.insert(17).unwrap();
+//! let value = pool.get(handle).unwrap();
+//! pool.stats();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! A box across the reset of its list, of either kind, and a guard.
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::FreeList;
+//!
+//! let mut list = FreeList::for_type::<u64>();
+//! let number = list.boxed(7_u64).unwrap();
+//! list.reset();
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::FreeList;
+//!
+//! let mut list = FreeList::for_type::<u64>();
+//! let number = list.boxed(7_u64).unwrap();
+//! list.stats();
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let mut list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let number = list.boxed(7_u64).unwrap();
+//! list.reset();
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let mut list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let number = list.boxed(7_u64).unwrap();
+//! list.stats();
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let mut list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let guard = list.enter();
+//! list.reset();
+//! drop(guard);
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let mut list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let guard = list.enter();
+//! list.stats();
+//! drop(guard);
+//! ```
+//!
+//! **Longer than what it is of**: the value of a pool, and what a handle of it names; a guard, an owner, an owner's box
+//! and guard.
+//!
+//! ```compile_fail,E0505
+//! use pageheap::arena::Pool;
+//!
+//! let pool = Pool::new();
+//! let value = pool.alloc(17).unwrap();
+//! drop(pool);
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Pool;
+//!
+//! let pool = Pool::new();
+//! let value = pool.alloc(17).unwrap();
+//! pool.stats();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use pageheap::arena::Pool;
+//!
+//! let pool = Pool::new();
+//! let handle = pool.insert(17).unwrap();
+//! let value = pool.get(handle).unwrap();
+//! drop(pool);
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Pool;
+//!
+//! let pool = Pool::new();
+//! let handle = pool.insert(17).unwrap();
+//! let value = pool.get(handle).unwrap();
+//! pool.stats();
+//! assert_eq!(*value, 17);
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let guard = list.enter();
+//! drop(list);
+//! drop(guard);
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let guard = list.enter();
+//! list.stats();
+//! drop(guard);
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! drop(list);
+//! assert!(owner.allocate().is_ok());
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! list.stats();
+//! assert!(owner.allocate().is_ok());
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! let number = owner.boxed(7_u64).unwrap();
+//! drop(owner);
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! let number = owner.boxed(7_u64).unwrap();
+//! owner.flush();
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```compile_fail,E0505
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! let guard = owner.enter_bounded();
+//! drop(owner);
+//! drop(guard);
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! let guard = owner.enter_bounded();
+//! owner.flush();
+//! drop(guard);
+//! ```
+//!
+//! **On two threads**: a local, which cuts without atomics, and a guard of an owner.
+//!
+//! ```compile_fail,E0277
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let local = arena.local();
+//! std::thread::scope(|scope| {
+//!     scope.spawn(|| assert!(local.alloc(17).is_ok()));
+//! });
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let local = arena.local();
+//! std::thread::scope(|scope| {
+//!     scope.spawn(move || assert!(local.alloc(17).is_ok()));
+//! });
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! let guard = owner.enter();
+//! std::thread::scope(|scope| {
+//!     scope.spawn(|| drop(guard));
+//! });
+//! ```
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use pageheap::arena::ShardedFreeList;
+//!
+//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
+//! let owner = list.owner().unwrap();
+//! let guard = owner.enter();
+//! std::thread::scope(|scope| {
+//!     scope.spawn(|| drop(list.enter()));
+//! });
+//! ```
+
+#![forbid(unsafe_code)]

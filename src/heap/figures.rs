@@ -1,0 +1,182 @@
+//! What a heap says of itself, for machines: names, kinds and values; JSON, Prometheus' text, and what has changed.
+//!
+//! ```text
+//!   Stats ───────────┐
+//!   GlobalStats ─────┼─▶ figures: (name, what it means, gauge or counter, value) … ─┬─ "name":value, …      JSON
+//!   Snapshot ────────┘                                                              └─ pageheap_name value  Prometheus
+//! ```
+//!
+//! A layer's figures are those of the layer below, and its own. A name is the same wherever it is written, so who reads
+//! one kind of statistics reads the others. Sizes are in bytes, counts of what was done end with `_total`.
+//!
+//! Worked: a heap of 512 pages of 8 KiB, one of them allocated, says `"grown_bytes":4194304` and `"in_use_bytes":8192`.
+//!
+//! Nothing here allocates: text goes to any writer.
+
+#![forbid(unsafe_code)]
+
+use core::fmt::{self, Write};
+
+use crate::units::PageCount;
+
+use super::Stats;
+
+/// Whether a figure only ever grows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Gauge,
+    Counter,
+}
+
+/// One figure: its name, what it means, its kind, its value.
+pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
+
+const GAUGES: [(&str, &str); 8] = [
+    ("backed_bytes", "Pages with memory behind them"),
+    ("peak_backed_bytes", "The most of them there ever were"),
+    ("grown_bytes", "Pages the heap has grown to"),
+    ("in_use_bytes", "Pages allocated"),
+    ("cached_bytes", "Pages in caches of threads"),
+    ("free_bytes", "Pages free"),
+    ("released_bytes", "Pages free or cached without memory"),
+    ("metadata_bytes", "The heap's own tables, prepared"),
+];
+const COUNTERS: [(&str, &str); 15] = [
+    ("refills_total", "Words of pages taken by caches"),
+    ("flushes_total", "Words of pages given back by caches"),
+    ("growths_total", "Times the heap grew"),
+    ("refusals_total", "Times it had to say no"),
+    ("reserve_calls_total", "System calls to reserve addresses"),
+    ("prepare_calls_total", "System calls to grow"),
+    ("commit_calls_total", "System calls to commit"),
+    ("release_calls_total", "System calls to give memory back"),
+    ("advise_calls_total", "System calls about huge pages"),
+    ("discard_calls_total", "System calls to give tables of free pages back"),
+    (
+        "unreserve_calls_total",
+        "System calls to give back addresses of no use, as it opened",
+    ),
+    (
+        "barrier_calls_total",
+        "System calls to take back what sleeping threads keep",
+    ),
+    ("released_pages_total", "Pages given back"),
+    (
+        "released_lazily_pages_total",
+        "Of those, the ones the system takes when it wants them",
+    ),
+    ("scavenge_nanoseconds_total", "Time spent on giving memory back"),
+];
+
+/// Values with their names.
+pub(crate) fn named<const N: usize>(
+    names: [(&'static str, &'static str); N],
+    kind: Kind,
+    values: [u64; N],
+) -> impl Iterator<Item = Figure> {
+    let named = names.into_iter().zip(values);
+    named.map(move |((name, help), value)| (name, help, kind, value))
+}
+
+/// The members of a JSON object.
+pub(crate) fn json<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W) -> fmt::Result {
+    for (index, (name, _, _, value)) in figures.enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        write!(out, "{comma}\"{name}\":{value}")?;
+    }
+    Ok(())
+}
+
+/// Prometheus' text of figures that have no labels.
+pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W) -> fmt::Result {
+    for figure in figures {
+        head(figure, out)?;
+        writeln!(out, "pageheap_{} {}", figure.0, figure.3)?;
+    }
+    Ok(())
+}
+
+/// What a metric means, and what it is.
+pub(crate) fn head<W: Write>((name, help, kind, _): Figure, out: &mut W) -> fmt::Result {
+    let kind = if kind == Kind::Counter { "counter" } else { "gauge" };
+    writeln!(out, "# HELP pageheap_{name} {help}.\n# TYPE pageheap_{name} {kind}")
+}
+
+/// Of a counter, what has been added since.
+pub(crate) fn less(now: &mut u64, then: u64) {
+    *now = now.saturating_sub(then);
+}
+
+impl Stats {
+    pub(crate) fn figures(&self) -> impl Iterator<Item = Figure> {
+        let (calls, bytes) = (&self.calls, |count: PageCount| (count.0 * self.page_bytes) as u64);
+        let gauges = [
+            bytes(self.backed),
+            bytes(self.peak_backed),
+            bytes(self.grown),
+            bytes(self.in_use),
+            bytes(self.cached),
+            bytes(self.free),
+            bytes(self.scavenged),
+            self.metadata_bytes as u64,
+        ];
+        let counters = [
+            self.refills,
+            self.flushes,
+            self.growths,
+            self.refusals,
+            calls.reserve,
+            calls.prepare,
+            calls.commit,
+            calls.release,
+            calls.advise,
+            calls.discard,
+            calls.unreserve,
+            calls.barrier,
+            self.released,
+            self.released_lazily,
+            self.scavenge_nanoseconds,
+        ];
+        named(GAUGES, Kind::Gauge, gauges).chain(named(COUNTERS, Kind::Counter, counters))
+    }
+
+    /// What has changed since an earlier count of the same heap: counters are the difference, all else is as now.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut change = *self;
+        less(&mut change.refills, earlier.refills);
+        less(&mut change.flushes, earlier.flushes);
+        less(&mut change.growths, earlier.growths);
+        less(&mut change.refusals, earlier.refusals);
+        less(&mut change.released, earlier.released);
+        less(&mut change.released_lazily, earlier.released_lazily);
+        less(&mut change.scavenge_nanoseconds, earlier.scavenge_nanoseconds);
+        less(&mut change.calls.reserve, earlier.calls.reserve);
+        less(&mut change.calls.prepare, earlier.calls.prepare);
+        less(&mut change.calls.commit, earlier.calls.commit);
+        less(&mut change.calls.release, earlier.calls.release);
+        less(&mut change.calls.advise, earlier.calls.advise);
+        less(&mut change.calls.discard, earlier.calls.discard);
+        less(&mut change.calls.unreserve, earlier.calls.unreserve);
+        less(&mut change.calls.barrier, earlier.calls.barrier);
+        change
+    }
+
+    /// Writes one JSON object: every figure by its name.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn json<W: Write>(&self, out: &mut W) -> fmt::Result {
+        out.write_char('{')?;
+        json(self.figures(), out)?;
+        out.write_char('}')
+    }
+
+    /// Writes Prometheus' text format: each figure as `pageheap_…`.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
+        prometheus(self.figures(), out)
+    }
+}
