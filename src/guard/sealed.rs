@@ -1,7 +1,7 @@
 //! The checked build (feature `checks`): every block between a header and a trailer, looked at when it comes back.
 //!
 //! ```text
-//!   slot or run   ┌ gap ┬ links │ size │ align │ seal ┬──────────── block ────────────┬ canary ┬ rest ┐
+//!   slot or run   ┌ gap ┬ mark  │ size │ align │ seal ┬──────────── block ────────────┬ canary ┬ rest ┐
 //!                 └─────┴───────── 40 bytes ──────────┴─────── as many as asked ──────┴ 8 … ───┴──────┘
 //!                       never looked at               ▲ what the program has
 //! ```
@@ -44,8 +44,8 @@ use super::{Place, Plain};
 /// Before the block, right in front of it.
 #[repr(C)]
 struct Header {
-    /// Overwritten while the block is free: it may be where the heap keeps links.
-    links: [u64; 2],
+    /// Overwritten while the block is free: it may be where the heap keeps its own mark.
+    mark: [u64; 2],
     size: usize,
     align: usize,
     seal: u64,
@@ -100,7 +100,7 @@ pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonN
         let (address, size, align) = (block.addr().get(), layout.size(), layout.align());
         let seal = Header::seal(LIVE, address, size, align);
         block.cast::<Header>().sub(1).write(Header {
-            links: [0; 2],
+            mark: [0; 2],
             size,
             align,
             seal,
