@@ -112,6 +112,8 @@ workloads! {
         "sawtooth-100ms" 10 single::sawtooth(Duration::from_millis(100), false);
         "sawtooth-1s" 4 single::sawtooth(Duration::from_secs(1), false);
         "sawtooth-1s-busy" 4 single::sawtooth(Duration::from_secs(1), true);
+        "sawtooth-2s" 4 single::sawtooth(Duration::from_secs(2), false);
+        "sawtooth-5s" 2 single::sawtooth(Duration::from_secs(5), false);
         "sawtooth-10s" 2 single::sawtooth(Duration::from_secs(10), false);
     }
 }
