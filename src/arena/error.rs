@@ -23,6 +23,8 @@ pub enum Reason {
     NoSlots,
     /// The objects do not fit a slot, in size or alignment.
     SlotTooSmall,
+    /// All shards have owners: what was asked for is one, and none is left.
+    NoShards,
 }
 
 /// An allocation that was not made. The arena is as it was.
@@ -62,13 +64,24 @@ impl ArenaError {
         }
     }
 
+    /// A shard was asked for, and all have owners.
+    #[cold]
+    pub(super) const fn no_shards() -> Self {
+        Self {
+            reason: Reason::NoShards,
+            asked: 1,
+            align: 1,
+            left: 0,
+        }
+    }
+
     /// For which reason.
     #[must_use]
     pub const fn reason(&self) -> Reason {
         self.reason
     }
 
-    /// Bytes that were asked for.
+    /// Bytes that were asked for; for [`Reason::NoShards`] shards: one.
     #[must_use]
     pub const fn asked(&self) -> usize {
         self.asked
@@ -81,7 +94,7 @@ impl ArenaError {
     }
 
     /// Bytes that were left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and
-    /// [`Reason::NoSlots`]; of a slot for [`Reason::SlotTooSmall`].
+    /// [`Reason::NoSlots`]; of a slot for [`Reason::SlotTooSmall`]; for [`Reason::NoShards`] shards: none.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.left
@@ -91,6 +104,9 @@ impl ArenaError {
 impl fmt::Display for ArenaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { asked, align, left, .. } = self;
+        if self.reason == Reason::NoShards {
+            return write!(f, "{asked} shard was asked for: all have owners, {left} are left");
+        }
         write!(f, "no room for {asked} bytes aligned to {align}: ")?;
         match self.reason {
             Reason::Limit => write!(f, "the arena's limit leaves {left}"),
@@ -102,6 +118,7 @@ impl fmt::Display for ArenaError {
             Reason::TooLarge => write!(f, "an object may have {left} at the most"),
             Reason::NoSlots => write!(f, "all slots are taken, and the limit leaves {left}"),
             Reason::SlotTooSmall => write!(f, "a slot has {left}"),
+            Reason::NoShards => Ok(()),
         }
     }
 }

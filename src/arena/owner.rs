@@ -25,12 +25,15 @@ use super::slot_box::{SlotBox, SlotList, sealed};
 use super::slot_error::SlotError;
 
 impl<B: Backing> ShardedFreeList<B> {
-    /// A shard of the caller's own, until he drops it. `None` if as many as the list was made for have owners.
+    /// A shard of the caller's own, until he drops it.
     ///
     /// ~15 ns. Whoever gets none uses the list itself.
-    pub fn owner(&self) -> Option<Owner<'_, B>> {
-        let index = self.shards.lend()?;
-        Some(Owner {
+    ///
+    /// # Errors
+    /// [`Reason::NoShards`](super::Reason::NoShards) if as many as the list was made for have owners.
+    pub fn owner(&self) -> Result<Owner<'_, B>, ArenaError> {
+        let index = self.shards.lend().ok_or(ArenaError::no_shards())?;
+        Ok(Owner {
             list: self,
             shard: self.shards.shard(index),
             index,

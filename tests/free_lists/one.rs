@@ -192,7 +192,9 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
 fn a_sharded_list_finds_misuse_too() {
     let list = ShardedFreeList::new(layout(48, 16), 2).unwrap();
     let (owner, second) = (list.owner().unwrap(), list.owner().unwrap());
-    assert!(list.owner().is_none());
+    let error = list.owner().unwrap_err();
+    assert_eq!((error.reason(), error.asked(), error.left()), (Reason::NoShards, 1, 0));
+    assert_eq!(error.to_string(), "1 shard was asked for: all have owners, 0 are left");
     let slot = owner.allocate().unwrap().cast::<u8>();
     // SAFETY: freed once by somebody, otherwise to be refused.
     unsafe {
@@ -208,7 +210,7 @@ fn a_sharded_list_finds_misuse_too() {
         );
     }
     drop(second);
-    assert!(list.owner().is_some());
+    assert!(list.owner().is_ok());
 }
 
 #[test]
@@ -332,7 +334,7 @@ fn a_sharded_list_that_is_reset_is_as_new() {
             }
         }
         std::mem::forget((one, other));
-        assert!(list.owner().is_none());
+        assert!(list.owner().is_err());
         list.reset();
         let stats = list.stats();
         assert_eq!(
