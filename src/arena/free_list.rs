@@ -118,7 +118,7 @@ impl<B: Backing> FreeList<B> {
     ///
     /// # Errors
     /// If all slots are taken, and neither the limit nor the backing has room for more.
-    #[inline]
+    #[inline(always)]
     pub fn allocate(&self) -> Result<NonNull<[u8]>, ArenaError> {
         match self.list.allocate() {
             Some(taken) => Ok(self.whole(taken)),
