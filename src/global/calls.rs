@@ -184,6 +184,38 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { self.give_slot(memory, layout, push) };
     }
 
+    /// Makes a block longer, that is to have more than 1 KiB then: where it is, if it has room (`object/room.rs`).
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::realloc`], between these classes.
+    #[inline(never)]
+    unsafe fn grow(
+        &self,
+        memory: NonNull<u8>,
+        layout: Layout,
+        size: usize,
+        [from, to]: [SizeClass; 2],
+    ) -> Option<NonNull<u8>> {
+        let spans = self.opened()?.spans();
+        let moves = if from.is_flagged() { spans.moves(memory) } else { 0 };
+        if Spans::is_restless(moves) {
+            if spans.room_at(memory).is_some_and(|room| to.bytes() <= room.bytes()) {
+                return Some(memory);
+            }
+            // SAFETY: the caller's promise.
+            return unsafe { self.realloc_slow(memory, layout, size) };
+        }
+        let moved = self.take_other(Layout::from_size_align(size, layout.align()).ok()?, false)?;
+        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
+        unsafe {
+            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size());
+            self.give(memory, layout);
+        }
+        spans.note_move(moved, moves);
+        Some(moved)
+    }
+
     /// Fast: from this thread's shelf, if there is such a run there. What else there is to try is reached by a jump,
     /// with nothing but the arguments to be kept: so few registers are saved.
     #[inline(never)]
@@ -351,6 +383,10 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         // Fast: the slot is as good for the new size.
         if from == to {
             return Some(memory);
+        }
+        if from < to && to.is_flagged() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.grow(memory, layout, size, [from, to]) };
         }
         let new = Layout::from_size_align(size, layout.align()).ok()?;
         let moved = self.take(new, false)?;

@@ -305,6 +305,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.allocate_or_grow(request)
     }
 
+    /// A run with `room` free pages more behind it, if the hint leads to such: nothing is grown for it, nobody waited
+    /// for. What is behind stays as it is, scavenged or not.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn try_apart(&self, pages: PageCount, room: PageCount) -> Option<Allocation> {
+        let all = pages.0.checked_add(room.0)?;
+        if pages.0 == 0 || all > self.capacity {
+            return None;
+        }
+        let start = self.set.hold_from_hint(&Request::of(all))?;
+        if room.0 > 0 {
+            self.release_or_abort(start + pages.0, room.0);
+        }
+        self.ready(start, pages.0)
+    }
+
     /// Pages just held, as an allocation: commits them where the source wants it. On refusal they go back as they were.
     #[inline(always)]
     fn ready(&self, start: usize, pages: usize) -> Option<Allocation> {

@@ -37,6 +37,11 @@ pub enum ObjectFault {
         /// All of them.
         slots: u32,
     },
+    /// The heap counts other bytes in roomy blocks than there are (I18).
+    Room {
+        /// Counted and found.
+        bytes: [usize; 2],
+    },
     /// A class counts other spans, slots, or spans with room than there are.
     Class {
         /// Bytes in a slot.
@@ -72,7 +77,9 @@ impl<S: Source + 'static> Objects<S> {
             let _state = self.central(class).state(&self.spans, class);
         });
         let mut found = [Sum::default(); CLASSES];
+        let mut roomy = 0;
         for page in (0..self.spans.covered().min(self.heap.grown().0)).map(PageIndex) {
+            roomy += self.spans.roomy_from(page);
             let Some((class, back)) = self.span_at(page) else {
                 continue;
             };
@@ -83,6 +90,11 @@ impl<S: Source + 'static> Objects<S> {
             if back == 0 {
                 self.check_span(class, page, &mut found[class.index()])?;
             }
+        }
+        if roomy != self.roomy_bytes() {
+            return Err(ObjectFault::Room {
+                bytes: [self.roomy_bytes(), roomy],
+            });
         }
         SizeClass::all().try_for_each(|class| self.check_class(class, found[class.index()]))
     }
@@ -138,6 +150,11 @@ impl fmt::Display for ObjectFault {
             } => write!(
                 f,
                 "span at page {page}, slots of {bytes} bytes: {out} out + {home:?} home, of {slots}"
+            ),
+            Self::Room { bytes } => write!(
+                f,
+                "{} bytes in roomy blocks are counted; there are {}",
+                bytes[0], bytes[1]
             ),
             Self::Class {
                 bytes,

@@ -56,6 +56,11 @@ impl Length {
         Some(TABLED[(layout.size() + PAGE_BYTES - 1) >> PAGE_SHIFT])
     }
 
+    /// That of a run of so many pages; `None` if no block up to 1 MiB gets so many.
+    pub fn of_pages(pages: PageCount) -> Option<Self> {
+        TABLED.get(pages.0).copied().filter(|length| length.pages() == pages.0)
+    }
+
     /// Of `pages` pages, 1 ≤ pages ≤ 128.
     const fn reckon(pages: usize) -> Self {
         if pages <= EXACT_PAGES {

@@ -47,6 +47,7 @@ mod mark;
 mod store;
 mod spans;
 mod rack;
+mod room;
 mod central;
 mod magazine;
 mod presence;
@@ -113,6 +114,8 @@ pub struct Objects<S: Source> {
     shared: Lock,
     /// Threads that have a cache of pages; the shared one is not counted.
     cached: AtomicUsize,
+    /// Bytes of the slots and runs in which roomy blocks lie (`room.rs`).
+    roomy: AtomicUsize,
     keeper: Keeper,
     kin: Kin,
 }
@@ -176,6 +179,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
+                roomy: AtomicUsize::new(0),
                 keeper,
                 kin: Kin::default(),
             });
@@ -280,15 +284,14 @@ impl<S: Source + 'static> Objects<S> {
             SizeClass::of(layout.size(), layout.align()),
             SizeClass::of(size, layout.align()),
         );
-        match (old_class, new_class) {
-            (Some(old), Some(new)) if old == new => return Some(memory),
-            (None, None) if self.resize_run(thread, memory, layout, new) => return Some(memory),
-            _ => {}
+        if old_class.is_some() && old_class == new_class || self.stays(thread, memory, layout, new) {
+            return Some(memory);
         }
-        // What grows will grow again: so not to the shelf, whose runs have neighbours; and what it leaves is room.
-        let moved = self
-            .allocate_roomy(thread, new)
-            .or_else(|| self.allocate(thread, new))?;
+        let moved = if size > layout.size() {
+            self.allocate_grown(thread, memory, layout, new)
+        } else {
+            self.allocate(thread, new)
+        }?;
         // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));

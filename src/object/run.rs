@@ -20,6 +20,7 @@ use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
 use super::size_class::{PAGE_BYTES, SizeClass};
+use super::spans::Room;
 use super::{Objects, Thread};
 
 /// Batches that one call takes out of stores at the most, if it does not take very much: each some 100 slots.
@@ -76,8 +77,7 @@ impl<S: Source + 'static> Objects<S> {
                 self.heap.try_aligned(pages, layout.align())
             }?;
             if is_entered(layout) {
-                self.covers(thread.cache(), allocation.run)?;
-                self.spans.entry(allocation.run.start()).enter_large(pages.0);
+                self.enter_run(thread, allocation.run)?;
             }
             Some(allocation)
         };
@@ -90,15 +90,18 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// A large block of up to 1 MiB with as much free behind it, where that is easily had.
-    pub(super) fn allocate_roomy(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        let length = Length::of(layout).filter(|_| SizeClass::is_exceeded_by(layout.size()))?;
-        let run = self.pages(thread.cache(), PageCount(2 * length.pages()))?.run;
-        let (head, tail) = run.split_at(PageCount(length.pages()))?;
-        self.free_run(thread.cache(), tail);
-        self.covers(thread.cache(), head)?;
-        self.spans.entry(head.start()).enter_large(length.pages());
+    pub(super) fn allocate_apart(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
+        let pages = PageCount(Length::of(layout)?.pages());
+        let memory = self.enter_run(thread, self.heap.try_apart(pages, pages)?.run)?;
         self.clear_shelf_over_limit(thread);
-        Some(self.spans.address(head.start()))
+        Some(memory)
+    }
+
+    /// A run that was just taken becomes a large block in the table, or goes back.
+    pub(super) fn enter_run(&self, thread: &Thread, run: PageRun) -> Option<NonNull<u8>> {
+        self.covers(thread.cache(), run)?;
+        self.spans.entry(run.start()).enter_large(run.pages().0);
+        Some(self.spans.address(run.start()))
     }
 
     /// A large block cut from a longer run of which the shelf has many.
@@ -166,6 +169,12 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Frees a large block, past the shelf.
     pub(super) fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
+        if is_entered(layout)
+            && let Some(Room::Run(run)) = self.take_room(memory, layout.size())
+        {
+            self.free_roomy_run(thread, run);
+            return;
+        }
         let run = self.run_of(memory, layout);
         if is_entered(layout) {
             self.spans.entry(run.start()).leave();
@@ -173,9 +182,28 @@ impl<S: Source + 'static> Objects<S> {
         self.free_run(thread.cache(), run);
     }
 
-    /// Makes a run shorter or longer where it is, if it can be.
-    pub(super) fn resize_run(&self, thread: &Thread, memory: NonNull<u8>, old: Layout, new: Layout) -> bool {
-        let (run, to) = (self.run_of(memory, old), pages_for(new));
+    /// Frees a run that had room: onto the shelf, if the thread has one.
+    pub(super) fn free_roomy_run(&self, thread: &Thread, run: PageRun) {
+        let memory = self.spans.address(run.start());
+        if thread.has_user()
+            && let Some(length) = Length::of_pages(run.pages())
+            && self.put_on_shelf(thread, memory, length)
+        {
+            self.tell(length.pages());
+            return;
+        }
+        self.spans.entry(run.start()).leave();
+        self.free_run(thread.cache(), run);
+    }
+
+    /// Makes a large block shorter or longer where it is, if it can be.
+    pub(super) fn resize_large(&self, thread: &Thread, memory: NonNull<u8>, old: Layout, new: Layout) -> bool {
+        self.resize_run(thread, self.run_of(memory, old), new)
+    }
+
+    /// The same of a run that is one.
+    pub(super) fn resize_run(&self, thread: &Thread, run: PageRun, new: Layout) -> bool {
+        let to = pages_for(new);
         if to > run.pages() {
             // The heap does not grow for a run that something stands behind.
             let reach = run.start().0.saturating_add(to.0);

@@ -154,6 +154,15 @@ const _: () = {
     }
 };
 
+/// The class of the shortest slots of which the table of spans says whether they are free.
+const FIRST_FLAGGED: usize = {
+    let mut class = 0;
+    while slot_bytes(class) <= 1 << FLAG_SHIFT {
+        class += 1;
+    }
+    class
+};
+
 /// A size that most blocks have, aligned to no more than a step of 8 bytes, in such steps: by a comparison or two, and
 /// what it leads to can be looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,7 +288,7 @@ impl SizeClass {
     /// Whether the table of spans says which of its slots are free, not the slots themselves.
     #[inline(always)]
     pub fn is_flagged(self) -> bool {
-        self.bytes() > 1 << FLAG_SHIFT
+        self.index() >= FIRST_FLAGGED
     }
 
     /// Pages in a span.

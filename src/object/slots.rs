@@ -18,6 +18,7 @@ use crate::units::{PageCount, PageIndex, PageRun};
 use super::mark;
 use super::rack::{Blanks, Few, Rack};
 use super::size_class::{PAGE_BYTES, SizeClass};
+use super::spans::Room;
 use super::{Magazine, Objects, Thread};
 
 /// Racks made at once.
@@ -29,16 +30,35 @@ const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
 impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+        // Where there is no memory for a rack, or for a span.
+        let slot = self
+            .pop_or_refill(thread, class)
+            .or_else(|| self.take_slot(thread.cache(), class))
+            .or_else(|| {
+                self.reclaim(thread);
+                self.take_slot(thread.cache(), class)
+            })?;
+        Some(self.hand_out(slot, class))
+    }
+
+    /// A slot, if there is one without much ado.
+    pub(super) fn slot_at_hand(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+        let slot = self.pop_or_refill(thread, class)?;
+        Some(self.hand_out(slot, class))
+    }
+
+    #[inline]
+    fn pop_or_refill(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
         let magazine = thread.magazine(class);
-        let slot = magazine.pop().or_else(|| {
+        magazine.pop().or_else(|| {
             self.refill(thread, magazine, class);
             magazine.pop()
-        });
-        // Where there is no memory for a rack, or for a span.
-        let slot = slot.or_else(|| self.take_slot(thread.cache(), class)).or_else(|| {
-            self.reclaim(thread);
-            self.take_slot(thread.cache(), class)
-        })?;
+        })
+    }
+
+    /// A slot of the caller's becomes the program's.
+    #[inline]
+    fn hand_out(&self, slot: NonNull<u8>, class: SizeClass) -> NonNull<u8> {
         if class.is_flagged() {
             // SAFETY: the slot is ours.
             unsafe { self.spans.hand_out(slot) };
@@ -46,7 +66,7 @@ impl<S: Source + 'static> Objects<S> {
             // SAFETY: as above: a word long at least, and aligned for one.
             unsafe { mark::wipe(slot.as_ptr()) };
         }
-        Some(slot)
+        slot
     }
 
     /// Takes a slot back. Aborts if it is found to be free, or is none.
@@ -56,12 +76,17 @@ impl<S: Source + 'static> Objects<S> {
     /// It is one of the class and of this heap, and the caller's; it is not afterwards.
     #[inline]
     pub(super) unsafe fn free_slot(&self, thread: &Thread, class: SizeClass, slot: NonNull<u8>) {
+        let mut class = class;
         if class.is_flagged() {
             match self.spans.flag_of(slot) {
                 Some(flag) => flag.raise(),
-                None => {
-                    self.is_free_already(thread, slot, class, 0);
-                }
+                None => match self.take_room(slot, class.bytes()) {
+                    Some(Room::Slot(longer)) => class = longer,
+                    Some(Room::Run(run)) => return self.free_roomy_run(thread, run),
+                    None => {
+                        self.is_free_already(thread, slot, class, 0);
+                    }
+                },
             }
         } else {
             // SAFETY: as promised: a word long at least, and aligned for one.

@@ -67,9 +67,11 @@ const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 /// What such a tag has in its lowest bits: all ones where there are too many pages to say.
 #[inline(always)]
 const fn few(pages: usize) -> u32 {
-    let most = (1 << BACK_BITS) - 1;
-    if pages < most { pages as u32 } else { most as u32 }
+    if pages < MANY as usize { pages as u32 } else { MANY }
 }
+
+/// All ones.
+const MANY: u32 = (1 << BACK_BITS) - 1;
 
 /// A page, or none: its index plus one. A heap has fewer than 2³² pages.
 #[derive(Debug)]
@@ -176,6 +178,13 @@ impl Span {
     pub fn is_large_of(&self, length: Length) -> bool {
         // Relaxed: as in `enter_large`.
         self.tag.load(Ordering::Relaxed) == LARGE | few(length.pages())
+    }
+
+    /// How many pages the large block has that begins here and is the program's, if one does that has few.
+    pub fn large_pages(&self) -> Option<usize> {
+        // Relaxed: as in `enter_large`.
+        let few = self.tag.load(Ordering::Relaxed).checked_sub(LARGE)?;
+        (few != MANY).then_some(few as usize)
     }
 
     /// Whether the page is in no span, and no large block that is in the table begins here.

@@ -7,7 +7,8 @@
 //! **Flags.** Slots of more than 1 KiB that are not the program's, wherever they are, have a flag: a byte for each
 //! kibibyte of the heap, in which none begins with another. So a block that is freed twice is found without a look at
 //! its memory, which may be far away: what is freed, or allocated, costs one line of flags for 64 KiB of blocks. A span
-//! is born with all flags up. Smaller slots have marks (`mark.rs`). 0.1 % of the heap, where there are spans.
+//! is born with all flags up. Smaller slots have marks (`mark.rs`). 0.1 % of the heap, where there are spans. Of a slot
+//! that is the program's the flag says whether its block has grown (`room.rs`).
 //!
 //! Nothing here is read from a slot that the program may have: only from those on a list, whose holder asks.
 
@@ -24,7 +25,8 @@ use super::size_class::{FLAG_SHIFT, PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::Span;
 use super::store::BatchPlace;
 
-/// Whether the slot of more than a kibibyte that begins in one is free. All-zero bytes: it is not, or there is none.
+/// What is said of the slot of more than a kibibyte that begins in one. All-zero bytes: it is the program's, for a
+/// block that has never moved to grow; or there is none. Otherwise [`FREE`], [`ROOMY`], or twice how often it has.
 #[derive(Debug)]
 pub struct Flag(AtomicU8);
 
@@ -35,12 +37,55 @@ unsafe impl Zeroed for Flag {
     }
 }
 
+/// Nobody has the slot.
+const FREE: u8 = 1;
+
+/// The program has it, or the run that begins there, for a block that may be shorter than it says.
+const ROOMY: u8 = 3;
+
+/// What both have, and no others: they are not simply freed.
+const LOOK: u8 = FREE & ROOMY;
+
+/// Moves are counted so far.
+const MOST_MOVES: u8 = 2;
+
 impl Flag {
     /// The slot, which was the program's, is free.
     #[inline(always)]
     pub fn raise(&self) {
+        self.set(FREE);
+    }
+
+    #[inline(always)]
+    fn set(&self, value: u8) {
         // Relaxed: as in `Spans::hand_out`.
-        self.0.store(1, Ordering::Relaxed);
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn get(&self) -> u8 {
+        // Relaxed: as in `Spans::hand_out`.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a roomy block lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A slot of this class.
+    Slot(SizeClass),
+    /// These pages.
+    Run(PageRun),
+}
+
+impl Room {
+    /// How long it is.
+    #[inline(always)]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Slot(class) => class.bytes(),
+            Self::Run(run) => run.pages().0 << PAGE_SHIFT,
+        }
     }
 }
 
@@ -202,18 +247,87 @@ impl Spans {
             .store(0, Ordering::Relaxed);
     }
 
-    /// The flag of a slot of more than 1 KiB that begins there, if the program may have one.
+    /// The flag of a slot of more than 1 KiB that begins there, if the program may have one, of its block's class.
     #[inline(always)]
     pub fn flag_of(&self, slot: NonNull<u8>) -> Option<&Flag> {
+        self.flag_at(slot).filter(|flag| flag.get() & LOOK == 0)
+    }
+
+    /// The flag for a slot that begins there, if there is one.
+    #[inline(always)]
+    fn flag_at(&self, slot: NonNull<u8>) -> Option<&Flag> {
         let distance = self.distance(slot);
         // Acquire: pairs with the release in `reach`; the flags of as many bytes are prepared.
         if distance >= self.reach.load(Ordering::Acquire) {
             return None;
         }
         // SAFETY: prepared.
-        let flag = unsafe { self.flags.at(distance >> FLAG_SHIFT) };
-        // Relaxed: as in `hand_out`.
-        (flag.0.load(Ordering::Relaxed) == 0).then_some(flag)
+        Some(unsafe { self.flags.at(distance >> FLAG_SHIFT) })
+    }
+
+    /// How often the block there, of more than 1 KiB and the caller's, has moved to grow: up to two times.
+    #[inline(always)]
+    pub fn moves(&self, memory: NonNull<u8>) -> u8 {
+        match self.flag_at(memory).map_or(0, Flag::get) {
+            ROOMY => MOST_MOVES,
+            value => value / 2,
+        }
+    }
+
+    /// The block there has moved there to grow, and so many times before.
+    #[inline(always)]
+    pub fn note_move(&self, memory: NonNull<u8>, before: u8) {
+        self.set_flag(memory, 2 * (before + 1).min(MOST_MOVES));
+    }
+
+    /// Whether a block has moved so often that it is to have room.
+    #[inline(always)]
+    pub fn is_restless(moves: u8) -> bool {
+        moves >= MOST_MOVES
+    }
+
+    /// What the block there lies in, of more than 1 KiB and the caller's, if that may be longer than the block.
+    #[inline(always)]
+    pub fn room_at(&self, memory: NonNull<u8>) -> Option<Room> {
+        let flag = self.flag_at(memory)?;
+        if flag.get() != ROOMY {
+            return None;
+        }
+        let page = PageIndex(self.distance(memory) >> PAGE_SHIFT);
+        let entry = self.entry_if(page)?;
+        match entry.tag() {
+            Some((class, _)) => Some(Room::Slot(class)),
+            None => Some(Room::Run(PageRun::known(page.0, entry.large_pages()?))),
+        }
+    }
+
+    /// The slot, or the run, that begins there is the caller's, for a block that may be shorter.
+    pub fn enter_room(&self, memory: NonNull<u8>) {
+        self.set_flag(memory, ROOMY);
+    }
+
+    /// It is free, or a run for a block as long as it.
+    pub fn leave_room(&self, memory: NonNull<u8>) {
+        self.set_flag(memory, FREE);
+    }
+
+    #[inline(always)]
+    fn set_flag(&self, memory: NonNull<u8>, value: u8) {
+        if let Some(flag) = self.flag_at(memory) {
+            flag.set(value);
+        }
+    }
+
+    /// Bytes of the slots, or the run, that begin in a page and are roomy. For checks.
+    pub fn roomy_from(&self, page: PageIndex) -> usize {
+        let flags = self.flags.row(page.0 * PAGE_FLAGS, PAGE_FLAGS);
+        let roomy = flags.iter().filter(|flag| flag.get() == ROOMY).count();
+        let entry = self.entry(page);
+        let bytes = match entry.tag() {
+            Some((class, _)) => class.bytes(),
+            None => entry.large_pages().unwrap_or(0) << PAGE_SHIFT,
+        };
+        roomy * bytes
     }
 
     /// From page 0, in bytes; of what lies before it more than the table reaches.

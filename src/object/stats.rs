@@ -12,13 +12,14 @@ use crate::units::{PageCount, PageIndex};
 use super::Objects;
 use super::size_class::{PAGE_BYTES, SizeClass};
 
-const GAUGES: [(&str, &str); 7] = [
+const GAUGES: [(&str, &str); 8] = [
     ("live_bytes", "Blocks of the program, rounded up to slots and pages"),
     ("span_bytes", "Pages cut into slots"),
     ("magazine_bytes", "Free slots in magazines of threads"),
     ("stored_bytes", "Free slots in stores of classes"),
     ("rack_bytes", "Tables of free slots' addresses"),
     ("shelf_bytes", "Free runs on shelves of threads"),
+    ("roomy_bytes", "What blocks lie in that have room to grow"),
     ("threads", "Threads with a structure of their own"),
 ];
 const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazines and classes")];
@@ -43,6 +44,8 @@ pub struct GlobalStats {
     pub stored_bytes: usize,
     /// Slots that are tables of free slots' addresses, in magazines, in stores, and blank.
     pub rack_bytes: usize,
+    /// Slots and pages in which blocks lie that have grown and have room to grow on; a part of what is in use.
+    pub roomy_bytes: usize,
     /// Batches that went between magazines and classes.
     pub batches: u64,
     /// Threads that have a structure of their own at the moment.
@@ -84,6 +87,7 @@ impl GlobalStats {
             self.stored_bytes,
             self.rack_bytes,
             self.shelf_pages.0 * page,
+            self.roomy_bytes,
             self.threads,
         ];
         let gauges = named(GAUGES, Kind::Gauge, gauges.map(|value| value as u64));
@@ -129,6 +133,7 @@ impl<S: Source + 'static> Objects<S> {
     pub fn stats(&self) -> GlobalStats {
         let mut stats = GlobalStats {
             pages: self.heap.stats(),
+            roomy_bytes: self.roomy_bytes(),
             ..GlobalStats::default()
         };
         for class in SizeClass::all() {
@@ -176,7 +181,11 @@ impl fmt::Display for GlobalStats {
             "magazines {:>9} bytes, in store {} bytes, {} batches, racks {} bytes",
             self.magazine_bytes, self.stored_bytes, self.batches, self.rack_bytes
         )?;
-        writeln!(f, "shelves   {:>9} pages", self.shelf_pages.0)?;
+        writeln!(
+            f,
+            "shelves   {:>9} pages, blocks with room to grow in {} bytes",
+            self.shelf_pages.0, self.roomy_bytes
+        )?;
         write!(
             f,
             "threads   {:>9}   of {} structures",

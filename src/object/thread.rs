@@ -357,6 +357,11 @@ impl Thread {
         (self.cache.get() as usize).checked_sub(1)
     }
 
+    /// Whether it is one thread's, not the shared one.
+    pub fn has_user(&self) -> bool {
+        !self.home.get().is_null()
+    }
+
     /// Gives the thread a cache, or takes it.
     pub fn set_cache(&self, cache: Option<usize>) {
         self.cache.set(cache.map_or(0, |cache| cache as u32 + 1));

@@ -6,6 +6,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use pageheap::GlobalHeap;
 use pageheap::source::Source;
 
+mod growth;
 mod layouts;
 mod limits;
 #[cfg(unix)]

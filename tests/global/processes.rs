@@ -194,6 +194,23 @@ aborts! {
             heap.dealloc(block.memory, block.layout);
         }
     };
+    a_block_with_room_in_a_slot_is_not_freed_twice: "a block was freed", |heap| {
+        let block = super::growth::grown(heap, 8, 3000, 0);
+        assert!(heap.stats().roomy_bytes > 3000);
+        // SAFETY: none: this is what must be found out.
+        unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
+    };
+    a_block_with_room_in_a_run_is_not_freed_twice: "a block was freed", |heap| {
+        let block = super::growth::grown(heap, 8, 20_000, 0);
+        assert!(heap.stats().roomy_bytes > 32 << 10);
+        // SAFETY: none: this is what must be found out.
+        unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
+    };
+    a_block_with_room_is_not_freed_as_a_longer_one: "wrong layout", |heap| {
+        let block = super::growth::grown(heap, 8, 3000, 0);
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout(32 << 10, 8)) };
+    };
     a_large_block_is_not_freed_twice: "freed twice", |heap| {
         let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.

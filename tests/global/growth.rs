@@ -1,0 +1,223 @@
+//! Blocks that grow again and again, which get room to (`object/room.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+
+use super::*;
+
+/// Whether a block that grows may lie in more than it needs: in the checked build all blocks move.
+const MAY_HAVE_ROOM: bool = !cfg!(feature = "checks");
+
+/// A block of so many bytes that has grown there from 64, by quarters.
+pub fn grown(heap: &GlobalHeap, align: usize, to: usize, seed: u8) -> Block {
+    let mut block = Block::new(heap, layout(64, align), seed).unwrap();
+    while block.layout.size() < to {
+        let size = (block.layout.size() * 5 / 4).min(to);
+        assert!(block.resize(heap, size));
+    }
+    block
+}
+
+/// Nothing is left but what the heap keeps, and nothing is counted as roomy.
+fn all_is_back(heap: &GlobalHeap) {
+    heap.flush_thread();
+    heap.release(usize::MAX);
+    heap.check().unwrap();
+    let stats = heap.stats();
+    assert_eq!(
+        (stats.roomy_bytes, stats.pages.in_use),
+        (0, stats.span_pages),
+        "{stats}"
+    );
+    assert!(stats.slot_bytes < 4096, "{stats}");
+}
+
+#[test]
+fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    for align in [1, 8, 64, 4096, 8192, 1 << 15] {
+        let mut block = Block::new(&HEAP, layout(64, align), align as u8).unwrap();
+        let (mut moves, mut steps) = (0, 0);
+        while block.layout.size() < 3 << 20 {
+            let before = block.memory;
+            assert!(block.resize(&HEAP, block.layout.size() * 5 / 4));
+            HEAP.check().unwrap();
+            if block.layout.size() > 2 << 10 {
+                (moves, steps) = (moves + usize::from(block.memory != before), steps + 1);
+            }
+        }
+        assert!(steps > 30);
+        assert!(
+            moves <= 6 || !MAY_HAVE_ROOM || align > 8192,
+            "{moves} of {steps} steps moved it, aligned to {align}"
+        );
+        block.free(&HEAP);
+    }
+    all_is_back(&HEAP);
+}
+
+/// Of every length, freed, and made shorter, to every length.
+#[test]
+fn a_block_with_room_goes_back_whole() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    let sizes = [
+        1000,
+        1100,
+        1700,
+        2300,
+        5000,
+        16 << 10,
+        16_385,
+        20_000,
+        32 << 10,
+        32_769,
+        40_000,
+        200_000,
+        1 << 20,
+    ];
+    for from in sizes {
+        grown(&HEAP, 8, from, 1).free(&HEAP);
+        HEAP.check().unwrap();
+        for to in sizes {
+            let mut block = grown(&HEAP, 8, from, 2);
+            assert!(block.resize(&HEAP, to));
+            HEAP.check().unwrap();
+            // What is made shorter has no room any more, or as little as its class.
+            let roomy = HEAP.stats().roomy_bytes;
+            assert!(to >= from || roomy == 0, "{from} to {to}: {roomy}");
+            block.free(&HEAP);
+        }
+    }
+    all_is_back(&HEAP);
+}
+
+/// However many blocks grow, what they may have more than they need is bounded; and it is used when they are gone.
+#[test]
+fn room_is_bounded() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    for _ in 0..3 {
+        let blocks: Vec<_> = (0..2000).map(|seed| grown(&HEAP, 8, 5000, seed as u8)).collect();
+        let stats = HEAP.stats();
+        let most = (1 << 20).max(stats.pages.backed.0 * stats.pages.page_bytes / 32);
+        assert!(stats.roomy_bytes <= most, "{stats}");
+        assert_eq!(stats.roomy_bytes > most / 2, MAY_HAVE_ROOM, "{stats}");
+        // 10 MB of blocks, an eighth for their classes, the room, and what lies in magazines and stores.
+        assert!(stats.pages.backed.0 * stats.pages.page_bytes < 24 << 20, "{stats}");
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+    }
+    all_is_back(&HEAP);
+}
+
+#[test]
+fn over_the_soft_limit_there_is_no_room() {
+    static HEAP: GlobalHeap = GlobalHeap::new().soft_limit(1 << 20);
+    let blocks: Vec<_> = (0..100).map(|seed| grown(&HEAP, 8, 30_000, seed)).collect();
+    let before = HEAP.stats().roomy_bytes;
+    let more: Vec<_> = (0..100).map(|seed| grown(&HEAP, 8, 5000, seed)).collect();
+    assert!(HEAP.stats().roomy_bytes <= before);
+    blocks.into_iter().chain(more).for_each(|block| block.free(&HEAP));
+    all_is_back(&HEAP);
+}
+
+/// Room is not worth a refusal: a heap that is full says no as late as without.
+#[test]
+fn at_the_limit_a_block_grows_while_there_is_memory() {
+    const LIMIT: usize = 4 << 20;
+    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT);
+    let mut blocks: Vec<Block> = Vec::new();
+    while let Some(block) = Block::new(&HEAP, layout(1100, 8), blocks.len() as u8) {
+        blocks.push(block);
+    }
+    // One in three goes, the others grow until they cannot.
+    let mut index = 0;
+    blocks = blocks.into_iter().fold(Vec::new(), |mut rest, block| {
+        index += 1;
+        if index % 3 == 0 {
+            block.free(&HEAP);
+        } else {
+            rest.push(block);
+        }
+        rest
+    });
+    let count = blocks.len();
+    let mut refused = 0;
+    for step in 0..20 * count {
+        let block = &mut blocks[step % count];
+        let size = block.layout.size() * 5 / 4;
+        refused += usize::from(!block.resize(&HEAP, size));
+    }
+    assert!(refused > 0);
+    HEAP.check().unwrap();
+    blocks.into_iter().for_each(|block| block.free(&HEAP));
+    all_is_back(&HEAP);
+    // And all of it is there again.
+    let block = Block::new(&HEAP, layout(LIMIT * 4 / 5, 8), 1).unwrap();
+    block.free(&HEAP);
+}
+
+/// Many at once, each by its own steps, handed from thread to thread, no two in the same place.
+#[test]
+fn blocks_that_grow_are_handed_about() {
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    const THREADS: usize = 3;
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Block>()).unzip();
+    std::thread::scope(|scope| {
+        for (number, receiver) in receivers.into_iter().enumerate() {
+            let next = senders[(number + 1) % THREADS].clone();
+            scope.spawn(move || {
+                let (mut random, mut blocks) = (Random(number as u64 + 5), Vec::new());
+                for operation in 0..rounds(60_000) {
+                    if blocks.len() < 40 {
+                        blocks.push(Block::new(&HEAP, layout(1 + random.below(3000), 8), operation as u8).unwrap());
+                    }
+                    let index = random.below(blocks.len());
+                    match random.below(20) {
+                        0 => blocks.swap_remove(index).free(&HEAP),
+                        1 => {
+                            let _ended = next.send(blocks.swap_remove(index));
+                        }
+                        2 => assert!(blocks[index].resize(&HEAP, 1 + random.below(40_000))),
+                        3 => blocks.extend(receiver.try_recv().ok()),
+                        _ => {
+                            let size = blocks[index].layout.size();
+                            assert!(blocks[index].resize(&HEAP, if size > 300_000 { 1000 } else { size * 5 / 4 + 8 }));
+                        }
+                    }
+                    overlap_none(&blocks);
+                }
+                drop(next);
+                blocks.into_iter().for_each(|block| block.free(&HEAP));
+                receiver.try_iter().for_each(|block| block.free(&HEAP));
+                HEAP.flush_thread();
+            });
+        }
+        drop(senders);
+    });
+    // What was sent to who had ended is lost with the channel; so only the sums are looked at.
+    HEAP.flush_thread();
+    HEAP.check().unwrap();
+}
+
+/// No two of them overlap in what they may use.
+fn overlap_none(blocks: &[Block]) {
+    let ends: BTreeMap<usize, usize> = blocks
+        .iter()
+        .map(|block| {
+            (
+                block.memory.addr(),
+                block.memory.addr() + HEAP_USABLE.usable_size(block.layout),
+            )
+        })
+        .collect();
+    let mut before = 0;
+    for (start, end) in ends {
+        assert!(
+            before <= start,
+            "a block begins at {start:#x}, where another goes to {before:#x}"
+        );
+        before = end;
+    }
+}
+
+/// Asked how long blocks are, and nothing else.
+static HEAP_USABLE: GlobalHeap = GlobalHeap::new();
