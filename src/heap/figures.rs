@@ -109,7 +109,7 @@ pub(crate) fn less(now: &mut u64, then: u64) {
 
 impl Stats {
     pub(crate) fn figures(&self) -> impl Iterator<Item = Figure> {
-        let (calls, bytes) = (&self.calls, |count: PageCount| (count.0 * self.page_bytes) as u64);
+        let bytes = |count: PageCount| (count.0 * self.page_bytes) as u64;
         let gauges = [
             bytes(self.backed),
             bytes(self.peak_backed),
@@ -120,45 +120,40 @@ impl Stats {
             bytes(self.scavenged),
             self.metadata_bytes as u64,
         ];
-        let counters = [
-            self.refills,
-            self.flushes,
-            self.growths,
-            self.refusals,
-            calls.reserve,
-            calls.prepare,
-            calls.commit,
-            calls.release,
-            calls.advise,
-            calls.discard,
-            calls.unreserve,
-            calls.barrier,
-            self.released,
-            self.released_lazily,
-            self.scavenge_nanoseconds,
-        ];
+        let mut copy = *self;
+        let counters = copy.counters().map(|counter| *counter);
         named(GAUGES, Kind::Gauge, gauges).chain(named(COUNTERS, Kind::Counter, counters))
+    }
+
+    /// All that only ever grows, in the order of its names.
+    fn counters(&mut self) -> [&mut u64; COUNTERS.len()] {
+        let calls = &mut self.calls;
+        [
+            &mut self.refills,
+            &mut self.flushes,
+            &mut self.growths,
+            &mut self.refusals,
+            &mut calls.reserve,
+            &mut calls.prepare,
+            &mut calls.commit,
+            &mut calls.release,
+            &mut calls.advise,
+            &mut calls.discard,
+            &mut calls.unreserve,
+            &mut calls.barrier,
+            &mut self.released,
+            &mut self.released_lazily,
+            &mut self.scavenge_nanoseconds,
+        ]
     }
 
     /// What has changed since an earlier count of the same heap: counters are the difference, all else is as now.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let mut change = *self;
-        less(&mut change.refills, earlier.refills);
-        less(&mut change.flushes, earlier.flushes);
-        less(&mut change.growths, earlier.growths);
-        less(&mut change.refusals, earlier.refusals);
-        less(&mut change.released, earlier.released);
-        less(&mut change.released_lazily, earlier.released_lazily);
-        less(&mut change.scavenge_nanoseconds, earlier.scavenge_nanoseconds);
-        less(&mut change.calls.reserve, earlier.calls.reserve);
-        less(&mut change.calls.prepare, earlier.calls.prepare);
-        less(&mut change.calls.commit, earlier.calls.commit);
-        less(&mut change.calls.release, earlier.calls.release);
-        less(&mut change.calls.advise, earlier.calls.advise);
-        less(&mut change.calls.discard, earlier.calls.discard);
-        less(&mut change.calls.unreserve, earlier.calls.unreserve);
-        less(&mut change.calls.barrier, earlier.calls.barrier);
+        let (mut change, mut earlier) = (*self, *earlier);
+        for (now, then) in change.counters().into_iter().zip(earlier.counters()) {
+            less(now, *then);
+        }
         change
     }
 

@@ -219,18 +219,14 @@ impl fmt::Display for Stats {
             self.released_lazily,
             self.scavenge_nanoseconds as f64 / 1e9
         )?;
-        let calls = self.calls;
-        write!(
-            f,
-            "source    reserve {}, prepare {}, commit {}, release {}, advise {}, discard {}, unreserve {}, barrier {}",
-            calls.reserve,
-            calls.prepare,
-            calls.commit,
-            calls.release,
-            calls.advise,
-            calls.discard,
-            calls.unreserve,
-            calls.barrier
-        )
+        f.write_str("source    ")?;
+        let calls = self
+            .figures()
+            .filter_map(|(name, _, _, value)| Some((name.strip_suffix("_calls_total")?, value)));
+        for (index, (verb, count)) in calls.enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            write!(f, "{comma}{verb} {count}")?;
+        }
+        Ok(())
     }
 }

@@ -71,6 +71,8 @@ pub struct Central {
     fewest: AtomicU32,
     /// The most spans there ever were.
     peak: AtomicU32,
+    /// How many spans became none.
+    released: AtomicU64,
     /// Whole batches.
     store: Store,
 }
@@ -82,6 +84,8 @@ pub struct CentralState {
     pub spans: u32,
     /// The most there ever were.
     pub peak_spans: u32,
+    /// How many became none: their pages are the caller's.
+    pub released_spans: u64,
     /// Slots out of them, those in store too.
     pub out: u64,
     /// Slots of the batches in store.
@@ -105,6 +109,7 @@ impl Central {
             flushes: AtomicU64::new(0),
             arrived: AtomicU32::new(0),
             peak: AtomicU32::new(0),
+            released: AtomicU64::new(0),
             store: Store::new(),
             fewest: AtomicU32::new(0),
         }
@@ -347,9 +352,7 @@ impl Central {
                 self.link_first(spans, span);
             }
             if slots.used == 0 && !self.keep_spare(span) {
-                self.unlink(spans, span);
-                self.count_spans(u32::MAX);
-                spans.leave(class, span);
+                self.release(spans, class, span);
                 entry.behind.set(leaving);
                 leaving = Some(span);
             }
@@ -365,10 +368,16 @@ impl Central {
         let _guard = self.hold(spans, class);
         let span = self.spare.get()?;
         self.spare.set(None);
+        self.release(spans, class, span);
+        Some(span)
+    }
+
+    /// Unmakes a span with room that has no slot out. Under the lock.
+    fn release(&self, spans: &Spans, class: SizeClass, span: PageIndex) {
         self.unlink(spans, span);
         self.count_spans(u32::MAX);
+        add(&self.released, 1);
         spans.leave(class, span);
-        Some(span)
     }
 
     /// Counts spans more, or, wrapping, fewer. Under the lock.
@@ -423,6 +432,7 @@ impl Central {
             stored: u64::from(self.store.count()) * u64::from(class.batch()),
             spans: self.spans.load(Ordering::Relaxed),
             peak_spans: self.peak.load(Ordering::Relaxed),
+            released_spans: self.released.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
             refills: self.refills.load(Ordering::Relaxed),
             flushes: self.flushes.load(Ordering::Relaxed),

@@ -8,10 +8,11 @@
 //! ```
 //!
 //! **Sums that agree**, when nobody is at work: grown = in use + cached + free pages; backed = grown - released pages;
-//! the spans of all classes are the spans of the heap; a class's slots are live, cached, racks or free. The system's
-//! own figure of resident memory stands beside ours; what it has more is code, stacks, and what others map.
+//! the spans of all classes are the spans of the heap; a class's slots are live, cached, racks or free. A span that is
+//! one no more has been released: spans + released >= peak. The system's own figure of resident memory stands beside
+//! ours; what it has more is code, stacks, and what others map.
 //!
-//! Nothing here allocates: a snapshot is plain numbers, 4 KiB of them, and text goes to any writer.
+//! Nothing here allocates: a snapshot is plain numbers, 8 KiB of them, and text goes to any writer.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ use crate::heap::figures::{self, Figure, Kind, named};
 use crate::source::Source;
 
 use super::size_class::{CLASSES, SizeClass};
+use super::spans::metadata_of_page;
 use super::{GlobalStats, Objects};
 
 /// One size class at one moment.
@@ -42,10 +44,17 @@ pub struct ClassStats {
     pub racks: usize,
     /// Free slots in the spans.
     pub free: usize,
+    /// Bytes of the heap's tables that describe its spans: 32 a page, and 8 flags where slots have more than 1 KiB; a
+    /// part of [`Stats::metadata_bytes`](crate::Stats::metadata_bytes). Not in it: what every class has whether it is
+    /// used or not (128 bytes), magazines, and tables of its free slots, which are [`racks`](Self::racks) of theirs.
+    pub metadata_bytes: usize,
     /// How often a magazine was refilled.
     pub refills: u64,
     /// How often slots of magazines came back.
     pub flushes: u64,
+    /// Spans that were empty and became free pages, for any class or large block. Whether those have memory yet is
+    /// another matter: [`Stats::released`](crate::Stats::released) counts what the source got back.
+    pub released_spans: u64,
 }
 
 impl ClassStats {
@@ -79,7 +88,7 @@ impl Default for Snapshot {
     }
 }
 
-const CLASS_GAUGES: [(&str, &str); 7] = [
+const CLASS_GAUGES: [(&str, &str); 8] = [
     ("class_span_bytes", "Pages of the class"),
     ("class_peak_span_bytes", "The most of them there ever were"),
     ("class_live", "Slots of the program"),
@@ -87,13 +96,18 @@ const CLASS_GAUGES: [(&str, &str); 7] = [
     ("class_racks", "Slots that are tables of free slots' addresses"),
     ("class_free", "Free slots in spans"),
     (
+        "class_metadata_bytes",
+        "Entries in the heap's tables that describe spans",
+    ),
+    (
         "class_fragmentation_percent",
         "Hundredths of the pages not in blocks of the program",
     ),
 ];
-const CLASS_COUNTERS: [(&str, &str); 2] = [
+const CLASS_COUNTERS: [(&str, &str); 3] = [
     ("class_refills_total", "Times a magazine was refilled"),
     ("class_flushes_total", "Times slots of magazines came back"),
+    ("class_released_spans_total", "Empty spans that became free pages"),
 ];
 
 const OWN: [(&str, &str); 2] = [
@@ -122,6 +136,7 @@ impl Snapshot {
         for (class, before) in change.classes.iter_mut().zip(&earlier.classes) {
             figures::less(&mut class.refills, before.refills);
             figures::less(&mut class.flushes, before.flushes);
+            figures::less(&mut class.released_spans, before.released_spans);
         }
         change
     }
@@ -141,16 +156,20 @@ impl Snapshot {
             class.cached,
             class.racks,
             class.free,
+            class.metadata_bytes,
             class.fragmentation(page),
         ];
-        let counters = [class.refills, class.flushes];
+        let counters = [class.refills, class.flushes, class.released_spans];
         let gauges = gauges.map(|value| value as u64);
         named(CLASS_GAUGES, Kind::Gauge, gauges).chain(named(CLASS_COUNTERS, Kind::Counter, counters))
     }
 
-    /// The classes that have, or had, anything.
+    /// The classes that have, or had, anything; of a difference those, too, that have only lost what they had.
     fn used(&self) -> impl Iterator<Item = &ClassStats> {
-        self.classes.iter().filter(|class| class.spans > 0 || class.refills > 0)
+        let has_done = |class: &ClassStats| class.refills + class.flushes + class.released_spans > 0;
+        self.classes
+            .iter()
+            .filter(move |class| class.spans > 0 || has_done(class))
     }
 
     /// Writes one JSON object: every figure by its name, and `classes`, a list of objects of those in use.
@@ -201,7 +220,7 @@ impl fmt::Display for Snapshot {
         writeln!(f, "unused    {:>9} % of what is backed", self.fragmentation())?;
         write!(
             f,
-            "    slot    spans     live   cached    racks     free  refills  flushes  unused"
+            "    slot    spans     live   cached    racks     free metadata  refills  flushes released  unused"
         )?;
         for class in self.used() {
             let ClassStats {
@@ -211,15 +230,17 @@ impl fmt::Display for Snapshot {
                 cached,
                 racks,
                 free,
+                metadata_bytes,
                 refills,
                 flushes,
+                released_spans,
                 ..
             } = class;
             let unused = class.fragmentation(self.stats.pages.page_bytes);
             write!(
                 f,
-                "\n{slot_bytes:>8} {spans:>8} {live:>8} {cached:>8} {racks:>8} {free:>8} {refills:>8} {flushes:>8} \
-                 {unused:>6}%"
+                "\n{slot_bytes:>8} {spans:>8} {live:>8} {cached:>8} {racks:>8} {free:>8} {metadata_bytes:>8} \
+                 {refills:>8} {flushes:>8} {released_spans:>8} {unused:>6}%"
             )?;
         }
         Ok(())
@@ -250,8 +271,10 @@ impl<S: Source + 'static> Objects<S> {
                 cached: cached[index],
                 racks,
                 free: (spans * class.slots() as usize).saturating_sub(out),
+                metadata_bytes: spans * class.pages() * metadata_of_page(class),
                 refills: state.refills,
                 flushes: state.flushes,
+                released_spans: state.released_spans,
             };
         }
         Snapshot {

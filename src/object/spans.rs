@@ -92,6 +92,12 @@ impl Room {
 /// Flags of a page.
 pub const PAGE_FLAGS: usize = PAGE_BYTES >> FLAG_SHIFT;
 
+/// Bytes that describe a page of a span of the class: its entry in the table, and its flags if the class has any:
+/// spans of smaller slots leave theirs as they are.
+pub fn metadata_of_page(class: SizeClass) -> usize {
+    size_of::<Span>() + if class.is_flagged() { PAGE_FLAGS } else { 0 }
+}
+
 /// All spans of a heap, and the memory they describe.
 #[derive(Debug)]
 pub struct Spans {

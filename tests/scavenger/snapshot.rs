@@ -52,7 +52,64 @@ fn agree(snapshot: &Snapshot) {
             "{class:?}"
         );
         assert!(class.fragmentation(pages.page_bytes) <= 100 && class.peak_span_pages >= class.span_pages);
+        // What there was and is no more has been released.
+        assert!(
+            class.span_pages == class.peak_span_pages || class.released_spans > 0,
+            "{class:?}"
+        );
+        let flags = if class.slot_bytes > 1024 { 8 } else { 0 };
+        assert_eq!(class.metadata_bytes, class.span_pages * (32 + flags), "{class:?}");
     }
+    assert!(sum(|class| class.metadata_bytes) <= pages.metadata_bytes, "{snapshot}");
+}
+
+/// Of slots with marks and of slots with flags; the second time what went the first time is counted, too.
+#[test]
+fn what_describes_a_class_and_the_spans_that_went_are_counted() {
+    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    // In classes that have no tables of slots in them. The last has one span, which is released by itself.
+    for (size, count) in [(300, 5000), (300, 5000), (9000, 5000), (9000, 5000), (700, 1)] {
+        fill_and_empty(&HEAP, Layout::from_size_align(size, 8).unwrap(), count);
+    }
+}
+
+/// Spans of a class that has none are made, and all go.
+fn fill_and_empty(heap: &GlobalHeap, layout: Layout, count: usize) {
+    let before = heap.snapshot();
+    // SAFETY: not of size zero; freed with their layout.
+    let blocks: Vec<_> = (0..count).map(|_| unsafe { heap.alloc(layout) }).collect();
+    let full = heap.snapshot();
+    agree(&full);
+    let mut classes = full.classes.iter().zip(&before.classes);
+    let index = classes
+        .position(|(now, then)| now.live == then.live + count)
+        .expect("the class");
+    let class = |snapshot: &Snapshot| snapshot.classes[index];
+    let made = class(&full);
+    assert!(
+        made.spans > count / 100 && made.span_pages == made.peak_span_pages && made.metadata_bytes > 0,
+        "{full}"
+    );
+    assert_eq!(made.released_spans, class(&before).released_spans, "{full}");
+    // SAFETY: as above.
+    blocks
+        .into_iter()
+        .for_each(|block| unsafe { heap.dealloc(block, layout) });
+    heap.flush_thread();
+    let spare = heap.snapshot();
+    heap.release(usize::MAX);
+    let empty = heap.snapshot();
+    agree(&empty);
+    let left = class(&empty);
+    assert_eq!((left.spans, left.metadata_bytes), (0, 0), "{empty}");
+    assert_eq!(left.released_spans, made.released_spans + made.spans as u64, "{empty}");
+    // A difference tells it also of a class of which nothing is left, and that has done nothing else.
+    let change = json_of(&empty.since(&spare));
+    let classes = change["classes"].as_array().unwrap();
+    let told = classes.iter().find(|class| class["slot_bytes"] == made.slot_bytes);
+    let released = left.released_spans - class(&spare).released_spans;
+    assert_eq!(told.expect("the class")["class_released_spans_total"], released);
+    assert!(released > 0, "{spare}");
 }
 
 #[test]
@@ -63,7 +120,11 @@ fn sums_agree_and_machines_can_read_them() {
         let size = [8, 100, 1000, 9000, 40_000][number % 5] + number % 7;
         let layout = Layout::from_size_align(size, 8).unwrap();
         // SAFETY: not of size zero; freed with its layout.
-        blocks.push((unsafe { HEAP.alloc(layout) }, layout));
+        let block = unsafe { HEAP.alloc(layout) };
+        // What nobody writes to is not resident.
+        // SAFETY: just allocated, and its first byte.
+        unsafe { block.write(1) };
+        blocks.push((block, layout));
         if number % 3 == 0 {
             let (block, layout) = blocks.swap_remove(number * 31 % blocks.len());
             // SAFETY: as above.
@@ -132,7 +193,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 42 && full.to_string().contains("resident"),
+        names.len() == 44 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
@@ -199,6 +260,8 @@ fn distinct(by: u64) -> Snapshot {
             live: next() as usize,
             refills: next(),
             flushes: next(),
+            metadata_bytes: next() as usize,
+            released_spans: next(),
             ..ClassStats::default()
         };
     }
@@ -235,7 +298,7 @@ fn a_difference_is_that_of_every_counter_and_of_nothing_else() {
     assert_eq!(less(&now, &then, &change), 16);
     let classes = |of: &Value| of["classes"].as_array().unwrap().clone();
     for ((now, then), change) in classes(&now).iter().zip(&classes(&then)).zip(&classes(&change)) {
-        assert_eq!(less(now, then, change), 2);
+        assert_eq!(less(now, then, change), 3);
     }
 }
 

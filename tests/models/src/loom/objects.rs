@@ -103,6 +103,10 @@ impl World {
             "slots were lost or made"
         );
         assert_eq!(left, runs, "spans were lost or made");
+        assert_eq!(
+            state.released_spans, runs as u64,
+            "not every span that went was counted"
+        );
     }
 }
 
