@@ -6,7 +6,8 @@
 //!
 //! A fresh [`Heap`] with a limit that is soon met, or the one [`GlobalHeap`] of the process, through the trait. Every
 //! block is filled with a byte of its own and looked at when it is resized or freed; no two may overlap, each is
-//! aligned, zero where that was asked for. Some grow by a quarter several times over. At the end all is freed, and the heap says of itself what is so.
+//! aligned, zero where that was asked for. Some grow by a quarter several times over. At the end all is freed, and the
+//! heap says of itself what is so.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::BTreeMap;
