@@ -20,6 +20,7 @@ use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
 use super::size_class::{PAGE_BYTES, SizeClass};
+use super::span::Span;
 use super::{Objects, Thread};
 
 /// Batches that one call takes out of stores at the most, if it does not take very much: each some 100 slots.
@@ -32,21 +33,59 @@ const fn is_entered(layout: Layout) -> bool {
     layout.align() <= PAGE_BYTES
 }
 
+/// What a shelf's hand does with a block.
+#[derive(Debug)]
+pub enum Hold<'a> {
+    /// It lies there.
+    Taken,
+    /// Another lies there. The block's entry.
+    Full(&'a Span),
+    /// There is no such block.
+    Refused,
+}
+
 impl<S: Source + 'static> Objects<S> {
-    /// Fast: a large block from the thread's shelf, if one of its length lies there.
+    /// Fast: the large block from the hand of the thread's shelf, if one of its length lies there.
+    ///
+    /// # Safety
+    ///
+    /// The structure is one of this heap.
     #[inline(always)]
-    pub fn take_from_shelf(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
-        let start = thread.shelf().take(&self.spans, length)?;
+    pub unsafe fn take_from_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        let hand = thread.hand(length);
+        let start = hand.get()?;
+        // SAFETY: it is in the table of the structure's heap (I17), so covered.
+        let (memory, entry) = unsafe { self.spans.known(start) };
+        hand.take(length, entry);
+        Some(memory)
+    }
+
+    /// The same from its list.
+    #[inline(always)]
+    pub fn take_from_list(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        let start = thread.shelf().take_listed(&self.spans, length)?;
         Some(self.spans.address(start))
     }
 
-    /// Fast: puts a large block on the thread's shelf, if there is room. Whether it did: then the keeper is to be
+    /// Fast: puts a large block into the hand of the thread's shelf, if that is empty. If it did, the keeper is to be
     /// [told](Self::tell).
+    ///
+    /// # Safety
+    ///
+    /// The structure is one of this heap, and the caller gives the block up if there is one.
     #[inline(always)]
-    pub fn put_on_shelf(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> bool {
-        // The caller gives the block up.
-        let block = self.spans.large_of(memory, length);
-        block.is_some_and(|(start, entry)| thread.shelf().put(length, start, entry))
+    pub unsafe fn put_in_hand(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> Hold<'_> {
+        match self.spans.large_of(memory, length) {
+            None => Hold::Refused,
+            Some((start, entry)) if thread.hand(length).put(length, start, entry) => Hold::Taken,
+            Some((_, entry)) => Hold::Full(entry),
+        }
+    }
+
+    /// The same, onto its list, if that may take more; with what `put_in_hand` found. Whether it did.
+    #[inline(always)]
+    pub fn put_on_list(&self, thread: &Thread, memory: NonNull<u8>, length: Length, entry: &Span) -> bool {
+        thread.shelf().put_listed(length, self.spans.page_of(memory), entry)
     }
 
     /// Tells the keeper, if he is away, that so many pages were freed: to the heap, or to where he may find them.
