@@ -17,7 +17,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Length, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
+use crate::object::{Hold, Length, Objects, Seat, SizeClass, SmallSize, Span, Spans, Thread, Working};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -53,14 +53,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn give_slot(
         &self,
         memory: NonNull<u8>,
-        layout: Layout,
+        size: usize,
+        align: usize,
         push: impl FnOnce(&Thread, *const Objects<S>) -> bool,
     ) {
         // Relaxed: as in `take_slot`.
         let objects = self.objects.load(Ordering::Relaxed);
         if !push(local::current(), objects) {
             // SAFETY: the caller's promise.
-            unsafe { self.dealloc_slow(memory, layout) };
+            unsafe { self.dealloc_slow(memory, size, align) };
         }
     }
 
@@ -77,27 +78,27 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// What is not of a small size: of more than 1 KiB as a rule.
     #[inline(never)]
-    fn take_other(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+    fn take_other<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if SizeClass::is_exceeded_by(layout.size()) {
+            return self.take_large::<ZEROED>(layout);
+        }
         if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
             let pop = |thread: &Thread, objects| {
                 // SAFETY: the spans are asked for when the thread's structure is of this address.
                 unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
             };
-            return self.take_slot(layout, zeroed, pop);
+            return self.take_slot(layout, ZEROED, pop);
         }
-        if SizeClass::is_exceeded_by(layout.size()) {
-            return self.take_large(layout, zeroed);
-        }
-        self.take_aligned(layout, zeroed)
+        self.take_aligned::<ZEROED>(layout)
     }
 
     /// Aligned to more than 8 bytes.
     #[inline(never)]
-    fn take_aligned(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+    fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
-            return self.take_slow(layout, zeroed);
+            return self.take_slow(layout, ZEROED);
         };
-        self.take_slot(layout, zeroed, |thread, objects| {
+        self.take_slot(layout, ZEROED, |thread, objects| {
             if class.is_flagged() {
                 // SAFETY: the spans are asked for when the thread's structure is of this address.
                 unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), class.into()) }
@@ -115,40 +116,39 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// meets](SmallSize::is_met).
     #[inline(never)]
     unsafe fn give_sized(&self, memory: NonNull<u8>, size: usize) {
-        // SAFETY: a layout had this size, with an alignment that is not less: so rounded up it does not overflow.
-        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
-        let Some(size) = SmallSize::of(size, 1) else {
+        let Some(small) = SmallSize::of(size, 1) else {
             // SAFETY: the caller's promise.
-            unsafe { self.give_more(memory, size) };
+            unsafe {
+                if SizeClass::is_exceeded_by(size) {
+                    self.give_large(memory, size);
+                } else {
+                    self.give_more(memory, size);
+                }
+            }
             return;
         };
         // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
-        let push = |thread: &Thread, objects| unsafe { thread.push(objects, Seat::of(size), memory) };
+        let push = |thread: &Thread, objects| unsafe { thread.push(objects, Seat::of(small), memory) };
         // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, layout, push) };
+        unsafe { self.give_slot(memory, size, 1, push) };
     }
 
     /// The same, of more than 1 KiB.
     ///
     /// # Safety
     ///
-    /// As for [`give_sized`](Self::give_sized).
+    /// As for [`give_sized`](Self::give_sized), with a size that has a slot.
     #[inline(never)]
     unsafe fn give_more(&self, memory: NonNull<u8>, size: usize) {
-        // SAFETY: as in `give_sized`.
-        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
-        let Some(size) = SmallSize::of_any(size, 1) else {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_large(memory, size) };
-            return;
-        };
+        // SAFETY: the caller's promise.
+        let small = unsafe { SmallSize::of_any(size, 1).unwrap_unchecked() };
         let push = |thread: &Thread, objects| {
             // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this
             // class, of more than 1 KiB, as those of less do not come here. The spans as above.
-            unsafe { thread.push_flagged(objects, || Self::spans_of(objects), Seat::of(size), memory) }
+            unsafe { thread.push_flagged(objects, || Self::spans_of(objects), Seat::of(small), memory) }
         };
         // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, layout, push) };
+        unsafe { self.give_slot(memory, size, 1, push) };
     }
 
     /// As [`take_aligned`](Self::take_aligned).
@@ -164,7 +164,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
                 if Length::of(layout).is_some() {
                     self.give_large(memory, layout.size());
                 } else {
-                    self.dealloc_slow(memory, layout);
+                    self.dealloc_slow(memory, layout.size(), layout.align());
                 }
             }
             return;
@@ -181,7 +181,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             }
         };
         // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, layout, push) };
+        unsafe { self.give_slot(memory, layout.size(), layout.align(), push) };
     }
 
     /// Makes a block longer, that is to have more than 1 KiB then: where it is, if it has room (`object/room.rs`).
@@ -206,7 +206,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             // SAFETY: the caller's promise.
             return unsafe { self.realloc_slow(memory, layout, size) };
         }
-        let moved = self.take_other(Layout::from_size_align(size, layout.align()).ok()?, false)?;
+        let moved = self.take_other::<false>(Layout::from_size_align(size, layout.align()).ok()?)?;
         // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size());
@@ -216,21 +216,33 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(moved)
     }
 
-    /// Fast: from this thread's shelf, if there is such a run there. What else there is to try is reached by a jump,
-    /// with nothing but the arguments to be kept: so few registers are saved.
+    /// Fast: from the hand of this thread's shelf, if there is such a run there. What else there is to try is reached
+    /// by a jump, with nothing to be kept but what it gets as arguments: so no register is saved.
     #[inline(never)]
-    fn take_large(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        if !zeroed
+    fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if !ZEROED
             && let Some(length) = Length::of(layout)
             && let Some((thread, objects)) = self.enter_with()
-            && let Some(memory) = objects.take_from_shelf(&thread, length)
         {
+            // SAFETY: it was entered by the address of this heap.
+            let Some(memory) = (unsafe { objects.take_from_hand(&thread, length) }) else {
+                return self.take_listed(layout, thread, length);
+            };
             return Some(memory);
         }
-        self.take_slow(layout, zeroed)
+        self.take_slow(layout, ZEROED)
     }
 
-    /// Fast: onto this thread's shelf, if there is room.
+    /// The same from a list, the hand being empty.
+    #[inline(never)]
+    fn take_listed(&self, layout: Layout, thread: Working<'static>, length: Length) -> Option<NonNull<u8>> {
+        // SAFETY: the caller entered it.
+        let memory = unsafe { self.entered() }.take_from_list(&thread, length);
+        drop(thread);
+        memory.or_else(|| self.alloc_slow(layout))
+    }
+
+    /// Fast: into the hand of this thread's shelf, if there is room; as [`take_large`](Self::take_large).
     ///
     /// # Safety
     ///
@@ -238,20 +250,82 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// large blocks have anyway.
     #[inline(never)]
     unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
-        // SAFETY: as in `give_sized`.
-        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
-        if let Some(length) = Length::of(layout)
-            && let Some((thread, objects)) = self.enter_with()
-            && objects.put_on_shelf(&thread, memory, length)
-        {
-            drop(thread);
-            if objects.keeper().is_away() {
-                self.tell(objects, length);
+        // SAFETY: the caller's promise; a structure is entered by the address of this heap.
+        unsafe {
+            if let Some(length) = Length::of_size(size)
+                && let Some((thread, objects)) = self.enter_with()
+            {
+                match objects.put_in_hand(&thread, memory, length) {
+                    Hold::Taken => {
+                        drop(thread);
+                        self.after_put(self.entered(), length);
+                    }
+                    Hold::Full(entry) => self.give_listed(memory, size, thread, length, entry),
+                    Hold::Refused => self.give_refused(memory, size, thread),
+                }
+                return;
             }
+            self.dealloc_slow(memory, size, 1);
+        }
+    }
+
+    /// The same onto a list, the hand being full.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_large`](Self::give_large); the block has this length and this entry.
+    #[inline(never)]
+    unsafe fn give_listed(
+        &self,
+        memory: NonNull<u8>,
+        size: usize,
+        thread: Working<'static>,
+        length: Length,
+        entry: &'static Span,
+    ) {
+        // SAFETY: the caller entered it.
+        let objects = unsafe { self.entered() };
+        let taken = objects.put_on_list(&thread, memory, length, entry);
+        drop(thread);
+        if taken {
+            self.after_put(objects, length);
             return;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, layout) };
+        unsafe { self.dealloc_slow(memory, size, 1) };
+    }
+
+    /// What is not in the table as such a block: the slow way says what it is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_large`](Self::give_large).
+    #[cold]
+    #[inline(never)]
+    unsafe fn give_refused(&self, memory: NonNull<u8>, size: usize, thread: Working<'static>) {
+        drop(thread);
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, size, 1) };
+    }
+
+    /// The heap, asked for again: a load instead of a register, of which the fast ways have none left.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread has entered a structure of it, be it that it has left that since.
+    #[inline(always)]
+    unsafe fn entered(&self) -> &'static Objects<S> {
+        // Relaxed: as in `enter_with`.
+        // SAFETY: the caller's promise: so it is a heap's, which is never unmade.
+        unsafe { &*self.objects.load(Ordering::Relaxed) }
+    }
+
+    /// Behind a block that was put on the shelf, with nothing held.
+    #[inline(always)]
+    fn after_put(&self, objects: &'static Objects<S>, length: Length) {
+        if objects.keeper().is_away() {
+            self.tell(objects, length);
+        }
     }
 
     #[cold]
@@ -291,9 +365,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`].
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size, and of this alignment or one that comes to the
+    /// same.
     #[inline(never)]
-    unsafe fn dealloc_slow(&self, memory: NonNull<u8>, layout: Layout) {
+    unsafe fn dealloc_slow(&self, memory: NonNull<u8>, size: usize, align: usize) {
+        // SAFETY: a layout had this size, with an alignment that is not less: so rounded up it does not overflow.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, align) };
         let Some(objects) = self.opened() else {
             crate::fatal::abort(
                 "a block was freed before any was allocated; its address, its size",
@@ -356,7 +433,11 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
-            return self.take_other(layout, zeroed);
+            return if zeroed {
+                self.take_other::<true>(layout)
+            } else {
+                self.take_other::<false>(layout)
+            };
         };
         self.take_slot(layout, zeroed, |thread, objects| thread.pop(objects, Seat::of(size)))
     }

@@ -28,16 +28,13 @@ const EXACT_PAGES: usize = 16;
 /// How many lengths there are: sixteen exact ones, three doublings in eight steps each.
 pub const LENGTHS: usize = EXACT_PAGES + 3 * 8;
 
-/// One of the lengths a run on a shelf can have. I16: its number is less than [`LENGTHS`].
+/// One of the lengths a run on a shelf can have, by its number. I16: that is less than [`LENGTHS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Length {
-    index: u8,
-    pages: u8,
-}
+pub struct Length(u8);
 
 /// The length of a run of so many pages.
 static TABLED: [Length; MOST_PAGES + 1] = {
-    let mut table = [Length { index: 0, pages: 1 }; MOST_PAGES + 1];
+    let mut table = [Length(0); MOST_PAGES + 1];
     let mut pages = 1;
     while pages <= MOST_PAGES {
         table[pages] = Length::reckon(pages);
@@ -46,37 +43,56 @@ static TABLED: [Length; MOST_PAGES + 1] = {
     table
 };
 
+/// And back.
+static PAGES: [u8; LENGTHS] = {
+    let mut table = [0; LENGTHS];
+    let mut index = 0;
+    while index < LENGTHS {
+        table[index] = length_at(index) as u8;
+        index += 1;
+    }
+    table
+};
+
 impl Length {
     /// That of the run a large layout gets; `None` if it gets exactly what it needs.
     #[inline(always)]
     pub const fn of(layout: Layout) -> Option<Self> {
-        if layout.size() > MOST_PAGES * PAGE_BYTES || layout.align() > PAGE_BYTES {
+        if layout.align() > PAGE_BYTES {
             return None;
         }
-        Some(TABLED[(layout.size() + PAGE_BYTES - 1) >> PAGE_SHIFT])
+        Self::of_size(layout.size())
     }
 
-    /// That of a run of so many pages; `None` if no block up to 1 MiB gets so many.
-    pub fn of_pages(pages: PageCount) -> Option<Self> {
-        TABLED.get(pages.0).copied().filter(|length| length.pages() == pages.0)
+    /// The same, of a layout aligned to a page at the most.
+    #[inline(always)]
+    pub const fn of_size(size: usize) -> Option<Self> {
+        if size > MOST_PAGES * PAGE_BYTES {
+            return None;
+        }
+        Some(TABLED[(size + PAGE_BYTES - 1) >> PAGE_SHIFT])
+    }
+
+    /// That of a run of exactly so many pages; `None` if there is no such length.
+    #[inline]
+    pub const fn exactly(pages: usize) -> Option<Self> {
+        if pages > MOST_PAGES {
+            return None;
+        }
+        let length = TABLED[pages];
+        if length.pages() == pages { Some(length) } else { None }
     }
 
     /// Of `pages` pages, 1 ≤ pages ≤ 128.
     const fn reckon(pages: usize) -> Self {
         if pages <= EXACT_PAGES {
-            return Self {
-                index: (pages - 1) as u8,
-                pages: pages as u8,
-            };
+            return Self((pages - 1) as u8);
         }
         // As in `SizeClass::of`: eight steps to a doubling.
         let last = pages - 1;
         let shift = last.ilog2() - 3;
         let step = last >> shift;
-        Self {
-            index: (EXACT_PAGES + 8 * (shift as usize - 1) + step - 8) as u8,
-            pages: ((step + 1) << shift) as u8,
-        }
+        Self((EXACT_PAGES + 8 * (shift as usize - 1) + step - 8) as u8)
     }
 }
 
@@ -84,13 +100,13 @@ impl Length {
     /// Its number.
     #[inline(always)]
     pub const fn index(self) -> usize {
-        self.index as usize
+        self.0 as usize
     }
 
     /// In pages.
     #[inline(always)]
     pub const fn pages(self) -> usize {
-        self.pages as usize
+        PAGES[self.index()] as usize
     }
 }
 

@@ -30,7 +30,6 @@ use core::ptr::NonNull;
 use crate::fatal;
 use crate::source::Source;
 use crate::sync::Ordering;
-use crate::units::PageCount;
 
 use super::length::{Length, pages_for};
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
@@ -119,22 +118,13 @@ impl<S: Source + 'static> Objects<S> {
         }
         let memory = match SizeClass::of(size, layout.align()) {
             Some(class) => self.slot_at_hand(thread, class),
-            None => self.run_at_hand(thread, wide),
+            None => Length::of(wide).and_then(|length| self.run_at_hand(thread, length)),
         };
         match memory {
             Some(memory) => self.spans.enter_room(memory),
             None => self.discharge(bytes),
         }
         memory
-    }
-
-    fn run_at_hand(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        let length = Length::of(layout)?;
-        if let Some(memory) = self.take_from_shelf(thread, length) {
-            return Some(memory);
-        }
-        let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
-        self.enter_run(thread, run)
     }
 
     /// What a block lies in that is freed, of `bytes` bytes, if that may be longer; it has no flag of that any more.

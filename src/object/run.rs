@@ -20,6 +20,7 @@ use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
 use super::size_class::{PAGE_BYTES, SizeClass};
+use super::span::Span;
 use super::spans::Room;
 use super::{Objects, Thread};
 
@@ -33,21 +34,59 @@ const fn is_entered(layout: Layout) -> bool {
     layout.align() <= PAGE_BYTES
 }
 
+/// What a shelf's hand does with a block.
+#[derive(Debug)]
+pub enum Hold<'a> {
+    /// It lies there.
+    Taken,
+    /// Another lies there. The block's entry.
+    Full(&'a Span),
+    /// There is no such block.
+    Refused,
+}
+
 impl<S: Source + 'static> Objects<S> {
-    /// Fast: a large block from the thread's shelf, if one of its length lies there.
+    /// Fast: the large block from the hand of the thread's shelf, if one of its length lies there.
+    ///
+    /// # Safety
+    ///
+    /// The structure is one of this heap.
     #[inline(always)]
-    pub fn take_from_shelf(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
-        let start = thread.shelf().take(&self.spans, length)?;
+    pub unsafe fn take_from_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        let hand = thread.hand(length);
+        let start = hand.get()?;
+        // SAFETY: it is in the table of the structure's heap (I17), so covered.
+        let (memory, entry) = unsafe { self.spans.known(start) };
+        hand.take(length, entry);
+        Some(memory)
+    }
+
+    /// The same from its list.
+    #[inline(always)]
+    pub fn take_from_list(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        let start = thread.shelf().take_listed(&self.spans, length)?;
         Some(self.spans.address(start))
     }
 
-    /// Fast: puts a large block on the thread's shelf, if there is room. Whether it did: then the keeper is to be
+    /// Fast: puts a large block into the hand of the thread's shelf, if that is empty. If it did, the keeper is to be
     /// [told](Self::tell).
+    ///
+    /// # Safety
+    ///
+    /// The structure is one of this heap, and the caller gives the block up if there is one.
     #[inline(always)]
-    pub fn put_on_shelf(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> bool {
-        // The caller gives the block up.
-        let block = self.spans.large_of(memory, length);
-        block.is_some_and(|(start, entry)| thread.shelf().put(length, start, entry))
+    pub unsafe fn put_in_hand(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> Hold<'_> {
+        match self.spans.large_of(memory, length) {
+            None => Hold::Refused,
+            Some((start, entry)) if thread.hand(length).put(length, start, entry) => Hold::Taken,
+            Some((_, entry)) => Hold::Full(entry),
+        }
+    }
+
+    /// The same, onto its list, if that may take more; with what `put_in_hand` found. Whether it did.
+    #[inline(always)]
+    pub fn put_on_list(&self, thread: &Thread, memory: NonNull<u8>, length: Length, entry: &Span) -> bool {
+        thread.shelf().put_listed(length, self.spans.page_of(memory), entry)
     }
 
     /// Tells the keeper, if he is away, that so many pages were freed: to the heap, or to where he may find them.
@@ -182,17 +221,34 @@ impl<S: Source + 'static> Objects<S> {
         self.free_run(thread.cache(), run);
     }
 
+    /// A run of this length for a block that is to have room: from the shelf, or where the hint leads to.
+    pub(super) fn run_at_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        // SAFETY: who calls this has entered the structure by this heap, or it is the heap's shared one.
+        let shelved = unsafe { self.take_from_hand(thread, length) };
+        shelved.or_else(|| self.take_from_list(thread, length)).or_else(|| {
+            let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
+            self.enter_run(thread, run)
+        })
+    }
+
     /// Frees a run that had room: onto the shelf, if the thread has one.
     pub(super) fn free_roomy_run(&self, thread: &Thread, run: PageRun) {
-        let memory = self.spans.address(run.start());
+        let (entry, pages) = (self.spans.entry(run.start()), run.pages().0);
         if thread.has_user()
-            && let Some(length) = Length::of_pages(run.pages())
-            && self.put_on_shelf(thread, memory, length)
+            && let Some(length) = Length::exactly(pages)
         {
-            self.tell(length.pages());
-            return;
+            // SAFETY: as in `run_at_hand`; the caller gives the block up.
+            let taken = match unsafe { self.put_in_hand(thread, self.spans.address(run.start()), length) } {
+                Hold::Taken => true,
+                Hold::Full(entry) => thread.shelf().put_listed(length, run.start(), entry),
+                Hold::Refused => false,
+            };
+            if taken {
+                self.tell(pages);
+                return;
+            }
         }
-        self.spans.entry(run.start()).leave();
+        entry.leave();
         self.free_run(thread.cache(), run);
     }
 

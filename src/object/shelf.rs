@@ -32,11 +32,13 @@
 
 #![forbid(unsafe_code)]
 
+use core::hint::cold_path;
+
 use crate::sync::{AtomicU8, AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::length::{LENGTHS, Length, length_at};
-use super::span::{Link, Span};
+use super::span::{Link, Nth, Span};
 use super::spans::Spans;
 
 /// Pages on a shelf at the most: 32 MiB.
@@ -55,11 +57,43 @@ const LISTED_PAGES: u32 = {
 /// So many runs on one list are more than the program goes on to ask for, if it asks for other lengths.
 const MANY: usize = 8;
 
+/// Room for one run.
+#[derive(Debug)]
+pub struct Hand(Link);
+
+impl Hand {
+    /// The first page of the run there, if there is one.
+    #[inline(always)]
+    pub fn get(&self) -> Option<Nth> {
+        self.0.nth()
+    }
+
+    /// Fast: the run there, of this length and with this entry, is the caller's.
+    #[inline(always)]
+    pub fn take(&self, length: Length, entry: &Span) {
+        self.0.set(None);
+        entry.unshelve(length);
+    }
+
+    /// Fast: puts a large block of this length there, if nothing is there: the caller's, of the shelf's heap, with its
+    /// entry in the table. Whether it did.
+    #[inline(always)]
+    #[must_use]
+    pub fn put(&self, length: Length, start: Nth, entry: &Span) -> bool {
+        let is_empty = self.get().is_none();
+        if is_empty {
+            entry.shelve(length);
+            self.0.set_nth(start);
+        }
+        is_empty
+    }
+}
+
 /// The shelf of one thread. All-zero bytes: empty.
 #[derive(Debug)]
 pub struct Shelf {
-    /// For each length one run. I17: what a hand or a list leads to is in the table as on a shelf.
-    hands: [Link; LENGTHS],
+    /// For each length one run. I17: what a hand or a list leads to is in the table of the shelf's heap as on a shelf.
+    pub(super) hands: [Hand; LENGTHS],
     /// For each length the run that was put on its list last; the others are linked behind it.
     lists: [Link; LENGTHS],
     /// For each length how many runs more its list may take; as many as can be said, where there are more.
@@ -79,23 +113,9 @@ impl Shelf {
         PageCount(held + self.listed.load(Ordering::Relaxed) as usize)
     }
 
-    /// Fast: takes a run of this length, if there is one: its first page. That in the hand first, then the last of the
-    /// list.
+    /// Takes the last run of this length on its list, if there is one: its first page. That it was asked counts.
     #[inline(always)]
-    pub fn take(&self, spans: &Spans, length: Length) -> Option<PageIndex> {
-        let hand = self.hands.get(length.index())?;
-        let Some(start) = hand.get() else {
-            return self.take_listed(spans, length);
-        };
-        let entry = spans.entry_if(start)?;
-        hand.set(None);
-        entry.unshelve(length);
-        Some(start)
-    }
-
-    /// From the list; that it was asked counts.
-    #[inline(always)]
-    fn take_listed(&self, spans: &Spans, length: Length) -> Option<PageIndex> {
+    pub fn take_listed(&self, spans: &Spans, length: Length) -> Option<PageIndex> {
         let (list, wanted) = (self.lists.get(length.index())?, self.wanted.get(length.index())?);
         // Relaxed, twice: see above. (Without a branch it takes a register more, which has to be saved.)
         let before = wanted.load(Ordering::Relaxed);
@@ -113,25 +133,11 @@ impl Shelf {
         Some(start)
     }
 
-    /// Fast: puts a large block of this length there, if there is room: the caller's, with its entry in the table.
+    /// Puts a large block of this length on its list, if that may take more: the caller's, with its entry in the table.
     /// Whether it did.
     #[inline(always)]
     #[must_use]
-    pub fn put(&self, length: Length, start: PageIndex, entry: &Span) -> bool {
-        let Some(hand) = self.hands.get(length.index()) else {
-            return false;
-        };
-        if hand.get().is_some() {
-            return self.put_listed(length, start, entry);
-        }
-        entry.shelve(length);
-        hand.set(Some(start));
-        true
-    }
-
-    /// On the list, if that may take more.
-    #[inline(always)]
-    fn put_listed(&self, length: Length, start: PageIndex, entry: &Span) -> bool {
+    pub fn put_listed(&self, length: Length, start: PageIndex, entry: &Span) -> bool {
         let index = length.index();
         let (Some(list), Some(wanted)) = (self.lists.get(index), self.wanted.get(index)) else {
             return false;
@@ -139,9 +145,11 @@ impl Shelf {
         // Relaxed, thrice: see above.
         let listed = self.listed.load(Ordering::Relaxed) + length.pages() as u32;
         let Some(left) = wanted.load(Ordering::Relaxed).checked_sub(1) else {
+            cold_path();
             return false;
         };
         if listed > LISTED_PAGES {
+            cold_path();
             return false;
         }
         wanted.store(left, Ordering::Relaxed);
@@ -190,8 +198,8 @@ impl Shelf {
                 }
                 shelved
             };
-            if let Some(start) = hand.get() {
-                hand.set(None);
+            if let Some(start) = hand.0.get() {
+                hand.0.set(None);
                 leave(start);
             }
             while let Some(start) = list.get() {
@@ -220,7 +228,7 @@ mod tests {
 
     fn empty() -> Shelf {
         Shelf {
-            hands: core::array::from_fn(|_| Link::none()),
+            hands: core::array::from_fn(|_| Hand(Link::none())),
             lists: core::array::from_fn(|_| Link::none()),
             wanted: core::array::from_fn(|_| AtomicU8::new(u8::MAX)),
             listed: AtomicU32::new(0),
@@ -232,7 +240,15 @@ mod tests {
         let length = Length::of(layout(pages)).unwrap();
         let entry = spans.entry(PageIndex(start));
         entry.enter_large(length.pages());
-        shelf.put(length, PageIndex(start), entry)
+        let hand = &shelf.hands[length.index()];
+        hand.put(length, Nth::new(start + 1), entry) || shelf.put_listed(length, PageIndex(start), entry)
+    }
+
+    /// Takes one: that in the hand first.
+    fn take(shelf: &Shelf, spans: &Spans, length: Length) -> Option<PageIndex> {
+        let hand = &shelf.hands[length.index()];
+        let start = hand.0.get().inspect(|start| hand.take(length, spans.entry(*start)));
+        start.or_else(|| shelf.take_listed(spans, length))
     }
 
     /// What lies in the hand comes first, then the last; and the table says where each is.
@@ -243,14 +259,14 @@ mod tests {
         assert!(put(&shelf, &spans, 0, 7) && put(&shelf, &spans, 700, 128) && put(&shelf, &spans, 20, 7));
         assert!(spans.entry(PageIndex(0)).is_shelved() && !spans.entry(PageIndex(0)).is_large(7));
         assert_eq!(shelf.pages(), PageCount(142));
-        let taken = [0; 3].map(|_| shelf.take(&spans, seven));
+        let taken = [0; 3].map(|_| take(&shelf, &spans, seven));
         assert_eq!(taken, [Some(PageIndex(0)), Some(PageIndex(20)), None]);
         assert!(spans.entry(PageIndex(0)).is_large(7));
         let mut gone = None;
         shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
         assert_eq!(gone, Some(PageRun::known(700, 128)));
         assert!(!spans.entry(PageIndex(700)).is_shelved() && !spans.entry(PageIndex(700)).is_large(128));
-        assert_eq!((shelf.take(&spans, many), shelf.pages()), (None, PageCount::ZERO));
+        assert_eq!((take(&shelf, &spans, many), shelf.pages()), (None, PageCount::ZERO));
     }
 
     /// As many as were asked of it, and one in the hand.
@@ -264,12 +280,12 @@ mod tests {
             .for_each(|wanted| wanted.store(0, Ordering::Relaxed));
         assert!(put(&shelf, &spans, 0, 7) && !put(&shelf, &spans, 10, 7));
         // The first from the hand, two in vain.
-        let taken = [0; 3].map(|_| shelf.take(&spans, seven).is_some());
+        let taken = [0; 3].map(|_| take(&shelf, &spans, seven).is_some());
         assert_eq!(taken, [true, false, false]);
         let put = [0, 10, 20, 30].map(|start| put(&shelf, &spans, start, 7));
         assert_eq!(put, [true, true, true, false]);
         // What comes out of the list may come back.
-        let taken = [0; 3].map(|_| shelf.take(&spans, seven));
+        let taken = [0; 3].map(|_| take(&shelf, &spans, seven));
         assert_eq!(taken, [0, 20, 10].map(|start| Some(PageIndex(start))));
     }
 
@@ -315,7 +331,7 @@ mod tests {
         spans.entry(PageIndex(40)).enter_large(4);
         let mut gone = None;
         shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
-        assert_eq!((gone, shelf.take(&spans, three)), (Some(PageRun::known(30, 3)), None));
+        assert_eq!((gone, take(&shelf, &spans, three)), (Some(PageRun::known(30, 3)), None));
         assert_eq!(shelf.pages(), PageCount::ZERO);
     }
 }

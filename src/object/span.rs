@@ -42,7 +42,7 @@ use super::size_class::SizeClass;
 #[repr(C, align(32))]
 pub struct Span {
     /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span. Or [`LARGE`] or
-    /// [`SHELVED`], and how many pages, if they are few, in the lowest 8.
+    /// [`SHELVED`], and the number of its length, if it has one, in the lowest 8.
     tag: AtomicU32,
     /// Slots out; of a large block its pages.
     used: AtomicU32,
@@ -64,14 +64,14 @@ const LARGE: u32 = u32::MAX << BACK_BITS;
 /// The same, of one that lies on a shelf.
 const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 
-/// What such a tag has in its lowest bits: all ones where there are too many pages to say.
-#[inline(always)]
-const fn few(pages: usize) -> u32 {
-    if pages < MANY as usize { pages as u32 } else { MANY }
+/// What such a tag has in its lowest bits: the number of its length, all ones where it has none.
+#[inline]
+const fn long(pages: usize) -> u32 {
+    match Length::exactly(pages) {
+        Some(length) => length.index() as u32,
+        None => (1 << BACK_BITS) - 1,
+    }
 }
-
-/// All ones.
-const MANY: u32 = (1 << BACK_BITS) - 1;
 
 /// A page, or none: its index plus one. A heap has fewer than 2³² pages.
 #[derive(Debug)]
@@ -103,6 +103,39 @@ impl Link {
         let number = page.map_or(0, |page| page.0 as u32 + 1);
         // Relaxed: under the lock of the class.
         self.0.store(number, Ordering::Relaxed);
+    }
+
+    /// The same as it stands here, so that nothing is added or taken away.
+    #[inline(always)]
+    pub fn nth(&self) -> Option<Nth> {
+        // Relaxed: as in `set`.
+        let number = self.0.load(Ordering::Relaxed);
+        (number != 0).then_some(Nth(number))
+    }
+
+    /// Makes it that.
+    #[inline(always)]
+    pub fn set_nth(&self, page: Nth) {
+        // Relaxed: as in `set`.
+        self.0.store(page.0, Ordering::Relaxed);
+    }
+}
+
+/// A page as a [`Link`] has it: its index plus one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nth(u32);
+
+impl Nth {
+    /// The page with this index plus one, which is not 0.
+    #[inline(always)]
+    pub const fn new(number: usize) -> Self {
+        Self(number as u32)
+    }
+
+    /// Its index plus one.
+    #[inline(always)]
+    pub const fn number(self) -> usize {
+        self.0 as usize
     }
 }
 
@@ -163,28 +196,28 @@ impl Span {
     pub fn enter_large(&self, pages: usize) {
         // Relaxed, here and below: the block is the caller's, who hands this on with it.
         self.used.store(pages as u32, Ordering::Relaxed);
-        self.tag.store(LARGE | few(pages), Ordering::Relaxed);
+        self.tag.store(LARGE | long(pages), Ordering::Relaxed);
     }
 
     /// Whether a large block of so many pages begins here, and is the program's.
     #[inline]
     pub fn is_large(&self, pages: usize) -> bool {
         // Relaxed: as in `enter_large`.
-        self.tag.load(Ordering::Relaxed) == LARGE | few(pages) && self.used.load(Ordering::Relaxed) as usize == pages
+        self.tag.load(Ordering::Relaxed) == LARGE | long(pages) && self.used.load(Ordering::Relaxed) as usize == pages
     }
 
-    /// The same of a block that may lie on a shelf, which has few pages: by one comparison.
+    /// The same of a block that may lie on a shelf, which has a length: by one comparison.
     #[inline(always)]
     pub fn is_large_of(&self, length: Length) -> bool {
-        // Relaxed: as in `enter_large`.
-        self.tag.load(Ordering::Relaxed) == LARGE | few(length.pages())
+        // Relaxed: as in `enter_large`. (The other way round it takes a register more, which has to be saved.)
+        self.tag.load(Ordering::Relaxed).wrapping_sub(LARGE) == length.index() as u32
     }
 
-    /// How many pages the large block has that begins here and is the program's, if one does that has few.
+    /// How many pages the large block has that begins here and is the program's, if one does.
     pub fn large_pages(&self) -> Option<usize> {
-        // Relaxed: as in `enter_large`.
-        let few = self.tag.load(Ordering::Relaxed).checked_sub(LARGE)?;
-        (few != MANY).then_some(few as usize)
+        // Relaxed, twice: as in `enter_large`.
+        let is_large = self.tag.load(Ordering::Relaxed) >> BACK_BITS == LARGE >> BACK_BITS;
+        is_large.then(|| self.used.load(Ordering::Relaxed) as usize)
     }
 
     /// Whether the page is in no span, and no large block that is in the table begins here.
@@ -197,7 +230,7 @@ impl Span {
     #[inline(always)]
     pub fn shelve(&self, length: Length) {
         // Release: behind the link, as the child of a fork takes it at its word; partner: `is_shelved`.
-        self.tag.store(SHELVED | few(length.pages()), Ordering::Release);
+        self.tag.store(SHELVED | length.index() as u32, Ordering::Release);
     }
 
     /// Whether a large block that begins here lies on a shelf.
@@ -211,7 +244,7 @@ impl Span {
     #[inline(always)]
     pub fn unshelve(&self, length: Length) {
         // Relaxed: as in `enter_large`.
-        self.tag.store(LARGE | few(length.pages()), Ordering::Relaxed);
+        self.tag.store(LARGE | length.index() as u32, Ordering::Relaxed);
     }
 
     /// The span's slots, of its first page's entry.

@@ -22,7 +22,7 @@ use crate::units::{PageIndex, PageRun};
 use super::length::Length;
 use super::mark;
 use super::size_class::{FLAG_SHIFT, PAGE_BYTES, PAGE_SHIFT, SizeClass};
-use super::span::Span;
+use super::span::{Nth, Span};
 use super::store::BatchPlace;
 
 /// What is said of the slot of more than a kibibyte that begins in one. All-zero bytes: it is the program's, for a
@@ -98,22 +98,25 @@ pub fn metadata_of_page(class: SizeClass) -> usize {
     size_of::<Span>() + if class.is_flagged() { PAGE_FLAGS } else { 0 }
 }
 
-/// All spans of a heap, and the memory they describe.
+/// All spans of a heap, and the memory they describe. What calls read is one line, which is seldom written.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Spans {
     /// The address of page 0.
     base: NonNull<u8>,
+    /// One page before that: from there the numbers of links lead.
+    origin: *mut u8,
     flags: Table<Flag>,
+    table: Table<Span>,
     /// The same as `covered`, in bytes.
     reach: AtomicUsize,
-    table: Table<Span>,
     /// Entries prepared. I14: a span lies below this. Raised under the lock of the tables.
     covered: AtomicUsize,
     /// Bytes in the stores of all classes.
     pub(super) stored: AtomicUsize,
 }
 
-// SAFETY: an address, and a table of atomics. Slots are reached by whoever owns them, or under the lock of their class.
+// SAFETY: addresses, and tables of atomics. Slots are reached by whoever owns them, or under the lock of their class.
 unsafe impl Send for Spans {}
 // SAFETY: as above.
 unsafe impl Sync for Spans {}
@@ -123,6 +126,7 @@ impl Spans {
     pub fn new(table: Table<Span>, flags: Table<Flag>, base: NonNull<u8>) -> Self {
         Self {
             base,
+            origin: base.as_ptr().wrapping_sub(PAGE_BYTES),
             flags,
             reach: AtomicUsize::new(0),
             table,
@@ -224,10 +228,37 @@ impl Spans {
 
     /// The same of one that may lie on a shelf, with its entry.
     #[inline(always)]
-    pub fn large_of(&self, memory: NonNull<u8>, length: Length) -> Option<(PageIndex, &Span)> {
-        let page = self.page_at(memory)?;
-        let entry = self.entry_if(page)?;
-        entry.is_large_of(length).then_some((page, entry))
+    pub fn large_of(&self, memory: NonNull<u8>, length: Length) -> Option<(Nth, &Span)> {
+        let distance = memory.addr().get().wrapping_sub(self.origin.addr());
+        // As in `page_at`, but one more.
+        let number = distance.rotate_right(PAGE_SHIFT);
+        let page = number.wrapping_sub(1);
+        if page >= self.covered() {
+            return None;
+        }
+        // SAFETY: it is covered, so prepared.
+        let entry = unsafe { self.table.at(page) };
+        entry.is_large_of(length).then_some((Nth::new(number), entry))
+    }
+
+    /// The address and the entry of a page.
+    ///
+    /// # Safety
+    ///
+    /// It is covered.
+    #[inline(always)]
+    pub unsafe fn known(&self, page: Nth) -> (NonNull<u8>, &Span) {
+        let (number, origin) = (page.number(), self.origin);
+        // Wrapping, as the heap may be bare numbers.
+        let address = origin.wrapping_add(number << PAGE_SHIFT);
+        // SAFETY: it is covered, so prepared; and a page's address is not null.
+        unsafe { (NonNull::new_unchecked(address), self.table.at(number - 1)) }
+    }
+
+    /// The page at an address of this heap.
+    #[inline(always)]
+    pub fn page_of(&self, memory: NonNull<u8>) -> PageIndex {
+        PageIndex(self.distance(memory) >> PAGE_SHIFT)
     }
 
     /// The page that begins there, if one does that is covered.

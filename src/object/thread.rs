@@ -1,7 +1,7 @@
 //! What one thread keeps to itself: a magazine for every class, a shelf, a cache of pages.
 //!
 //! ```text
-//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     2.8 KiB, a slot
+//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     3 KiB, a slot
 //! ```
 //!
 //! **Sizes.** Nearly all blocks are of a small size, and a table says for each how far from the structure's beginning
@@ -25,11 +25,12 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicUsize, Owned, Owner, relax};
 use crate::units::PageRun;
 
+use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
 use super::rack::Stock;
 use super::register::{Listed, Listing};
-use super::shelf::Shelf;
+use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, SizeClass, SmallSize};
 use super::spans::Spans;
 
@@ -349,6 +350,13 @@ impl Thread {
     #[inline(always)]
     pub fn shelf(&self) -> &Shelf {
         &self.shelf
+    }
+
+    /// The shelf's hand for a length.
+    #[inline(always)]
+    pub(super) fn hand(&self, length: Length) -> &Hand {
+        // SAFETY: a length's number is less than LENGTHS (I16).
+        unsafe { self.shelf.hands.get_unchecked(length.index()) }
     }
 
     /// The slot of the thread's cache of pages.
