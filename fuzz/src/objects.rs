@@ -95,6 +95,9 @@ impl Block {
 /// Steps of one input.
 const MOST_STEPS: usize = 150;
 
+/// Bytes that a block grows to by quarters.
+const MOST_GROWN: usize = 192 << 10;
+
 /// Live blocks of one input.
 const MOST_BLOCKS: usize = 64;
 
@@ -140,7 +143,7 @@ fn steps(heap: &impl Calls, bytes: &mut Bytes<'_>) {
                     for _ in 0..times {
                         let Some(block) = live.remove(&start) else { break };
                         if what & 8 != 0 {
-                            size = block.layout.size() * 5 / 4 + 1;
+                            size = (block.layout.size() * 5 / 4 + 1).min(MOST_GROWN);
                         }
                         start = resize(heap, &mut live, block, size, step as u8);
                     }
