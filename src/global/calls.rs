@@ -197,7 +197,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         size: usize,
         [from, to]: [SizeClass; 2],
     ) -> Option<NonNull<u8>> {
-        let spans = self.opened()?.spans();
+        let Some(objects) = self.opened() else {
+            // SAFETY: the caller's promise, which cannot be true: it is found out there.
+            return unsafe { self.realloc_slow(memory, layout, size) };
+        };
+        let spans = objects.spans();
         let moves = if from.is_flagged() { spans.moves(memory) } else { 0 };
         if Spans::is_restless(moves) {
             if spans.room_at(memory).is_some_and(|room| to.bytes() <= room.bytes()) {

@@ -37,7 +37,7 @@ pub enum ObjectFault {
         /// All of them.
         slots: u32,
     },
-    /// The heap counts other bytes in roomy blocks than there are (I18).
+    /// The heap counts fewer bytes in roomy blocks than there are (I18).
     Room {
         /// Counted and found.
         bytes: [usize; 2],
@@ -91,7 +91,7 @@ impl<S: Source + 'static> Objects<S> {
                 self.check_span(class, page, &mut found[class.index()])?;
             }
         }
-        if roomy != self.roomy_bytes() {
+        if roomy > self.roomy_bytes() {
             return Err(ObjectFault::Room {
                 bytes: [self.roomy_bytes(), roomy],
             });

@@ -41,10 +41,14 @@ impl<S: Source + 'static> Objects<S> {
         Some(self.hand_out(slot, class))
     }
 
-    /// A slot, if there is one without much ado.
+    /// A slot, if there is one without much ado: at the heap's limit no span is looked for.
     pub(super) fn slot_at_hand(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
-        let slot = self.pop_or_refill(thread, class)?;
-        Some(self.hand_out(slot, class))
+        let slot = if self.heap.grown() < self.heap.limit() {
+            self.pop_or_refill(thread, class)
+        } else {
+            thread.magazine(class).pop()
+        };
+        Some(self.hand_out(slot?, class))
     }
 
     #[inline]
