@@ -241,7 +241,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn take_listed(&self, layout: Layout, thread: Working<'static>, length: Length) -> Option<NonNull<u8>> {
         // SAFETY: the caller entered it.
-        let memory = unsafe { self.entered() }.take_from_list(&thread, length);
+        let memory = unsafe { self.entered().take_from_list(&thread, length) };
         drop(thread);
         memory.or_else(|| self.alloc_slow(layout))
     }
@@ -287,9 +287,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         length: Length,
         entry: &'static Span,
     ) {
-        // SAFETY: the caller entered it.
-        let objects = unsafe { self.entered() };
-        let taken = objects.put_on_list(&thread, memory, length, entry);
+        // SAFETY: the caller entered it, and found the hand full.
+        let (objects, taken) = unsafe {
+            let objects = self.entered();
+            (objects, objects.put_on_list(&thread, memory, length, entry))
+        };
         drop(thread);
         if taken {
             self.after_put(objects, length);

@@ -43,9 +43,9 @@ static TABLED: [Length; MOST_PAGES + 1] = {
     table
 };
 
-/// And back.
-static PAGES: [u8; LENGTHS] = {
-    let mut table = [0; LENGTHS];
+/// And back; as long as a number of a byte needs not to be compared with its length.
+static PAGES: [u8; 1 << u8::BITS] = {
+    let mut table = [0; 1 << u8::BITS];
     let mut index = 0;
     while index < LENGTHS {
         table[index] = length_at(index) as u8;

@@ -134,11 +134,14 @@ impl<S: Source + 'static> Objects<S> {
         let budget = source.budget();
         mark::draw_key();
         let mut wish = config.reserve.max(LEAST_BYTES).min(budget - budget / 64);
-        // Links are pages in 32 bits.
-        wish = wish.min((u32::MAX as usize - 1).saturating_mul(PAGE_BYTES));
+        // Links are pages in 32 bits. The heap rounds up to whole granules.
+        let (granule, most) = (
+            source.granule().max(PAGE_BYTES),
+            (u32::MAX as usize - 1).saturating_mul(PAGE_BYTES),
+        );
+        wish = wish.min(most - most % granule);
         loop {
-            // The heap rounds up to whole granules.
-            let pages = wish.next_multiple_of(source.granule().max(PAGE_BYTES)) >> PAGE_SHIFT;
+            let pages = wish.next_multiple_of(granule) >> PAGE_SHIFT;
             if let Some((tables, reservation)) = Tables::reserve(&source, pages) {
                 match PageHeap::try_new(
                     source,
@@ -253,7 +256,8 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// # Safety
     ///
-    /// It was allocated from this heap with this layout, and nothing uses it any more.
+    /// It was allocated from this heap with this layout, and nothing uses it any more. The structure is one of this
+    /// heap, and entered by the caller; or the shared one, whose lock he holds.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
             self.free_large(thread, memory, layout);
@@ -272,7 +276,7 @@ impl<S: Source + 'static> Objects<S> {
     /// # Safety
     ///
     /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
-    /// returned.
+    /// returned. The structure as for [`free`](Self::free).
     pub unsafe fn resize(
         &self,
         thread: &Thread,

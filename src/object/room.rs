@@ -21,8 +21,9 @@
 //! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
 //! may be more, by what threads that are not there were about to count.
 //!
-//! A roomy block that is freed with a layout of more than 1 KiB is taken, whatever class that is of: what it lies in is
-//! known without it.
+//! A roomy block that is freed with a layout of more than 1 KiB, but not its own, is taken if it lies in as much: what
+//! it lies in is known without that. If it is a run, and freed as a large block of just as many pages, it goes by the
+//! quick way, and stays counted.
 //!
 //! Cost: a step of `realloc` within the room 4 ns, whatever the block's length; to free a roomy block 30 ns more than
 //! another. (A block that grows from 64 B to 64 KiB by quarters: 99 ns a step before, 20 since.)

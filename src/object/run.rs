@@ -50,7 +50,7 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// # Safety
     ///
-    /// The structure is one of this heap.
+    /// The structure is one of this heap, and entered by the caller; or the shared one, whose lock he holds.
     #[inline(always)]
     pub unsafe fn take_from_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
         let hand = thread.hand(length);
@@ -62,8 +62,12 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// The same from its list.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take_from_hand`](Self::take_from_hand).
     #[inline(always)]
-    pub fn take_from_list(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+    pub unsafe fn take_from_list(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
         let start = thread.shelf().take_listed(&self.spans, length)?;
         Some(self.spans.address(start))
     }
@@ -73,7 +77,7 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// # Safety
     ///
-    /// The structure is one of this heap, and the caller gives the block up if there is one.
+    /// As for [`take_from_hand`](Self::take_from_hand); the caller gives the block up if there is one.
     #[inline(always)]
     pub unsafe fn put_in_hand(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> Hold<'_> {
         match self.spans.large_of(memory, length) {
@@ -84,8 +88,12 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// The same, onto its list, if that may take more; with what `put_in_hand` found. Whether it did.
+    ///
+    /// # Safety
+    ///
+    /// As for [`put_in_hand`](Self::put_in_hand), which said that the hand is full, and gave this entry.
     #[inline(always)]
-    pub fn put_on_list(&self, thread: &Thread, memory: NonNull<u8>, length: Length, entry: &Span) -> bool {
+    pub unsafe fn put_on_list(&self, thread: &Thread, memory: NonNull<u8>, length: Length, entry: &Span) -> bool {
         thread.shelf().put_listed(length, self.spans.page_of(memory), entry)
     }
 
@@ -223,9 +231,12 @@ impl<S: Source + 'static> Objects<S> {
 
     /// A run of this length for a block that is to have room: from the shelf, or where the hint leads to.
     pub(super) fn run_at_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
-        // SAFETY: who calls this has entered the structure by this heap, or it is the heap's shared one.
-        let shelved = unsafe { self.take_from_hand(thread, length) };
-        shelved.or_else(|| self.take_from_list(thread, length)).or_else(|| {
+        // SAFETY: the structure is as `Objects::resize` asks.
+        let shelved = unsafe {
+            self.take_from_hand(thread, length)
+                .or_else(|| self.take_from_list(thread, length))
+        };
+        shelved.or_else(|| {
             let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
             self.enter_run(thread, run)
         })
@@ -237,7 +248,7 @@ impl<S: Source + 'static> Objects<S> {
         if thread.has_user()
             && let Some(length) = Length::exactly(pages)
         {
-            // SAFETY: as in `run_at_hand`; the caller gives the block up.
+            // SAFETY: the structure is as `Objects::free` asks; the caller gives the block up.
             let taken = match unsafe { self.put_in_hand(thread, self.spans.address(run.start()), length) } {
                 Hold::Taken => true,
                 Hold::Full(entry) => thread.shelf().put_listed(length, run.start(), entry),

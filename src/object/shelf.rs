@@ -92,7 +92,9 @@ impl Hand {
 /// The shelf of one thread. All-zero bytes: empty.
 #[derive(Debug)]
 pub struct Shelf {
-    /// For each length one run. I17: what a hand or a list leads to is in the table of the shelf's heap as on a shelf.
+    /// For each length one run. I17: what a hand or a list leads to is in the table of the shelf's heap as on a shelf,
+    /// but between two stores of who puts or takes it: only the child of a fork, and who finds a thread gone, see that,
+    /// and `clear` looks. Who puts and takes keeps it: length, page and entry belong together.
     pub(super) hands: [Hand; LENGTHS],
     /// For each length the run that was put on its list last; the others are linked behind it.
     lists: [Link; LENGTHS],

@@ -229,7 +229,8 @@ impl Span {
     /// The large block that begins here goes onto a shelf.
     #[inline(always)]
     pub fn shelve(&self, length: Length) {
-        // Release: behind the link, as the child of a fork takes it at its word; partner: `is_shelved`.
+        // Release: behind the link, if it is on a list, as the child of a fork takes it at its word; partner:
+        // `is_shelved`. Into a hand it goes behind this.
         self.tag.store(SHELVED | length.index() as u32, Ordering::Release);
     }
 

@@ -110,11 +110,16 @@ pub struct Spans {
     table: Table<Span>,
     /// The same as `covered`, in bytes.
     reach: AtomicUsize,
-    /// Entries prepared. I14: a span lies below this. Raised under the lock of the tables.
+    /// Entries prepared. I14: spans, and large blocks in the table, lie below this. Raised under the lock of the
+    /// tables.
     covered: AtomicUsize,
     /// Bytes in the stores of all classes.
     pub(super) stored: AtomicUsize,
 }
+
+// Nor is what is written often in the same line.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(core::mem::offset_of!(Spans, stored) >= 64);
 
 // SAFETY: addresses, and tables of atomics. Slots are reached by whoever owns them, or under the lock of their class.
 unsafe impl Send for Spans {}
@@ -433,5 +438,37 @@ impl Spans {
     pub fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
         let slots = self.entry(span).slots();
         slots.count_home(class, span, |slot| self.link(class, span, slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::alloc::Layout;
+
+    use super::*;
+
+    /// By its first byte only, and only below what is covered.
+    #[test]
+    fn a_large_block_is_found_where_it_begins() {
+        let spans = Spans::for_test(8);
+        let three = Length::of(Layout::from_size_align(3 * PAGE_BYTES, 8).unwrap()).unwrap();
+        let at = |bytes: usize| NonNull::new(spans.base.as_ptr().wrapping_add(bytes)).unwrap();
+        let pages = [0, 5, 7];
+        pages
+            .iter()
+            .for_each(|&page| spans.entry(PageIndex(page)).enter_large(three.pages()));
+        for byte in 0..9 * PAGE_BYTES {
+            let found = spans.large_of(at(byte), three).is_some();
+            let begins = byte % PAGE_BYTES == 0 && pages.contains(&(byte / PAGE_BYTES));
+            assert_eq!(found, begins, "{byte}");
+            assert_eq!(spans.large_at(at(byte), three.pages()).is_some(), begins, "{byte}");
+        }
+        for before in [1, 8, PAGE_BYTES - 8, PAGE_BYTES, 2 * PAGE_BYTES] {
+            let memory = NonNull::new(spans.base.as_ptr().wrapping_sub(before));
+            assert!(
+                memory.is_none_or(|memory| spans.large_of(memory, three).is_none()),
+                "{before}"
+            );
+        }
     }
 }

@@ -211,6 +211,62 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory, layout(32 << 10, 8)) };
     };
+    a_page_inside_a_large_block_is_refused: "wrong layout", |heap| {
+        let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory.add(8192), block.layout) };
+    };
+    a_word_inside_a_large_block_is_refused: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory.add(8), block.layout) };
+    };
+    the_page_before_a_heap_is_refused: "not of this heap", |heap| {
+        let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        let before = (1..).map(|pages| block.memory.wrapping_sub(pages << 13));
+        let first = before.into_iter().find(|&page| !heap.contains(page)).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(first, block.layout) };
+    };
+    a_byte_before_a_heap_is_refused: "not of this heap", |heap| {
+        let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        let before = (1..).map(|pages| block.memory.wrapping_sub(pages << 13));
+        let first = before.into_iter().find(|&page| !heap.contains(page)).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(first.wrapping_add(1), block.layout) };
+    };
+    a_large_block_is_not_freed_as_a_shorter_one: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout(90_000, 8)) };
+    };
+    a_large_block_is_not_freed_as_a_longer_one: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout(110_000, 8)) };
+    };
+    a_block_of_mebibytes_is_not_freed_as_one_for_the_shelf: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(2 << 20, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout(1 << 20, 8)) };
+    };
+    a_block_for_the_shelf_is_not_freed_as_a_longer_one: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout((1 << 20) + 8192, 8)) };
+    };
+    a_large_block_aligned_to_pages_is_not_freed_as_any_other: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(100_000, 16384), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
+    };
+    a_large_block_of_another_heap_is_refused: "not of this heap", |heap| {
+        static OTHER: GlobalHeap = GlobalHeap::new();
+        let _own = Block::new(heap, layout(100_000, 8), 0).unwrap();
+        let block = Block::new(&OTHER, layout(100_000, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory, block.layout) };
+    };
     a_large_block_is_not_freed_twice: "freed twice", |heap| {
         let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
