@@ -25,8 +25,8 @@
 //! it lies in is known without that. If it is a run, and freed as a large block of just as many pages, it goes by the
 //! quick way, and stays counted.
 //!
-//! Cost: a step of `realloc` within the room 4 ns, whatever the block's length; to free a roomy block 30 ns more than
-//! another. (A block that grows from 64 B to 64 KiB by quarters: 99 ns a step before, 20 since.)
+//! Cost: a block that grows from 64 B to 64 KiB by quarters, and is freed, takes 20 ns a step, and took 98. A `Vec`
+//! that grows to 4 KiB, and has no room, takes two hundredths more than before.
 
 #![forbid(unsafe_code)]
 
