@@ -211,9 +211,10 @@ fn retirement(criterion: &mut Criterion) {
             exchange(&owner, &place);
         });
     });
-    criterion.bench_function("retire/sharded/with-bounded-guard", |bench| {
+    criterion.bench_function("retire/sharded/protected", |bench| {
         bench.iter(|| {
-            let _guard = owner.enter_bounded();
+            let guard = owner.enter();
+            black_box(guard.protect(|| place.load(Ordering::Acquire)));
             exchange(&owner, &place);
         });
     });
@@ -230,6 +231,16 @@ fn retirement(criterion: &mut Criterion) {
     criterion.bench_function("retire/seize/with-guard", |bench| {
         bench.iter(|| {
             let guard = collector.enter();
+            let new = Box::into_raw(Box::new([7_u64; 8]));
+            let old = guard.swap(&place, new, Ordering::AcqRel);
+            // SAFETY: out of reach, from a box.
+            unsafe { guard.defer_retire(old, seize::reclaim::boxed) };
+        });
+    });
+    criterion.bench_function("retire/seize/protected", |bench| {
+        bench.iter(|| {
+            let guard = collector.enter();
+            black_box(guard.protect(&place, Ordering::Acquire));
             let new = Box::into_raw(Box::new([7_u64; 8]));
             let old = guard.swap(&place, new, Ordering::AcqRel);
             // SAFETY: out of reach, from a box.
@@ -316,7 +327,7 @@ fn retirement_beside_a_reader(criterion: &mut Criterion) {
     let reader = |end: &AtomicBool| {
         let owner = sharded.owner().expect("a shard");
         while !end.load(Ordering::Relaxed) {
-            let guard = owner.enter_bounded();
+            let guard = owner.enter();
             let found = guard.protect(|| place.load(Ordering::Acquire));
             // SAFETY: protected, as long as the guard lives.
             black_box(unsafe { found.read() });

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-use pageheap::arena::{ArenaConfig, BoundedGuard, FreeList, Owner, ShardedFreeList};
+use pageheap::arena::{ArenaConfig, FreeList, Guard, Owner, ShardedFreeList};
 
 const DIMENSIONS: usize = 1536;
 type Vector = [f32; DIMENSIONS];
@@ -26,7 +26,13 @@ struct Storage<'l> {
 impl Storage<'_> {
     /// Stores a vector; the one before is free when its last reader has left.
     fn put(&self, owner: &Owner<'_>, key: usize, value: f32) {
-        let slot = owner.allocate().expect("the list has room").cast::<Vector>();
+        // There are slots enough but for those that readers hold who were preempted: these are waited for.
+        let slot = loop {
+            match owner.allocate() {
+                Ok(slot) => break slot.cast::<Vector>(),
+                Err(_) => std::thread::yield_now(),
+            }
+        };
         // SAFETY: a slot of our own, with room for a vector; the old one cannot be found any more.
         unsafe {
             slot.write([value; DIMENSIONS]);
@@ -37,7 +43,8 @@ impl Storage<'_> {
     }
 
     /// The vector of a key, for as long as the guard lives.
-    fn get<'g>(&self, guard: &'g BoundedGuard<'_>, key: usize) -> Option<&'g Vector> {
+    fn get<'g>(&self, guard: &'g Guard<'_>, key: usize) -> Option<&'g Vector> {
+        assert!(std::ptr::eq(guard.list(), self.list), "a guard of this storage");
         let found = guard.protect(|| self.table[key].load(Ordering::Acquire));
         // SAFETY: protected by the guard, and not written to once it can be found.
         unsafe { found.as_ref() }
@@ -48,7 +55,7 @@ impl Storage<'_> {
         let product = |vector: &Vector| vector.iter().zip(query).map(|(a, b)| a * b).sum::<f32>();
         let best = (0..self.table.len())
             .filter_map(|key| {
-                let guard = owner.enter_bounded();
+                let guard = owner.enter();
                 Some((key, product(self.get(&guard, key)?)))
             })
             .max_by(|(_, a), (_, b)| a.total_cmp(b));

@@ -126,15 +126,24 @@ impl<B: Backing> FreeList<B> {
         }
     }
 
-    /// Fills `batch` from the front, by one exchange for all that were free, and one for those never used. How many
-    /// there are: fewer than asked only if there are no more.
-    pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> usize {
+    /// Fills `batch` from the front, over what is there, by one exchange for all that were free, and one for those
+    /// never used. How many there are: fewer than asked only if there are no more, and why, the next call says. The
+    /// places behind them are as they were.
+    ///
+    /// # Errors
+    /// As for [`allocate`](Self::allocate), if there is not one for a batch that has a place. Nothing is written then.
+    pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> Result<usize, ArenaError> {
+        let asked = batch.len();
         let mut places = batch.iter_mut();
-        self.list.allocate_many(places.len(), |taken| {
+        let taken = self.list.allocate_many(asked, |taken| {
             if let Some(place) = places.next() {
                 *place = Some(self.memory(taken));
             }
-        })
+        });
+        if taken == 0 && asked > 0 {
+            return Err(self.slots().exhausted());
+        }
+        Ok(taken)
     }
 
     /// Puts a slot back.

@@ -3,18 +3,18 @@
 //! ```text
 //!   record of a reader   63            32 31          0        the list: what was retired while he was inside
 //!                        ┌───────────────┬─────────────┐
-//!                        │ readers inside│ first       │──▶ node of batch 9 ──▶ node of batch 7 ──▶ 0
+//!                        │ inside: 1, 0  │ first       │──▶ node of batch 9 ──▶ node of batch 7 ──▶ 0
 //!                        └───────────────┴─────────────┘          │                   │
 //!   batch 9:  first ── node ── node ── node                       ▼                   ▼
 //!             refs 2    └ in A's list                        refs of 9 − 1       refs of 7 − 1
 //!                              └ in B's list              whoever brings it to 0 frees the batch
 //! ```
 //!
-//! A reader *enters* by saying so in a record, and *leaves* by taking the list that has grown in it and counting down
-//! each batch he finds. Who *retires* a batch of slots (which no newcomer can reach any more) puts one of its nodes
-//! into the list of every record in which somebody is, and then adds the number of those records to the batch's count;
-//! the count may have been counted down below zero by then, and only the sum decides. Whoever brings it to zero, a
-//! reader who leaves or the one who retires, has the batch for himself and frees it: exactly one does.
+//! A reader *enters* by saying so in his record, and *leaves* by taking the list that has grown in it and counting down
+//! each batch he finds. Who *retires* a batch of slots (which are in no place any more where a reader looks) puts one
+//! of its nodes into the list of every record whose reader is inside, and then adds the number of those records to the
+//! batch's count; the count may have been counted down below zero by then, and only the sum decides. Whoever brings it
+//! to zero, a reader who leaves or the one who retires, has the batch for himself and frees it: exactly one does.
 //!
 //! So nobody scans other threads' epochs again and again, nobody waits, a batch is freed by the last reader who could
 //! see it at the moment he leaves, and nothing is allocated: the lists are made of the nodes of the batch itself. If it
@@ -24,19 +24,22 @@
 //! to B's, 2 is added. B leaves: takes 8, counts 2 → 1. C enters: nothing, C cannot have seen the three. A leaves: 6, 1
 //! → 0, and A frees 5, 6 and 8.
 //!
-//! **Bounded.** A reader who falls asleep inside would, as it stands, hold back everything that is retired from then
-//! on. So a slot knows the *era* it was allocated in, a batch the oldest of its slots', and a reader who promises to
-//! look at shared pointers only by [`protect`](Hyaline::protect) the era up to which he has looked. A batch that is
-//! younger than that is none of his, and passes him by. He holds back what was allocated before he fell asleep, what
-//! was retired in one batch with it, and no more. (Hyaline-1S. Who makes no such promise has era 0 and holds back
-//! everything.)
+//! **A reader who falls asleep** inside would, as it stands, stop everything: whatever is retired from then on would
+//! wait for him. So a slot knows the *era* it was allocated in, a batch the oldest of its slots', and a record the era
+//! up to which its reader has looked: he finds slots by [`protect`](Hyaline::protect) only. A batch that is younger
+//! than that is none of his, and passes him by. Eras go on as slots are allocated. So he holds back what was allocated
+//! before he fell asleep, or in the same era, what was retired in one batch with it, and no more.
 //!
-//! **Records.** One for each owner of a shard, who is alone in it and enters by a plain store; and a few that guests
-//! share: a record is left when its last reader leaves.
+//! **Places.** What that costs: he must find a slot in a *place*, from which it is taken before it is retired. A link
+//! in a slot that was itself taken out leads, unchanged, to slots that may have been freed since; and as he has looked
+//! at nothing so young, nobody waited for him.
 //!
-//! Cost: entering and leaving 2.4 ns together (guests 5.4); a slot retired and freed 8 ns with its share of the heavy
-//! fence, in batches of 64. After R. Nikolaev and B. Ravindran, "Snapshot-free, transparent, and robust memory
-//! reclamation for lock-free data structures", PLDI 2021, where this is Hyaline-1 and Hyaline-1S.
+//! **Records.** One for each owner of a shard, who is alone in it and enters by a plain store. Its era only goes on,
+//! from reader to reader: of one who has just entered it says more than he has looked at, and never less.
+//!
+//! Cost: entering and leaving 2.4 ns together; `protect` 1 ns more than the load; a slot retired and freed 8 ns with
+//! its share of the heavy fence, in batches of 64. After R. Nikolaev and B. Ravindran, "Snapshot-free, transparent, and
+//! robust memory reclamation for lock-free data structures", PLDI 2021, where this is Hyaline-1S, the robust one.
 
 #![forbid(unsafe_code)]
 
@@ -44,22 +47,13 @@ use crossbeam_utils::CachePadded;
 
 use super::node::{Node, Nodes};
 use super::stack::{Links, NIL, Stack};
-use crate::sync::{AtomicU64, AtomicUsize, Barrier, Ordering, SHARED, Table};
+use crate::sync::{AtomicU64, AtomicUsize, Barrier, Ordering, Table};
 
-/// Records that are shared by those who own none.
-pub const GUESTS: usize = SHARED;
-
-/// The era of a reader who may see everything.
-const ALL: u64 = 0;
-
-/// The era before anything was allocated.
+/// The era before anything was allocated. Who has not looked yet has the one before that, 0.
 pub const FIRST_ERA: u64 = 1;
 
-/// One reader in a record's head.
-const READER: u64 = 1 << 32;
-
-/// The most readers that are let into one record; more are guards forgotten in a loop.
-const MOST_READERS: u64 = 1 << 30;
+/// In a record's head: its reader is inside.
+const INSIDE: u64 = 1 << 32;
 
 /// Numbers from here on are spare nodes.
 const SPARES: u32 = 0xF000_0000;
@@ -70,7 +64,7 @@ pub const MAX_SLOTS: u32 = SPARES - 1;
 /// In the `batch` of a batch's first node: spare nodes follow its slots.
 const WITH_SPARES: u32 = 1 << 31;
 
-/// Where one reader, or a few, say that they are inside.
+/// Where a reader says that he is inside, and how far he has looked.
 #[derive(Debug)]
 pub struct Record {
     head: AtomicU64,
@@ -83,19 +77,15 @@ impl Record {
     pub fn new() -> Self {
         Self {
             head: AtomicU64::new(0),
-            era: AtomicU64::new(ALL),
+            era: AtomicU64::new(0),
         }
     }
 
-    /// Whether somebody inside may have seen a slot allocated in era `birth` or later.
+    /// Whether its reader is inside, and may have seen a slot allocated in era `birth` or later.
     fn concerns(&self, birth: u64) -> bool {
-        // Acquire: pairs with the Release of `enter`, so the era is that session's, or a later one's.
-        if self.head.load(Ordering::Acquire) < READER {
-            return false;
-        }
-        // Relaxed: what counts is the fence before; see `protect`.
-        let era = self.era.load(Ordering::Relaxed);
-        era == ALL || era >= birth
+        // Acquire: pairs with the Releases of `enter` and `leave`. Relaxed: what counts is the fence before; see
+        // `protect`.
+        self.head.load(Ordering::Acquire) >= INSIDE && self.era.load(Ordering::Relaxed) >= birth
     }
 }
 
@@ -119,7 +109,7 @@ pub struct Batch {
 /// Readers, and what is retired under them.
 #[derive(Debug)]
 pub struct Hyaline {
-    /// The guests' records, then the owners'.
+    /// One for each owner of a shard.
     records: Table<CachePadded<Record>>,
     /// Records that have ever been used; the others need not be looked at.
     used: AtomicUsize,
@@ -147,11 +137,11 @@ impl<N: Nodes> Links for Chain<'_, N> {
 }
 
 impl Hyaline {
-    /// No readers. `records` are all new, and at least [`GUESTS`]; so are the `spares`.
+    /// No readers. `records` are all new; so are the `spares`.
     pub fn new(nodes: &impl Nodes, records: Table<CachePadded<Record>>, spares: Table<Node>, barrier: Barrier) -> Self {
         let hyaline = Self {
             records,
-            used: AtomicUsize::new(GUESTS),
+            used: AtomicUsize::new(0),
             spares,
             idle_spares: Stack::new(),
             barrier,
@@ -174,18 +164,17 @@ impl Hyaline {
         for record in 0..self.used.load(Ordering::Relaxed) {
             let record = self.records.get(record);
             record.head.store(0, Ordering::Relaxed);
-            record.era.store(ALL, Ordering::Relaxed);
+            record.era.store(0, Ordering::Relaxed);
         }
-        self.used.store(GUESTS, Ordering::Relaxed);
+        self.used.store(0, Ordering::Relaxed);
         self.idle_spares = Stack::new();
         self.put_spares(nodes);
     }
 
-    /// The record of owner `owner`, who may enter from now on.
-    pub fn record_of(&self, owner: usize) -> usize {
-        // Relaxed: the owner's light fence follows before he reads, and whoever retires reads behind a heavy one.
-        self.used.fetch_max(GUESTS + owner + 1, Ordering::Relaxed);
-        GUESTS + owner
+    /// Record `record` has a reader, who may enter from now on.
+    pub fn admit(&self, record: usize) {
+        // Relaxed: the reader's light fence follows before he reads, and whoever retires reads behind a heavy one.
+        self.used.fetch_max(record + 1, Ordering::Relaxed);
     }
 
     fn node<'n>(&'n self, nodes: &'n impl Nodes, number: u32) -> &'n Node {
@@ -196,23 +185,14 @@ impl Hyaline {
         }
     }
 
-    /// The record's only reader enters. With an era he will look at what is shared by [`protect`](Self::protect) only.
+    /// The record's reader enters.
     #[inline]
-    pub fn enter(&self, record: usize, era: Option<u64>) {
-        let record = self.records.get(record);
-        record.era.store(era.unwrap_or(ALL), Ordering::Relaxed);
-        // Release: after the era, for `concerns`. Nobody else writes the head while nobody is inside.
-        record.head.store(READER, Ordering::Release);
+    pub fn enter(&self, record: usize) {
+        // Nobody else writes the head while nobody is inside. Release: whoever sees this one (`concerns`, `insert`)
+        // knows that what was read before it is read.
+        self.records.get(record).head.store(INSIDE, Ordering::Release);
         // The reader's loads come after this, or whoever retires sees the reader: he unlinks, then makes a heavy fence,
         // then looks. If he does not find us, our fence is behind his, and what he has unlinked cannot be found.
-        self.barrier.light();
-    }
-
-    /// The record's only reader, who is inside, will look at anything from now on.
-    #[inline]
-    pub fn look_at_all(&self, record: usize) {
-        // Relaxed, and the fence as in `enter`.
-        self.records.get(record).era.store(ALL, Ordering::Relaxed);
         self.barrier.light();
     }
 
@@ -225,71 +205,28 @@ impl Hyaline {
     #[inline]
     pub fn protect<P>(&self, record: usize, era: &AtomicU64, mut load: impl FnMut() -> P) -> P {
         let record = self.records.get(record);
-        // Relaxed: our own word.
-        let mut published = record.era.load(Ordering::Relaxed);
         loop {
+            // Relaxed: our own word. Before the load, which may itself protect something, and publish a later one.
+            let published = record.era.load(Ordering::Relaxed);
             let found = load();
-            // Relaxed: our own word. `load` may have entered once more by the same record: then that stands.
-            let mine = record.era.load(Ordering::Relaxed);
-            if mine != published {
-                published = mine;
-                continue;
-            }
             // Acquire: not before the load above, which was made by Acquire by whoever means to follow it.
             let now = era.load(Ordering::Acquire);
-            if published == ALL || published == now {
+            if published == now {
                 return found;
             }
+            // Never back: nobody but us has published one, and each was read before this.
             record.era.store(now, Ordering::Relaxed);
             self.barrier.light();
-            published = now;
         }
     }
 
-    /// The record's only reader leaves. `free` is called for each batch that is free by that: its first slot, and how
+    /// The record's reader leaves. `free` is called for each batch that is free by that: its first slot, and how
     /// many.
     #[inline]
     pub fn leave(&self, nodes: &impl Nodes, record: usize, free: impl FnMut(u32, u32)) {
         // Acquire: the nodes of those who inserted them. Release: what was read while inside is read.
         let head = self.records.get(record).head.swap(0, Ordering::AcqRel);
         if head as u32 != NIL {
-            self.count_down(nodes, head as u32, free);
-        }
-    }
-
-    /// A guest enters. The record he is in, for [`leave_as_guest`](Self::leave_as_guest).
-    pub fn enter_as_guest(&self, hint: usize) -> usize {
-        let index = hint % GUESTS;
-        // AcqRel: as in `enter`.
-        let before = self.records.get(index).head.fetch_add(READER, Ordering::AcqRel);
-        if before / READER >= MOST_READERS {
-            crate::fatal::abort(
-                "more guards than can be counted; their number, the record",
-                MOST_READERS as usize,
-                index,
-            );
-        }
-        self.barrier.light();
-        index
-    }
-
-    /// A guest leaves; the last of a record counts down.
-    pub fn leave_as_guest(&self, nodes: &impl Nodes, record: usize, free: impl FnMut(u32, u32)) {
-        let record = self.records.get(record);
-        // Relaxed: only compared.
-        let mut head = record.head.load(Ordering::Relaxed);
-        loop {
-            let next = if head >= 2 * READER { head - READER } else { 0 };
-            // AcqRel: as in `leave`.
-            match record
-                .head
-                .compare_exchange_weak(head, next, Ordering::AcqRel, Ordering::Relaxed)
-            {
-                Ok(_) => break,
-                Err(now) => head = now,
-            }
-        }
-        if head < 2 * READER && head as u32 != NIL {
             self.count_down(nodes, head as u32, free);
         }
     }
@@ -337,8 +274,8 @@ impl Hyaline {
         self.idle_spares.push(&chain, spare, end);
     }
 
-    /// Retires a batch, whose slots no reader who enters from now on can reach: it is freed by `free` at once, if
-    /// nobody is inside who may have seen it, or by the last of them.
+    /// Retires a batch, whose slots are in no place any more: it is freed by `free` at once, if nobody is inside who
+    /// may have found one, or by the last of them.
     ///
     /// # Errors
     /// The batch, as it was, if it has too few slots for the readers there are, and the spares are used up: a larger
@@ -394,16 +331,16 @@ impl Hyaline {
         Ok(assigned)
     }
 
-    /// Puts a node into the list of the record it was assigned to, unless all have left that. Whether it did.
+    /// Puts a node into the list of the record it was assigned to, unless its reader has left. Whether it did.
     fn insert(&self, nodes: &impl Nodes, number: u32) -> bool {
         let node = self.node(nodes, number);
         // Relaxed, twice: ours.
         let record = self.records.get(node.word.load(Ordering::Relaxed) as usize);
-        // Acquire, here and where the exchange fails: if all have left, what they read is read.
+        // Acquire, here and where the exchange fails: if he has left, what he read is read.
         let mut head = record.head.load(Ordering::Acquire);
-        while head >= READER {
+        while head >= INSIDE {
             node.word.store(u64::from(head as u32), Ordering::Relaxed);
-            let with_us = head & !(READER - 1) | u64::from(number);
+            let with_us = INSIDE | u64::from(number);
             // Release: the node, for who leaves. (A list that has come and gone meanwhile is no harm: the head we link
             // to is the head.)
             match record

@@ -245,7 +245,8 @@
 //! use pageheap::arena::ShardedFreeList;
 //!
 //! let mut list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
-//! let guard = list.enter();
+//! let owner = list.owner().unwrap();
+//! let guard = owner.enter();
 //! list.reset();
 //! drop(guard);
 //! ```
@@ -255,13 +256,13 @@
 //! use pageheap::arena::ShardedFreeList;
 //!
 //! let mut list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
-//! let guard = list.enter();
+//! let owner = list.owner().unwrap();
+//! let guard = owner.enter();
 //! list.stats();
 //! drop(guard);
 //! ```
 //!
-//! **Longer than what it is of**: the value of a pool, and what a handle of it names; a guard, an owner, an owner's box
-//! and guard.
+//! **Longer than what it is of**: the value of a pool, and what a handle of it names; an owner, his box and his guard.
 //!
 //! ```compile_fail,E0505
 //! use pageheap::arena::Pool;
@@ -299,26 +300,6 @@
 //! let value = pool.get(handle).unwrap();
 //! pool.stats();
 //! assert_eq!(*value, 17);
-//! ```
-//!
-//! ```compile_fail,E0505
-//! use core::alloc::Layout;
-//! use pageheap::arena::ShardedFreeList;
-//!
-//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
-//! let guard = list.enter();
-//! drop(list);
-//! drop(guard);
-//! ```
-//!
-//! ```
-//! use core::alloc::Layout;
-//! use pageheap::arena::ShardedFreeList;
-//!
-//! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
-//! let guard = list.enter();
-//! list.stats();
-//! drop(guard);
 //! ```
 //!
 //! ```compile_fail,E0505
@@ -369,7 +350,7 @@
 //!
 //! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
 //! let owner = list.owner().unwrap();
-//! let guard = owner.enter_bounded();
+//! let guard = owner.enter();
 //! drop(owner);
 //! drop(guard);
 //! ```
@@ -380,7 +361,7 @@
 //!
 //! let list = ShardedFreeList::new(Layout::new::<u64>(), 2).unwrap();
 //! let owner = list.owner().unwrap();
-//! let guard = owner.enter_bounded();
+//! let guard = owner.enter();
 //! owner.flush();
 //! drop(guard);
 //! ```
@@ -427,7 +408,7 @@
 //! let owner = list.owner().unwrap();
 //! let guard = owner.enter();
 //! std::thread::scope(|scope| {
-//!     scope.spawn(|| drop(list.enter()));
+//!     scope.spawn(|| drop(list.owner()));
 //! });
 //! ```
 

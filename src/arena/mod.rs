@@ -47,9 +47,8 @@ mod on_process;
 mod stack;
 mod node;
 mod controller;
-#[allow(clippy::modulo_one, reason = "under a model there is one lane, and one record")]
 mod hyaline;
-#[allow(clippy::modulo_one, reason = "under a model there is one lane, and one record")]
+#[allow(clippy::modulo_one, reason = "under a model there is one lane")]
 mod shards;
 mod free_slots;
 mod slots;
@@ -69,7 +68,7 @@ pub use config::{ArenaConfig, HugePages};
 pub use error::{ArenaError, Reason};
 pub use free_list::FreeList;
 pub use local::{Checkpoint, Local, Scope};
-pub use owner::{BoundedGuard, Guard, Owner};
+pub use owner::{Guard, Owner};
 pub use pool::{Handle, Pool, StaleHandle};
 pub use process::ProcessHeap;
 pub use sharded::ShardedFreeList;
@@ -83,7 +82,7 @@ pub mod internals {
     //! The parts, for tests and models.
     pub use super::controller::{Controller, MAX_BATCH};
     pub use super::free_slots::{FreeSlots, Taken as FreeSlot};
-    pub use super::hyaline::{Batch, FIRST_ERA, GUESTS, Hyaline, Record};
+    pub use super::hyaline::{Batch, FIRST_ERA, Hyaline, Record};
     pub use super::node::{LIVE, Node, Nodes};
     pub use super::shards::{Census, FreeAlready, LANES, Pocket, Shard, Shards, Taken};
     pub use super::stack::{Links, NIL, Stack};

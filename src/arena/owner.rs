@@ -1,15 +1,12 @@
 //! Those who have a part in a sharded list: owners of a shard, and readers inside.
 //!
 //! ```text
-//!   Owner ──┬── Guard          may have seen anything
-//!           └── BoundedGuard   has seen what `protect` gave
-//!   list ────── Guard          shares a record with other guests
+//!   list ── owner() ──▶ Owner ── enter() ──▶ Guard ── protect() ──▶ what stays until the guard is dropped
 //! ```
 //!
-//! An owner counts his guards: the first of them enters, the last leaves, those between cost an increment. A plain
-//! guard within a bounded one makes all of it plain, until the last leaves.
+//! An owner counts his guards: the first of them enters, the last leaves, those between cost an increment.
 //!
-//! Worked: `enter_bounded`, `enter`, and the first is dropped: the owner is inside, as one who may have seen anything.
+//! Worked: `enter`, `enter`, and the first guard is dropped: the owner is inside, and what either has protected stays.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -19,7 +16,7 @@ use super::backing::Backing;
 use super::error::ArenaError;
 use super::node::Nodes;
 use super::process::ProcessHeap;
-use super::sharded::{ShardedFreeList, hint};
+use super::sharded::ShardedFreeList;
 use super::shards::{Pocket, Shard};
 use super::slot_box::{SlotBox, SlotList, sealed};
 use super::slot_error::SlotError;
@@ -40,15 +37,6 @@ impl<B: Backing> ShardedFreeList<B> {
             pocket: Pocket::new(),
             depth: Cell::new(0),
         })
-    }
-
-    /// Enters: until the guard is dropped, what is retired from now on is not free. 5.4 ns both ways.
-    #[must_use]
-    pub fn enter(&self) -> Guard<'_, B> {
-        Guard {
-            list: self,
-            place: Place::Guest(self.shards.enter_as_guest(hint())),
-        }
     }
 }
 
@@ -96,17 +84,20 @@ impl<'l, B: Backing> Owner<'l, B> {
         }
     }
 
-    /// Fills `batch` from the front. How many there are: fewer than asked only if there are no more.
-    pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> usize {
-        let mut taken = 0;
-        for place in batch {
-            let Some(one) = self.list.shards.allocate(self.shard, &self.pocket) else {
-                break;
-            };
-            *place = Some(self.list.memory(one));
-            taken += 1;
+    /// Fills `batch` from the front, over what is there. How many there are: fewer than asked only if there are no
+    /// more, and why, the next call says. The places behind them are as they were.
+    ///
+    /// # Errors
+    /// As for [`allocate`](Self::allocate), if there is not one for a batch that has a place. Nothing is written then.
+    pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> Result<usize, ArenaError> {
+        for (taken, place) in batch.iter_mut().enumerate() {
+            match self.list.shards.allocate(self.shard, &self.pocket) {
+                Some(slot) => *place = Some(self.list.memory(slot)),
+                None if taken == 0 => return Err(self.list.slots().exhausted()),
+                None => return Ok(taken),
+            }
         }
-        taken
+        Ok(batch.len())
     }
 
     /// As [`ShardedFreeList::deallocate`], into the shard: no locked instruction, but where a batch is full.
@@ -195,38 +186,28 @@ impl<'l, B: Backing> Owner<'l, B> {
         self.list.shards.flush(self.index);
     }
 
-    /// Enters: until the guard is dropped, what is retired from now on is not free. 2.4 ns both ways; guards within
-    /// guards cost nothing.
+    /// Enters: what [`protect`](Guard::protect) gives from now on is not free before the owner's last guard is dropped,
+    /// whoever retires it. 2.4 ns both ways; guards within guards cost nothing.
+    ///
+    /// Who sleeps inside holds back what was allocated before, and the others go on. Who never leaves and goes on
+    /// looking holds back all that he could have seen: leave between one thing and the next.
     #[inline]
     #[must_use]
     pub fn enter(&self) -> Guard<'_, B> {
-        if self.depth.get() == 0 {
-            self.list.shards.enter_reader(self.index, true);
-        } else {
-            self.list.shards.look_at_all(self.index);
+        match self.depth.get() {
+            0 => self.list.shards.enter_reader(self.index),
+            usize::MAX => crate::fatal::abort(
+                "more guards than can be counted; their number, the shard",
+                usize::MAX,
+                self.index,
+            ),
+            _ => {}
         }
-        self.guard()
-    }
-
-    /// Enters, and promises to look for slots by [`protect`](BoundedGuard::protect) only. Who sleeps inside holds back
-    /// only what was allocated before.
-    #[inline]
-    #[must_use]
-    pub fn enter_bounded(&self) -> BoundedGuard<'_, B> {
-        if self.depth.get() == 0 {
-            self.list.shards.enter_reader(self.index, false);
-        }
-        BoundedGuard {
-            shard: self.index,
-            guard: self.guard(),
-        }
-    }
-
-    fn guard(&self) -> Guard<'_, B> {
         self.depth.set(self.depth.get() + 1);
         Guard {
             list: self.list,
-            place: Place::Owner(self.index, &self.depth),
+            shard: self.index,
+            depth: &self.depth,
         }
     }
 
@@ -293,30 +274,26 @@ impl<B: Backing> SlotList for Owner<'_, B> {
     }
 }
 
-#[derive(Debug)]
-enum Place<'l> {
-    Owner(usize, &'l Cell<usize>),
-    Guest(usize),
-}
-
-/// One who is inside: slots retired since he entered stay as they are. Dropping it is leaving.
+/// One who is inside: what [`protect`](Self::protect) gave stays as it is. Dropping the owner's last one is leaving.
 ///
 /// ```
 /// use core::alloc::Layout;
 /// use core::sync::atomic::{AtomicPtr, Ordering};
-/// use pageheap::arena::ShardedFreeList;
+/// use pageheap::arena::{ShardedFreeList, SlotBox};
 ///
 /// let list = ShardedFreeList::new(Layout::new::<u64>(), 4)?;
-/// let owner = list.owner().expect("four shards");
-/// let current = AtomicPtr::new(owner.boxed(1_u64).map(pageheap::arena::SlotBox::into_raw)?.as_ptr());
+/// let (reader, writer) = (list.owner()?, list.owner()?);
+/// let current = AtomicPtr::new(SlotBox::into_raw(writer.boxed(1_u64)?).as_ptr());
 ///
-/// let guard = list.enter();
-/// let seen = current.load(Ordering::Acquire);
-/// let next = pageheap::arena::SlotBox::into_raw(owner.boxed(2_u64)?);
+/// let guard = reader.enter();
+/// let seen = guard.protect(|| current.load(Ordering::Acquire));
+///
+/// let next = SlotBox::into_raw(writer.boxed(2_u64)?);
 /// let old = current.swap(next.as_ptr(), Ordering::AcqRel);
-/// // SAFETY: the old slot is out of reach; who found it before, found it inside.
-/// unsafe { owner.retire(core::ptr::NonNull::new(old).unwrap().cast()) };
-/// // SAFETY: found inside, and still inside.
+/// // SAFETY: the old slot is out of reach; who found it before, found it inside, and by `protect`.
+/// unsafe { writer.retire(core::ptr::NonNull::new(old).unwrap().cast()) };
+///
+/// // SAFETY: protected, and still inside.
 /// assert_eq!(unsafe { *seen }, 1);
 /// drop(guard);
 /// # Ok::<(), pageheap::arena::ArenaError>(())
@@ -324,38 +301,40 @@ enum Place<'l> {
 #[derive(Debug)]
 pub struct Guard<'l, B: Backing = ProcessHeap> {
     list: &'l ShardedFreeList<B>,
-    place: Place<'l>,
+    shard: usize,
+    depth: &'l Cell<usize>,
+}
+
+impl<'l, B: Backing> Guard<'l, B> {
+    /// What `load` gives: an address out of shared memory. A slot it leads to stays as it is until the owner's last
+    /// guard is dropped. 1 ns more than the load itself.
+    ///
+    /// `load` is to read a *place*: a word that leads to a slot no more when that is retired. It reads it anew each
+    /// time it is called, which may be several times (what the last call gave counts), by `Acquire` or `SeqCst`, and
+    /// follows nothing that is not protected yet.
+    ///
+    /// A link in a slot that was itself taken out is no place: nobody changes it any more, so it may lead to a slot
+    /// that was retired and freed since, and looks as good as ever. Who walks along links marks those of a slot before
+    /// he takes it out, and looks for the mark behind `protect` (Michael's list does; Harris's walks on, and cannot be
+    /// read under eras).
+    #[inline]
+    pub fn protect<P>(&self, load: impl FnMut() -> P) -> P {
+        self.list.shards.protect(self.shard, load)
+    }
+
+    /// The list whose slots are protected.
+    #[must_use]
+    pub fn list(&self) -> &'l ShardedFreeList<B> {
+        self.list
+    }
 }
 
 impl<B: Backing> Drop for Guard<'_, B> {
     #[inline]
     fn drop(&mut self) {
-        match self.place {
-            Place::Owner(shard, depth) => {
-                depth.set(depth.get() - 1);
-                if depth.get() == 0 {
-                    self.list.shards.leave_reader(shard);
-                }
-            }
-            Place::Guest(record) => self.list.shards.leave_as_guest(record),
+        self.depth.set(self.depth.get() - 1);
+        if self.depth.get() == 0 {
+            self.list.shards.leave_reader(self.shard);
         }
-    }
-}
-
-/// One who is inside and finds slots by [`protect`](Self::protect) only. Dropping it is leaving.
-#[derive(Debug)]
-pub struct BoundedGuard<'l, B: Backing = ProcessHeap> {
-    shard: usize,
-    guard: Guard<'l, B>,
-}
-
-impl<B: Backing> BoundedGuard<'_, B> {
-    /// What `load` gives: an address out of shared memory, say, read with `Acquire`. A slot it leads to stays as it is
-    /// until the guard is dropped.
-    ///
-    /// `load` may be called several times; what the last call gave counts. 1 ns more than the load itself.
-    #[inline]
-    pub fn protect<P>(&self, load: impl FnMut() -> P) -> P {
-        self.guard.list.shards.protect(self.shard, load)
     }
 }

@@ -2,26 +2,26 @@
 //! by others while they are given back.
 //!
 //! ```text
-//!   ShardedFreeList ── allocate, deallocate, retire, enter          any thread, by a lane: a compare-exchange
+//!   ShardedFreeList ── allocate, deallocate, retire                 any thread, by a lane: a compare-exchange
 //!         │
 //!         └─ owner() ──▶ Owner ── the same, in a shard of its own   one thread at a time: no locked instruction
 //!                          │
-//!                          └─ enter() ──▶ Guard      what is retired from now on stays readable
-//!                             enter_bounded() ──▶ BoundedGuard   … if it was found by `protect`
+//!                          └─ enter() ──▶ Guard ── protect()        what was found stays readable, retired or not
 //! ```
 //!
 //! How slots move is told in [`shards`](super::shards), how readers are waited for in [`hyaline`](super::hyaline),
 //! where slots lie in [`slots`](super::slots). Here is what of it is promised to a program.
 //!
 //! **`deallocate` or `retire`.** A slot that nobody else can reach is *deallocated*: it is free at once. One that
-//! others may have found and may still be reading is first made unreachable for newcomers, then *retired*: it is free
-//! when all who were inside then have left. It is memory all the while: nothing of a list is unmapped before the list
-//! is dropped, so a slot that is read too late is stale, not gone.
+//! others may have found and may still be reading is first taken out of every *place* where they look, then *retired*:
+//! it is free when all have left who were inside then and had looked so far. It is memory all the while: nothing of a
+//! list is unmapped before the list is dropped, so a slot that is read too late is stale, not gone.
 //!
-//! **A reader who never leaves** holds back what is retired after he entered. With `enter_bounded` it is only what was
-//! allocated before he fell asleep, so the others go on: his share of the list is lost to them, not all of it. Exactly:
-//! slots are retired in batches, so it is those batches that have such a slot, 64 slots for each at the most; and slots
-//! allocated in the same era as those before, which is a 64th of the list or a few batches.
+//! **A reader who falls asleep** inside holds back what was allocated before and is retired after, and the others go
+//! on: a share of the list is lost to them, not all of it. Exactly: slots are retired in batches, so it is those
+//! batches that have such a slot, of 64 slots at the most, or of twice as many as there are readers; and slots
+//! allocated in the same era as those before, which is a 64th of the list or one batch, and what shards had in store,
+//! two batches each.
 //!
 //! **"No".** `allocate` fails only if at some moment no slot was free, in whatever shard, of however idle an owner; and
 //! neither the limit nor the backing had room for more. (Retired slots are not free as long as somebody may read them.)
@@ -48,7 +48,7 @@ use crossbeam_utils::CachePadded;
 use super::backing::{Backing, Block};
 use super::config::ArenaConfig;
 use super::error::{ArenaError, Reason};
-use super::hyaline::{GUESTS, Hyaline, Record};
+use super::hyaline::{Hyaline, Record};
 use super::node::{Node, Nodes};
 use super::process::ProcessHeap;
 use super::shards::{LANES, Shard, Shards, Taken};
@@ -81,13 +81,12 @@ const MOST_OWNERS: usize = 1 << 16;
 /// - in the child of a fork an owner in the middle of something, who may not exist there, is waited for some seconds.
 ///
 /// *`deallocate` or `retire`.* A slot that nobody else can reach is deallocated: it is free at once. One that others
-/// may have found is first made unreachable for newcomers, then retired: it is free when all have left who were inside
-/// (a [`Guard`](super::Guard)). Slots are memory as long as the list lives: nothing is unmapped under a reader.
-/// (Hyaline-1S: Nikolaev and Ravindran, PLDI 2021.)
+/// may have found is first taken out of every place where they look, then retired: it is free when all have left who
+/// were inside then (a [`Guard`](super::Guard), of an [`Owner`](super::Owner)) and had looked so far. Slots are memory
+/// as long as the list lives: nothing is unmapped under a reader. (Hyaline-1S: Nikolaev and Ravindran, PLDI 2021.)
 ///
-/// *A reader who never leaves* holds back what is retired after he entered; by a [`BoundedGuard`](super::BoundedGuard)
-/// only what was allocated before he fell asleep, and what was retired in the same batches as that: 63 slots more for
-/// each at the most.
+/// *A reader who falls asleep* inside holds back what was allocated before, and what is retired in the same batches as
+/// that, 64 slots for each at the most, or twice as many as there are readers; the others go on.
 ///
 /// *After a fork* the child must not use a list that other threads were using: one may hold its lock for ever.
 ///
@@ -133,7 +132,7 @@ struct Plan {
 impl Plan {
     fn new(owners: usize) -> Option<Self> {
         let shards = Layout::array::<CachePadded<Shard>>(LANES + owners).ok()?;
-        let records = Layout::array::<CachePadded<Record>>(GUESTS + owners).ok()?;
+        let records = Layout::array::<CachePadded<Record>>(owners).ok()?;
         let spares = Layout::array::<Node>(Self::spare_nodes(owners)).ok()?;
         let (layout, records) = shards.extend(records).ok()?;
         let (layout, spares) = layout.extend(spares).ok()?;
@@ -145,7 +144,7 @@ impl Plan {
     }
 
     fn spare_nodes(owners: usize) -> usize {
-        SPARES_PER_READER * (GUESTS + owners)
+        SPARES_PER_READER * owners
     }
 }
 
@@ -191,7 +190,7 @@ impl<B: Backing> ShardedFreeList<B> {
         let (shards, records, spares) = unsafe {
             (
                 Table::new(base, LANES + owners),
-                Table::new(base.add(plan.records), GUESTS + owners),
+                Table::new(base.add(plan.records), owners),
                 Table::new(base.add(plan.spares), Plan::spare_nodes(owners)),
             )
         };
@@ -270,15 +269,15 @@ impl<B: Backing> ShardedFreeList<B> {
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Puts a slot back, which is free when all who are inside now have left.
+    /// Puts a slot back, which is free when all who are inside now, and may have found it, have left.
     ///
     /// Aborts like [`deallocate`](Self::deallocate).
     ///
     /// # Safety
     ///
-    /// The slot was allocated from this list, and belongs to the caller. Nobody can come upon it any more, but who did
-    /// so before, inside a [`Guard`](super::Guard), or a [`BoundedGuard`](super::BoundedGuard) and by its `protect`,
-    /// may read it until he leaves.
+    /// The slot was allocated from this list, and belongs to the caller. No place leads to it any more in which
+    /// somebody, inside or not, may look. Who has found it before by [`protect`](super::Guard::protect), of a guard of
+    /// this list, may read it until he drops that.
     pub unsafe fn retire(&self, slot: NonNull<u8>) {
         // SAFETY: the caller's promise.
         if let Err(error) = unsafe { self.try_retire(slot) } {

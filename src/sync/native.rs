@@ -14,7 +14,7 @@ use libc::__errno_location as errno;
 /// them all.
 pub(crate) const STRIPES: usize = 8;
 
-/// Places where those meet who own none: lanes of a sharded list, records of its readers.
+/// Places where those meet who own none: lanes of a sharded list.
 pub(crate) const SHARED: usize = 8;
 
 /// A sequentially consistent (SeqCst) fence.

@@ -39,7 +39,9 @@ fn a_slot_given_back_in_any_way_is_refused_in_all() {
         let list = sharded();
         let owner = list.owner().unwrap();
         let slot = take(&owner);
-        let reader = list.enter();
+        let second = list.owner().unwrap();
+        let reader = second.enter();
+        reader.protect(|| slot);
         // SAFETY: ours, given back once; the other times it is to be refused.
         unsafe {
             assert_eq!(first(&list, &owner, slot), Ok(()));

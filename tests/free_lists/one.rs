@@ -166,7 +166,7 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
     }
     // In a batch: the pocket's first, then the stack's, then those never used.
     let mut batch = [None; 4];
-    assert_eq!(list.allocate_batch(&mut batch), 4);
+    assert_eq!(list.allocate_batch(&mut batch), Ok(4));
     assert_eq!(batch[..3], [0, 2, 1].map(|index: usize| Some(slots[index])));
     assert_eq!((list.stats().allocated, list.stats().peak), (4 * 48, 4 * 48));
     // SAFETY: ours, freed once; alone with the list.
@@ -214,22 +214,28 @@ fn a_sharded_list_finds_misuse_too() {
 }
 
 #[test]
-fn batches_take_all_there_is() {
+fn batches_take_all_there_is_and_say_why_there_is_none() {
     let config = ArenaConfig::new().limit(1 << 16);
     let list = FreeList::with_config(layout(256, 1), config).unwrap();
     let sharded = ShardedFreeList::with_config(layout(256, 1), 1, config).unwrap();
-    let mut batch = [None; 1000];
-    let count = list.allocate_batch(&mut batch);
+    let (mut batch, mut other) = ([None; 1000], [None; 2]);
+    let count = list.allocate_batch(&mut batch).unwrap();
     assert!((200..256).contains(&count), "{count}");
     let distinct: HashSet<_> = batch.iter().flatten().collect();
     assert_eq!(distinct.len(), count);
+    assert_eq!(list.allocate_batch(&mut other), Err(list.allocate().unwrap_err()));
+    assert_eq!((other, list.allocate_batch(&mut [])), ([None; 2], Ok(0)));
     // SAFETY: ours.
     unsafe { list.deallocate_batch(&mut batch) }.unwrap();
-    assert_eq!(list.allocate_batch(&mut batch), count);
+    assert_eq!(list.allocate_batch(&mut batch), Ok(count));
     let owner = sharded.owner().unwrap();
     let mut batch = [None; 1000];
-    let count = owner.allocate_batch(&mut batch);
+    let count = owner.allocate_batch(&mut batch).unwrap();
     assert!((200..256).contains(&count), "{count}");
+    let error = owner.allocate_batch(&mut other).unwrap_err();
+    assert_eq!(error, owner.allocate().unwrap_err());
+    assert_eq!((error.reason(), error.asked()), (Reason::NoSlots, 256));
+    assert_eq!((other, owner.allocate_batch(&mut [])), ([None; 2], Ok(0)));
     // SAFETY: ours.
     unsafe { owner.deallocate_batch(&mut batch) }.unwrap();
     assert_eq!(batch, [None; 1000]);
@@ -322,7 +328,9 @@ fn a_sharded_list_that_is_reset_is_as_new() {
     for _ in 0..3 {
         // Slots in a pocket, in batches, retired under a reader; and both owners are forgotten, one of them inside.
         let (one, other) = (list.owner().unwrap(), list.owner().unwrap());
-        std::mem::forget(one.enter());
+        let guard = one.enter();
+        guard.protect(|| first[0]);
+        std::mem::forget(guard);
         for (index, slot) in first.iter().enumerate() {
             // SAFETY: ours, each once.
             unsafe {

@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pageheap::arena::{ArenaConfig, FreeList, Owner, ShardedFreeList};
 
@@ -35,6 +35,13 @@ fn replace(owner: &Owner<'_>, place: &AtomicPtr<Pair>, new: *mut Pair) {
     }
 }
 
+/// The first word of a slot.
+fn value_of(pair: *const Pair) -> u64 {
+    // SAFETY: a slot is memory, and a pair of atomics, as long as the list lives.
+    let pair = unsafe { &*pair };
+    pair[0].load(Ordering::Relaxed)
+}
+
 /// Reads both words, with some time between.
 fn check(pair: *const Pair, pause: u32) {
     if pair.is_null() {
@@ -54,22 +61,22 @@ fn check(pair: *const Pair, pause: u32) {
     );
 }
 
-/// Readers by guards of all three kinds, and writers who publish, replace and retire.
+/// Readers who look once or several times inside, also by guards within guards; and writers who publish, replace and
+/// retire.
 #[test]
-fn readers_of_all_kinds_see_whole_values() {
+fn readers_see_whole_values() {
     let list = list(4096, 8);
     let places: [AtomicPtr<Pair>; 16] = std::array::from_fn(|_| AtomicPtr::new(std::ptr::null_mut()));
-    let (end, reads, refused) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let (end, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
-            let (list, places, end, refused) = (&list, &places, &end, &refused);
+            let (list, places, end) = (&list, &places, &end);
             scope.spawn(move || {
                 let owner = list.owner().unwrap();
                 let mut value = thread;
                 while !end.load(Ordering::Relaxed) {
                     value = value.wrapping_mul(0x5_DEEC_E66D).wrapping_add(11 + thread);
                     let Some(new) = publish(&owner, value) else {
-                        refused.fetch_add(1, Ordering::Relaxed);
                         std::thread::yield_now();
                         continue;
                     };
@@ -83,20 +90,16 @@ fn readers_of_all_kinds_see_whole_values() {
                 let owner = list.owner().unwrap();
                 for round in 0_u32.. {
                     let place = &places[round as usize & 15];
-                    match kind {
-                        0 => {
-                            let _guard = owner.enter();
-                            check(place.load(Ordering::Acquire), round & 127);
-                        }
-                        1 => {
-                            let guard = owner.enter_bounded();
-                            check(guard.protect(|| place.load(Ordering::Acquire)), round & 127);
-                            check(guard.protect(|| places[7].load(Ordering::Acquire)), 3);
-                        }
-                        _ => {
-                            let _guard = list.enter();
-                            check(place.load(Ordering::Acquire), round & 127);
-                        }
+                    let guard = owner.enter();
+                    check(guard.protect(|| place.load(Ordering::Acquire)), round & 127);
+                    if kind > 0 {
+                        let within = owner.enter();
+                        check(within.protect(|| places[7].load(Ordering::Acquire)), 3);
+                        // The other's end is not the reader's.
+                        drop(if kind == 1 { within } else { guard });
+                        // What a guard protected that is gone stays as long as another is there.
+                        let seen = owner.enter().protect(|| place.load(Ordering::Acquire));
+                        check(seen, round & 31);
                     }
                     if end.load(Ordering::Relaxed) {
                         reads.fetch_add(u64::from(round), Ordering::Relaxed);
@@ -125,22 +128,25 @@ fn a_retired_slot_waits_for_who_was_inside_and_not_for_who_came_later() {
     let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
     let slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
     let inside = reader.enter();
+    inside.protect(|| slots[0]);
     // SAFETY: nobody else knows of them.
     slots.iter().for_each(|slot| unsafe { owner.retire(slot.cast()) });
     owner.flush();
     assert!(owner.allocate().is_err(), "all are waiting");
-    let later = list.enter();
+    let later = owner.enter();
+    later.protect(|| ());
     drop(inside);
     assert_eq!(std::iter::from_fn(|| owner.allocate().ok()).count(), slots.len());
     drop(later);
 }
 
 #[test]
-fn guards_within_guards_count_as_the_outermost() {
+fn guards_within_guards_are_inside_until_the_last_is_dropped() {
     let list = list(1, 2);
     let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
     let slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
-    let outer = reader.enter_bounded();
+    let outer = reader.enter();
+    outer.protect(|| slots[0]);
     let inner = reader.enter();
     drop(outer);
     // SAFETY: nobody else knows of them.
@@ -150,63 +156,90 @@ fn guards_within_guards_count_as_the_outermost() {
     assert!(owner.allocate().is_ok());
 }
 
-/// One reader sleeps inside; a writer goes on for many times all slots, with a few of them live.
-fn sleeper(bounded: bool) -> Result<(), u64> {
-    let list = list(2000, 2);
-    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
-    let place = AtomicPtr::new(publish(&owner, 1).unwrap());
-    let all = (!bounded).then(|| reader.enter());
-    let some = bounded.then(|| reader.enter_bounded());
-    let seen = some
-        .as_ref()
-        .map(|guard| guard.protect(|| place.load(Ordering::Acquire)));
-    for value in 2..100_000 {
-        let Some(new) = publish(&owner, value) else {
-            return Err(value);
-        };
-        replace(&owner, &place, new);
-    }
-    // SAFETY: protected, and still inside.
-    let kept = seen.is_none_or(|seen| unsafe { (*seen)[0].load(Ordering::Relaxed) } == 1);
-    assert!(kept, "the one that was seen is as it was");
-    drop((all, some));
-    Ok(())
-}
-
-/// A guard for everything, taken by what `protect` calls, was undone by `protect`: it published the new era over it.
+/// Who was far when he left, and enters again, has not looked at anything yet: what is younger than what he saw passes
+/// him by. What he looks at then stays.
 #[test]
-fn a_guard_taken_while_another_protects_stands() {
+fn who_enters_again_begins_where_he_was() {
     let list = list(2000, 2);
     let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
     let place = AtomicPtr::new(publish(&owner, 1).unwrap());
-    let bounded = reader.enter_bounded();
-    // The eras go on.
-    for value in 2..20_000 {
-        replace(&owner, &place, publish(&owner, value).unwrap());
-    }
-    let mut all = None;
-    bounded.protect(|| {
-        if all.is_none() {
-            all = Some(reader.enter());
+    let go_on = |values: std::ops::Range<u64>| {
+        for value in values {
+            replace(&owner, &place, publish(&owner, value).expect("nobody holds it back"));
         }
-        place.load(Ordering::Acquire)
+    };
+    reader.enter().protect(|| place.load(Ordering::Acquire));
+    let again = reader.enter();
+    go_on(2..50_000);
+    let seen = again.protect(|| place.load(Ordering::Acquire));
+    go_on(50_000..100_000);
+    assert_eq!(value_of(seen), 49_999);
+}
+
+/// What `protect` calls may itself protect something, and publish a later era: too late for what it has read before.
+#[test]
+fn what_is_protected_while_another_protects_is_read_again() {
+    let list = list(2000, 2);
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let places = [1, 2].map(|value| AtomicPtr::new(publish(&owner, value).unwrap()));
+    let go_on = |values: std::ops::Range<u64>| {
+        values.for_each(|value| replace(&owner, &places[0], publish(&owner, value).expect("the others go on")));
+    };
+    let guard = reader.enter();
+    guard.protect(|| ());
+    // What is there is younger than what he has looked at, and retired before he says that he looks so far.
+    go_on(10..5000);
+    let (mut inner, mut rounds) = (std::ptr::null_mut(), 0);
+    let outer = guard.protect(|| {
+        rounds += 1;
+        let found = places[0].load(Ordering::Acquire);
+        if rounds == 1 {
+            go_on(5000..10_000);
+            inner = guard.protect(|| places[1].load(Ordering::Acquire));
+        }
+        found
     });
-    // Whatever is retired from here on waits for him, so the slots come to an end.
-    let ends = (20_000..100_000).any(|value| publish(&owner, value).map(|new| replace(&owner, &place, new)).is_none());
-    assert!(
-        ends,
-        "retired slots were freed before a reader who may have seen them left"
+    replace(&owner, &places[1], std::ptr::null_mut());
+    go_on(10_000..15_000);
+    assert_eq!(
+        [inner, outer].map(|pair| value_of(pair)),
+        [2, 9999],
+        "after {rounds} rounds"
     );
-    drop((all, bounded));
 }
 
 #[test]
-fn a_reader_who_sleeps_stops_what_is_retired_unless_he_is_bounded() {
-    assert!(sleeper(false).is_err_and(|value| value > 1000), "he may see all of it");
-    assert_eq!(sleeper(true), Ok(()), "he has seen one");
+fn a_reader_who_sleeps_does_not_stop_what_is_retired() {
+    let list = list(2000, 2);
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let place = AtomicPtr::new(publish(&owner, 1).unwrap());
+    let asleep = reader.enter();
+    let seen = asleep.protect(|| place.load(Ordering::Acquire));
+    for value in 2..100_000 {
+        replace(&owner, &place, publish(&owner, value).expect("the others go on"));
+    }
+    assert_eq!(value_of(seen), 1, "what was seen is as it was");
 }
 
-/// A bounded reader sleeps inside; 50 slots were allocated before, of which he has seen one. All are retired, in a row
+/// Eras go on with what is allocated, not only with what is retired: nothing was allocated before he fell asleep.
+#[test]
+fn a_list_is_filled_and_goes_round_beside_a_sleeper() {
+    let list = list(100_000, 2);
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let asleep = reader.enter();
+    asleep.protect(|| ());
+    let all = list.stats().limit / 32;
+    let places: Vec<_> = (0..all * 6 / 10)
+        .map(|value| AtomicPtr::new(publish(&owner, value as u64).expect("half is left")))
+        .collect();
+    for value in 0..5 * all {
+        let new = publish(&owner, value as u64).expect("a reader who has seen nothing");
+        replace(&owner, &places[value % places.len()], new);
+    }
+    drop(asleep);
+}
+
+/// A reader sleeps inside; 50 slots were allocated before, of which he has seen one. All are retired, in a row
 /// or each among others that are younger; and many more are allocated and retired. How many slots can then not be had.
 fn held_back_by_a_sleeper(apart: bool) -> usize {
     let list = list(8000, 2);
@@ -215,7 +248,7 @@ fn held_back_by_a_sleeper(apart: bool) -> usize {
     // SAFETY: ours.
     all.iter().for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
     let old: Vec<_> = (0..OLD).map(|value| publish(&owner, value).unwrap()).collect();
-    let asleep = reader.enter_bounded();
+    let asleep = reader.enter();
     let seen = asleep.protect(|| old[7]);
     let retire = |slot: *mut Pair| {
         // SAFETY: ours, and nobody else comes upon it.
@@ -233,9 +266,7 @@ fn held_back_by_a_sleeper(apart: bool) -> usize {
         }
     }
     owner.flush();
-    // SAFETY: protected, and still inside.
-    let value = unsafe { (*seen)[0].load(Ordering::Relaxed) };
-    assert_eq!(value, 7, "the one that was seen is as it was");
+    assert_eq!(value_of(seen), 7, "the one that was seen is as it was");
     let had = std::iter::from_fn(|| owner.allocate().ok()).count();
     drop(asleep);
     let freed = std::iter::from_fn(|| owner.allocate().ok()).count();
@@ -249,14 +280,14 @@ const OLD: u64 = 50;
 const BATCH: usize = 64;
 
 #[test]
-fn a_bounded_sleeper_holds_back_what_was_allocated_before() {
+fn a_sleeper_holds_back_what_was_allocated_before() {
     let held = held_back_by_a_sleeper(true);
     // And what was allocated before the era went on: that is with each batch here.
     assert!((1..=OLD as usize + 2 * BATCH).contains(&held), "{held}");
 }
 
 #[test]
-fn a_bounded_sleeper_holds_back_whole_batches() {
+fn a_sleeper_holds_back_whole_batches() {
     let held = held_back_by_a_sleeper(false);
     assert!((1..=(OLD as usize + 2) * BATCH).contains(&held), "{held}");
 }
@@ -273,6 +304,7 @@ fn no_page_goes_back_while_a_list_lives() {
         let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
         let slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
         let inside = reader.enter();
+        inside.protect(|| slots[0]);
         for (index, slot) in slots.iter().enumerate() {
             // SAFETY: ours, each once.
             unsafe {
@@ -299,18 +331,23 @@ fn no_page_goes_back_while_a_list_lives() {
     assert!(blocks.is_empty() && blocks.given() > 8, "everything goes back");
 }
 
+/// A guard that is forgotten stays inside, and its shard with it: the next owner does not get that record.
 #[test]
-fn more_readers_than_records_share_them() {
-    let list = list(64, 1);
-    let owner = list.owner().unwrap();
-    let slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
-    let guards: Vec<_> = (0..1000).map(|_| list.enter()).collect();
-    // SAFETY: nobody else knows of them.
-    slots.iter().for_each(|slot| unsafe { owner.retire(slot.cast()) });
-    assert!(owner.allocate().is_err());
-    drop(guards);
-    assert_eq!(std::iter::from_fn(|| owner.allocate().ok()).count(), slots.len());
-    let began = Instant::now();
-    drop((list.enter(), owner.enter()));
-    assert!(began.elapsed() < Duration::from_secs(60));
+fn a_forgotten_guard_keeps_its_shard() {
+    let list = list(64, 2);
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let guard = reader.enter();
+    let slot = owner.allocate().unwrap().cast::<u8>();
+    let seen = guard.protect(|| slot);
+    std::mem::forget(guard);
+    drop(reader);
+    assert!(list.owner().is_err(), "somebody is inside");
+    // SAFETY: ours, and nobody comes upon it.
+    unsafe { owner.retire(seen) };
+    owner.flush();
+    let rest: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
+    assert!(
+        rest.len() >= 63 && rest.iter().all(|slot| slot.cast() != seen),
+        "a reader may see it"
+    );
 }

@@ -8,9 +8,7 @@ use std::alloc::Layout;
 use std::collections::{HashMap, HashSet};
 use std::ptr::NonNull;
 
-use pageheap::arena::{
-    ArenaConfig, ArenaError, BoundedGuard, FreeList, Guard, Owner, Reason, ShardedFreeList, SlotBox,
-};
+use pageheap::arena::{ArenaConfig, ArenaError, FreeList, Guard, Owner, Reason, ShardedFreeList, SlotBox};
 
 use super::blocks::{Blocks, PAGE};
 
@@ -39,10 +37,10 @@ struct Twin<'b> {
     /// Guards that live, by number; how many there were.
     inside: Vec<u64>,
     guards: u64,
-    /// Who is inside where: the owners, and the guests. A number for each time that somebody enters as the first.
-    sessions: [Session; OWNERS + 1],
+    /// Which owners are inside. A number for each time that somebody enters as the first.
+    sessions: [Session; OWNERS],
     retired: HashMap<usize, Retired>,
-    /// Which bounded guard has found which slot, as it is since it was allocated.
+    /// Which guard has found which slot, as it is since it was allocated.
     found: Vec<(u64, usize)>,
     /// Slots there are, as of so many turns of the backing.
     counted: (usize, usize),
@@ -75,7 +73,7 @@ impl<'b> Twin<'b> {
             boxed: HashSet::new(),
             inside: Vec::new(),
             guards: 0,
-            sessions: [Session::default(); OWNERS + 1],
+            sessions: [Session::default(); OWNERS],
             retired: HashMap::new(),
             found: Vec::new(),
             counted: (usize::MAX, 0),
@@ -149,6 +147,11 @@ impl<'b> Twin<'b> {
         self.counted.1
     }
 
+    /// It has said no, and there are no slots but those live.
+    fn all_live(&mut self, owns: impl Fn(*const u8) -> bool) {
+        assert_eq!(self.live(), self.count(owns), "a no while a slot is free");
+    }
+
     /// An error has its reason: the limit, or a backing that has just refused, which it had done `before` times.
     fn reason(&self, error: ArenaError, node: usize, before: usize) {
         assert_eq!(
@@ -173,13 +176,6 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
     let mut list = FreeList::with_config_in(layout, config, &blocks).expect("nothing is taken yet");
     let size = layout.size();
     let mut twin = Twin::new(layout, limit, &blocks);
-    let full = |twin: &mut Twin<'_>, list: &FreeList<&Blocks>| {
-        assert_eq!(
-            twin.live(),
-            twin.count(|slot| list.owns(slot)),
-            "a no while a slot is free"
-        );
-    };
     for &(operation, number) in story {
         match operation % 8 {
             _ if operation >= RESET => {
@@ -196,7 +192,7 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
                     Ok(slot) => twin.take(slot.cast()),
                     Err(error) => {
                         twin.reason(error, 4, before);
-                        full(&mut twin, &list);
+                        twin.all_live(|slot| list.owns(slot));
                     }
                 }
             }
@@ -215,11 +211,15 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
             }
             5 => {
                 let mut batch = vec![None; number % 50];
-                let count = list.allocate_batch(&mut batch);
+                let before = blocks.refused();
+                let taken = list.allocate_batch(&mut batch);
+                assert_eq!(taken == Ok(0), batch.is_empty());
+                let refused = |error| twin.reason(error, 4, before);
+                let count = taken.map_err(refused).unwrap_or(0);
                 assert!(batch[count..].iter().all(Option::is_none));
                 batch.iter().flatten().for_each(|&slot| twin.take(slot));
                 if count < batch.len() {
-                    full(&mut twin, &list);
+                    twin.all_live(|slot| list.owns(slot));
                 }
             }
             _ => {
@@ -268,19 +268,13 @@ pub fn sharded(layout: Layout, limit: usize, refuse: usize, story: &[(u8, usize)
     assert!(blocks.is_empty(), "everything goes back");
 }
 
-/// A guard.
-enum Inside<'o, 'b> {
-    All(#[expect(dead_code, reason = "to be dropped")] Guard<'o, &'b Blocks>),
-    Some(BoundedGuard<'o, &'b Blocks>),
-}
-
 type OwnerOf<'l, 'b> = Owner<'l, &'b Blocks>;
 
 /// What refers to owners, and lives as long as it likes.
 #[derive(Default)]
 struct Alive<'o, 'l, 'b> {
     /// Guards: the number, the place of the session, itself.
-    guards: Vec<(u64, usize, Inside<'o, 'b>)>,
+    guards: Vec<(u64, usize, Guard<'o, &'b Blocks>)>,
     boxes: Vec<(u8, SlotBox<'o, u8, OwnerOf<'l, 'b>>)>,
 }
 
@@ -327,7 +321,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
             8 => self.deallocate_batch(owner, pick % 100),
             9 if alive.boxes.len() < BOXES => self.boxed(owner, alive, number as u8),
             9 | 10 => self.unbox(alive, pick),
-            11..=12 if alive.guards.len() < GUARDS => self.enter(owner, alive, operation % 16 == 11, number),
+            11..=12 if alive.guards.len() < GUARDS => self.enter(owner, alive, number % OWNERS),
             11..=13 => self.leave(alive, pick),
             14 => self.protect(owner, alive, pick),
             _ => owner.flush(),
@@ -351,11 +345,14 @@ impl<'l, 'b> Part<'l, '_, 'b> {
 
     fn allocate_batch(&mut self, owner: &OwnerOf<'l, 'b>, count: usize) {
         let mut batch = vec![None; count];
+        let before = self.twin.blocks.refused();
         let taken = owner.allocate_batch(&mut batch);
+        let (taken, error) = taken.map_or_else(|error| (0, Some((error, before))), |taken| (taken, None));
+        assert_eq!(error.is_some(), taken == 0 && count > 0);
         assert!(batch[taken..].iter().all(Option::is_none));
         batch.iter().flatten().for_each(|&slot| self.twin.take(slot));
         if taken < count {
-            self.refused(None);
+            self.refused(error);
         }
     }
 
@@ -366,7 +363,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
         let census = self.list.census(|_| ());
         assert_eq!((census.sharded, census.depot), (0, 0), "a no while a slot is free");
-        let present: Vec<_> = (0..=OWNERS)
+        let present: Vec<_> = (0..OWNERS)
             .filter(|&place| self.twin.sessions[place].depth > 0)
             .map(|place| (place, self.twin.sessions[place].number))
             .collect();
@@ -418,12 +415,9 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         let Some(slot) = self.twin.give(pick) else {
             return;
         };
-        let reads = |guard: u64, inside: &Inside<'_, 'b>| match inside {
-            Inside::All(_) => true,
-            Inside::Some(_) => self.twin.found.contains(&(guard, slot.addr().get())),
-        };
-        let guards = alive.guards.iter().filter(|(guard, _, inside)| reads(*guard, inside));
-        let must = guards.map(|&(guard, ..)| guard).collect();
+        let found = |guard| self.twin.found.contains(&(guard, slot.addr().get()));
+        let guards = alive.guards.iter().map(|&(guard, ..)| guard);
+        let must = guards.filter(|&guard| found(guard)).collect();
         // SAFETY: the twin had it, and has it no more; the others are to be refused.
         unsafe {
             match owner {
@@ -458,18 +452,13 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
     }
 
-    fn enter<'o>(&mut self, owner: &'o OwnerOf<'l, 'b>, alive: &mut Alive<'o, 'l, 'b>, guest: bool, number: usize) {
-        let (inside, place) = match (guest, number / OWNERS % 2) {
-            (true, _) => (Inside::All(self.list.enter()), OWNERS),
-            (false, 0) => (Inside::All(owner.enter()), number % OWNERS),
-            (false, _) => (Inside::Some(owner.enter_bounded()), number % OWNERS),
-        };
+    fn enter<'o>(&mut self, owner: &'o OwnerOf<'l, 'b>, alive: &mut Alive<'o, 'l, 'b>, place: usize) {
         let session = &mut self.twin.sessions[place];
         session.number += u64::from(session.depth == 0);
         session.depth += 1;
         self.twin.guards += 1;
         self.twin.inside.push(self.twin.guards);
-        alive.guards.push((self.twin.guards, place, inside));
+        alive.guards.push((self.twin.guards, place, owner.enter()));
     }
 
     fn leave(&mut self, alive: &mut Alive<'_, 'l, 'b>, pick: usize) {
@@ -481,13 +470,9 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
     }
 
-    /// A bounded guard finds a slot that is live: any, or the youngest, which perhaps is retired then.
+    /// A guard finds a slot that is live: any, or the youngest, which perhaps is retired then.
     fn protect(&mut self, owner: &OwnerOf<'l, 'b>, alive: &Alive<'_, 'l, 'b>, pick: usize) {
-        let mut guards = alive.guards.iter().filter_map(|(number, _, inside)| match inside {
-            Inside::Some(guard) => Some((*number, guard)),
-            Inside::All(_) => None,
-        });
-        let (Some((number, guard)), Some(last)) = (guards.next_back(), self.twin.live.len().checked_sub(1)) else {
+        let (Some((number, _, guard)), Some(last)) = (alive.guards.last(), self.twin.live.len().checked_sub(1)) else {
             return;
         };
         let index = if pick.is_multiple_of(4) {
@@ -497,7 +482,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         };
         let slot = self.twin.live[index];
         let found = guard.protect(|| slot);
-        self.twin.found.push((number, found.addr().get()));
+        self.twin.found.push((*number, found.addr().get()));
         if !pick.is_multiple_of(2) {
             self.retire(alive, Some(owner), index);
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Barrier as Door, Mutex};
 use std::time::Duration;
 
-use pageheap::internals::free_list::{GUESTS, Hyaline, LANES, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Pocket, Shards};
 use pageheap::internals::{Barrier, Table};
 
 #[cfg(target_os = "linux")]
@@ -71,7 +71,7 @@ impl Gate<'_> {
 }
 
 fn list<'g, 'd>(gate: &'g Gate<'d>) -> Shards<&'g Gate<'d>> {
-    let hyaline = Hyaline::new(&gate, table(GUESTS + 2), table(2), Barrier::new());
+    let hyaline = Hyaline::new(&gate, table(2), table(2), Barrier::new());
     Shards::new(gate, table(LANES + 2), hyaline, Barrier::new())
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use pageheap::internals::Barrier;
-use pageheap::internals::free_list::{GUESTS, Hyaline, LANES, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Pocket, Shards};
 
 use super::gather::table;
 
@@ -71,7 +71,7 @@ fn what_readers_would_not_take_is_not_offered_with_each_slot() {
         looks: AtomicUsize::new(0),
     };
     // Without a spare node a batch needs as many slots as there are readers, and one.
-    let hyaline = Hyaline::new(&&counted, table(GUESTS + READERS + 1), table(0), Barrier::new());
+    let hyaline = Hyaline::new(&&counted, table(READERS + 1), table(0), Barrier::new());
     let shards = Shards::new(&counted, table(LANES + READERS + 1), hyaline, Barrier::new());
     let owned = shards.lend().expect("a shard");
     let readers: Vec<_> = (0..READERS).map(|_| shards.lend().expect("a shard")).collect();
@@ -80,7 +80,10 @@ fn what_readers_would_not_take_is_not_offered_with_each_slot() {
         .map(|taken| taken.0)
         .collect();
     assert_eq!((slots.len(), shards.batch()), (SLOTS, 1));
-    readers.iter().for_each(|&reader| shards.enter_reader(reader, true));
+    readers.iter().for_each(|&reader| {
+        shards.enter_reader(reader);
+        shards.protect(reader, || ());
+    });
     let before = counted.looks.load(Ordering::Relaxed);
     for &slot in &slots[..READERS] {
         assert_eq!(shards.retire(shard, slot, &counted.nodes[slot as usize - 1]), Ok(()));

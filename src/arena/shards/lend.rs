@@ -44,7 +44,7 @@ impl<N: Nodes> Shards<N> {
         if LANES + lent >= self.shards.len() {
             return None;
         }
-        self.hyaline.record_of(lent);
+        self.hyaline.admit(lent);
         // Relaxed: who gathers reads it behind his heavy fence; the new owner makes his light one before he does
         // anything, so either we are counted or he sees `frozen`.
         self.lent.store(lent + 1, Ordering::Relaxed);

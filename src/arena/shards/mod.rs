@@ -93,8 +93,8 @@ struct Account {
     depot: AtomicUsize,
     /// The controller's integral.
     integral: AtomicU32,
-    /// Batches retired.
-    retirements: AtomicU32,
+    /// Batches taken.
+    taken: AtomicU32,
     /// Times that shards were gathered.
     gatherings: AtomicU64,
 }
@@ -129,7 +129,7 @@ enum As {
 }
 
 impl<N: Nodes> Shards<N> {
-    /// A list of the slots of `nodes`, all of them never used. `shards` are all new, and more than [`LANES`].
+    /// A list of the slots of `nodes`, all of them never used. `shards` are all new, and at least [`LANES`].
     pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, barrier: Barrier) -> Self {
         Self {
             nodes,
@@ -142,7 +142,7 @@ impl<N: Nodes> Shards<N> {
             account: CachePadded::new(Account {
                 depot: AtomicUsize::new(0),
                 integral: AtomicU32::new(0),
-                retirements: AtomicU32::new(0),
+                taken: AtomicU32::new(0),
                 gatherings: AtomicU64::new(0),
             }),
             turnstile: Turnstile::new(),
@@ -282,7 +282,8 @@ impl<N: Nodes> Shards<N> {
 
     /// A batch from the depot, or of slots never used.
     fn take_batch(&self) -> Option<u64> {
-        self.adjust();
+        let all = self.adjust();
+        self.go_on(all);
         if let Some(first) = self.depot.pop(&Batches(&self.nodes)) {
             // Relaxed, twice: the batch is ours; and a number by itself.
             let count = self.nodes.node(first).batch.load(Ordering::Relaxed);
@@ -325,8 +326,23 @@ impl<N: Nodes> Shards<N> {
         self.depot.push(&Batches(&self.nodes), first, first);
     }
 
-    /// One step of the controller.
-    fn adjust(&self) {
+    /// Eras go on with what is allocated, as readers are told by them what is younger than they. They are read with
+    /// each allocation, so they change seldom: about 64 times while all slots go round.
+    fn go_on(&self, all: u64) {
+        let period = (all / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
+        // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader's.
+        if self
+            .account
+            .taken
+            .fetch_add(1, Ordering::Relaxed)
+            .is_multiple_of(period)
+        {
+            self.control.era.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One step of the controller. How many slots there can be.
+    fn adjust(&self) -> u64 {
         let (fresh, all) = self.nodes.extent();
         // Relaxed throughout: two who step at once make one step, and what is stored is always in bounds.
         let free = fresh + self.account.depot.load(Ordering::Relaxed) as u64;
@@ -336,6 +352,7 @@ impl<N: Nodes> Shards<N> {
         if self.control.limit.load(Ordering::Relaxed) != limit {
             self.control.limit.store(limit, Ordering::Relaxed);
         }
+        all
     }
 
     // ---- freeing

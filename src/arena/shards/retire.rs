@@ -16,15 +16,14 @@
 
 use super::shard::{Section, pack, unpack};
 use super::{As, FreeAlready, LANES, Shard, Shards};
-use crate::arena::controller::MAX_BATCH;
 use crate::arena::hyaline::Batch;
 use crate::arena::node::{Chain, LIVE, Node, Nodes};
 use crate::arena::stack::{Links, NIL};
 use crate::sync::Ordering;
 
 impl<N: Nodes> Shards<N> {
-    /// Puts a slot back once all who are inside have left, by a shard of this list that is the caller's. `node` is the
-    /// slot's.
+    /// Puts a slot back once all have left who are inside and may have found it, by a shard of this list that is the
+    /// caller's. `node` is the slot's.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -120,35 +119,19 @@ impl<N: Nodes> Shards<N> {
         shard.retired.store(pack(batch.first, count), Ordering::Relaxed);
     }
 
-    /// Has a batch freed when its last reader leaves, and the eras go on.
+    /// Has a batch freed when its last reader leaves.
     pub(super) fn reclaim(&self, batch: Batch) -> Result<(), Batch> {
         self.hyaline
-            .retire(&self.nodes, batch, |first, count| self.give(first, count))?;
-        // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader's.
-        let batches = self.account.retirements.fetch_add(1, Ordering::Relaxed);
-        // Eras are read with each allocation, so they change seldom: about 64 times while all slots go round.
-        let (_, all) = self.nodes.extent();
-        let period = (all / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
-        if batches.is_multiple_of(period) {
-            self.control.era.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
+            .retire(&self.nodes, batch, |first, count| self.give(first, count))
     }
 
     // ---- readers
 
-    /// The owner of shard `shard`, who is not inside, enters. If `all`, he is protected from whatever is retired from
-    /// now on; if not, only what [`protect`](Self::protect) gave him is.
+    /// The owner of shard `shard`, who is not inside, enters: what [`protect`](Self::protect) gives him from now on is
+    /// not freed before he leaves.
     #[inline]
-    pub fn enter_reader(&self, shard: usize, all: bool) {
-        // Relaxed: an older era is renewed by `protect`.
-        let era = (!all).then(|| self.control.era.load(Ordering::Relaxed));
-        self.hyaline.enter(self.record(shard), era);
-    }
-
-    /// The owner of shard `shard`, who is inside, will read without [`protect`](Self::protect) until he leaves.
-    pub fn look_at_all(&self, shard: usize) {
-        self.hyaline.look_at_all(self.record(shard));
+    pub fn enter_reader(&self, shard: usize) {
+        self.hyaline.enter(self.record(shard));
     }
 
     /// What `load` gives, not to be freed before the owner of shard `shard`, who is inside, leaves.
@@ -165,19 +148,8 @@ impl<N: Nodes> Shards<N> {
             .leave(&self.nodes, record, |first, count| self.give(first, count));
     }
 
-    /// Somebody without a shard enters: his record, for [`leave_as_guest`](Self::leave_as_guest).
-    pub fn enter_as_guest(&self, hint: usize) -> usize {
-        self.hyaline.enter_as_guest(hint)
-    }
-
-    /// He leaves.
-    pub fn leave_as_guest(&self, record: usize) {
-        self.hyaline
-            .leave_as_guest(&self.nodes, record, |first, count| self.give(first, count));
-    }
-
     #[inline(always)]
     fn record(&self, shard: usize) -> usize {
-        crate::arena::hyaline::GUESTS + shard - LANES
+        shard - LANES
     }
 }

@@ -140,10 +140,11 @@ fn arenas() {
         let owner = sharded.owner().expect("two may own");
         let guard = owner.enter();
         let slot = SlotBox::into_raw(owner.boxed([2_u64; 8]).expect(full));
+        let found = guard.protect(|| slot);
         // SAFETY: nobody else knows of the slot, and it is given back once.
         unsafe { owner.retire(slot.cast()) };
-        // SAFETY: found before it was retired, and still inside.
-        assert!(unsafe { slot.read() } == [2; 8], "a guard holds what is retired");
+        // SAFETY: protected before it was retired, and still inside.
+        assert!(unsafe { found.read() } == [2; 8], "a guard holds what is retired");
         drop(guard);
     }
     sharded.reset();

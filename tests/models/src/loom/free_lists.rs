@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
-use pageheap::internals::free_list::{Batch, FIRST_ERA, GUESTS, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
-use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
+use pageheap::internals::free_list::{Batch, FIRST_ERA, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
+use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Table, Zeroed};
 
 use super::{explore, spawn};
 use crate::hand::{Hand, Numbers};
@@ -260,19 +260,21 @@ struct Read {
     hyaline: Hyaline,
     /// What a reader finds: a slot, or 0.
     shared: [AtomicUsize; 2],
+    era: AtomicU64,
     freed: AtomicUsize,
 }
 
 impl Read {
     fn new(slots: u32, spares: usize) -> Arc<Self> {
         let few = Few::<Node>::new(slots);
-        let hyaline = Hyaline::new(&few, table(GUESTS + 2), table(spares), Barrier::new());
-        hyaline.record_of(0);
-        hyaline.record_of(1);
+        let hyaline = Hyaline::new(&few, table(2), table(spares), Barrier::new());
+        hyaline.admit(0);
+        hyaline.admit(1);
         Arc::new(Self {
             few,
             hyaline,
             shared: [1, 2].map(AtomicUsize::new),
+            era: AtomicU64::new(FIRST_ERA),
             freed: AtomicUsize::new(0),
         })
     }
@@ -287,27 +289,36 @@ impl Read {
         assert_eq!(slot, 0, "the chain is as long as it says");
     }
 
-    fn look(&self, place: usize) {
-        let slot = self.shared[place].load(Ordering::Acquire);
+    /// The reader of a record enters, looks at a place, and leaves.
+    fn visit(&self, record: usize, place: usize) {
+        self.hyaline.enter(record);
+        let load = || self.shared[place].load(Ordering::Acquire);
+        let slot = self.hyaline.protect(record, &self.era, load);
         if slot != 0 {
             self.few.read(slot as u32);
         }
+        self.hyaline
+            .leave(&self.few, record, |first, count| self.free(first, count));
     }
 
+    /// The slots of a batch can be found no more, and are given to the readers.
     fn retire(&self, batch: Batch) {
-        (0..batch.count as usize).for_each(|place| self.shared[place].store(0, Ordering::Release));
+        let first = batch.first as usize - 1;
+        (first..first + batch.count as usize).for_each(|place| self.shared[place].store(0, Ordering::Release));
         self.hyaline
             .retire(&self.few, batch, |first, count| self.free(first, count))
             .unwrap();
     }
+
+    fn finish(&self, freed: usize) {
+        assert_eq!(self.freed.load(Ordering::Relaxed), freed);
+    }
 }
 
-fn batch(count: u32) -> Batch {
-    Batch {
-        first: 1,
-        count,
-        oldest: FIRST_ERA,
-    }
+/// A batch of slots that were born first.
+fn batch(first: u32, count: u32) -> Batch {
+    let oldest = FIRST_ERA;
+    Batch { first, count, oldest }
 }
 
 #[test]
@@ -315,16 +326,10 @@ fn a_retired_slot_is_freed_once_and_not_under_a_reader() {
     explore(3, || {
         let world = Read::new(1, 2);
         let other = world.clone();
-        let reader = spawn(move || {
-            other.hyaline.enter(GUESTS, None);
-            other.look(0);
-            other
-                .hyaline
-                .leave(&other.few, GUESTS, |first, count| other.free(first, count));
-        });
-        world.retire(batch(1));
+        let reader = spawn(move || other.visit(0, 0));
+        world.retire(batch(1, 1));
         reader.join().unwrap();
-        assert_eq!(world.freed.load(Ordering::Relaxed), 1);
+        world.finish(1);
     });
 }
 
@@ -333,44 +338,13 @@ fn of_two_readers_the_last_frees() {
     explore(2, || {
         let world = Read::new(2, 1);
         world.few.node(1).link_to(2);
-        let readers: Vec<_> = [GUESTS, GUESTS + 1]
-            .into_iter()
-            .map(|record| {
-                let other = world.clone();
-                spawn(move || {
-                    other.hyaline.enter(record, None);
-                    other.look(record - GUESTS);
-                    other
-                        .hyaline
-                        .leave(&other.few, record, |first, count| other.free(first, count));
-                })
-            })
-            .collect();
-        world.retire(batch(2));
+        let readers = [0, 1].map(|record| {
+            let other = world.clone();
+            spawn(move || other.visit(record, record))
+        });
+        world.retire(batch(1, 2));
         readers.into_iter().for_each(|reader| reader.join().unwrap());
-        assert_eq!(world.freed.load(Ordering::Relaxed), 2);
-    });
-}
-
-#[test]
-fn guests_in_one_record_are_one_reader() {
-    explore(2, || {
-        let world = Read::new(1, 1);
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                let other = world.clone();
-                spawn(move || {
-                    let record = other.hyaline.enter_as_guest(0);
-                    other.look(0);
-                    other
-                        .hyaline
-                        .leave_as_guest(&other.few, record, |first, count| other.free(first, count));
-                })
-            })
-            .collect();
-        world.retire(batch(1));
-        readers.into_iter().for_each(|reader| reader.join().unwrap());
-        assert_eq!(world.freed.load(Ordering::Relaxed), 1);
+        world.finish(2);
     });
 }
 
@@ -379,60 +353,32 @@ fn a_reader_comes_again_while_two_retire() {
     explore(2, || {
         let world = Read::new(2, 4);
         let (other, third) = (world.clone(), world.clone());
-        let reader = spawn(move || {
-            for place in 0..2 {
-                other.hyaline.enter(GUESTS, None);
-                other.look(place);
-                other
-                    .hyaline
-                    .leave(&other.few, GUESTS, |first, count| other.free(first, count));
-            }
-        });
-        let one = |world: &Read, place: u32| {
-            world.shared[place as usize].store(0, Ordering::Release);
-            let (first, count, oldest) = (place + 1, 1, FIRST_ERA);
-            world
-                .hyaline
-                .retire(&world.few, Batch { first, count, oldest }, |first, count| {
-                    world.free(first, count)
-                })
-                .unwrap();
-        };
-        let second = spawn(move || one(&third, 1));
-        one(&world, 0);
+        let reader = spawn(move || (0..2).for_each(|place| other.visit(0, place)));
+        let second = spawn(move || third.retire(batch(2, 1)));
+        world.retire(batch(1, 1));
         second.join().unwrap();
         reader.join().unwrap();
-        assert_eq!(world.freed.load(Ordering::Relaxed), 2);
+        world.finish(2);
     });
 }
 
-/// A slot is retired and comes back under a reader who looks by `protect`; the era goes on between.
+/// A reader comes twice; between, or while he is inside, the era goes on, and a slot is born and retired in it: also if
+/// he has yet to say that he looks so far, and what he said the last time stands.
 #[test]
 fn what_protect_gave_is_not_freed_though_it_is_young() {
     explore(3, || {
-        let world = Read::new(1, 2);
-        // The slot is born when the writer publishes it.
-        world.shared[0].store(0, Ordering::Relaxed);
-        let era = Arc::new(pageheap::internals::AtomicU64::new(FIRST_ERA));
-        let (other, clock) = (world.clone(), era.clone());
-        let reader = spawn(move || {
-            other.hyaline.enter(GUESTS, Some(clock.load(Ordering::Relaxed)));
-            let load = || other.shared[0].load(Ordering::Acquire);
-            let slot = other.hyaline.protect(GUESTS, &clock, load);
-            if slot != 0 {
-                other.few.read(slot as u32);
-            }
-            other
-                .hyaline
-                .leave(&other.few, GUESTS, |first, count| other.free(first, count));
-        });
-        era.fetch_add(1, Ordering::Relaxed);
-        let oldest = era.load(Ordering::Relaxed);
-        world.shared[0].store(1, Ordering::Release);
-        let (first, count) = (1, 1);
+        let world = Read::new(2, 4);
+        // Born when the writer publishes it.
+        world.shared[1].store(0, Ordering::Relaxed);
+        let other = world.clone();
+        let reader = spawn(move || [0, 1].into_iter().for_each(|place| other.visit(0, place)));
+        world.era.fetch_add(1, Ordering::Relaxed);
+        let oldest = world.era.load(Ordering::Relaxed);
+        world.shared[1].store(2, Ordering::Release);
+        let (first, count) = (2, 1);
         world.retire(Batch { first, count, oldest });
         reader.join().unwrap();
-        assert_eq!(world.freed.load(Ordering::Relaxed), 1);
+        world.finish(1);
     });
 }
 
@@ -440,7 +386,7 @@ type List = Shards<Few<Node>>;
 
 fn list(slots: u32, owners: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(GUESTS + owners), table(2), Barrier::new());
+    let hyaline = Hyaline::new(&few, table(owners), table(2), Barrier::new());
     Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pageheap::internals::free_list::{GUESTS, Hyaline, LANES, Node, Nodes, Shards};
+use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Shards};
 use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
 use shuttle::thread::spawn;
 
@@ -75,7 +75,7 @@ fn table<T: Zeroed>(len: usize) -> Table<T> {
 
 fn list(slots: usize, owners: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(GUESTS + owners), table(4), Barrier::new());
+    let hyaline = Hyaline::new(&few, table(owners), table(4), Barrier::new());
     Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
 }
 
@@ -133,7 +133,7 @@ fn the_last_slot_is_found_wherever_it_is() {
     });
 }
 
-/// Two exchange what is shared, and retire; two read, one of them bounded.
+/// Two exchange what is shared, and retire; a third reads, twice.
 #[test]
 fn what_is_read_is_nobody_elses() {
     explore(4000, || {
@@ -165,8 +165,8 @@ fn what_is_read_is_nobody_elses() {
             let (list, shared) = (list.clone(), shared.clone());
             spawn(move || {
                 let shard = list.lend().unwrap();
-                for all in [false, true] {
-                    list.enter_reader(shard, all);
+                for _ in 0..2 {
+                    list.enter_reader(shard);
                     let slot = list.protect(shard, || shared.load(Ordering::SeqCst));
                     if slot != 0 {
                         let readers = &list.nodes().readers[slot as usize - 1];
@@ -262,38 +262,30 @@ fn a_shard_goes_from_hand_to_hand() {
     });
 }
 
-/// One retires what two may be reading: a guest, and an owner with a shard's record; and the writer himself is inside.
+/// One retires what two may be reading, by his shard and by the lane; the readers' records go from hand to hand.
 #[test]
-fn guests_and_owners_hold_what_they_read() {
+fn readers_hold_what_they_read_whoever_retires_it() {
     explore(4000, || {
-        let list = list(4, 2);
+        let list = list(4, 3);
         let shared = Arc::new(AtomicU32::new(0));
-        let read = |list: &List, shared: &AtomicU32| {
-            let slot = shared.load(Ordering::SeqCst);
-            if slot != 0 {
-                let readers = &list.nodes().readers[slot as usize - 1];
-                readers.fetch_add(1, Ordering::SeqCst);
-                shuttle::thread::yield_now();
-                readers.fetch_sub(1, Ordering::SeqCst);
-            }
-        };
         let hand = Hand::lend(&list).unwrap();
-        let (second, third) = ((list.clone(), shared.clone()), (list.clone(), shared.clone()));
-        let owner = spawn(move || {
-            let (list, shared) = second;
-            let hand = Hand::lend(&list).unwrap();
-            list.enter_reader(hand.shard, true);
-            read(&list, &shared);
-            list.leave_reader(hand.shard);
-            hand.take_back();
-        });
-        let guest = spawn(move || {
-            let (list, shared) = third;
-            for _ in 0..2 {
-                let record = list.enter_as_guest(0);
-                read(&list, &shared);
-                list.leave_as_guest(record);
-            }
+        let readers = [(); 2].map(|()| {
+            let (list, shared) = (list.clone(), shared.clone());
+            spawn(move || {
+                for _ in 0..2 {
+                    let hand = Hand::lend(&list).unwrap();
+                    list.enter_reader(hand.shard);
+                    let slot = list.protect(hand.shard, || shared.load(Ordering::SeqCst));
+                    if slot != 0 {
+                        let readers = &list.nodes().readers[slot as usize - 1];
+                        readers.fetch_add(1, Ordering::SeqCst);
+                        shuttle::thread::yield_now();
+                        readers.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    list.leave_reader(hand.shard);
+                    hand.take_back();
+                }
+            })
         });
         for round in 0..4 {
             let Some(slot) = hand.allocate() else {
@@ -305,14 +297,14 @@ fn guests_and_owners_hold_what_they_read() {
             let old = shared.swap(slot, Ordering::SeqCst);
             if old != 0 {
                 stamp(&list, old, 1, 0);
-                hand.retire(old).unwrap();
+                let by_the_lane = || list.retire_as_guest(0, old, list.nodes().node(old));
+                if round == 1 { by_the_lane() } else { hand.retire(old) }.unwrap();
             }
             if round == 2 {
                 list.flush(hand.shard);
             }
         }
-        owner.join().unwrap();
-        guest.join().unwrap();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
         let last = shared.swap(0, Ordering::SeqCst);
         stamp(&list, last, 1, 0);
         hand.free(last).unwrap();
