@@ -40,6 +40,9 @@ pub const ASLEEP: u32 = 3;
 /// Pages freed that a keeper is wanted for: 1 MiB.
 const PAGES_TO_RING: usize = (1 << 20) / PAGE_BYTES;
 
+/// Threads whose structures are emptied at a time. Who begins meanwhile waits for these: 7 us each, if they are full.
+const PART: usize = 64;
+
 /// Whether somebody keeps the heap, and what has been freed since he was last seen.
 #[derive(Debug)]
 pub struct Keeper {
@@ -189,29 +192,31 @@ impl<S: Source + 'static> Objects<S> {
     /// fence for it.
     ///
     /// Only by whoever has the scavenger's turn, as a fork takes that first: the register's lock is held meanwhile,
-    /// outside those of the classes. A thread that begins or ends waits for it, nobody else.
+    /// outside those of the classes. A thread that begins or ends waits for it, for [`PART`] of the others at the most;
+    /// nobody else does.
     pub(super) fn seize_threads(&self) {
         // Once, before anybody is barred: the first of a process may take long.
         if !self.heap.barrier() {
             return;
         }
-        self.heap.count_barriers(1);
         // Until the slots are back: whoever is about to say that there is no room waits for them.
         let _pass = self.heap.pass();
-        let registered = self.register.hold_all();
-        seize(
-            |visit| registered.for_each(visit),
-            |thread: &Thread| self.empty(thread, None),
-        );
+        self.register.hold_in_parts(PART, |part| {
+            self.heap.count_barriers(1);
+            seize(|visit| part.for_each(visit), |thread: &Thread| self.empty(thread, None))
+        });
     }
 
     /// Empties the structures that no thread uses. By whom, and with which lock: as above.
     fn empty_vacant(&self) {
         let _pass = self.heap.pass();
-        self.register.hold_all().for_each(|thread| {
-            if thread.listing().unload() {
-                self.empty(thread, None);
-            }
+        self.register.hold_in_parts(PART, |part| {
+            part.for_each(|thread| {
+                if thread.listing().unload() {
+                    self.empty(thread, None);
+                }
+            });
+            true
         });
     }
 

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! One lock guards it all: the lists and every structure's [`Listing`]. A thread takes it when it begins and when it
-//! ends, the scavenger while it empties structures. Who seizes visits every structure, whoever has it: so who takes one
-//! still [enters](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake), before he touches
-//! what is in it.
+//! ends, the scavenger while it empties structures, some at a time. Who seizes visits every structure, whoever has it:
+//! so who takes one still [enters](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake),
+//! before he touches what is in it.
 //!
 //! A thread that ends without a word (see `presence.rs`) leaves its structure as it is, and who needs one and finds
 //! none vacant looks at some of the others for such: it takes it with all that is in it.
@@ -19,6 +19,7 @@
 //! cost is a lock and two stores, and two system calls for presence.
 
 use core::cell::Cell;
+use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
 use crate::sync::{Guard, Lock, Owned};
@@ -237,33 +238,66 @@ impl<T: Listed> Register<T> {
 
     /// The same, for several rounds in which none is added, taken or given.
     pub fn hold_all(&self) -> Registered<'_, T> {
+        let guard = self.lock.lock();
         Registered {
-            register: self,
-            _guard: self.lock.lock(),
+            first: self.all.get(),
+            behind: ptr::null(),
+            register: PhantomData,
+            guard,
+        }
+    }
+
+    /// The same, `most` structures at a time, until `visit` says that it is enough. Who begins or ends goes in between,
+    /// so that it waits for a part of them at the most. Those that are added meanwhile are not among them.
+    pub fn hold_in_parts(&self, most: usize, mut visit: impl FnMut(&Registered<'_, T>) -> bool) {
+        let mut part = self.hold_all();
+        while !part.first.is_null() {
+            part.behind = part.first;
+            for _ in 0..most {
+                // SAFETY: structures are never unmade; `next` is written under the lock, once.
+                let Some(thread) = (unsafe { part.behind.as_ref() }) else {
+                    break;
+                };
+                part.behind = thread.listing().next.get();
+            }
+            if !visit(&part) {
+                return;
+            }
+            (part.first, part.guard) = (part.behind, part.guard.after_others());
         }
     }
 
     /// Under the lock.
-    fn visit<'a>(&'a self, mut visit: impl FnMut(&'a T)) {
-        let mut next = self.all.get();
-        // SAFETY: structures are never unmade; `next` is written under the lock.
-        while let Some(thread) = unsafe { next.as_ref() } {
-            next = thread.listing().next.get();
-            visit(thread);
-        }
+    fn visit<'a>(&'a self, visit: impl FnMut(&'a T)) {
+        visit_between(self.all.get(), ptr::null(), visit);
     }
 }
 
-/// All structures, while nobody else may add, take or give one.
+/// Those from `first` until `behind`. Under the register's lock.
+fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, mut visit: impl FnMut(&'a T)) {
+    let mut next = first;
+    while next != behind {
+        // SAFETY: structures are never unmade; `next` is written under the lock.
+        let Some(thread) = (unsafe { next.as_ref() }) else {
+            return;
+        };
+        next = thread.listing().next.get();
+        visit(thread);
+    }
+}
+
+/// All structures, or some in a row, while nobody else may add, take or give one.
 #[derive(Debug)]
 pub struct Registered<'a, T> {
-    register: &'a Register<T>,
-    _guard: Guard<'a>,
+    first: *const T,
+    behind: *const T,
+    register: PhantomData<&'a Register<T>>,
+    guard: Guard<'a>,
 }
 
 impl<T: Listed> Registered<'_, T> {
-    /// Every structure, used or not. Only the counts of its magazines may be read, but by who has barred it.
+    /// Each of them, used or not. Only the counts of its magazines may be read, but by who has barred it.
     pub fn for_each(&self, visit: impl FnMut(&T)) {
-        self.register.visit(visit);
+        visit_between(self.first, self.behind, visit);
     }
 }

@@ -148,6 +148,22 @@ pub struct Guard<'a> {
     lock: &'a Lock,
 }
 
+impl<'a> Guard<'a> {
+    /// Lets go, and holds again: if others sleep for it, one of them goes first, unless he takes longer to wake up than
+    /// a millisecond. For who holds it long, and could be interrupted here.
+    pub fn after_others(self) -> Self {
+        let lock = self.lock;
+        // Relaxed: a look. Who comes just now waits once more.
+        let awaited = lock.state.load(Ordering::Relaxed) == AWAITED;
+        drop(self);
+        if awaited {
+            // Who was woken takes the lock as awaited, so we are woken as he lets go, or another is.
+            wait_for(&lock.state, FREE, Some(Duration::from_millis(1)));
+        }
+        lock.lock()
+    }
+}
+
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {

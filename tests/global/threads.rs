@@ -193,6 +193,39 @@ fn barriers_are_counted() {
     assert_eq!(stats.magazine_bytes, 0, "{stats}");
 }
 
+/// The register is held for some threads at a time: all of them are emptied, whatever their number, each part by a
+/// barrier of its own.
+#[test]
+#[cfg(target_os = "linux")]
+fn many_sleeping_threads_keep_nothing() {
+    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    const THREADS: usize = 150;
+    let full = std::sync::Barrier::new(THREADS + 1);
+    let done = std::sync::Barrier::new(THREADS + 1);
+    let (before, after) = thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let blocks: Vec<_> = (0..40)
+                    .map(|number| Block::new(&HEAP, layout(200, 8), number).unwrap())
+                    .collect();
+                blocks.into_iter().for_each(|block| block.free(&HEAP));
+                full.wait();
+                done.wait();
+            });
+        }
+        full.wait();
+        let before = HEAP.stats();
+        HEAP.release(usize::MAX);
+        let after = HEAP.stats();
+        done.wait();
+        (before, after)
+    });
+    assert!(before.magazine_bytes >= THREADS * 40 * 200, "{before}");
+    assert_eq!(after.magazine_bytes, 0, "{after}");
+    assert!(after.pages.calls.barrier >= before.pages.calls.barrier + 3, "{after}");
+    HEAP.check().unwrap();
+}
+
 /// Who only frees keeps next to nothing of it: the pages are there for who allocates.
 #[test]
 fn large_blocks_that_another_thread_frees_are_of_use_again() {

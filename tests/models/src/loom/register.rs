@@ -132,16 +132,16 @@ impl Office {
     fn trim(&self) -> usize {
         let _turn = self.turn.lock();
         let mut papers = 0;
-        let registered = self.register.hold_all();
-        assert!(seize(
-            |visit| registered.for_each(visit),
-            |desk: &Desk| papers += desk.empty()
-        ));
-        drop(registered);
-        self.register.hold_all().for_each(|desk| {
-            if desk.listing.unload() {
-                papers += desk.empty();
-            }
+        self.register.hold_in_parts(1, |part| {
+            seize(|visit| part.for_each(visit), |desk: &Desk| papers += desk.empty())
+        });
+        self.register.hold_in_parts(1, |part| {
+            part.for_each(|desk| {
+                if desk.listing.unload() {
+                    papers += desk.empty();
+                }
+            });
+            true
         });
         papers
     }

@@ -72,6 +72,22 @@ fn a_lock_has_one_holder_who_sees_what_the_last_one_wrote() {
 }
 
 #[test]
+fn who_lets_others_go_first_has_the_lock_again_and_sees_what_they_wrote() {
+    explore(2, || {
+        let guarded = Guarded::new();
+        let other = guarded.clone();
+        let thread = spawn(move || other.add());
+        let guard = guarded.lock.lock();
+        guarded.add_locked();
+        let guard = guard.after_others();
+        guarded.add_locked();
+        drop(guard);
+        thread.join().unwrap();
+        assert_eq!(guarded.count(), 6);
+    });
+}
+
+#[test]
 fn who_tries_a_lock_in_vain_leaves_it_to_who_holds_it_and_who_waits() {
     explore(2, || {
         let guarded = Guarded::new();
