@@ -156,10 +156,11 @@ pub const PROOF_SEARCHES: u32 = 1 << 6;
 /// How often it searches where the heap can grow, which is no harm.
 pub const SEARCHES_TO_GROW: u32 = 8;
 
-/// Bytes that change hands at once between a thread and a size class, at the most, but for six slots.
+/// Bytes that change hands at once between a thread and a size class, at the most, but for six slots: of slots so small
+/// that these are more than a hundred, and of others.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const BATCH_BYTES: usize = 512 << 10;
+pub const BATCH_BYTES: [usize; 2] = [32 << 10, 512 << 10];
 
 /// The same in a model.
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
-pub const BATCH_BYTES: usize = 0;
+pub const BATCH_BYTES: [usize; 2] = [0, 0];

@@ -14,8 +14,8 @@
 //! costs no store of its own. Who empties the magazine of a thread that sleeps takes the rack, and leaves the top: the
 //! user may have read it already, and will find that it is above no floor and below no limit.
 //!
-//! **Room** begins at 6 slots and quadruples with each visit to the class, up to a batch: 126 slots or 512 KiB (14
-//! slots of the largest). A thread that lives for a moment takes little.
+//! **Room** begins at 6 slots and quadruples with each visit to the class, up to a batch: 510 slots or 32 KiB; or else
+//! 126, or 512 KiB (14 slots of the largest). A thread that lives for a moment takes little.
 //!
 //! **The spare** (J. Bonwick's second magazine) comes in where a magazine has room for a batch. Loaded full: it becomes
 //! the spare, a blank one is loaded, and the spare before, a batch, goes to the class as it is. Loaded empty: a full

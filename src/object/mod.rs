@@ -16,11 +16,11 @@
 //! frees, orphaned spans do not exist; what a thread frees of another's it reuses itself, or passes to the class in a
 //! batch.
 //!
-//! Worked: a thread frees 300 blocks of 64 bytes that another has allocated. The first goes the slow way and finds a
-//! magazine without room: room for 6, then 30, then 126, a batch. At the 127th what is loaded is full and becomes the
-//! spare; at the 253rd the spare goes to the store of class 7, by one pointer. No block's memory has been looked at but
-//! its first word. Were the store full, each of its 126 slots would find its span with one load; if these were all of
-//! one, its page would go back to the heap.
+//! Worked: a thread frees 1,200 blocks of 64 bytes that another has allocated. The first goes the slow way, to a
+//! magazine without room: room for 6, then 30, 126, 510, a batch. At the 511th what is loaded is full and becomes
+//! the spare; at the 1021st the spare goes to the store of class 7, by one pointer. No block has been looked at but for
+//! its first word. Were the store full, each of its 510 slots would find its span with one load; and the page of a
+//! span all of whose slots are back would go to the heap.
 //!
 //! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
 //! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked

@@ -70,8 +70,8 @@ fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
 #[test]
 fn who_finds_the_lock_of_the_racks_class_held_keeps_his_racks() {
     let (objects, layout) = (heap(), Layout::from_size_align(8, 8).unwrap());
-    let racks = SizeClass::of(1024, 8).unwrap();
-    let count = 126 * 400;
+    let racks = SizeClass::of(4096, 8).unwrap();
+    let count = 510 * 100;
     let blocks: Vec<_> = (0..count).map(|_| take(objects, layout)).collect();
     let held = objects.central(racks).lock.lock();
     blocks.into_iter().for_each(|block| give(objects, block, layout));

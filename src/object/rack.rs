@@ -1,26 +1,30 @@
 //! Racks: tables of free slots' addresses, in which slots go between threads and classes.
 //!
 //! ```text
-//!   rack      mark │      │ slot │ slot │ slot │  …  │      │      │      room for 6, 14, 30, 62 or 126
+//!   rack      mark │      │ slot │ slot │ slot │  …  │      │      │      room for 6, 14, 30, … or 510
 //!                         ╰──── count of them ────╯
 //!   in store  mark │ the next rack │ …
 //! ```
 //!
-//! A rack is itself a slot of one of the heap's classes: 64 bytes for 6 addresses, 1 KiB for 126. Its mark is that of
-//! a free slot: a program that frees a block a second time that has become a rack is turned away. Whoever has the rack
-//! has the slots whose addresses stand in it. What is in them nobody looks at, neither when they come nor when they go:
-//! a slot that is taken is not waited for, whoever's cache its bytes are in, and what a program writes into a block
-//! that it has freed leads nobody astray, unless that has become a rack.
+//! A rack is itself a slot of one of the heap's classes: 64 bytes for 6 addresses, 1 KiB for 126, 4 KiB for 510. Its
+//! mark, and above 1 KiB its flag, is that of a free slot: a program that frees a block a second time that has become
+//! a rack is turned away. Whoever has the rack has the slots whose addresses stand in it. What is in them nobody looks
+//! at, neither when they come nor when they go: a slot that is taken is not waited for, whoever's cache its bytes are
+//! in, and what a program writes into a block that it has freed leads nobody astray, unless that has become a rack.
 //!
 //! (Free slots were strings before, linked through their first words: then each slot that is taken has to be read to
 //! find the next. What that costs is in `docs/measurements.md`: 16 KiB in bulk took 18 ns, and takes 12.5.)
 //!
 //! **Blanks** are racks without slots. A thread that brings a full rack needs a blank one, and one that fetches a full
-//! rack has a blank one over. It keeps 16 of each kind; beyond that they go round by stores of their own, without a
-//! lock.
+//! rack has a blank one over. It keeps 16 of each kind, 16 KiB at most; beyond that they go round by stores of their
+//! own, without a lock.
 //!
-//! Worked: slots of 64 bytes have racks of 126, that is 13 % of the slots in hand; of 4 KiB the same, 0.2 %. Slots
+//! Worked: slots of 64 bytes have racks of 510, that is 13 % of the slots in hand; of 4 KiB such of 126, 0.2 %. Slots
 //! with the program, or home in their spans, need none.
+//!
+//! **Why 510.** A batch costs the same, however long: some 400 instructions and five locked ones to be stored and
+//! fetched, and those wait for what the program has just written to. With 126 that was a tenth of the time of programs
+//! that allocate many small blocks and free them.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -45,17 +49,24 @@ const HEAD_BYTES: usize = 2 * LINK_BYTES;
 /// log2 of: the shortest rack's room, plus two.
 const FIRST_LOG: u32 = 3;
 
-/// Kinds of racks: of room for 6, 14, 30, 62, 126.
-const KINDS: usize = 5;
+/// Kinds of racks: of room for 6, 14, 30, 62, 126, 254, 510.
+const KINDS: usize = 7;
 
-/// Racks without slots that are kept for all, of each kind; may be overrun by as many as there are threads.
+/// Racks without slots that are kept for all, of each kind, and bytes of them; may be overrun by as many as there are
+/// threads.
 const KEPT: u32 = 256;
+const KEPT_BYTES: usize = 256 << 10;
 
 /// Where there was no memory for a rack, so many times none is tried to be made.
 const TRIES_SPARED: u32 = 1 << 10;
 
-/// Racks without slots that a thread keeps, of each kind.
+/// Racks without slots that a thread keeps, of each kind, and bytes of them.
 const STOCK: u32 = 16;
+const STOCK_BYTES: usize = 16 << 10;
+
+/// Racks made at once, and bytes of them.
+pub const RACKS_AT_ONCE: u32 = 4;
+const BYTES_AT_ONCE: usize = 4 << 10;
 
 /// A rack, its slots with it. Dropped, it is lost: it goes [back](Self::into_memory) to where its memory is from.
 #[derive(Debug)]
@@ -75,6 +86,16 @@ impl Rack {
     /// The class of a rack with so much room.
     pub const fn class(room: u32) -> Option<SizeClass> {
         SizeClass::of(Self::bytes(room), LINK_BYTES)
+    }
+
+    /// How many with so much room are made at once.
+    pub fn at_once(room: u32) -> u32 {
+        Self::within(RACKS_AT_ONCE, BYTES_AT_ONCE, room)
+    }
+
+    /// So many, or as many as have so many bytes.
+    fn within(most: u32, bytes: usize, room: u32) -> u32 {
+        most.min((bytes / Self::bytes(room)) as u32)
     }
 
     /// A blank one.
@@ -254,7 +275,7 @@ impl BatchLinks for Heads<'_> {
 pub struct Stock {
     /// The first of each kind; their heads lead on.
     first: [Cell<*mut u8>; KINDS],
-    count: [Cell<u32>; KINDS],
+    count: [Cell<u8>; KINDS],
 }
 
 impl Stock {
@@ -277,7 +298,7 @@ impl Stock {
     pub fn push(&self, rack: Rack) -> Result<(), Rack> {
         debug_assert!(rack.is_empty());
         let (first, count) = (&self.first[kind(rack.room())], &self.count[kind(rack.room())]);
-        if count.get() >= STOCK {
+        if u32::from(count.get()) >= Rack::within(STOCK, STOCK_BYTES, rack.room()) {
             return Err(rack);
         }
         let memory = rack.into_memory();
@@ -336,7 +357,7 @@ impl Blanks {
     /// # Errors
     /// The rack, if there are enough.
     pub fn put(&self, spans: &Spans, rack: Rack, hint: usize) -> Result<(), Rack> {
-        if self.stores[kind(rack.room())].count() >= KEPT {
+        if self.stores[kind(rack.room())].count() >= Rack::within(KEPT, KEPT_BYTES, rack.room()) {
             return Err(rack);
         }
         self.put_anyway(spans, rack, hint);
@@ -395,4 +416,4 @@ impl Blanks {
 
 // The rooms are those of batches.
 const _: () =
-    assert!(BATCH_SLOTS[0] + 2 == 1 << FIRST_LOG && BATCH_SLOTS[1] + 2 == 1 << (FIRST_LOG as usize + KINDS - 1));
+    assert!(BATCH_SLOTS[0] + 2 == 1 << FIRST_LOG && BATCH_SLOTS[2] + 2 == 1 << (FIRST_LOG as usize + KINDS - 1));

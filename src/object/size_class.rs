@@ -52,8 +52,8 @@ pub const PAGE_SHIFT: u32 = <Geometry as Shape>::PAGE_SHIFT;
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 
 /// The fewest and the most slots that change hands at once: two less than a power of two, so that a table of them with
-/// its head is one.
-pub const BATCH_SLOTS: [usize; 2] = [6, 126];
+/// its head is one. Of more than 126 the smallest have batches alone: 510 up to 64 bytes, 254 up to 128 (32 KiB).
+pub const BATCH_SLOTS: [usize; 3] = [6, 126, 510];
 
 /// A class of sizes. I9: its number is less than [`CLASSES`]; only `of` and `all` make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,7 +71,7 @@ struct Entry {
     /// Pages in a span.
     pages: u8,
     /// Slots that change hands at once.
-    batch: u8,
+    batch: u16,
 }
 
 static TABLE: [Entry; CLASSES] = {
@@ -104,21 +104,28 @@ impl Entry {
     const fn new(class: usize) -> Self {
         let bytes = slot_bytes(class);
         let pages = span_pages(bytes);
-        let batch = BATCH_BYTES / bytes;
-        let [least, most] = BATCH_SLOTS;
         Self {
             bytes: bytes as u32,
             reciprocal: (1_u64 << 32).div_ceil(bytes as u64) as u32,
             slots: (pages * PAGE_BYTES / bytes) as u16,
             pages: pages as u8,
-            batch: (if batch < least {
-                least
-            } else if batch > most {
-                most
-            } else {
-                (1 << (batch + 2).ilog2()) - 2
-            }) as u8,
+            batch: batch_slots(bytes) as u16,
         }
+    }
+}
+
+/// How many slots of `bytes` bytes change hands at once.
+const fn batch_slots(bytes: usize) -> usize {
+    const fn least(a: usize, b: usize) -> usize {
+        if a < b { a } else { b }
+    }
+    let ([few_bytes, bytes_at_most], [fewest, some, most]) = (BATCH_BYTES, BATCH_SLOTS);
+    let (small, other) = (least(few_bytes / bytes, most), least(bytes_at_most / bytes, some));
+    let batch = if small > other { small } else { other };
+    if batch < fewest {
+        fewest
+    } else {
+        (1 << (batch + 2).ilog2()) - 2
     }
 }
 
@@ -149,7 +156,7 @@ const _: () = {
     while class < CLASSES {
         assert!(span_pages(slot_bytes(class)) <= MAX_SPAN_PAGES);
         let batch = Entry::new(class).batch as usize;
-        assert!((batch + 2).is_power_of_two() && batch >= BATCH_SLOTS[0] && batch <= BATCH_SLOTS[1]);
+        assert!((batch + 2).is_power_of_two() && batch >= BATCH_SLOTS[0] && batch <= BATCH_SLOTS[2]);
         class += 1;
     }
 };

@@ -16,13 +16,10 @@ use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::mark;
-use super::rack::{Blanks, Few, Rack};
+use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::spans::Room;
 use super::{Magazine, Objects, Thread};
-
-/// Racks made at once.
-const RACKS_AT_ONCE: u32 = 4;
 
 // As many as there is room for on the stack.
 const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
@@ -295,11 +292,12 @@ impl<S: Source + 'static> Objects<S> {
         // Nobody is waited for: it goes without, too.
         let (class, cache) = (Rack::class(room)?, thread.cache());
         let central = self.central(class);
-        central.take(&self.spans, class, RACKS_AT_ONCE, &mut slots);
+        let wanted = Rack::at_once(room);
+        central.take(&self.spans, class, wanted, &mut slots);
         if slots.is_empty()
             && let Some(run) = self.new_span(cache, class)
         {
-            central.take_fresh(&self.spans, class, run, RACKS_AT_ONCE, &mut slots);
+            central.take_fresh(&self.spans, class, run, wanted, &mut slots);
         }
         let mut racks = core::iter::from_fn(|| slots.pop())
             .filter_map(NonNull::new)
