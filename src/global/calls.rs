@@ -11,13 +11,14 @@
 //! which a program goes on with a size that it knows. Frees come in chains through memory that is not at hand, and what
 //! a compiler makes of the code around them costs more than a call: with `dealloc` inlined, a step through a B-tree
 //! being dropped is too long to be inlined itself, hands its result over through memory, and each step waits for the
-//! node before it (a tree of JSON: 12.9 ms a life instead of 10.5).
+//! node before it (a tree of JSON: 12.9 ms a life instead of 10.5). But where the magazine lies is said by who calls:
+//! of a size that is known, as a `Box`'s, that is a number and not six instructions.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::guard::{self, Place, Plain};
-use crate::object::{Hold, Length, Objects, Seat, SizeClass, SmallSize, Span, Spans, Thread, Working};
+use crate::object::{Hold, Length, MarkedSize, Objects, Seat, SizeClass, SmallSize, Span, Spans, Thread, Working};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -82,7 +83,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if SizeClass::is_exceeded_by(layout.size()) {
             return self.take_large::<ZEROED>(layout);
         }
-        if let Some(size) = SmallSize::of_any(layout.size(), layout.align()) {
+        if let Some(size) = SmallSize::of(layout.size(), layout.align()) {
             let pop = |thread: &Thread, objects| {
                 // SAFETY: the spans are asked for when the thread's structure is of this address.
                 unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
@@ -108,43 +109,50 @@ impl<S: Source + 'static> GlobalHeap<S> {
         })
     }
 
-    /// Of an alignment that says nothing: so it is not brought here.
+    /// Of a size whose slot bears its own mark, and an alignment that says nothing: the caller has found the magazine,
+    /// which is known where the size is.
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and an alignment that the [size alone
-    /// meets](SmallSize::is_met).
+    /// As for [`GlobalAlloc::dealloc`], with a layout that has this seat.
+    #[inline(never)]
+    unsafe fn give_seated(&self, memory: NonNull<u8>, seat: Seat) {
+        // Relaxed: as in `take_slot`.
+        let objects = self.objects.load(Ordering::Relaxed);
+        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
+        if !unsafe { local::current().push(objects, seat, memory) } {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_seated_slow(memory, seat) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`give_seated`](Self::give_seated).
+    #[cold]
+    #[inline(never)]
+    unsafe fn give_seated_slow(&self, memory: NonNull<u8>, seat: Seat) {
+        let size = seat.class().map_or(0, SizeClass::bytes);
+        // SAFETY: the caller's promise: the size of a slot has that slot.
+        unsafe { self.dealloc_slow(memory, size, 1) };
+    }
+
+    /// Of more bytes, and an alignment that says nothing: so it is not brought here.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size, of more than 1 KiB, and an alignment that the [size
+    /// alone meets](SmallSize::is_met).
     #[inline(never)]
     unsafe fn give_sized(&self, memory: NonNull<u8>, size: usize) {
         let Some(small) = SmallSize::of(size, 1) else {
             // SAFETY: the caller's promise.
-            unsafe {
-                if SizeClass::is_exceeded_by(size) {
-                    self.give_large(memory, size);
-                } else {
-                    self.give_more(memory, size);
-                }
-            }
+            unsafe { self.give_large(memory, size) };
             return;
         };
-        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
-        let push = |thread: &Thread, objects| unsafe { thread.push(objects, Seat::of(small), memory) };
-        // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, size, 1, push) };
-    }
-
-    /// The same, of more than 1 KiB.
-    ///
-    /// # Safety
-    ///
-    /// As for [`give_sized`](Self::give_sized), with a size that has a slot.
-    #[inline(never)]
-    unsafe fn give_more(&self, memory: NonNull<u8>, size: usize) {
-        // SAFETY: the caller's promise.
-        let small = unsafe { SmallSize::of_any(size, 1).unwrap_unchecked() };
         let push = |thread: &Thread, objects| {
             // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this
-            // class, of more than 1 KiB, as those of less do not come here. The spans as above.
+            // class, of more than 1 KiB. The spans as above.
             unsafe { thread.push_flagged(objects, || Self::spans_of(objects), Seat::of(small), memory) }
         };
         // SAFETY: the caller's promise.
@@ -438,21 +446,25 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let Some(size) = SmallSize::of(layout.size(), layout.align()) else {
+        let Some(size) = MarkedSize::of(layout.size(), layout.align()) else {
             return if zeroed {
                 self.take_other::<true>(layout)
             } else {
                 self.take_other::<false>(layout)
             };
         };
-        self.take_slot(layout, zeroed, |thread, objects| thread.pop(objects, Seat::of(size)))
+        self.take_slot(layout, zeroed, |thread, objects| {
+            thread.pop(objects, Seat::of_marked(size))
+        })
     }
 
     #[inline(always)]
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe {
-            if SmallSize::is_met(layout.align()) {
+            if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
+                self.give_seated(memory, Seat::of_marked(size));
+            } else if SmallSize::is_met(layout.align()) {
                 self.give_sized(memory, layout.size());
             } else {
                 self.give_aligned(memory, layout);

@@ -73,7 +73,7 @@ pub use fork::{Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
 pub use run::Hold;
-pub use size_class::{SizeClass, SmallSize};
+pub use size_class::{MarkedSize, SizeClass, SmallSize};
 pub use snapshot::{ClassStats, Snapshot};
 pub use span::Span;
 pub use spans::Spans;

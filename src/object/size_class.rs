@@ -170,8 +170,32 @@ const FIRST_FLAGGED: usize = {
     class
 };
 
-/// A size that most blocks have, aligned to no more than a step of 8 bytes, in such steps: by a comparison or two, and
-/// what it leads to can be looked up.
+/// A size whose slot bears its own mark, aligned to no more than a step of 8 bytes, in such steps: by a comparison or
+/// two, and what it leads to can be looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkedSize(usize);
+
+impl MarkedSize {
+    /// How many there are.
+    pub const COUNT: usize = (1 << FLAG_SHIFT) / 8 + 1;
+
+    /// The size of a layout. `None` for others.
+    #[inline(always)]
+    pub const fn of(size: usize, align: usize) -> Option<Self> {
+        match steps(1 << FLAG_SHIFT, size, align) {
+            Some(steps) => Some(Self(steps)),
+            None => None,
+        }
+    }
+
+    /// Its number, less than [`COUNT`](Self::COUNT).
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// A size that has a slot, likewise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmallSize(usize);
 
@@ -179,16 +203,13 @@ impl SmallSize {
     /// How many there are.
     pub const COUNT: usize = MAX_SLOT_BYTES / 8 + 1;
 
-    /// The size of a layout whose slot bears its own mark. `None` for others.
+    /// The size of a layout. `None` for others.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
-        Self::up_to(1 << FLAG_SHIFT, size, align)
-    }
-
-    /// The size of a layout that has a slot. `None` for others.
-    #[inline(always)]
-    pub const fn of_any(size: usize, align: usize) -> Option<Self> {
-        Self::up_to(MAX_SLOT_BYTES, size, align)
+        match steps(MAX_SLOT_BYTES, size, align) {
+            Some(steps) => Some(Self(steps)),
+            None => None,
+        }
     }
 
     /// Whether layouts with such an alignment have the slots that their size alone has.
@@ -197,25 +218,26 @@ impl SmallSize {
         align <= 8
     }
 
-    #[inline(always)]
-    const fn up_to(most: usize, size: usize, align: usize) -> Option<Self> {
-        // Two branches, each seldom taken: better than one on what both say together.
-        if size > most {
-            cold_path();
-            return None;
-        }
-        if !Self::is_met(align) {
-            cold_path();
-            return None;
-        }
-        Some(Self(size.div_ceil(8)))
-    }
-
     /// Its number, less than [`COUNT`](Self::COUNT).
     #[inline(always)]
     pub const fn index(self) -> usize {
         self.0
     }
+}
+
+/// A size of up to `most` bytes, in steps of 8.
+#[inline(always)]
+const fn steps(most: usize, size: usize, align: usize) -> Option<usize> {
+    // Two branches, each seldom taken: better than one on what both say together.
+    if size > most {
+        cold_path();
+        return None;
+    }
+    if !SmallSize::is_met(align) {
+        cold_path();
+        return None;
+    }
+    Some(size.div_ceil(8))
 }
 
 impl SizeClass {

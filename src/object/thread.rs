@@ -31,7 +31,7 @@ use super::mark;
 use super::rack::Stock;
 use super::register::{Listed, Listing};
 use super::shelf::{Hand, Shelf};
-use super::size_class::{CLASSES, SizeClass, SmallSize};
+use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
 use super::spans::Spans;
 
 /// A thread's own structure, with its user at work on it; dropped when he is done.
@@ -99,6 +99,22 @@ impl Seat {
         // SAFETY: a size's number is less than COUNT.
         Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
     }
+
+    /// The same, of a size whose slot bears its own mark: by a constant, so that nothing is left to be looked up where
+    /// the compiler knows the size.
+    #[inline(always)]
+    pub fn of_marked(size: MarkedSize) -> Self {
+        const DISTANCES: &[u16; MarkedSize::COUNT] = &distances();
+        // SAFETY: as above.
+        Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
+    }
+
+    /// The class of its magazine.
+    #[cold]
+    pub fn class(self) -> Option<SizeClass> {
+        let number = (self.0 - offset_of!(Thread, magazines)) / size_of::<Magazine>();
+        SizeClass::all().nth(number)
+    }
 }
 
 impl From<SizeClass> for Seat {
@@ -109,8 +125,11 @@ impl From<SizeClass> for Seat {
 }
 
 /// For each small size how far from the beginning of a structure the magazine of its class lies.
-static DISTANCES: [u16; SmallSize::COUNT] = {
-    let mut distances = [0; SmallSize::COUNT];
+static DISTANCES: [u16; SmallSize::COUNT] = distances();
+
+/// The same, for the first sizes.
+const fn distances<const COUNT: usize>() -> [u16; COUNT] {
+    let mut distances = [0; COUNT];
     let mut size = 0;
     while size < distances.len() {
         if let Some(class) = SizeClass::of(8 * size, 1) {
@@ -119,7 +138,7 @@ static DISTANCES: [u16; SmallSize::COUNT] = {
         size += 1;
     }
     distances
-};
+}
 
 /// What to do when a thread ends that uses the structure.
 ///
