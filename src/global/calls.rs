@@ -383,7 +383,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// same.
     #[inline(never)]
     unsafe fn dealloc_slow(&self, memory: NonNull<u8>, size: usize, align: usize) {
-        // SAFETY: a layout had this size, with an alignment that is not less: so rounded up it does not overflow.
+        // SAFETY: a layout had this size, with an alignment that is not less, or it is a slot's: so rounded up it does
+        // not overflow.
         let layout = unsafe { Layout::from_size_align_unchecked(size, align) };
         let Some(objects) = self.opened() else {
             crate::fatal::abort(

@@ -10,8 +10,9 @@
 //!
 //! Who takes a slot out wipes the word. So a slot that comes back with a word that makes a small number is free
 //! already, but for an accident: the key is drawn when the first heap is opened, from where the system has put things,
-//! so that no program's data makes one by design. A mark that is copied to another block's beginning, by who moves
-//! bytes that he never wrote, is none there.
+//! so that no program's data makes one by design. (Who reads memory that he never wrote may find marks in it: the key
+//! is against accidents, not against who looks for it.) A mark that is copied to another block's beginning, by who
+//! moves bytes that he never wrote, is none there.
 //!
 //! Worked: A, B and A again are freed. The first word of each is its mark. The third call sees that the upper two bytes
 //! of A's word are ones, as in every key, and goes the slow way (`twice.rs`), which finds A in the magazine. A block

@@ -269,12 +269,17 @@ impl<T: Listed> Register<T> {
 
     /// Under the lock.
     fn visit<'a>(&'a self, visit: impl FnMut(&'a T)) {
-        visit_between(self.all.get(), ptr::null(), visit);
+        // SAFETY: under the lock, from the first.
+        unsafe { visit_between(self.all.get(), ptr::null(), visit) };
     }
 }
 
-/// Those from `first` until `behind`. Under the register's lock.
-fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, mut visit: impl FnMut(&'a T)) {
+/// Those from `first` until `behind`, or the last.
+///
+/// # Safety
+///
+/// `first` is null or in the register, whose lock the caller has.
+unsafe fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, mut visit: impl FnMut(&'a T)) {
     let mut next = first;
     while next != behind {
         // SAFETY: structures are never unmade; `next` is written under the lock.
@@ -298,6 +303,7 @@ pub struct Registered<'a, T> {
 impl<T: Listed> Registered<'_, T> {
     /// Each of them, used or not. Only the counts of its magazines may be read, but by who has barred it.
     pub fn for_each(&self, visit: impl FnMut(&T)) {
-        visit_between(self.first, self.behind, visit);
+        // SAFETY: ours is the lock, and they are of this register.
+        unsafe { visit_between(self.first, self.behind, visit) };
     }
 }

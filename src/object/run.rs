@@ -24,8 +24,11 @@ use super::span::Span;
 use super::spans::Room;
 use super::{Objects, Thread};
 
-/// Batches that one call takes out of stores at the most, if it does not take very much: each some 100 slots.
-const RELIEF_BATCHES: usize = 64;
+/// Slots that one call takes out of stores at the most, and a batch, if it does not take very much.
+const RELIEF_SLOTS: usize = 8192;
+
+/// As many for a page that it takes: who takes many touches them, which costs more.
+const RELIEF_BY_PAGE: usize = 64;
 
 /// Whether a large block like this is in the table. One aligned to more than a page may stand alone far up, where the
 /// table need not reach.
@@ -331,20 +334,19 @@ impl<S: Source + 'static> Objects<S> {
     #[inline(never)]
     fn relieve(&self) {
         let wanted = self.heap.take_shortfall();
-        // Who takes many pages touches them, which costs more.
-        let most = RELIEF_BATCHES.max(wanted / 2);
-        let (mut freed, mut batches) = (0, most);
+        let most = RELIEF_SLOTS.max(wanted.saturating_mul(RELIEF_BY_PAGE));
+        let (mut freed, mut left) = (0, most);
         for class in SizeClass::all() {
             while freed < wanted
-                && batches > 0
+                && left > 0
                 && let Some(batch) = self.central(class).take_batch(&self.spans, class, 0)
             {
+                left = left.saturating_sub(batch.len() as usize);
                 freed += self.give_rack(None, class, Some(batch));
-                batches -= 1;
             }
         }
         // Also where no span was emptied: the next call goes on.
-        if batches < most {
+        if left < most {
             self.heap.assist_again(wanted);
         }
     }

@@ -23,6 +23,9 @@ const AWAITED: u32 = 2;
 /// Rounds of spinning before a waiter goes to sleep: about as long as a short critical section.
 const SPINS: u32 = 6;
 
+/// Rounds, most of them yields, in which one who was woken should be there: some 100 us.
+const ROUNDS_TO_WAKE: u32 = 256;
+
 /// A lock that guards no data of its own: what it protects says so.
 #[derive(Debug)]
 pub struct Lock {
@@ -149,16 +152,23 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Lets go, and holds again: if others sleep for it, one of them goes first, unless he takes longer to wake up than
-    /// a millisecond. For who holds it long, and could be interrupted here.
+    /// Lets go, and holds again: if others sleep for it, one of them goes first, unless he takes long to wake up. For
+    /// who holds it long, and could be interrupted here.
+    ///
+    /// He does not sleep for it as they do: the wake of one who lets go is one sleeper's, and he would take it from
+    /// them.
     pub fn after_others(self) -> Self {
         let lock = self.lock;
-        // Relaxed: a look. Who comes just now waits once more.
+        // Relaxed, twice: looks. Who comes just now waits once more.
         let awaited = lock.state.load(Ordering::Relaxed) == AWAITED;
         drop(self);
         if awaited {
-            // Who was woken takes the lock as awaited, so we are woken as he lets go, or another is.
-            wait_for(&lock.state, FREE, Some(Duration::from_millis(1)));
+            for round in 0..ROUNDS_TO_WAKE {
+                if lock.state.load(Ordering::Relaxed) != FREE {
+                    break;
+                }
+                relax(round);
+            }
         }
         lock.lock()
     }
