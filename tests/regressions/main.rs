@@ -5,6 +5,7 @@ mod commit;
 mod gather;
 mod idle;
 mod limit;
+mod lock;
 mod misc;
 mod proof;
 mod region;

@@ -1,0 +1,69 @@
+//! Who held a lock for long let others go first by sleeping among them, and took the wake that was one of theirs: that
+//! one slept on, beside a lock that was free.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pageheap::internals::Lock;
+
+const WAITERS: u64 = 6;
+
+fn spin_for(micros: u64) {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_micros(micros) {
+        std::hint::spin_loop();
+    }
+}
+
+/// Threads that take the lock a few times each, while another holds it long and lets them go first. Whether all come to
+/// an end by themselves, in a time in which a wake cannot be under way any more.
+fn all_come_to_an_end(lock: &Lock) -> bool {
+    let done = AtomicUsize::new(0);
+    let ended = || done.load(Ordering::Relaxed) == WAITERS as usize;
+    thread::scope(|scope| {
+        for waiter in 0..WAITERS {
+            let done = &done;
+            scope.spawn(move || {
+                thread::sleep(Duration::from_micros(30 * waiter));
+                for _ in 0..3 {
+                    let guard = lock.lock();
+                    spin_for(20);
+                    drop(guard);
+                    thread::sleep(Duration::from_micros(50));
+                }
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let mut guard = lock.lock();
+        for _ in 0..6 {
+            spin_for(300);
+            guard = guard.after_others();
+        }
+        drop(guard);
+        let began = Instant::now();
+        while !ended() && began.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_micros(200));
+        }
+        let all = ended();
+        // One who was left asleep is woken by whoever waits for the lock and gets it.
+        while !ended() {
+            thread::scope(|scope| {
+                let guard = lock.lock();
+                scope.spawn(|| drop(lock.lock()));
+                thread::sleep(Duration::from_millis(5));
+                drop(guard);
+            });
+        }
+        all
+    })
+}
+
+#[test]
+fn nobody_sleeps_beside_a_free_lock() {
+    let lock = Lock::new();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        assert!(all_come_to_an_end(&lock), "a waiter was not woken");
+    }
+}
