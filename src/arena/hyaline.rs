@@ -12,9 +12,10 @@
 //!
 //! A reader *enters* by saying so in his record, and *leaves* by taking the list that has grown in it and counting down
 //! each batch he finds. Who *retires* a batch of slots (which are in no place any more where a reader looks) puts one
-//! of its nodes into the list of every record whose reader is inside, and then adds the number of those records to the
-//! batch's count; the count may have been counted down below zero by then, and only the sum decides. Whoever brings it
-//! to zero, a reader who leaves or the one who retires, has the batch for himself and frees it: exactly one does.
+//! of its nodes into the list of every record that this concerns (whose reader is inside), and then adds the number of
+//! those records to the batch's count; the count may have been counted down below zero by then, and only the sum
+//! decides. Whoever brings it to zero, a reader who leaves or the one who retires, has the batch for himself and frees
+//! it: exactly one does.
 //!
 //! So nobody scans other threads' epochs again and again, nobody waits, a batch is freed by the last reader who could
 //! see it at the moment he leaves, and nothing is allocated: the lists are made of the nodes of the batch itself. If it
@@ -206,7 +207,8 @@ impl Hyaline {
     pub fn protect<P>(&self, record: usize, era: &AtomicU64, mut load: impl FnMut() -> P) -> P {
         let record = self.records.get(record);
         loop {
-            // Relaxed: our own word. Before the load, which may itself protect something, and publish a later one.
+            // Relaxed: our own word, or that of who had the record before, whose shard came to us under a lock. Before
+            // the load, which may itself protect something, and publish a later one.
             let published = record.era.load(Ordering::Relaxed);
             let found = load();
             // Acquire: not before the load above, which was made by Acquire by whoever means to follow it.
@@ -214,7 +216,7 @@ impl Hyaline {
             if published == now {
                 return found;
             }
-            // Never back: nobody but us has published one, and each was read before this.
+            // Never back: the record's readers alone publish one, one after the other, and each was read before this.
             record.era.store(now, Ordering::Relaxed);
             self.barrier.light();
         }

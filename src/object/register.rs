@@ -19,7 +19,6 @@
 //! cost is a lock and two stores, and two system calls for presence.
 
 use core::cell::Cell;
-use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
 use crate::sync::{Guard, Lock, Owned};
@@ -242,7 +241,6 @@ impl<T: Listed> Register<T> {
         Registered {
             first: self.all.get(),
             behind: ptr::null(),
-            register: PhantomData,
             guard,
         }
     }
@@ -296,7 +294,6 @@ unsafe fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, m
 pub struct Registered<'a, T> {
     first: *const T,
     behind: *const T,
-    register: PhantomData<&'a Register<T>>,
     guard: Guard<'a>,
 }
 

@@ -170,46 +170,34 @@ const FIRST_FLAGGED: usize = {
     class
 };
 
-/// A size whose slot bears its own mark, aligned to no more than a step of 8 bytes, in such steps: by a comparison or
-/// two, and what it leads to can be looked up.
+/// A size of up to `MOST` bytes, aligned to no more than a step of 8 bytes, in such steps: by a comparison or two, and
+/// what it leads to can be looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MarkedSize(usize);
+pub struct StepSize<const MOST: usize>(usize);
 
-impl MarkedSize {
+/// A size whose slot bears its own mark.
+pub type MarkedSize = StepSize<{ 1 << FLAG_SHIFT }>;
+
+/// A size that has a slot.
+pub type SmallSize = StepSize<MAX_SLOT_BYTES>;
+
+impl<const MOST: usize> StepSize<MOST> {
     /// How many there are.
-    pub const COUNT: usize = (1 << FLAG_SHIFT) / 8 + 1;
+    pub const COUNT: usize = MOST / 8 + 1;
 
     /// The size of a layout. `None` for others.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
-        match steps(1 << FLAG_SHIFT, size, align) {
-            Some(steps) => Some(Self(steps)),
-            None => None,
+        // Two branches, each seldom taken: better than one on what both say together.
+        if size > MOST {
+            cold_path();
+            return None;
         }
-    }
-
-    /// Its number, less than [`COUNT`](Self::COUNT).
-    #[inline(always)]
-    pub const fn index(self) -> usize {
-        self.0
-    }
-}
-
-/// A size that has a slot, likewise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmallSize(usize);
-
-impl SmallSize {
-    /// How many there are.
-    pub const COUNT: usize = MAX_SLOT_BYTES / 8 + 1;
-
-    /// The size of a layout. `None` for others.
-    #[inline(always)]
-    pub const fn of(size: usize, align: usize) -> Option<Self> {
-        match steps(MAX_SLOT_BYTES, size, align) {
-            Some(steps) => Some(Self(steps)),
-            None => None,
+        if !Self::is_met(align) {
+            cold_path();
+            return None;
         }
+        Some(Self(size.div_ceil(8)))
     }
 
     /// Whether layouts with such an alignment have the slots that their size alone has.
@@ -223,21 +211,6 @@ impl SmallSize {
     pub const fn index(self) -> usize {
         self.0
     }
-}
-
-/// A size of up to `most` bytes, in steps of 8.
-#[inline(always)]
-const fn steps(most: usize, size: usize, align: usize) -> Option<usize> {
-    // Two branches, each seldom taken: better than one on what both say together.
-    if size > most {
-        cold_path();
-        return None;
-    }
-    if !SmallSize::is_met(align) {
-        cold_path();
-        return None;
-    }
-    Some(size.div_ceil(8))
 }
 
 impl SizeClass {
