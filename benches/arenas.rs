@@ -64,6 +64,15 @@ fn small(criterion: &mut Criterion) {
             }
         });
     });
+    // As bumpalo's is in any case: somebody else has a reference to it, so it cannot be in registers.
+    each(&mut group, "Scope-in-memory", OBJECTS, || {
+        local.scoped(|scope| {
+            let scope = black_box(&scope);
+            for index in 0..OBJECTS {
+                black_box(scope.alloc(value(index)).expect("room"));
+            }
+        });
+    });
     let mut shared = Arena::new();
     each(&mut group, "Arena", OBJECTS, || {
         for index in 0..OBJECTS {

@@ -34,6 +34,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/boxed.rs",
     "src/arena/bump.rs",
     "src/arena/local.rs",
+    "src/arena/pieces.rs",
     "src/arena/pool.rs",
     "src/arena/slabs.rs",
     "src/arena/typed.rs",

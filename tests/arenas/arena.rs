@@ -326,6 +326,48 @@ fn a_scope_ends_also_when_it_panics() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// The local's room is not the scope's: what the scope has found out about the end of the piece has to come back.
+#[test]
+fn a_piece_that_a_scope_made_longer_stays_so() -> Result<(), ArenaError> {
+    let arena = Arena::new();
+    let mut local = arena.local();
+    local.alloc(1_u64)?;
+    let inside = local.scoped(|mut scope| {
+        scope.scoped(|scope| scope.alloc_slice_copy(&[7_u8; 20_000]).map(|bytes| address(&bytes[0])))
+    })?;
+    let allocated = arena.stats().allocated;
+    let outside = local.alloc_slice_copy(&[8_u8; 20_000])?;
+    assert_eq!((address(&outside[0]), arena.stats().allocated), (inside, allocated));
+    Ok(())
+}
+
+#[test]
+fn a_scope_goes_on_after_one_in_it_has_panicked() -> Result<(), ArenaError> {
+    let arena = Arena::new();
+    let mut local = arena.local();
+    for bytes in [100, 3_000, 100_000] {
+        local.scoped(|mut scope| {
+            let before = scope.alloc_slice_copy(&[1_u64; 10])?;
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                scope.scoped(|scope| {
+                    scope.alloc_slice_copy(&vec![0_u8; bytes]).map(|_| ()).expect("room");
+                    panic!("on the way");
+                })
+            }));
+            assert!(panicked.is_err());
+            let behind = scope.alloc_slice_copy(&[2_u64; 10])?;
+            assert_eq!(
+                address(&behind[0]),
+                address(&before[0]) + 80,
+                "as if nothing had been there"
+            );
+            assert_eq!((&before[..], &behind[..]), (&[1; 10][..], &[2; 10][..]));
+            Ok::<_, ArenaError>(())
+        })?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_scope_before_anything_else_keeps_its_piece() -> Result<(), ArenaError> {
     let arena = Arena::new();

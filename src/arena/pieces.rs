@@ -1,0 +1,397 @@
+//! What a [`Local`](super::Local) has of its arena: pieces, and room in the newest.
+//!
+//! ```text
+//!   arena    ░░██████████████████████████████████████████████░░░░░░░
+//!              └─ piece ────────┘          └─ piece ────────┘          4 KiB, then 16, then 64 KiB
+//!               head │ cut │ room           head │ cut │ room
+//!                 ▲──────── link ────────────┘       ▲ pointer  ▲ end
+//!   scopes       ┊ checkpoint: newest piece, pointer
+//! ```
+//!
+//! A local takes pieces from its arena and bumps a pointer in the newest. When that is full and still the last thing
+//! cut from the arena, it is made longer in place (also for the last block in it, when that grows): a program with one
+//! thread has one long piece. Otherwise a new one is taken, and what was left of the old is lost until the end of the
+//! scope, or the reset. What is larger than half a piece gets one of its own.
+//!
+//! All pieces are linked in the order they were taken. To rewind to a [`Checkpoint`] is to take them off down to the
+//! newest of that time; they wait in a list for the next who needs one, so a scope that is entered a million times
+//! takes its pieces once.
+//!
+//! [`Room`] and [`Pieces`] are values. Whoever allocates has them by, and hands copies to what is not inlined; see
+//! [`local`](super::local) for why.
+//!
+//! Worked: 16 bytes with 1,000 bytes of room: the pointer moves by 16. 1,008 bytes more: the piece of 4 KiB ends where
+//! the arena's cursor is, and both move on by 16 KiB.
+//!
+//! Cost: to cut is an addition and a comparison; to lengthen a piece or to take one, once in kilobytes, is a
+//! compare-exchange on the arena.
+
+use core::alloc::Layout;
+use core::iter;
+use core::ptr::{self, NonNull};
+
+use super::backing::Backing;
+use super::bump::{Arena, Piece};
+use super::cursor::{GRAIN, grains, padding};
+use super::error::ArenaError;
+use super::typed::Raw;
+use crate::fatal;
+
+/// Bytes of the head of a piece.
+const HEAD_BYTES: usize = size_of::<Piece>();
+
+/// The first piece of a local.
+const FIRST_BYTES: usize = 4 << 10;
+
+/// How much longer each piece is than the one before, up to the largest.
+const GROWTH: usize = 4;
+
+/// The largest piece that is not for one object.
+const LARGEST_BYTES: usize = 64 << 10;
+
+/// The smallest piece that is cut further when it is there already.
+const LEAST_BYTES: usize = 512;
+
+/// What is left of the piece that is being cut: where the next allocation begins, and how far it may reach. On grains;
+/// `pointer` ≤ `end`. Null at first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) pointer: *mut u8,
+    pub(super) end: *mut u8,
+}
+
+/// One thread's pieces of an arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pieces {
+    /// The piece that is being cut, and its end. Null at first.
+    piece: *mut Piece,
+    end: *mut u8,
+    /// All pieces in use, newest first.
+    taken: *mut Piece,
+    /// Pieces rewound.
+    spare: *mut Piece,
+    /// Bytes of the next piece.
+    step: usize,
+}
+
+/// Where a [`Local`] or [`Scope`] was at some time.
+#[derive(Clone, Copy, Debug)]
+pub struct Checkpoint {
+    taken: *mut Piece,
+    piece: *mut Piece,
+    pointer: *mut u8,
+}
+
+impl Room {
+    /// None.
+    pub(super) const NONE: Self = Self {
+        pointer: ptr::null_mut(),
+        end: ptr::null_mut(),
+    };
+
+    /// Memory for a layout that is not of zero bytes, if there is so much.
+    #[inline(always)]
+    pub(super) fn cut(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        let pointer = self.pointer;
+        let padding = padding(pointer.addr(), layout.align());
+        // Each of the two is less than half of all numbers.
+        let need = padding + grains(layout.size());
+        if need > self.end.addr() - pointer.addr() {
+            return None;
+        }
+        self.pointer = pointer.wrapping_add(need);
+        // SAFETY: in the piece, for `need` is not zero and there is so much room: a piece is not at null.
+        Some(unsafe { NonNull::new_unchecked(pointer.wrapping_add(padding)) })
+    }
+}
+
+impl Pieces {
+    pub(super) const fn new() -> Self {
+        Self {
+            piece: ptr::null_mut(),
+            end: ptr::null_mut(),
+            taken: ptr::null_mut(),
+            spare: ptr::null_mut(),
+            step: FIRST_BYTES,
+        }
+    }
+
+    /// Memory for a layout that there is no room for.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refill<B: Backing>(
+        &mut self,
+        room: &mut Room,
+        arena: &Arena<B>,
+        layout: Layout,
+    ) -> Result<NonNull<u8>, ArenaError> {
+        let size = grains(layout.size());
+        let step = self.step;
+        let need = size.saturating_add(grains(layout.align()));
+        // Near a limit there may be room for less.
+        if steps(step, need).any(|step| self.lengthen(room, arena, step.max(need))) {
+            return room.cut(layout).map_or_else(|| self.refill(room, arena, layout), Ok);
+        }
+        let is_large = size > step / 2 || layout.align() > step / 8;
+        if is_large {
+            let piece = self
+                .take(arena, layout, layout)
+                .map_err(|error| error.asked_for(layout))?;
+            return Self::whole(piece, layout);
+        }
+        let least = Layout::from_size_align(size.max(LEAST_BYTES), layout.align()).unwrap_or(layout);
+        let wishes = steps(step, HEAD_BYTES + need.max(LEAST_BYTES))
+            .map(|step| Layout::from_size_align(step - HEAD_BYTES, GRAIN).unwrap_or(layout));
+        let piece = wishes
+            .map(|wish| self.take(arena, least, wish))
+            .find_map(Result::ok)
+            .map_or_else(|| self.take(arena, layout, layout), Ok)
+            .map_err(|error| error.asked_for(layout))?;
+        *room = self.begin(piece);
+        self.step = (step * GROWTH).min(LARGEST_BYTES);
+        // There is room now, whatever the border: so it was asked for.
+        room.cut(layout).map_or_else(|| self.refill(room, arena, layout), Ok)
+    }
+
+    /// Begins to cut a piece: all of it is room.
+    fn begin(&mut self, piece: NonNull<Piece>) -> Room {
+        self.piece = piece.as_ptr();
+        self.end = end_of(piece);
+        Room {
+            pointer: start_of(piece).as_ptr(),
+            end: self.end,
+        }
+    }
+
+    /// Makes the piece longer by `bytes`, if it was the last to be cut from the arena, and that has room.
+    fn lengthen<B: Backing>(&mut self, room: &mut Room, arena: &Arena<B>, bytes: usize) -> bool {
+        let Some(piece) = NonNull::new(self.piece) else {
+            return false;
+        };
+        let end = room.end;
+        let new_end = end.wrapping_add(bytes);
+        if !arena.move_end(piece.cast(), end, new_end) {
+            return false;
+        }
+        // SAFETY: a piece in use is ours, its head too.
+        unsafe { (*piece.as_ptr()).bytes += bytes };
+        self.end = new_end;
+        room.end = new_end;
+        self.step = (self.step * GROWTH).min(LARGEST_BYTES);
+        true
+    }
+
+    /// The place for `layout` in a piece that is for it alone.
+    fn whole(piece: NonNull<Piece>, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
+        let start = start_of(piece).as_ptr();
+        let aligned = start.wrapping_add(padding(start.addr(), layout.align()));
+        NonNull::new(aligned).ok_or(ArenaError::too_large::<u8>(layout.size()))
+    }
+
+    /// A piece with room for `least`: one rewound, one that another local has left, or a new one for `wish`.
+    fn take<B: Backing>(
+        &mut self,
+        arena: &Arena<B>,
+        least: Layout,
+        wish: Layout,
+    ) -> Result<NonNull<Piece>, ArenaError> {
+        let room = |layout: Layout| grains(layout.size()).checked_add(layout.align().saturating_sub(GRAIN));
+        let bytes = room(wish).and_then(|room| room.checked_add(HEAD_BYTES));
+        let new = bytes.and_then(|bytes| Layout::from_size_align(bytes, align_of::<Piece>()).ok());
+        let (Some(least), Some(new)) = (room(least), new) else {
+            return Err(ArenaError::too_large::<u8>(wish.size()));
+        };
+        let piece = match self.take_spare(least).or_else(|| arena.take_left(least)) {
+            Some(piece) => piece,
+            None => {
+                let piece = arena.raw(new)?.cast::<Piece>();
+                let bytes = grains(new.size());
+                // SAFETY: new, ours alone, as large and aligned as its head at least.
+                unsafe {
+                    piece.write(Piece {
+                        link: ptr::null_mut(),
+                        bytes,
+                    });
+                }
+                piece
+            }
+        };
+        // SAFETY: the piece is ours, and in no list.
+        unsafe { (*piece.as_ptr()).link = self.taken };
+        self.taken = piece.as_ptr();
+        Ok(piece)
+    }
+
+    /// One of the first spare pieces, with so much room.
+    fn take_spare(&mut self, room: usize) -> Option<NonNull<Piece>> {
+        // SAFETY: pieces in our lists are ours, heads included.
+        let (piece, first) = unsafe { Piece::take_from(self.spare, room) }?;
+        self.spare = first;
+        Some(piece)
+    }
+
+    #[inline(always)]
+    pub(super) fn checkpoint(&self, room: Room) -> Checkpoint {
+        Checkpoint {
+            taken: self.taken,
+            piece: self.piece,
+            pointer: room.pointer,
+        }
+    }
+
+    /// The room at a checkpoint, if no piece was taken since: its piece may have become longer.
+    #[inline(always)]
+    pub(super) fn room_at(&self, checkpoint: &Checkpoint) -> Option<Room> {
+        (self.taken == checkpoint.taken).then_some(Room {
+            pointer: checkpoint.pointer,
+            end: self.end,
+        })
+    }
+
+    /// Makes the pieces taken since a checkpoint spare, and goes back to the piece of that time: returns the room in
+    /// it. If there was none then the first that was taken since stays, with nothing in it: so whoever enters scopes
+    /// and allocates nothing outside of them does not come here each time.
+    ///
+    /// # Safety
+    ///
+    /// The checkpoint is of these pieces, which have not gone back behind it since, and nothing allocated since is used.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn put_back(&mut self, checkpoint: Checkpoint) -> Room {
+        let Checkpoint { taken, piece, pointer } = checkpoint;
+        let first = loop {
+            let Some(last) = NonNull::new(self.taken) else {
+                fatal::abort(
+                    "an arena rewound to a checkpoint that is not its own, or not behind it; the checkpoint's place",
+                    pointer.addr(),
+                    taken.addr(),
+                );
+            };
+            // SAFETY: pieces in our lists are ours, heads included.
+            let before = unsafe { last.as_ref() }.link;
+            if piece.is_null() && before == taken {
+                break last;
+            }
+            self.taken = before;
+            // SAFETY: as above.
+            unsafe { (*last.as_ptr()).link = self.spare };
+            self.spare = last.as_ptr();
+            if before == taken {
+                self.piece = piece;
+                self.end = NonNull::new(piece).map_or(ptr::null_mut(), end_of);
+                return Room { pointer, end: self.end };
+            }
+        };
+        self.begin(first)
+    }
+
+    /// As `Raw::move_end`.
+    pub(super) fn move_end(&self, room: &mut Room, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
+        let (pointer, piece) = (room.pointer, self.piece);
+        let is_last = start.addr().get() > piece.addr() && end.addr() == pointer.addr();
+        if piece.is_null() || !is_last {
+            return false;
+        }
+        // Distances from the start, not addresses: a new end may be past the end of the address space.
+        let most = room.end.addr().wrapping_sub(start.addr().get());
+        if new_end.addr().wrapping_sub(start.addr().get()) > most {
+            return false;
+        }
+        room.pointer = pointer.wrapping_add(new_end.addr().wrapping_sub(end.addr()));
+        true
+    }
+
+    /// As `move_end`, where the piece has not got so much room: it is made longer, if it can be.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn push_end<B: Backing>(
+        &mut self,
+        room: &mut Room,
+        arena: &Arena<B>,
+        start: NonNull<u8>,
+        end: *const u8,
+        new_end: *const u8,
+    ) -> bool {
+        let (most, wish) = (room.end.addr(), new_end.addr());
+        let [most, wish] = [most, wish].map(|end| end.wrapping_sub(start.addr().get()));
+        if room.pointer.addr() != end.addr() || wish <= most {
+            return false;
+        }
+        let (step, missing) = (self.step, wish - most);
+        steps(step, missing).any(|step| self.lengthen(room, arena, step.max(missing)))
+            && self.move_end(room, start, end, new_end)
+    }
+
+    /// Gives what is not used back to the arena, for others.
+    pub(super) fn leave<B: Backing>(mut self, room: Room, arena: &Arena<B>) {
+        // SAFETY: pieces in our lists are ours, and we use none of them again. What was allocated in those that are not
+        // spare stays; of the one being cut, the rest is left, with a head of its own.
+        unsafe {
+            while let Some(piece) = NonNull::new(self.spare) {
+                self.spare = piece.as_ref().link;
+                arena.leave(piece);
+            }
+            let (pointer, end) = (room.pointer, room.end);
+            let Some(piece) = NonNull::new(self.piece) else {
+                return;
+            };
+            if pointer == end || arena.move_end(piece.cast(), end, pointer) {
+                return;
+            }
+            let head = pointer.wrapping_add(padding(pointer.addr(), align_of::<Piece>()));
+            let bytes = end.addr().saturating_sub(head.addr());
+            if let Some(rest) = NonNull::new(head.cast::<Piece>())
+                && bytes >= LEAST_BYTES + HEAD_BYTES
+            {
+                rest.write(Piece {
+                    link: ptr::null_mut(),
+                    bytes,
+                });
+                arena.leave(rest);
+            }
+        }
+    }
+}
+
+/// What to try in turn: `step` bytes, then less, while it is at least `need`; `step` in any case.
+fn steps(step: usize, need: usize) -> impl Iterator<Item = usize> {
+    iter::successors(Some(step), move |step| Some(step / GROWTH).filter(|&less| less >= need))
+}
+
+fn start_of(piece: NonNull<Piece>) -> NonNull<u8> {
+    // SAFETY: a piece is at least as long as its head.
+    unsafe { piece.add(1).cast() }
+}
+
+fn end_of(piece: NonNull<Piece>) -> *mut u8 {
+    // SAFETY: whoever has a piece may read its head, which says how long it is.
+    unsafe { piece.cast::<u8>().add(piece.as_ref().bytes).as_ptr() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block at the end of the address space that is to grow past it: its new end would be a small number.
+    #[test]
+    fn a_block_does_not_grow_around_the_end_of_the_address_space() {
+        let at = |address: usize| ptr::without_provenance_mut::<u8>(address);
+        let top = usize::MAX - 0xfff;
+        let mut room = Room {
+            pointer: at(top + 0x200),
+            end: at(top + 0x800),
+        };
+        let pieces = Pieces {
+            piece: at(top).cast(),
+            ..Pieces::new()
+        };
+        let start = NonNull::new(at(top + 0x100)).unwrap();
+        let mut moves =
+            |room: &mut Room, length| pieces.move_end(room, start, room.pointer, start.as_ptr().wrapping_add(length));
+        for length in [0x1000, 0x701, isize::MAX as usize] {
+            assert!(!moves(&mut room, length));
+        }
+        assert_eq!(room.pointer, at(top + 0x200));
+        assert!(moves(&mut room, 0x700) && moves(&mut room, 0x100));
+    }
+}
