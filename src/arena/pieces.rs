@@ -56,11 +56,14 @@ const LEAST_BYTES: usize = 512;
 /// `pointer` ≤ `end`. Null at first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    pub(super) pointer: *mut u8,
-    pub(super) end: *mut u8,
+    pointer: *mut u8,
+    end: *mut u8,
 }
 
 /// One thread's pieces of an arena.
+///
+/// The room that goes with them is in the piece that is being cut, and reaches to its end; but after a scope that
+/// panicked, having made the piece longer, it ends where the piece did before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     /// The piece that is being cut, and its end. Null at first.
@@ -74,7 +77,7 @@ pub(super) struct Pieces {
     step: usize,
 }
 
-/// Where a [`Local`] or [`Scope`] was at some time.
+/// Where a [`Local`](super::Local) was at some time.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpoint {
     taken: *mut Piece,
@@ -168,7 +171,8 @@ impl Pieces {
         let Some(piece) = NonNull::new(self.piece) else {
             return false;
         };
-        let end = room.end;
+        // Of the piece, not of the room, which may be shorter (see `Pieces`).
+        let end = self.end;
         let new_end = end.wrapping_add(bytes);
         if !arena.move_end(piece.cast(), end, new_end) {
             return false;
@@ -239,7 +243,7 @@ impl Pieces {
         }
     }
 
-    /// The room at a checkpoint, if no piece was taken since: its piece may have become longer.
+    /// The room at a checkpoint, if no piece was taken since; the piece may have become longer.
     #[inline(always)]
     pub(super) fn room_at(&self, checkpoint: &Checkpoint) -> Option<Room> {
         (self.taken == checkpoint.taken).then_some(Room {
@@ -248,18 +252,42 @@ impl Pieces {
         })
     }
 
-    /// Makes the pieces taken since a checkpoint spare, and goes back to the piece of that time: returns the room in
-    /// it. If there was none then the first that was taken since stays, with nothing in it: so whoever enters scopes
-    /// and allocates nothing outside of them does not come here each time.
+    /// Goes back to a checkpoint, as [`put_back_all`](Self::put_back_all); but if no piece was being cut at that time
+    /// the first that was taken since stays, with nothing in it: so whoever enters scopes and allocates nothing outside
+    /// of them does not come here each time. Returns the room.
     ///
     /// # Safety
     ///
-    /// The checkpoint is of these pieces, which have not gone back behind it since, and nothing allocated since is used.
+    /// As for `put_back_all`.
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn put_back(&mut self, checkpoint: Checkpoint) -> Room {
+        // SAFETY: the caller's promise. The first spare piece, if there is one, is ours, head included, as all in our
+        // lists; and what was put back last is what was taken first.
+        unsafe {
+            let room = self.put_back_all(checkpoint);
+            match NonNull::new(self.spare) {
+                Some(first) if checkpoint.piece.is_null() => {
+                    self.spare = first.as_ref().link;
+                    (*first.as_ptr()).link = self.taken;
+                    self.taken = first.as_ptr();
+                    self.begin(first)
+                }
+                _ => room,
+            }
+        }
+    }
+
+    /// Makes the pieces taken since a checkpoint spare, and goes back to the piece that was being cut at that time, if
+    /// there was one. Returns the room in it, which is longer if that has become longer.
+    ///
+    /// # Safety
+    ///
+    /// The checkpoint is of these pieces, which have not gone back behind it since, and nothing allocated since is in
+    /// use.
+    pub(super) unsafe fn put_back_all(&mut self, checkpoint: Checkpoint) -> Room {
         let Checkpoint { taken, piece, pointer } = checkpoint;
-        let first = loop {
+        while self.taken != taken {
             let Some(last) = NonNull::new(self.taken) else {
                 fatal::abort(
                     "an arena rewound to a checkpoint that is not its own, or not behind it; the checkpoint's place",
@@ -268,21 +296,15 @@ impl Pieces {
                 );
             };
             // SAFETY: pieces in our lists are ours, heads included.
-            let before = unsafe { last.as_ref() }.link;
-            if piece.is_null() && before == taken {
-                break last;
+            unsafe {
+                self.taken = last.as_ref().link;
+                (*last.as_ptr()).link = self.spare;
             }
-            self.taken = before;
-            // SAFETY: as above.
-            unsafe { (*last.as_ptr()).link = self.spare };
             self.spare = last.as_ptr();
-            if before == taken {
-                self.piece = piece;
-                self.end = NonNull::new(piece).map_or(ptr::null_mut(), end_of);
-                return Room { pointer, end: self.end };
-            }
-        };
-        self.begin(first)
+        }
+        self.piece = piece;
+        self.end = NonNull::new(piece).map_or(ptr::null_mut(), end_of);
+        Room { pointer, end: self.end }
     }
 
     /// As `Raw::move_end`.
@@ -331,7 +353,7 @@ impl Pieces {
                 self.spare = piece.as_ref().link;
                 arena.leave(piece);
             }
-            let (pointer, end) = (room.pointer, room.end);
+            let (pointer, end) = (room.pointer, self.end);
             let Some(piece) = NonNull::new(self.piece) else {
                 return;
             };
