@@ -132,9 +132,9 @@ fn move_end<B: Backing>(
 unsafe fn rewind(room: &Cell<Room>, pieces: &Cell<Pieces>, checkpoint: Checkpoint) {
     match pieces.get().room_at(&checkpoint) {
         Some(now) => room.set(now),
-        // SAFETY: the caller's promise.
         None => aside(room, pieces, |room, pieces| {
-            *room = unsafe { pieces.put_back(checkpoint) }
+            // SAFETY: the caller's promise.
+            *room = unsafe { pieces.put_back(checkpoint) };
         }),
     }
 }
