@@ -408,7 +408,7 @@ mod tests {
             ..Pieces::new()
         };
         let start = NonNull::new(at(top + 0x100)).unwrap();
-        let mut moves =
+        let moves =
             |room: &mut Room, length| pieces.move_end(room, start, room.pointer, start.as_ptr().wrapping_add(length));
         for length in [0x1000, 0x701, isize::MAX as usize] {
             assert!(!moves(&mut room, length));
