@@ -192,29 +192,20 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { self.give_slot(memory, layout.size(), layout.align(), push) };
     }
 
-    /// Makes a block longer, that is to have more than 1 KiB then: where it is, if it has room (`object/room.rs`).
+    /// Makes a block longer that is to have more than 1 KiB then, and has no room where it is (`object/room.rs`).
     ///
     /// # Safety
     ///
     /// As for [`GlobalAlloc::realloc`], between these classes.
     #[inline(never)]
-    unsafe fn grow(
-        &self,
-        memory: NonNull<u8>,
-        layout: Layout,
-        size: usize,
-        [from, to]: [SizeClass; 2],
-    ) -> Option<NonNull<u8>> {
+    unsafe fn grow(&self, memory: NonNull<u8>, layout: Layout, size: usize, from: SizeClass) -> Option<NonNull<u8>> {
         let Some(objects) = self.opened() else {
             // SAFETY: the caller's promise, which cannot be true: it is found out there.
             return unsafe { self.realloc_slow(memory, layout, size) };
         };
         let spans = objects.spans();
         let moves = if from.is_flagged() { spans.moves(memory) } else { 0 };
-        if Spans::is_restless(moves) {
-            if spans.room_at(memory).is_some_and(|room| to.bytes() <= room.bytes()) {
-                return Some(memory);
-            }
+        if Spans::is_restless(moves, layout.size(), size) {
             // SAFETY: the caller's promise.
             return unsafe { self.realloc_slow(memory, layout, size) };
         }
@@ -475,6 +466,13 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
 
     #[inline(always)]
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // Fast: it has room.
+        if layout.size() > MarkedSize::MOST_BYTES && size >= layout.size() {
+            let has_room = |objects: &Objects<S>| objects.spans().has_room(memory, size);
+            if self.opened().is_some_and(has_room) {
+                return Some(memory);
+            }
+        }
         let class = |size| SizeClass::of(size, layout.align());
         let (Some(from), Some(to)) = (class(layout.size()), class(size)) else {
             // SAFETY: the caller's promise.
@@ -486,7 +484,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         }
         if from < to && to.is_flagged() {
             // SAFETY: the caller's promise.
-            return unsafe { self.grow(memory, layout, size, [from, to]) };
+            return unsafe { self.grow(memory, layout, size, from) };
         }
         let new = Layout::from_size_align(size, layout.align()).ok()?;
         let moved = self.take(new, false)?;

@@ -185,6 +185,9 @@ impl<const MOST: usize> StepSize<MOST> {
     /// How many there are.
     pub const COUNT: usize = MOST / 8 + 1;
 
+    /// The largest.
+    pub const MOST_BYTES: usize = MOST;
+
     /// The size of a layout. `None` for others.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {

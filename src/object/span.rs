@@ -214,6 +214,7 @@ impl Span {
     }
 
     /// How many pages the large block has that begins here and is the program's, if one does.
+    #[inline(always)]
     pub fn large_pages(&self) -> Option<usize> {
         // Relaxed, twice: as in `enter_large`.
         let is_large = self.tag.load(Ordering::Relaxed) >> BACK_BITS == LARGE >> BACK_BITS;

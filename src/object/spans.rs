@@ -87,6 +87,15 @@ impl Room {
             Self::Run(run) => run.pages().0 << PAGE_SHIFT,
         }
     }
+
+    /// Whether a block of `size` bytes leaves room in it: of a run a page, for one that is as long as its block is none.
+    #[inline(always)]
+    fn holds(self, size: usize) -> bool {
+        match self {
+            Self::Slot(class) => size <= class.bytes(),
+            Self::Run(run) => size <= run.pages().0.saturating_sub(1) << PAGE_SHIFT,
+        }
+    }
 }
 
 /// Flags of a page.
@@ -322,10 +331,11 @@ impl Spans {
         self.set_flag(memory, 2 * (before + 1).min(MOST_MOVES));
     }
 
-    /// Whether a block has moved so often that it is to have room.
+    /// Whether a block that has moved so often, and is to grow between these sizes, is to have room.
     #[inline(always)]
-    pub fn is_restless(moves: u8) -> bool {
-        moves >= MOST_MOVES
+    pub fn is_restless(moves: u8, from: usize, to: usize) -> bool {
+        // Vectors and strings that grow by themselves double. What grows by less does so in steps.
+        moves >= MOST_MOVES || moves != 0 && to / 2 < from
     }
 
     /// What the block there lies in, of more than 1 KiB and the caller's, if that may be longer than the block.
@@ -341,6 +351,12 @@ impl Spans {
             Some((class, _)) => Some(Room::Slot(class)),
             None => Some(Room::Run(PageRun::known(page.0, entry.large_pages()?))),
         }
+    }
+
+    /// Whether the block there, of more than 1 KiB and the caller's, can have `size` bytes where it is, and stay roomy.
+    #[inline(always)]
+    pub fn has_room(&self, memory: NonNull<u8>, size: usize) -> bool {
+        self.room_at(memory).is_some_and(|room| room.holds(size))
     }
 
     /// The slot, or the run, that begins there is the caller's, for a block that may be shorter.

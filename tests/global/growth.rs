@@ -41,7 +41,7 @@ fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
     for align in [1, 8, 64, 4096, 8192, 1 << 15] {
         let mut block = Block::new(&HEAP, layout(64, align), align as u8).unwrap();
         let mut moves = Vec::new();
-        while block.layout.size() < 100_000 {
+        while block.layout.size() < 60_000 {
             let before = block.memory;
             assert!(block.resize(&HEAP, block.layout.size() * 5 / 4));
             HEAP.check().unwrap();
@@ -49,12 +49,12 @@ fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
                 moves.push(block.layout.size());
             }
         }
-        // Twice it moves as any other, then to a slot of 16 KiB, then to a run of 18 pages.
+        // Once it moves as any other, then to a run of 12 pages.
         assert!(
-            moves == [1151, 1438, 1797, 16722] || !MAY_HAVE_ROOM || align > 64,
+            moves == [1151, 1438] || !MAY_HAVE_ROOM || align > 64,
             "{moves:?}, aligned to {align}"
         );
-        assert!(HEAP.stats().roomy_bytes == 18 << 13 || !MAY_HAVE_ROOM || align > 64);
+        assert!(HEAP.stats().roomy_bytes == 12 << 13 || !MAY_HAVE_ROOM || align > 64);
         while block.layout.size() < 3 << 20 {
             assert!(block.resize(&HEAP, block.layout.size() * 5 / 4));
             HEAP.check().unwrap();
@@ -109,7 +109,7 @@ fn a_block_as_long_as_its_run_has_no_room() {
             let mut block = Block::new(&HEAP, layout(1100, 8), 1).unwrap();
             assert!([1500, 2000, from].iter().all(|&size| block.resize(&HEAP, size)));
             let (roomy, before) = (HEAP.stats().roomy_bytes, block.memory);
-            assert!(roomy >= 8 * from, "{from}: {roomy}");
+            assert_eq!(roomy, 128 << 10, "{from}");
             assert!(!by_steps || block.resize(&HEAP, 33_000));
             assert!(block.resize(&HEAP, roomy));
             assert_eq!((block.memory, HEAP.stats().roomy_bytes), (before, 0), "{from}");

@@ -209,7 +209,13 @@ aborts! {
     a_block_with_room_is_not_freed_as_a_longer_one: "wrong layout", |heap| {
         let block = super::growth::grown(heap, 8, 3000, 0);
         // SAFETY: none: this is what must be found out.
-        unsafe { heap.dealloc(block.memory, layout(32 << 10, 8)) };
+        unsafe { heap.dealloc(block.memory, layout(200 << 10, 8)) };
+    };
+    a_block_with_room_in_a_slot_is_not_freed_as_a_longer_one: "wrong layout", |heap| {
+        // Ten that have a run: the eleventh has to be content with a slot.
+        let blocks: Vec<Block> = (0..11).map(|seed| super::growth::grown(heap, 8, 3000, seed)).collect();
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(blocks[10].memory, layout(32 << 10, 8)) };
     };
     a_page_inside_a_large_block_is_refused: "wrong layout", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
