@@ -88,7 +88,7 @@ impl Room {
         }
     }
 
-    /// Whether a block of `size` bytes leaves room in it: of a run a page, for one that is as long as its block is none.
+    /// Whether a block of `size` bytes leaves room: of a run a page, for one as long as its block has none.
     #[inline(always)]
     fn holds(self, size: usize) -> bool {
         match self {
