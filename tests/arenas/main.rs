@@ -2,6 +2,7 @@
 
 mod allocators;
 mod arena;
+mod handles;
 mod pool;
 mod promises;
 mod stories;

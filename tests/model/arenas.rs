@@ -12,10 +12,16 @@ use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Handle, Local,
 use super::blocks::{Blocks, PAGE};
 
 /// Bytes of a story.
-struct Bytes<'a>(Cell<&'a [u8]>);
+pub struct Bytes<'a>(Cell<&'a [u8]>);
 
-impl Bytes<'_> {
-    fn byte(&self) -> usize {
+impl<'a> Bytes<'a> {
+    /// All that are in the input.
+    pub fn new(input: &'a [u8]) -> Self {
+        Self(Cell::new(input))
+    }
+
+    /// The next; 0 when there are no more.
+    pub fn byte(&self) -> usize {
         let Some((&first, rest)) = self.0.get().split_first() else {
             return 0;
         };
@@ -23,12 +29,13 @@ impl Bytes<'_> {
         usize::from(first)
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether there are no more.
+    pub fn is_empty(&self) -> bool {
         self.0.get().is_empty()
     }
 
     /// Mostly small, sometimes of the size of slabs, rarely larger.
-    fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         let (kind, low, high) = (self.byte(), self.byte(), self.byte());
         let size = match kind % 16 {
             0 => 0,
@@ -41,7 +48,8 @@ impl Bytes<'_> {
         if cfg!(miri) { size % 700 } else { size }
     }
 
-    fn layout(&self) -> Layout {
+    /// Of such a size, and mostly aligned to 8.
+    pub fn layout(&self) -> Layout {
         let size = self.size();
         let align = match self.byte() % 32 {
             0..=15 => 8,
@@ -165,7 +173,8 @@ hand!(Scope<'_, &Blocks>, self, work: self.scoped(|mut scope| work(&mut scope)))
 hand!(&Arena<&Blocks>, self, work: work(self));
 hand!(&Pool<&Blocks>, self, work: work(self));
 
-fn same<T: PartialEq + std::fmt::Debug>(copy: &mut [T], words: &[T]) -> NonNull<[u8]> {
+/// The bytes of a copy, which is compared.
+pub fn same<T: PartialEq + std::fmt::Debug>(copy: &mut [T], words: &[T]) -> NonNull<[u8]> {
     assert_eq!(copy, words);
     let bytes = size_of_val(copy);
     NonNull::slice_from_raw_parts(NonNull::from(copy).cast(), bytes)
@@ -318,7 +327,7 @@ fn config(bytes: &Bytes<'_>) -> (ArenaConfig, usize) {
 
 /// An arena, with locals and scopes.
 pub fn arena(input: &[u8]) {
-    let bytes = Bytes(Cell::new(input));
+    let bytes = Bytes::new(input);
     let blocks = Blocks::new([0, 0, 2, 5][bytes.byte() % 4]);
     let (config, limit) = config(&bytes);
     let story = Story::new(bytes, &blocks, limit);
@@ -364,7 +373,7 @@ pub fn arena(input: &[u8]) {
 
 /// A pool, with handles of this round and of others.
 pub fn pool(input: &[u8]) {
-    let bytes = Bytes(Cell::new(input));
+    let bytes = Bytes::new(input);
     let blocks = Blocks::new([0, 0, 2, 5][bytes.byte() % 4]);
     let (config, limit) = config(&bytes);
     let story = Story::new(bytes, &blocks, limit);
