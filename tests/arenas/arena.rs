@@ -369,6 +369,20 @@ fn a_scope_goes_on_after_one_in_it_has_panicked() -> Result<(), ArenaError> {
 }
 
 #[test]
+fn a_piece_can_become_longer_after_a_scope_that_made_it_so_panicked() -> Result<(), ArenaError> {
+    let arena = Arena::with_config(ArenaConfig::new().prealloc(1 << 20))?;
+    let mut local = arena.local();
+    let before = address(local.alloc(1_u64)?);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        local.scoped(|scope| panic!("on the way with {:?}", scope.alloc([0_u8; 10_000])))
+    }));
+    assert!(panicked.is_err());
+    let behind = local.alloc_slice_copy(&[2_u8; 30_000])?;
+    assert_eq!(address(&behind[0]), before + 8);
+    Ok(())
+}
+
+#[test]
 fn a_scope_before_anything_else_keeps_its_piece() -> Result<(), ArenaError> {
     let arena = Arena::new();
     let mut local = arena.local();
