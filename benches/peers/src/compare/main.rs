@@ -13,6 +13,7 @@
 
 mod calls;
 mod chart;
+mod distance;
 mod figures;
 mod idle;
 mod instructions;
@@ -79,8 +80,10 @@ fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String
             cells: empty.clone(),
         })
         .collect();
+    let mut trips = Vec::new();
     for round in 0..options.rounds {
         for row in &mut rows {
+            trips.push(distance::there_and_back());
             eprint!("\rround {} of {}: {:24}", round + 1, options.rounds, row.workload.name);
             for turn in 0..programs.len() {
                 let at = (turn + round) % programs.len();
@@ -112,6 +115,7 @@ fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String
         allocators,
         missing,
         rows,
+        distance: distance::text(&trips),
     }
 }
 
@@ -144,6 +148,7 @@ fn report(options: &Options) -> Result<(), String> {
     }
     let results = compare(options, &programs, missing);
     print!("{}", results.text(TIME));
+    println!("{}", results.distance);
     if let [_, _] = results.allocators[..] {
         let text = paired::text(&results.allocators, &results.rows, AIM);
         print!("{text}");

@@ -13,6 +13,8 @@ pub struct Results {
     /// What did not build, and why.
     pub missing: Vec<(String, String)>,
     pub rows: Vec<Row>,
+    /// How far the processors were apart, in words.
+    pub distance: String,
 }
 
 /// One of the things that are measured; less is better of all of them.
@@ -150,6 +152,7 @@ impl Results {
         for (name, reason) in &self.missing {
             writeln!(text, "{name} could not be built here: {reason}\n").expect("a string");
         }
+        writeln!(text, "{}", self.distance).expect("a string");
         text
     }
 
@@ -234,6 +237,7 @@ mod tests {
         Results {
             allocators: [OURS, "mimalloc2", "glibc"].map(str::to_owned).to_vec(),
             missing: vec![("talc".to_owned(), "no compiler".to_owned())],
+            distance: String::new(),
             rows: vec![Row {
                 workload,
                 cells: vec![cell(3.0), cell(2.0), cell(6.0)],
