@@ -120,13 +120,30 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
     wait_for(word, expected, None);
 }
 
+/// Half of a time, as the futex call takes it: a word of the kernel's. The C library's `timespec` is that on 64 bits
+/// only; on 32 it may count seconds in 64, and their upper half would be read as the nanoseconds: no wait at all.
+#[cfg(all(
+    feature = "std",
+    any(target_os = "linux", target_os = "android"),
+    target_arch = "x86_64"
+))]
+type KernelWord = i64;
+#[cfg(all(
+    feature = "std",
+    any(target_os = "linux", target_os = "android"),
+    not(target_arch = "x86_64")
+))]
+type KernelWord = libc::c_long;
+
 /// As [`wait`], and not longer than `time`, if there is one.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
-    let time = time.map(|time| libc::timespec {
-        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
-        // Less than a billion, which every type of this field holds.
-        tv_nsec: time.subsec_nanos() as _,
+    // Seconds, nanoseconds: less than a billion, which the word holds.
+    let time = time.map(|time| -> [KernelWord; 2] {
+        [
+            KernelWord::try_from(time.as_secs()).unwrap_or(KernelWord::MAX),
+            time.subsec_nanos() as KernelWord,
+        ]
     });
     // SAFETY: errno is the calling thread's own; the futex call reads the word and the time, which outlive it.
     // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
@@ -318,5 +335,28 @@ fn out_of_table(index: usize, len: usize) -> ! {
 impl<T> fmt::Debug for Table<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Table({:p}, {} entries)", self.base, self.len)
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    extern crate std;
+
+    use core::time::Duration;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// The kernel is told the time in its own words: in others it may be none at all, and who waits works instead.
+    #[test]
+    fn a_wait_with_a_time_takes_as_long() {
+        let time = Duration::from_millis(50);
+        // It may return early, for no reason: not each time.
+        let waits = || {
+            let begin = Instant::now();
+            wait_for(&AtomicU32::new(0), 0, Some(time));
+            begin.elapsed() >= time / 2
+        };
+        assert!((0..10).any(|_| waits()));
     }
 }
