@@ -48,6 +48,9 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+#[cfg(not(target_has_atomic = "64"))]
+compile_error!("pageheap needs 64-bit atomics, which this target does not have");
+
 // Reading order is import order: a module uses only modules above it (`tests/tidy.rs` keeps that).
 
 // Words.
