@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pageheap::arena::{ArenaConfig, Owner, ShardedFreeList};
+use pageheap::source::{Source, System};
 
 const BYTES: usize = 128 << 20;
 const SLOT: usize = 512;
@@ -219,7 +220,7 @@ fn resident() -> usize {
         .nth(1)
         .and_then(|pages| pages.parse().ok())
         .unwrap_or(0)
-        * 4096
+        * System.granule()
 }
 
 /// What is hammered, and how.

@@ -8,7 +8,7 @@ use super::*;
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = text.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * 4096
+    pages * page()
 }
 
 fn maps() -> usize {

@@ -64,6 +64,12 @@ fn is_full() -> bool {
     std::env::var_os("PAGEHEAP_TEST_FULL").is_some()
 }
 
+/// Bytes of a page, as the kernel counts them.
+fn page() -> usize {
+    // SAFETY: reads a number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
 fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
