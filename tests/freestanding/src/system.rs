@@ -10,6 +10,15 @@ global_asm!(".globl _start", "_start:", "xor ebp, ebp", "call {main}", "ud2", ma
 #[cfg(target_arch = "aarch64")]
 global_asm!(".globl _start", "_start:", "mov x29, xzr", "bl {main}", "brk #1", main = sym start);
 
+/// What the compiler's own library asks a C library for on ARM: whether there are newer instructions for atomics. It is
+/// told of none.
+#[cfg(target_arch = "aarch64")]
+// SAFETY: nothing else here has this name.
+#[unsafe(no_mangle)]
+extern "C" fn getauxval(_what: core::ffi::c_ulong) -> core::ffi::c_ulong {
+    0
+}
+
 extern "C" fn start() -> ! {
     crate::main();
     exit(0)
