@@ -116,7 +116,8 @@ impl Stack {
         };
         // Relaxed: written by a constructor.
         let locals = THREAD_LOCAL_BYTES.load(Ordering::Relaxed);
-        let least = libc::PTHREAD_STACK_MIN;
+        // SAFETY: a question.
+        let least = usize::try_from(unsafe { libc::sysconf(libc::_SC_THREAD_STACK_MIN) }).unwrap_or(0);
         let bytes = (own + LIBRARY_BYTES + locals).max(least).next_multiple_of(page) + guard;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
