@@ -37,7 +37,7 @@ fn all_is_back(heap: &GlobalHeap) {
 
 #[test]
 fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     for align in [1, 8, 64, 4096, 8192, 1 << 15] {
         let mut block = Block::new(&HEAP, layout(64, align), align as u8).unwrap();
         let mut moves = Vec::new();
@@ -67,7 +67,7 @@ fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
 /// Of every length, freed, and made shorter, to every length.
 #[test]
 fn a_block_with_room_goes_back_whole() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let sizes = [
         1000,
         1100,
@@ -103,7 +103,7 @@ fn a_block_with_room_goes_back_whole() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_as_long_as_its_run_has_no_room() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     for from in [4200, 5000, 9000, 16 << 10, 20_000, 30_000] {
         for by_steps in [false, true] {
             let mut block = Block::new(&HEAP, layout(1100, 8), 1).unwrap();
@@ -184,7 +184,7 @@ fn a_small_heap_gives_no_room() {
     assert_eq!(heap.stats().roomy_bytes, 0);
     assert!(heap.allocate(layout(320 << 10, 8)).is_some(), "{}", heap.stats());
 
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 20);
+    static HEAP: GlobalHeap = new_heap().limit(1 << 20);
     let blocks: Vec<_> = (0..20).map(|seed| grown(&HEAP, 8, 2400, seed)).collect();
     let large = Block::new(&HEAP, layout(500 << 10, 8), 1).unwrap();
     blocks.into_iter().chain([large]).for_each(|block| block.free(&HEAP));
@@ -194,7 +194,7 @@ fn a_small_heap_gives_no_room() {
 /// However many blocks grow, what they may have more than they need is bounded; and it is used when they are gone.
 #[test]
 fn room_is_bounded() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     for _ in 0..3 {
         let blocks: Vec<_> = (0..2000).map(|seed| grown(&HEAP, 8, 5000, seed as u8)).collect();
         let stats = HEAP.stats();
@@ -210,7 +210,7 @@ fn room_is_bounded() {
 
 #[test]
 fn over_the_soft_limit_there_is_no_room() {
-    static HEAP: GlobalHeap = GlobalHeap::new().soft_limit(1 << 20);
+    static HEAP: GlobalHeap = new_heap().soft_limit(1 << 20);
     let blocks: Vec<_> = (0..100).map(|seed| grown(&HEAP, 8, 30_000, seed)).collect();
     let before = HEAP.stats().roomy_bytes;
     let more: Vec<_> = (0..100).map(|seed| grown(&HEAP, 8, 5000, seed)).collect();
@@ -223,7 +223,7 @@ fn over_the_soft_limit_there_is_no_room() {
 #[test]
 fn at_the_limit_a_block_grows_while_there_is_memory() {
     const LIMIT: usize = 4 << 20;
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT);
+    static HEAP: GlobalHeap = new_heap().limit(LIMIT);
     let mut blocks: Vec<Block> = Vec::new();
     while let Some(block) = Block::new(&HEAP, layout(1100, 8), blocks.len() as u8) {
         blocks.push(block);
@@ -258,7 +258,7 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
 /// Many at once, each by its own steps, handed from thread to thread, no two in the same place.
 #[test]
 fn blocks_that_grow_are_handed_about() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     const THREADS: usize = 3;
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Block>()).unzip();
     std::thread::scope(|scope| {
@@ -320,4 +320,4 @@ fn overlap_none(blocks: &[Block]) {
 }
 
 /// Asked how long blocks are, and nothing else.
-static HEAP_USABLE: GlobalHeap = GlobalHeap::new();
+static HEAP_USABLE: GlobalHeap = new_heap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-static HEAP: GlobalHeap = GlobalHeap::new();
+static HEAP: GlobalHeap = new_heap();
 
 /// Sizes about every border: of classes, of pages, of runs.
 fn sizes() -> Vec<usize> {
@@ -51,7 +51,7 @@ fn large_alignments_are_met_or_refused() {
 
 #[test]
 fn impossible_layouts_get_null_and_change_nothing() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let block = Block::new(&HEAP, layout(100, 8), 1).unwrap();
     HEAP.flush_thread();
     let grown = HEAP.stats().pages.grown;
@@ -128,7 +128,7 @@ fn a_block_keeps_its_bytes_from_every_size_to_every_size() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn a_large_block_grows_and_shrinks_where_it_is() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let mut block = Block::new(&HEAP, layout(200 << 10, 8), 3).unwrap();
     let place = block.memory;
     for size in [300 << 10, 40 << 20, 1 << 20, (1 << 20) - 1, 33 << 10, 600 << 10] {

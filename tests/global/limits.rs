@@ -18,7 +18,7 @@ fn exhaust<S: Source + Send + Sync>(heap: &GlobalHeap<S>, size: usize) -> Vec<Bl
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn a_limit_is_kept_used_and_survived() {
     const LIMIT: usize = if cfg!(debug_assertions) { 4 << 20 } else { 16 << 20 };
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT);
+    static HEAP: GlobalHeap = new_heap().limit(LIMIT);
     for size in [LIMIT / 16, 64, 8, 5000, 32 << 10, 40 << 10, LIMIT / 4, LIMIT / 16] {
         let blocks = exhaust(&HEAP, size);
         let used = blocks.len() * size;
@@ -33,7 +33,7 @@ fn a_limit_is_kept_used_and_survived() {
 
 #[test]
 fn a_block_too_many_leaves_the_others_alone() {
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(4 << 20);
+    static HEAP: GlobalHeap = new_heap().limit(4 << 20);
     let mut blocks = exhaust(&HEAP, 100 << 10);
     for block in &mut blocks {
         assert!(!block.resize(&HEAP, 4 << 20));
@@ -45,7 +45,7 @@ fn a_block_too_many_leaves_the_others_alone() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn a_thread_that_begins_at_exhaustion_gets_null_and_recovers() {
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(4 << 20);
+    static HEAP: GlobalHeap = new_heap().limit(4 << 20);
     let mut blocks = exhaust(&HEAP, 8192);
     for size in [4096, 1024, 64, 8] {
         blocks.extend(exhaust(&HEAP, size));
@@ -81,7 +81,7 @@ fn has_all(heap: &GlobalHeap, bytes: usize) -> bool {
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn what_a_thread_had_that_has_ended_is_there_for_others() {
     const LIMIT: usize = 32 << 20;
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT).background(false);
+    static HEAP: GlobalHeap = new_heap().limit(LIMIT).background(false);
     fill_cache(&HEAP);
     thread::spawn(|| fill_cache(&HEAP)).join().unwrap();
     assert!(has_all(&HEAP, LIMIT), "{}", HEAP.stats());
@@ -93,7 +93,7 @@ fn what_a_thread_had_that_has_ended_is_there_for_others() {
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn what_a_thread_has_that_sleeps_is_there_for_others() {
     const LIMIT: usize = 32 << 20;
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(LIMIT).background(false);
+    static HEAP: GlobalHeap = new_heap().limit(LIMIT).background(false);
     let (to, from) = std::sync::mpsc::sync_channel::<()>(0);
     fill_cache(&HEAP);
     thread::scope(|scope| {
@@ -112,7 +112,7 @@ fn what_a_thread_has_that_sleeps_is_there_for_others() {
 
 #[test]
 fn what_other_threads_keep_is_asked_back() {
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(8 << 20);
+    static HEAP: GlobalHeap = new_heap().limit(8 << 20);
     let (to, from) = std::sync::mpsc::sync_channel::<()>(0);
     thread::scope(|scope| {
         let other = scope.spawn(move || {
@@ -145,7 +145,7 @@ fn what_other_threads_keep_is_asked_back() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn what_is_found_in_the_end_is_no_refusal() {
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(8 << 20);
+    static HEAP: GlobalHeap = new_heap().limit(8 << 20);
     for size in [4096, 100, 30_000, 60_000] {
         let room = exhaust(&HEAP, size).into_iter().map(|block| block.free(&HEAP)).count();
         let refusals = HEAP.stats().pages.refusals;

@@ -15,6 +15,11 @@ mod random;
 mod sources;
 mod threads;
 
+/// A heap that takes less of the addresses than it would: there are dozens in this process, and threads want stacks.
+const fn new_heap() -> GlobalHeap {
+    GlobalHeap::new().reserve(1 << 38)
+}
+
 /// A generator of numbers that are random enough: xorshift64*.
 struct Random(u64);
 

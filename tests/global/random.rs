@@ -53,7 +53,7 @@ fn churn(heap: &GlobalHeap, operations: usize, live: usize, bits: usize, seed: u
 
 #[test]
 fn no_two_blocks_overlap() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     churn(&HEAP, rounds(2_500_000), 3_000, 9, 1);
     churn(&HEAP, rounds(500_000), 600, 17, 2);
     HEAP.flush_thread();
@@ -75,7 +75,7 @@ fn no_two_blocks_overlap() {
 
 #[test]
 fn twelve_threads_at_once() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     for round in 0..4 {
         on_threads(12, |thread| {
             churn(&HEAP, rounds(40_000), 300, 15, 100 * round + thread as u64 + 1)

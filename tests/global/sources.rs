@@ -190,7 +190,7 @@ static ARMED: AtomicUsize = AtomicUsize::new(0);
 // SAFETY: the verbs are the system's.
 unsafe impl Verbs for Noting {
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        static NOTES: GlobalHeap = GlobalHeap::new();
+        static NOTES: GlobalHeap = new_heap();
         if purpose == Purpose::Pages && ARMED.swap(0, Ordering::Relaxed) == 1 {
             Block::new(&NOTES, layout(100, 8), 7).unwrap().free(&NOTES);
             std::thread::spawn(|| NESTED.release(0)).join().unwrap();

@@ -7,7 +7,7 @@ use super::*;
 
 #[test]
 fn blocks_are_freed_by_whoever_has_them() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let (count, rings) = (rounds(100_000), 3);
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..rings).map(|_| mpsc::sync_channel::<Block>(1000)).unzip();
     let ends: Vec<_> = receivers
@@ -42,7 +42,7 @@ fn blocks_are_freed_by_whoever_has_them() {
 
 #[test]
 fn one_thread_allocates_and_another_frees() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(4);
     thread::scope(|scope| {
         let freeing = scope.spawn(move || {
@@ -63,7 +63,7 @@ fn one_thread_allocates_and_another_frees() {
 /// But a few slots, for the thread that has the structure next; those go with all else that is kept.
 #[test]
 fn threads_leave_nothing_behind() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     for number in 0..rounds(3_000) {
         thread::spawn(move || Block::new(&HEAP, layout(100, 8), number as u8).unwrap().free(&HEAP))
             .join()
@@ -79,8 +79,8 @@ fn threads_leave_nothing_behind() {
 
 #[test]
 fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
-    static FIRST: GlobalHeap = GlobalHeap::new();
-    static SECOND: GlobalHeap = GlobalHeap::new();
+    static FIRST: GlobalHeap = new_heap();
+    static SECOND: GlobalHeap = new_heap();
     on_threads(3, |_| {
         let mut random = Random(5);
         let mut blocks = Vec::new();
@@ -144,7 +144,7 @@ fn a_heap_may_be_moved_and_dropped() {
 /// The keeper takes slots home when it suits him: to a check he is nobody who uses the heap.
 #[test]
 fn a_check_waits_for_who_scavenges() {
-    static HEAP: GlobalHeap = GlobalHeap::new().limit(16 << 20).background(false);
+    static HEAP: GlobalHeap = new_heap().limit(16 << 20).background(false);
     let start = std::sync::Barrier::new(2);
     for round in 0..if cfg!(debug_assertions) { 30 } else { 200 } {
         for size in [8, 64, 700] {
@@ -166,7 +166,7 @@ fn a_check_waits_for_who_scavenges() {
 /// Its blank racks are found too.
 #[test]
 fn a_thread_that_has_ended_keeps_nothing_from_who_empties_the_heap() {
-    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    static HEAP: GlobalHeap = new_heap().background(false);
     thread::spawn(|| {
         let blocks: Vec<_> = (0..400)
             .map(|_| Block::new(&HEAP, layout(8000, 8), 1).unwrap())
@@ -184,7 +184,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_who_empties_the_heap() {
 #[test]
 #[cfg(target_os = "linux")]
 fn barriers_are_counted() {
-    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    static HEAP: GlobalHeap = new_heap().background(false);
     Block::new(&HEAP, layout(64, 8), 1).unwrap().free(&HEAP);
     let before = HEAP.stats().pages.calls.barrier;
     HEAP.release(usize::MAX);
@@ -198,7 +198,7 @@ fn barriers_are_counted() {
 #[test]
 #[cfg(target_os = "linux")]
 fn many_sleeping_threads_keep_nothing() {
-    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    static HEAP: GlobalHeap = new_heap().background(false);
     const THREADS: usize = 150;
     let full = std::sync::Barrier::new(THREADS + 1);
     let done = std::sync::Barrier::new(THREADS + 1);
@@ -229,7 +229,7 @@ fn many_sleeping_threads_keep_nothing() {
 /// Who only frees keeps next to nothing of it: the pages are there for who allocates.
 #[test]
 fn large_blocks_that_another_thread_frees_are_of_use_again() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     const BYTES: usize = 860_000;
     let (sender, receiver) = mpsc::sync_channel::<Block>(1);
     let consumer = thread::spawn(move || receiver.into_iter().for_each(|block| block.free(&HEAP)));
