@@ -116,7 +116,7 @@ impl Stack {
         };
         // Relaxed: written by a constructor.
         let locals = THREAD_LOCAL_BYTES.load(Ordering::Relaxed);
-        // SAFETY: a question.
+        // SAFETY: it reads a limit of the system's, and nothing of ours; what it does not know is -1.
         let least = usize::try_from(unsafe { libc::sysconf(libc::_SC_THREAD_STACK_MIN) }).unwrap_or(0);
         let bytes = (own + LIBRARY_BYTES + locals).max(least).next_multiple_of(page) + guard;
         let access = libc::PROT_READ | libc::PROT_WRITE;

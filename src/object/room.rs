@@ -39,7 +39,7 @@ use crate::fatal;
 use crate::source::Source;
 use crate::sync::Ordering;
 
-use super::length::{Length, pages_for};
+use super::length::Length;
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::spans::{Room, Spans};
 use super::{Objects, Thread};
@@ -78,13 +78,8 @@ impl<S: Source + 'static> Objects<S> {
         let grows = new.size() >= old.size();
         match (self.room_of(memory, old), class(new)) {
             (None, to) => class(old).is_none() && to.is_none() && self.resize_large(thread, memory, old, new),
-            (Some(Room::Slot(class)), to) => grows && to.is_some_and(|to| to <= class),
-            // A roomy run is longer than any slot.
-            (Some(Room::Run(_)), Some(_)) => grows,
+            (Some(room), _) if grows && room.holds(new.size()) => true,
             (Some(Room::Run(run)), None) => {
-                if grows && pages_for(new) < run.pages() {
-                    return true;
-                }
                 let resized = self.resize_run(thread, run, new);
                 if resized {
                     // As long as its block from now on.
@@ -92,6 +87,7 @@ impl<S: Source + 'static> Objects<S> {
                 }
                 resized
             }
+            (Some(_), _) => false,
         }
     }
 

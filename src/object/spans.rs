@@ -89,8 +89,11 @@ impl Room {
     }
 
     /// Whether a block of `size` bytes leaves room: of a run a page, for one as long as its block has none.
+    ///
+    /// Whatever its alignment: a slot was chosen for that, so its bytes are a multiple of it, and the size rounded up
+    /// to it is no more than they are; a roomy run is longer than any slot.
     #[inline(always)]
-    fn holds(self, size: usize) -> bool {
+    pub fn holds(self, size: usize) -> bool {
         match self {
             Self::Slot(class) => size <= class.bytes(),
             Self::Run(run) => size <= run.pages().0.saturating_sub(1) << PAGE_SHIFT,

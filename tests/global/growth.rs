@@ -99,6 +99,28 @@ fn a_block_with_room_goes_back_whole() {
     all_is_back(&HEAP);
 }
 
+/// Where there is no room for long runs any more there is for slots, of whatever alignment.
+#[test]
+fn an_aligned_block_with_room_in_a_slot_goes_back_as_what_it_is() {
+    static HEAP: GlobalHeap = new_heap();
+    let fill: Vec<Block> = (0..10).map(|seed| grown(&HEAP, 8, 1500, seed)).collect();
+    let filled = HEAP.stats().roomy_bytes;
+    for align in [8, 16, 64, 256, 512, 1024, 4096] {
+        for to in (1500..11_500).step_by(250) {
+            let block = grown(&HEAP, align, to, 7);
+            HEAP.check().unwrap();
+            let slot = HEAP.stats().roomy_bytes - filled;
+            assert!(
+                !MAY_HAVE_ROOM || align > 64 || (to..=32 << 10).contains(&slot),
+                "{to}, {align}: {slot}"
+            );
+            block.free(&HEAP);
+        }
+    }
+    fill.into_iter().for_each(|block| block.free(&HEAP));
+    all_is_back(&HEAP);
+}
+
 /// A run with room whose block has grown to exactly its pages has none left: it goes by the quick way.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
