@@ -14,7 +14,7 @@
 //!
 //! A span's slots are **out** (in a magazine, or with the program) or **home**. How that is written down:
 //!
-//! - **Up to 64 slots**, that is from 128 bytes on: a bit for each that is out. Slots at home are not touched, neither
+//! - **Up to 128 slots**, that is from 64 bytes on: a bit for each that is out. Slots at home are not touched, neither
 //!   when they come nor when they go. The lowest go first.
 //! - **More**: those at home are on the span's **list** (linked through the slots themselves by number, never by
 //!   address, so that a program that writes to a slot it has freed can lead us to a wrong slot of that span at worst,
@@ -31,7 +31,7 @@
 #![forbid(unsafe_code)]
 
 use crate::fatal;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::PageIndex;
 
 use super::length::Length;
@@ -46,10 +46,12 @@ pub struct Span {
     tag: AtomicU32,
     /// Slots out; of a large block its pages.
     used: AtomicU32,
-    /// The first listed slot, plus one. Of a span of few slots: the lower half of its map.
+    /// The first listed slot, plus one. Of a span of few slots: the lowest quarter of its map.
     listed: AtomicU32,
-    /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the upper half of its map.
+    /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the next quarter of its map.
     fresh: AtomicU32,
+    /// The upper half of the map.
+    upper: AtomicU64,
     /// The neighbours in the class's list of spans with room, or on the shelf; see [`Link`].
     pub(super) before: Link,
     pub(super) behind: Link,
@@ -147,12 +149,16 @@ pub struct Slots {
     /// As in [`Span`].
     listed: u32,
     fresh: u32,
+    upper: u64,
 }
+
+/// Words of a map.
+const WORDS: usize = 2;
 
 /// Whether a span of the class has few enough slots for a map.
 #[inline(always)]
 fn is_mapped(class: SizeClass) -> bool {
-    class.slots() <= u64::BITS
+    class.slots() <= WORDS as u32 * u64::BITS
 }
 
 impl Span {
@@ -163,6 +169,7 @@ impl Span {
             used: AtomicU32::new(0),
             listed: AtomicU32::new(0),
             fresh: AtomicU32::new(0),
+            upper: AtomicU64::new(0),
             before: Link::none(),
             behind: Link::none(),
         }
@@ -257,6 +264,7 @@ impl Span {
             used: self.used.load(Ordering::Relaxed),
             listed: self.listed.load(Ordering::Relaxed),
             fresh: self.fresh.load(Ordering::Relaxed),
+            upper: self.upper.load(Ordering::Relaxed),
         }
     }
 
@@ -267,6 +275,7 @@ impl Span {
         self.used.store(slots.used, Ordering::Relaxed);
         self.listed.store(slots.listed, Ordering::Relaxed);
         self.fresh.store(slots.fresh, Ordering::Relaxed);
+        self.upper.store(slots.upper, Ordering::Relaxed);
     }
 }
 
@@ -286,11 +295,13 @@ impl Slots {
         mut take: impl FnMut(u32),
     ) {
         if is_mapped(class) {
-            let mut taken = self.take_lowest(class, wanted);
-            while taken != 0 {
-                let slot = taken.ilog2();
-                taken ^= 1 << slot;
-                take(slot);
+            let taken = self.take_lowest(class, wanted);
+            for (word, mut taken) in (0..WORDS as u32).zip(taken).rev() {
+                while taken != 0 {
+                    let bit = taken.ilog2();
+                    taken ^= 1 << bit;
+                    take(word * u64::BITS + bit);
+                }
             }
             return;
         }
@@ -309,9 +320,8 @@ impl Slots {
     /// Aborts if it is not out.
     #[inline]
     pub fn put(&mut self, class: SizeClass, span: PageIndex, slot: u32) -> Option<u32> {
-        let (map, bit) = (self.map(), 1 << (slot % u64::BITS));
         let is_out = if is_mapped(class) {
-            map & bit != 0
+            !self.is_in_map(slot)
         } else {
             slot < self.fresh && self.used > 0
         };
@@ -324,7 +334,8 @@ impl Slots {
         }
         self.used -= 1;
         if is_mapped(class) {
-            self.set_map(map ^ bit);
+            let (word, bit) = place(slot);
+            self.set_word(word, self.word(word) ^ bit);
             return None;
         }
         Some(core::mem::replace(&mut self.listed, slot + 1))
@@ -333,7 +344,7 @@ impl Slots {
     /// Whether the slot is home. O(slots).
     pub fn is_home(mut self, class: SizeClass, span: PageIndex, slot: u32, next: impl Fn(u32) -> u32) -> bool {
         if is_mapped(class) {
-            return self.map() >> (slot % u64::BITS) & 1 == 0;
+            return self.is_in_map(slot);
         }
         // Not longer than the span, whatever stands in its slots.
         let fresh = self.fresh;
@@ -344,8 +355,9 @@ impl Slots {
     /// How many are home, of the map or following the links; `None` if that cannot be. For checks.
     pub fn count_home(mut self, class: SizeClass, span: PageIndex, next: impl Fn(u32) -> u32) -> Option<u32> {
         if is_mapped(class) {
-            let beyond = self.map() & !all_of(class) != 0;
-            return (!beyond).then(|| class.slots() - self.map().count_ones());
+            let beyond = (0..WORDS).any(|word| self.word(word) & !all_of(class, word) != 0);
+            let out: u32 = (0..WORDS).map(|word| self.word(word).count_ones()).sum();
+            return (!beyond).then(|| class.slots() - out);
         }
         let (mut count, ever_out) = (0, self.fresh);
         while count <= ever_out && self.unlist(span, &next).is_some() {
@@ -354,30 +366,49 @@ impl Slots {
         Some(class.slots().checked_sub(ever_out)? + count)
     }
 
-    /// Which slots are out, where there are few.
+    /// A word of the map: which slots are out, where there are few.
     #[inline(always)]
-    fn map(&self) -> u64 {
-        u64::from(self.fresh) << u32::BITS | u64::from(self.listed)
+    fn word(&self, word: usize) -> u64 {
+        if word == 0 {
+            u64::from(self.fresh) << u32::BITS | u64::from(self.listed)
+        } else {
+            self.upper
+        }
     }
 
     #[inline(always)]
-    fn set_map(&mut self, map: u64) {
-        (self.listed, self.fresh) = (map as u32, (map >> u32::BITS) as u32);
+    fn set_word(&mut self, word: usize, map: u64) {
+        if word == 0 {
+            (self.listed, self.fresh) = (map as u32, (map >> u32::BITS) as u32);
+        } else {
+            self.upper = map;
+        }
+    }
+
+    /// Whether the slot is home, by the map.
+    #[inline(always)]
+    fn is_in_map(&self, slot: u32) -> bool {
+        let (word, bit) = place(slot);
+        self.word(word) & bit == 0
     }
 
     /// Takes up to `wanted` of the lowest out, by the map: which.
     #[inline]
-    fn take_lowest(&mut self, class: SizeClass, wanted: u32) -> u64 {
-        let home = !self.map() & all_of(class);
-        let mut rest = 0;
-        if wanted < home.count_ones() {
-            rest = home;
-            (0..wanted).for_each(|_| rest &= rest - 1);
-        }
-        let taken = home ^ rest;
-        self.used += taken.count_ones();
-        self.set_map(self.map() | taken);
-        taken
+    fn take_lowest(&mut self, class: SizeClass, wanted: u32) -> [u64; WORDS] {
+        let mut left = wanted;
+        core::array::from_fn(|word| {
+            let home = !self.word(word) & all_of(class, word);
+            let mut rest = 0;
+            if left < home.count_ones() {
+                rest = home;
+                (0..left).for_each(|_| rest &= rest - 1);
+            }
+            let taken = home ^ rest;
+            left -= taken.count_ones();
+            self.used += taken.count_ones();
+            self.set_word(word, self.word(word) | taken);
+            taken
+        })
     }
 
     /// Takes the first listed slot out.
@@ -410,8 +441,15 @@ impl Slots {
 
 /// The map of a span of few slots, all out.
 #[inline(always)]
-fn all_of(class: SizeClass) -> u64 {
-    u64::MAX >> (u64::BITS - class.slots())
+fn all_of(class: SizeClass, word: usize) -> u64 {
+    let slots = class.slots().saturating_sub(word as u32 * u64::BITS).min(u64::BITS);
+    u64::MAX.checked_shr(u64::BITS - slots).unwrap_or(0)
+}
+
+/// The word and the bit of a slot in a map.
+#[inline(always)]
+fn place(slot: u32) -> (usize, u64) {
+    ((slot / u64::BITS) as usize % WORDS, 1 << (slot % u64::BITS))
 }
 
 #[cfg(test)]
