@@ -45,24 +45,20 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
-    /// Fast: a slot that `push` puts into this thread's structure, if there is room, and it is of this heap: it looks.
+    /// Fast: a slot that `push` puts into this thread's magazine in the seat, if there is room, and it is of this heap:
+    /// it looks. If it says no the slow way goes by the seat: by the size it would have to be kept in a register, and
+    /// that to be saved.
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`]; if `push` says no, the memory is the caller's still.
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this seat; if `push` says no, the memory is the caller's still.
     #[inline(always)]
-    unsafe fn give_slot(
-        &self,
-        memory: NonNull<u8>,
-        size: usize,
-        align: usize,
-        push: impl FnOnce(&Thread, *const Objects<S>) -> bool,
-    ) {
+    unsafe fn give_slot(&self, memory: NonNull<u8>, seat: Seat, push: impl FnOnce(&Thread, *const Objects<S>) -> bool) {
         // Relaxed: as in `take_slot`.
         let objects = self.objects.load(Ordering::Relaxed);
         if !push(local::current(), objects) {
             // SAFETY: the caller's promise.
-            unsafe { self.dealloc_slow(memory, size, align) };
+            unsafe { self.give_seated_slow(memory, seat) };
         }
     }
 
@@ -93,19 +89,24 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.take_aligned::<ZEROED>(layout)
     }
 
-    /// Aligned to more than 8 bytes.
+    /// Aligned to more than 8 bytes: as the size rounded up to that, by the same ways.
     #[inline(never)]
     fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
+        if layout.align() > SizeClass::MOST_ALIGN {
+            return self.take_slow(layout, ZEROED);
+        }
+        let rounded = SizeClass::rounded(layout.size(), layout.align());
+        if let Some(size) = MarkedSize::of(rounded, 1) {
+            return self.take_slot(layout, ZEROED, |thread, objects| {
+                thread.pop(objects, Seat::of_marked(size))
+            });
+        }
+        let Some(size) = SmallSize::of(rounded, 1) else {
             return self.take_slow(layout, ZEROED);
         };
         self.take_slot(layout, ZEROED, |thread, objects| {
-            if class.is_flagged() {
-                // SAFETY: the spans are asked for when the thread's structure is of this address.
-                unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), class.into()) }
-            } else {
-                thread.pop(objects, class.into())
-            }
+            // SAFETY: the spans are asked for when the thread's structure is of this address.
+            unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
         })
     }
 
@@ -117,13 +118,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`], with a layout that has this seat.
     #[inline(never)]
     unsafe fn give_seated(&self, memory: NonNull<u8>, seat: Seat) {
-        // Relaxed: as in `take_slot`.
-        let objects = self.objects.load(Ordering::Relaxed);
         // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
-        if !unsafe { local::current().push(objects, seat, memory) } {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_seated_slow(memory, seat) };
-        }
+        let push = |thread: &Thread, objects| unsafe { thread.push(objects, seat, memory) };
+        // SAFETY: the caller's promise.
+        unsafe { self.give_slot(memory, seat, push) };
     }
 
     /// # Safety
@@ -150,13 +148,14 @@ impl<S: Source + 'static> GlobalHeap<S> {
             unsafe { self.give_large(memory, size) };
             return;
         };
-        let push = |thread: &Thread, objects| {
-            // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this
-            // class, of more than 1 KiB. The spans as above.
-            unsafe { thread.push_flagged(objects, || Self::spans_of(objects), Seat::of(small), memory) }
+        let seat = Seat::of(small);
+        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class, of
+        // more than 1 KiB. The spans as above.
+        let push = |thread: &Thread, objects| unsafe {
+            thread.push_flagged(objects, || Self::spans_of(objects), seat, memory)
         };
         // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, size, 1, push) };
+        unsafe { self.give_slot(memory, seat, push) };
     }
 
     /// As [`take_aligned`](Self::take_aligned).
@@ -166,30 +165,48 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As for [`GlobalAlloc::dealloc`].
     #[inline(never)]
     unsafe fn give_aligned(&self, memory: NonNull<u8>, layout: Layout) {
-        let Some(class) = SizeClass::of_other(layout.size(), layout.align()) else {
+        // SAFETY: the caller's promise; a layout of the rounded size has the same slot, or the same pages.
+        unsafe {
+            if layout.align() > SizeClass::MOST_ALIGN {
+                self.dealloc_slow(memory, layout.size(), layout.align());
+                return;
+            }
+            let rounded = SizeClass::rounded(layout.size(), layout.align());
+            match MarkedSize::of(rounded, 1) {
+                Some(size) => self.give_seated(memory, Seat::of_marked(size)),
+                None => self.give_sized(memory, rounded),
+            }
+        }
+    }
+
+    /// What has no room, or need not. By a jump, so that what has room saves no register.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::realloc`].
+    #[inline(never)]
+    unsafe fn resize_without_room(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        let class = |size| SizeClass::of(size, layout.align());
+        let (Some(from), Some(to)) = (class(layout.size()), class(size)) else {
             // SAFETY: the caller's promise.
-            unsafe {
-                if Length::of(layout).is_some() {
-                    self.give_large(memory, layout.size());
-                } else {
-                    self.dealloc_slow(memory, layout.size(), layout.align());
-                }
-            }
-            return;
+            return unsafe { self.realloc_slow(memory, layout, size) };
         };
-        let push = |thread: &Thread, objects| {
-            // SAFETY: the caller gives the block up; it was allocated with this layout, so it is a slot of this class.
-            // The spans as above.
-            unsafe {
-                if class.is_flagged() {
-                    thread.push_flagged(objects, || Self::spans_of(objects), class.into(), memory)
-                } else {
-                    thread.push(objects, class.into(), memory)
-                }
-            }
-        };
-        // SAFETY: the caller's promise.
-        unsafe { self.give_slot(memory, layout.size(), layout.align(), push) };
+        // Fast: the slot is as good for the new size.
+        if from == to {
+            return Some(memory);
+        }
+        if from < to && to.is_flagged() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.grow(memory, layout, size, from) };
+        }
+        let new = Layout::from_size_align(size, layout.align()).ok()?;
+        let moved = self.take(new, false)?;
+        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
+        unsafe {
+            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
+            self.give(memory, layout);
+        }
+        Some(moved)
     }
 
     /// Makes a block longer that is to have more than 1 KiB then, and has no room where it is (`object/room.rs`).
@@ -473,27 +490,8 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
                 return Some(memory);
             }
         }
-        let class = |size| SizeClass::of(size, layout.align());
-        let (Some(from), Some(to)) = (class(layout.size()), class(size)) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.realloc_slow(memory, layout, size) };
-        };
-        // Fast: the slot is as good for the new size.
-        if from == to {
-            return Some(memory);
-        }
-        if from < to && to.is_flagged() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.grow(memory, layout, size, from) };
-        }
-        let new = Layout::from_size_align(size, layout.align()).ok()?;
-        let moved = self.take(new, false)?;
-        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
-        unsafe {
-            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
-            self.give(memory, layout);
-        }
-        Some(moved)
+        // SAFETY: the caller's promise.
+        unsafe { self.resize_without_room(memory, layout, size) }
     }
 
     fn place(&self, address: usize) -> Option<Place> {

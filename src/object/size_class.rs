@@ -220,6 +220,9 @@ impl SizeClass {
     /// log2 of the bytes in a page.
     pub const PAGE_SHIFT: u32 = PAGE_SHIFT;
 
+    /// What is aligned to more has neither a slot nor a length.
+    pub const MOST_ALIGN: usize = PAGE_BYTES;
+
     /// The class of a layout; `None` if it wants whole pages. Size zero is taken for one.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
@@ -249,15 +252,21 @@ impl SizeClass {
     /// As [`of`](Self::of), by arithmetic: for what is not [`of_small`](Self::of_small).
     #[inline(always)]
     pub const fn of_other(size: usize, align: usize) -> Option<Self> {
-        if size > MAX_SLOT_BYTES || align > PAGE_BYTES {
+        if size > MAX_SLOT_BYTES || align > Self::MOST_ALIGN {
             return None;
         }
-        let size = size + (size == 0) as usize;
         // Both are small: no overflow. At most MAX_SLOT_BYTES still, which every such alignment divides.
-        let last = ((size + align - 1) & !(align - 1)) - 1;
+        let last = Self::rounded(size, align) - 1;
         // The highest bit, but at least 6: below 128 bytes there is one step, 8.
         let log = (last | 64).ilog2();
         Some(Self((8 * log as usize + (last >> (log - 3)) - 48) as u8))
+    }
+
+    /// A size, not zero, rounded up to its alignment: it has the same class as the layout, aligned to nothing. For
+    /// sizes of a layout, so that it does not overflow.
+    #[inline(always)]
+    pub const fn rounded(size: usize, align: usize) -> usize {
+        (size + (size == 0) as usize + align - 1) & !(align - 1)
     }
 
     /// Every class, smallest first.
