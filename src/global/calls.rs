@@ -13,6 +13,10 @@
 //! being dropped is too long to be inlined itself, hands its result over through memory, and each step waits for the
 //! node before it (a tree of JSON: 12.9 ms a life instead of 10.5). But where the magazine lies is said by who calls:
 //! of a size that is known, as a `Box`'s, that is a number and not six instructions.
+//!
+//! **No register is saved** on a fast way: what is bound by anything there is bound by stores, of which one a cycle
+//! goes to the cache, and a register saved is one. So what is not at hand is reached by a jump, with what it gets as
+//! arguments, and a slot that is not taken goes on by its seat, which says its class, not by its size.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -51,7 +55,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this seat; if `push` says no, the memory is the caller's still.
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this seat; if `push` says no, the memory is the caller's
+    /// still.
     #[inline(always)]
     unsafe fn give_slot(&self, memory: NonNull<u8>, seat: Seat, push: impl FnOnce(&Thread, *const Objects<S>) -> bool) {
         // Relaxed: as in `take_slot`.
