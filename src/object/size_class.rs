@@ -348,6 +348,8 @@ mod tests {
                 let class = SizeClass::of(size, align).unwrap();
                 let rounded = size.max(1).next_multiple_of(align);
                 assert!(class.bytes() >= rounded, "{size}, {align}");
+                let same = SizeClass::of(SizeClass::rounded(size, align), 1);
+                assert_eq!(same, Some(class), "{size}, {align}, and the size rounded up");
                 assert_eq!(class.bytes() % align.max(8), 0, "{size}, {align}: {class:?}");
                 let below = class.index().checked_sub(1).and_then(SizeClass::from_index);
                 assert!(below.is_none_or(|below| below.bytes() < rounded), "{size}, {align}");
