@@ -88,7 +88,8 @@ impl Room {
         }
     }
 
-    /// Whether a block of `size` bytes leaves room: of a run a page, for one as long as its block has none.
+    /// Whether a block of `size` bytes has room in it: in a run if it would have had a shorter one, for as a block as
+    /// long as its run it would be freed by the quick way.
     ///
     /// Whatever its alignment: a slot was chosen for that, so its bytes are a multiple of it, and the size rounded up
     /// to it is no more than they are; a roomy run is longer than any slot.
@@ -96,7 +97,7 @@ impl Room {
     pub fn holds(self, size: usize) -> bool {
         match self {
             Self::Slot(class) => size <= class.bytes(),
-            Self::Run(run) => size <= run.pages().0.saturating_sub(1) << PAGE_SHIFT,
+            Self::Run(run) => Length::of_size(size).is_some_and(|length| length.pages() < run.pages().0),
         }
     }
 }

@@ -145,6 +145,23 @@ fn a_block_as_long_as_its_run_has_no_room() {
     all_is_back(&HEAP);
 }
 
+/// Nor has one that is shorter, but would have had a run as long: runs are of an eighth of a doubling and another.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_block_nearly_as_long_as_its_run_has_no_room() {
+    static HEAP: GlobalHeap = new_heap();
+    for from in [1500, 5000, 14_000, 17_500, 20_000, 25_000, 30_000] {
+        for to in (33_000..260_000).step_by(4096) {
+            let mut block = Block::new(&HEAP, layout(1100, 8), 1).unwrap();
+            assert!([1400, from, from + 1000, to].iter().all(|&size| block.resize(&HEAP, size)));
+            HEAP.check().unwrap();
+            block.free(&HEAP);
+            assert_eq!(HEAP.stats().roomy_bytes, 0, "{from} to {to}");
+        }
+    }
+    all_is_back(&HEAP);
+}
+
 /// A heap as a value goes by the slow way only; old layouts are told as long as the blocks may be.
 #[test]
 fn a_heap_as_a_value_has_room_too() {
