@@ -19,7 +19,7 @@ fn main() {
     let mut next = |default| match numbers.next() {
         None => default,
         Some(Ok(number)) if number > 0 => number,
-        Some(_) => panic!("usage: census [threads] [MiB]"),
+        Some(_) => panic!("usage: stages [threads] [MiB]"),
     };
     let (threads, mebibytes) = (next(4), next(256));
     let heap = Heap::new(System, Config::new(mebibytes << 21)).expect("address space for the heap");

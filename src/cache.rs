@@ -6,7 +6,7 @@
 //!   │ whose?  │ word 17   free ..11.1111.1..   scavenged .1.. │ buffer: word 9   freed ....111.... │
 //!   └─────────┴──────────────────────────────────────────────┴────────────────────────────────────┘
 //!               ▲ refill: swap(0) on word 17 of the bitmap       │ other word freed, or flush:
-//!               │ allocate: lowest run, no atomic operation      ▼ one fetch-or on word 9
+//!               │ allocate: lowest run, no atomic operation      ▼ a compare-exchange on 9
 //!               └ free into word 17: or the bits back
 //! ```
 //!

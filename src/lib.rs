@@ -23,9 +23,10 @@
 //! # How it works, in four sentences
 //!
 //! One bit for each page says whether it is free, and one read-modify-write on a word of 64 such bits decides every
-//! operation. A tree of summaries (free pages at the start, in the longest run, at the end of a region) tells where to
-//! look; it is advice that heals itself, and a claim is made on the bits. A [`Cache`] owns one word and serves small
-//! requests from it without atomic read-modify-writes. The only lock is for growing the heap and lending caches.
+//! operation within it. A tree of summaries (free pages at the start, in the longest run, at the end of a region) tells
+//! where to look; it is advice that heals itself, and a claim is made on the bits. A [`Cache`] owns one word and serves
+//! small requests from it without atomic read-modify-writes. Locks are for what is seldom done: growing the heap,
+//! lending caches, giving memory back.
 //!
 //! `ARCHITECTURE.md` in the repository follows one allocation down and up; each source file opens with its own story.
 //!

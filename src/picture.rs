@@ -45,9 +45,9 @@ fn kind(is: PageUse) -> usize {
 /// How a heap is drawn: how many pages to a cell, how many cells to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pages in a cell; at least 1.
+    /// Pages in a cell; 0 is 1.
     pub pages: usize,
-    /// Cells in a row; at least 1.
+    /// Cells in a row; 0 is 1.
     pub columns: usize,
 }
 
@@ -63,7 +63,7 @@ impl Picture {
 
     /// What most pages of each cell are, cell by cell.
     fn cells(self, map: impl Iterator<Item = MapEntry>, mut paint: impl FnMut(usize) -> fmt::Result) -> fmt::Result {
-        let (mut counts, mut filled) = ([0; KINDS], 0);
+        let (mut counts, mut filled, pages) = ([0; KINDS], 0, self.pages.max(1));
         let mut finish = |counts: &mut [usize; KINDS]| {
             // The first of equals: what is in use shows.
             let most = (0..KINDS).rev().max_by_key(|&kind| counts[kind]).unwrap_or(0);
@@ -73,11 +73,11 @@ impl Picture {
         for MapEntry { run, is } in map {
             let mut left = run.pages().0;
             while left > 0 {
-                let part = left.min(self.pages - filled);
+                let part = left.min(pages - filled);
                 counts[kind(is)] += part;
                 filled += part;
                 left -= part;
-                if filled == self.pages {
+                if filled == pages {
                     filled = 0;
                     finish(&mut counts)?;
                 }
@@ -103,7 +103,7 @@ impl Picture {
     pub fn text<W: fmt::Write>(self, map: impl Iterator<Item = MapEntry>, out: &mut W) -> fmt::Result {
         let mut column = 0;
         self.cells(map, |kind| {
-            if column == self.columns {
+            if column == self.columns.max(1) {
                 column = 0;
                 out.write_char('\n')?;
             }

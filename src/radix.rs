@@ -33,8 +33,8 @@
 //! *Lowering*, after a promise was found broken, and raising whole regions: **protocol R**:
 //!
 //! ```text
-//!   loop { fence;  old = node;  new = merge(children);  if old is right { break }  CAS(node, old, new) }     and once more
-//!                                                                                    after a CAS that succeeded
+//!   loop { fence;  old = node;  new = merge(children);  if old is right { break }  CAS(node, old, new) }
+//!                                                                   and once more after a CAS that succeeded
 //! ```
 //!
 //! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claim ── in the hint's word? ──▶ take          no search at all: the common case
-//!     └───── search from the hint ─▶ take          the bits said yes, or the search goes on behind the page that was gone
+//!     └───── search from the hint ─▶ take          the bits said yes, or it goes on behind the page that was gone
 //!              └──────────────────── prove ─▶ None
 //! ```
 
@@ -304,6 +304,7 @@ impl<G: Shape> FreeSet<G> {
                 break None;
             }
         };
+        // Release: behind all that was looked at; who sees the flag down need not pass for this proof's sake any more.
         self.seldom.provers.fetch_sub(1, Ordering::Release);
         result
     }

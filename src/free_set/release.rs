@@ -1,9 +1,10 @@
 //! Putting pages back: the bits first, then whoever has to know.
 //!
 //! ```text
-//!   give the bits ─▶ fence ─▶ does the leaf promise the run they made? ── yes ─▶ is anybody proving? then pass the turnstile
-//!                                       └── no ─▶ inside the turnstile: leaf, parents ─▶ fence
-//!                                                                       then, either way, the hints above the pages come down
+//!   give the bits ─▶ fence ─▶ does the leaf promise the run they made?
+//!                               ├── yes ─▶ is anybody proving? then pass the turnstile
+//!                               └── no ──▶ inside the turnstile: leaf, parents ─▶ fence
+//!                             then, either way, the hints above the pages come down
 //! ```
 
 #![forbid(unsafe_code)]
@@ -63,8 +64,8 @@ impl<G: Shape> FreeSet<G> {
     #[inline(always)]
     fn given(&self, word: usize, mask: u64, after: u64) {
         // SeqCst fence: between the bits and the look at neighbours, leaf, flag and hints. Partners: the fences in
-        // `refresh`, in `claim_or_prove` and in `begin`, between a change of those and a look at the bits; and this one,
-        // of a neighbour's.
+        // `refresh`, in `claim_or_prove` and in `begin`, between a change of those and a look at the bits; and this
+        // one, of a neighbour's.
         fence_after_rmw();
         let page = lowest_page(word, mask);
         if has_gaps(mask) {

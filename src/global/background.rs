@@ -9,11 +9,12 @@
 //! **Its birth.** It is started by whoever frees, at the end of the call, with nothing held; never by an allocation, so
 //! never by the first one; never before the constructors of the program have run. It is made from the C library's own
 //! parts on a stack of our own mapping, so nothing here asks this allocator for memory. A system that refuses (a limit
-//! on threads, a filter) is asked again after the next MiB, sixteen times in all; the heap works without.
+//! on threads, a filter) is asked again after the next MiB, sixteen times in all, for all heaps; they work without.
 //!
 //! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
-//! two clocks and sleeps; with nothing left to do it waits on a futex for ever and costs nothing. (Where there is none
-//! it looks once a second.) It never allocates and never runs code of the program's.
+//! two clocks, once a second the limits of the process's group, and sleeps; with nothing left to do it waits on a futex
+//! for ever and costs nothing. (Where there is none it looks once a second.) It never allocates, and runs no code of
+//! the program's but what that has given it for pressure (`GlobalHeap::on_pressure`).
 //!
 //! **Its end.** Before a fork, scavengers are held until they have finished the millisecond they are at, with all other
 //! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
@@ -67,7 +68,7 @@ const ANOTHER_LOOK: Duration = Duration::from_millis(300);
 /// How often the system is asked how things stand.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
-/// How often a start is tried.
+/// How often a start is tried, for all heaps together.
 const TRIES: u32 = 16;
 
 /// Whoever frees calls this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or cannot be done.
@@ -93,7 +94,7 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         stack.store(made.base, Ordering::Release);
     } else {
         // Relaxed: a count.
-        let often = FAILED.fetch_add(1, Ordering::Relaxed) >= TRIES;
+        let often = FAILED.fetch_add(1, Ordering::Relaxed) + 1 >= TRIES;
         objects.keeper().change(AWAKE, if often { OFF } else { ABSENT });
     }
 }

@@ -16,8 +16,8 @@
 //! **What it promises** beside [`GlobalAlloc`](core::alloc::GlobalAlloc)'s contract: it never unwinds and never
 //! allocates from itself; `errno` stays as it was; impossible layouts get null; a failed `realloc` leaves the block as
 //! it was. Misuse that is found out (a block freed twice, with another layout, or never allocated) ends the process
-//! with a message that names the address; see [`Objects`] for when it is found. A block freed twice is handed out once,
-//! unless it was written to in between, or handed out again.
+//! with a message that names the address; `docs/reliability.md` says what is found, and when. A block freed twice is
+//! handed out once, unless it was written to in between, or handed out again.
 //!
 //! **fork.** The child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
 //! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.
@@ -36,7 +36,6 @@ use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread, Working};
 use crate::scavenge::pressure::Notices;
-#[cfg(all(unix, feature = "std"))]
 #[cfg(all(unix, feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
@@ -182,15 +181,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// The address space to reserve, in bytes; less is taken if there is not as much.
+    /// The address space to reserve, in bytes, 4 TiB where nothing is said; less is taken if there is not as much.
     #[must_use]
     pub const fn reserve(mut self, bytes: usize) -> Self {
         self.config.reserve = bytes;
         self
     }
 
-    /// Not more than `bytes` bytes of pages at a time: whoever wants more gets null. The heap's own tables are not
-    /// counted.
+    /// Not more than `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (less than one: nothing is to be
+    /// had): whoever wants more gets null. The heap's own tables are not counted.
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));

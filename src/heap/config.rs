@@ -49,7 +49,7 @@ impl Config {
     }
 
     /// Not more than `pages` pages with memory behind them, as far as others can be released: who takes more releases
-    /// some, 2 MiB a call at the most. Nothing is refused.
+    /// as many as he takes, or 2 MiB a call if that is more. Nothing is refused.
     #[must_use]
     pub const fn soft_limit(mut self, pages: PageCount) -> Self {
         self.soft_limit = Some(pages);

@@ -270,10 +270,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// What goes back, and when: as long as pages are allocated or freed the heap keeps what was live at any time in
     /// the last ten seconds and a tenth of that. After a second in which none was, caches are emptied, and if nobody
-    /// misses them in the quarter of a second that follows, all that is free goes. Work is 1 %
-    /// of the time that passes, and 100 ms at most ahead of that, the emptying of caches included (of which 25 ms count
-    /// at a time: full ones take 7, as a rule); a step is about one millisecond, and a look at the whole heap four times a second
-    /// (1 ns for each 64 pages).
+    /// misses them in the quarter of a second that follows, all that is free goes. Work is 1 % of the time that passes,
+    /// and 100 ms at most ahead of that, the emptying of caches included (of which 25 ms count at a time: full ones
+    /// take 7, as a rule); a step is about one millisecond, and a look at the whole heap four times a second (1 ns for
+    /// each 64 pages).
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -341,9 +341,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Gives back all that is free, at once, also of a heap that [releases lazily](crate::Config::release_lazily): what
-    /// sleeping caches hold too. Returns how many pages. What is being released by another thread at the moment is not
-    /// waited for.
+    /// Gives back up to `pages` free pages, or a few more where a huge page would be cut, at once, also of a heap that
+    /// [releases lazily](crate::Config::release_lazily): what sleeping caches hold too. Returns how many pages. What is
+    /// being released by another thread at the moment is not waited for.
     ///
     /// Cost: that of [`scavenge`](Self::scavenge), and a system call or two.
     pub fn release(&self, pages: PageCount) -> PageCount {

@@ -36,8 +36,8 @@ impl Released {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Gives memory behind free pages back to the source, highest address first, until `pages` pages or there is
-    /// nothing left to give. Returns how many.
+    /// Gives memory behind free pages back to the source, highest address first, until `pages` pages (a few more
+    /// where a huge page would be cut) or there is nothing left to give. Returns how many.
     ///
     /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as
     /// they are. Of a heap that [releases lazily](crate::Config::release_lazily) this does so too.

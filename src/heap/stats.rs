@@ -26,6 +26,7 @@ impl Counter {
     }
 
     fn get(&self) -> u64 {
+        // Relaxed: a statistic.
         self.0.load(Ordering::Relaxed)
     }
 }

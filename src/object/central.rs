@@ -12,7 +12,7 @@
 //! next one is handed to the caller, who gives its pages to the heap of pages.
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
-//! as it is: without the lock (`store.rs`), and no slot is touched but the first. So what goes round between threads,
+//! as it is: without the lock (`store.rs`), and no slot is touched, only its rack. So what goes round between threads,
 //! or up and down in one, never comes to the spans. 16 MiB at the most, and 32 of all classes. Once a second the
 //! scavenger takes what nobody has needed since it last came; when the program is silent, or somebody is out of memory,
 //! all of it.

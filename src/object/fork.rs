@@ -10,7 +10,8 @@
 //!
 //! What is lost is what the threads had in their caches: at most two batches of each class and 128 pages each, and what
 //! one was about to take or to put: all batches of a lane in store, or the runs of one length on its shelf (16 MiB at
-//! the most, of either). Blocks that are the program's are the child's to use and to free like all others.
+//! the most of the one, 20 of the other). Blocks that are the program's are the child's to use and to free like all
+//! others.
 //!
 //! Cost: ~90 locks, 2 µs; in the child O(heap), and a few nanoseconds for each structure.
 

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! An object is freed with the layout it was allocated with, and that says all: its class, or its number of pages. So
-//! freeing looks nothing up: the slot goes into the freeing thread's own magazine, whoever allocated it. Owners, remote
-//! frees, orphaned spans do not exist; what a thread frees of another's it reuses itself, or passes to the class in a
-//! batch.
+//! freeing looks nothing up, up to 1 KiB (above, a flag that says whether it may have room; `spans.rs`): the slot goes
+//! into the freeing thread's own magazine, whoever allocated it. Owners, remote frees, orphaned spans do not exist;
+//! what a thread frees of another's it reuses itself, or passes to the class in a batch.
 //!
 //! Worked: a thread frees 1,200 blocks of 64 bytes that another has allocated. The first goes the slow way, to a
 //! magazine without room: room for 6, then 30, 126, 510, a batch. At the 511th what is loaded is full and becomes
@@ -103,7 +103,8 @@ const LEAST_BYTES: usize = 8 * PAGE_BYTES;
 /// written to: who wants so much often touches a part of it. As the C library does from its largest threshold on.
 const WIPED_BYTES: usize = 32 << 20;
 
-/// The object layer over a heap of pages. It lies in its own tables and is never unmade.
+/// The object layer over a heap of pages. It lies in its own tables and is never unmade, but as a value's
+/// ([`Heap`](crate::Heap)) or with a library that is unloaded (`close.rs`).
 #[derive(Debug)]
 pub struct Objects<S: Source> {
     heap: PageHeap<S>,
@@ -123,7 +124,7 @@ pub struct Objects<S: Source> {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Makes an object layer over a new heap of pages. The memory it takes is never given back. On failure nothing
+    /// Makes an object layer over a new heap of pages. The memory it takes stays as long as it does. On failure nothing
     /// stays reserved, and the source comes back. `keeper`: who scavenges, if anybody.
     ///
     /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address

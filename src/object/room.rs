@@ -23,8 +23,8 @@
 //! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
 //! may be more, by what threads that are not there were about to count.
 //!
-//! A block that has come to be as long as its run has no room any more, also if it is shorter by what lengths of runs are
-//! rounded up: it is freed by the quick way, which asks nobody.
+//! A block that has come to be as long as its run has no room any more, also if it is shorter by what lengths of runs
+//! are rounded up: it is freed by the quick way, which asks nobody.
 //!
 //! A roomy block that is freed with a layout of more than 1 KiB, but not its own, is taken if it lies in as much: what
 //! it lies in is known without that. If it is a run, and freed as a large block of just as many pages, it goes by the

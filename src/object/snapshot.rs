@@ -92,7 +92,7 @@ const CLASS_GAUGES: [(&str, &str); 8] = [
     ("class_span_bytes", "Pages of the class"),
     ("class_peak_span_bytes", "The most of them there ever were"),
     ("class_live", "Slots of the program"),
-    ("class_cached", "Free slots in magazines"),
+    ("class_cached", "Free slots in magazines and in store"),
     ("class_racks", "Slots that are tables of free slots' addresses"),
     ("class_free", "Free slots in spans"),
     (

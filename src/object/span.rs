@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   table    …│ page 40     │ page 41     │ page 42     │ page 43     │…      32 bytes a page
-//!             │ tag 17, + 0 │ tag 17, + 1 │ tag 17, + 2 │ tag none    │
-//!             │ list, used  │             │             │             │
-//!             └──── the span at page 40, of class 16 ───┘
-//!   pages    …│ slot 0 │ slot 1 │ slot 2 │ … │ slot 55 │ over │
+//!             │ tag 49, + 0 │ tag 49, + 1 │ tag 49, + 2 │ tag none    │
+//!             │ map, used   │             │             │             │
+//!             └──── the span at page 40, of class 48 ───┘
+//!   pages    …│ slot 0 │ slot 1 │ slot 2 │ … │ slot 9 │ over │                slots of 2,304 bytes
 //! ```
 //!
 //! The entry of a span's first page describes the span; the entries of the others say how far back that is. So any

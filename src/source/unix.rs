@@ -66,8 +66,9 @@ const NEGLIGIBLE: usize = 512;
 /// The operating system: reserves address space, lets pages fault in, gives them back with `madvise`.
 ///
 /// A `System` holds nothing; all values of it are the same source. Its verbs make the system calls mmap, munmap,
-/// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), and no others; each may be refused, by a seccomp
-/// filter say, and then the verb is refused. Reservations count against `RLIMIT_AS` and nothing else.
+/// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), what it `worked` clock_gettime (of the thread's
+/// processor time), and no others; each may be refused, by a seccomp filter say, and then the verb is refused.
+/// Reservations count against `RLIMIT_AS` and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct System;
 

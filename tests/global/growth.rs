@@ -153,7 +153,11 @@ fn a_block_nearly_as_long_as_its_run_has_no_room() {
     for from in [1500, 5000, 14_000, 17_500, 20_000, 25_000, 30_000] {
         for to in (33_000..260_000).step_by(4096) {
             let mut block = Block::new(&HEAP, layout(1100, 8), 1).unwrap();
-            assert!([1400, from, from + 1000, to].iter().all(|&size| block.resize(&HEAP, size)));
+            assert!(
+                [1400, from, from + 1000, to]
+                    .iter()
+                    .all(|&size| block.resize(&HEAP, size))
+            );
             HEAP.check().unwrap();
             block.free(&HEAP);
             assert_eq!(HEAP.stats().roomy_bytes, 0, "{from} to {to}");

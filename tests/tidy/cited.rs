@@ -1,0 +1,63 @@
+//! Tests that the documents name: a claim is as good as the test behind it, which may have another name by now.
+
+use super::{House, caught, obeyed};
+
+/// Documents whose claims are tests' names.
+const DOCUMENTS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"];
+
+/// As many words as a test's name has at least, and other names seldom.
+const WORDS: usize = 4;
+
+/// Whether this is a test's name, whole: not with a part left out, or with braces.
+fn is_name(word: &str) -> bool {
+    let ours = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_:/".contains(&byte);
+    word.bytes().all(ours) && last(word).split('_').count() >= WORDS
+}
+
+fn last(word: &str) -> &str {
+    word.rsplit([':', '/']).next().unwrap_or(word)
+}
+
+/// What stands in backquotes in a document and looks like a test is one.
+fn tests_exist(house: &House) -> Vec<String> {
+    // As a function, or as an argument of a macro that makes it one.
+    let is_there =
+        |name: &str| {
+            let [function, generic, argument] = [format!("fn {name}("), format!("fn {name}<"), format!("{name}:")];
+            house.rust.iter().flat_map(|file| &file.lines).any(|line| {
+                line.contains(&function) || line.contains(&generic) || line.trim_start().starts_with(&argument)
+            })
+        };
+    let mut findings = Vec::new();
+    for (path, text) in &house.other {
+        let document = DOCUMENTS.contains(&path.as_str()) || path.starts_with("docs/") && path.ends_with(".md");
+        for (index, line) in text.lines().enumerate().filter(|_| document) {
+            for name in line.split('`').skip(1).step_by(2).filter(|word| is_name(word)) {
+                if !is_there(last(name)) {
+                    findings.push(format!(
+                        "{path}:{}: `{name}` is nowhere: name the test that shows it",
+                        index + 1
+                    ));
+                }
+            }
+        }
+    }
+    findings
+}
+
+#[test]
+fn documents_name_tests_that_exist() {
+    obeyed(tests_exist);
+    let test = (
+        "tests/a.rs",
+        "    fn it_is_as_the_document_says() {}\n    made_by_a_macro: 3;\n",
+    );
+    let says = |text| [("docs/a.md", text), test];
+    let good = says("`a::it_is_as_the_document_says`, `made_by_a_macro`, `a_b_c`, `not_{this,that}_one_here`");
+    caught(tests_exist, &says("`it_is_not_as_the_document_says`"), &good);
+    caught(
+        tests_exist,
+        &says("good `made_by_a_macro`, bad `b::made_by_another_macro`"),
+        &good,
+    );
+}
