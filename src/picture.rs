@@ -61,9 +61,9 @@ impl Picture {
         }
     }
 
-    /// What most pages of each cell are, cell by cell.
+    /// What most pages of each cell are, cell by cell. Of a picture with no zeros.
     fn cells(self, map: impl Iterator<Item = MapEntry>, mut paint: impl FnMut(usize) -> fmt::Result) -> fmt::Result {
-        let (mut counts, mut filled, pages) = ([0; KINDS], 0, self.pages.max(1));
+        let (mut counts, mut filled) = ([0; KINDS], 0);
         let mut finish = |counts: &mut [usize; KINDS]| {
             // The first of equals: what is in use shows.
             let most = (0..KINDS).rev().max_by_key(|&kind| counts[kind]).unwrap_or(0);
@@ -73,11 +73,11 @@ impl Picture {
         for MapEntry { run, is } in map {
             let mut left = run.pages().0;
             while left > 0 {
-                let part = left.min(pages - filled);
+                let part = left.min(self.pages - filled);
                 counts[kind(is)] += part;
                 filled += part;
                 left -= part;
-                if filled == pages {
+                if filled == self.pages {
                     filled = 0;
                     finish(&mut counts)?;
                 }
@@ -101,9 +101,9 @@ impl Picture {
     /// # Errors
     /// Those of `out`.
     pub fn text<W: fmt::Write>(self, map: impl Iterator<Item = MapEntry>, out: &mut W) -> fmt::Result {
-        let mut column = 0;
-        self.cells(map, |kind| {
-            if column == self.columns.max(1) {
+        let (mut column, picture) = (0, Self::new(self.pages, self.columns));
+        picture.cells(map, |kind| {
+            if column == picture.columns {
                 column = 0;
                 out.write_char('\n')?;
             }
@@ -144,6 +144,7 @@ impl<'w, W: fmt::Write> Film<'w, W> {
     /// # Errors
     /// Those of `out`.
     pub fn begin(picture: Picture, frames: usize, pages: usize, out: &'w mut W) -> Result<Self, fmt::Error> {
+        let picture = Picture::new(picture.pages, picture.columns);
         let width = picture.columns * CELL;
         // And its tables: less than a hundredth, and some pages at least.
         let pages = pages + pages / 100 + picture.pages.max(16);

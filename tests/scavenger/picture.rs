@@ -76,6 +76,20 @@ fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
     assert_eq!(rows[0], "====...===          ");
 }
 
+/// The fields are public: it ends, and is what `new` would have made.
+#[test]
+fn a_picture_of_zeros_is_one_of_ones() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
+    let drawn = |picture: Picture| {
+        let (mut text, mut svg) = (String::new(), String::new());
+        picture.text(heap.map(), &mut text).unwrap();
+        picture.svg("a heap", 128, heap.map(), &mut svg).unwrap();
+        (text, svg)
+    };
+    let [pages, columns] = [0; 2];
+    assert_eq!(drawn(Picture { pages, columns }), drawn(Picture::new(1, 1)));
+}
+
 #[test]
 fn a_film_is_well_formed_and_as_high_as_it_says() {
     let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
