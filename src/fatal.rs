@@ -5,6 +5,14 @@
 //! process aborts. Without an operating system a panic in a function that cannot unwind does the same through the
 //! program's panic handler.
 
+/// Whether a panic is carried by LLVM's unwinder, which writes 16 bytes at a time to what Rust's library allocates for
+/// it, 56 bytes, as if that were aligned to 16. It is what a panic is on x86-64 where the C library is not GNU's, and
+/// up to Rust 1.97 at least it is allocated without saying so (rust-lang/rust#161368).
+pub(crate) const PANICS_WANT_16: bool = cfg!(all(target_arch = "x86_64", unix, not(target_env = "gnu")));
+
+/// The bytes of it, in steps of 8.
+pub(crate) const PANIC_BYTES: usize = 56;
+
 /// Ends the process: `what`, then the two numbers in hexadecimal.
 #[cold]
 #[inline(never)]

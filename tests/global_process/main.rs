@@ -141,6 +141,20 @@ fn unwinding_frees_what_was_allocated() {
     drop(panic::take_hook());
 }
 
+/// Wherever its memory lies: unwinders take it to be aligned to more than Rust's library says
+/// (rust-lang/rust#161368).
+#[test]
+fn many_panics_at_once_unwind() {
+    let mut held = Vec::new();
+    for number in 0..64_usize {
+        // What a panic is kept in has about as much.
+        held.push(Box::new([number; 7]));
+        let caught = panic::catch_unwind(|| panic::resume_unwind(Box::new(number)));
+        assert_eq!(*caught.unwrap_err().downcast::<usize>().unwrap(), number);
+    }
+    assert!(held.iter().enumerate().all(|(number, held)| **held == [number; 7]));
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn errno_is_as_it_was() {

@@ -80,8 +80,8 @@ fn it_is_born_with_the_first_mebibyte_freed() {
     let status = std::fs::read_to_string(keeper().unwrap().join("status")).unwrap();
     let blocked = status.lines().find(|line| line.starts_with("SigBlk")).unwrap();
     let blocked = u64::from_str_radix(blocked.split_whitespace().nth(1).unwrap(), 16).unwrap();
-    // All but the two that cannot be blocked, and the C library's own.
-    assert!(blocked.count_ones() >= 60, "{blocked:#x}");
+    // All but the two that cannot be blocked, and the C library's own: two of GNU's, three of musl's.
+    assert!(blocked.count_ones() >= 59, "{blocked:#x}");
     assert!(blocked >> (libc::SIGTERM - 1) & 1 == 1 && blocked >> (libc::SIGUSR1 - 1) & 1 == 1);
 }
 

@@ -7,8 +7,13 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
+#[cfg(target_env = "gnu")]
+type Resource = libc::__rlimit_resource_t;
+#[cfg(not(target_env = "gnu"))]
+type Resource = libc::c_int;
+
 /// Runs a test under a limit of the process.
-fn run_limited(name: &str, resource: libc::__rlimit_resource_t, bytes: usize) {
+fn run_limited(name: &str, resource: Resource, bytes: usize) {
     let mut command = command(name);
     let limit = libc::rlimit {
         rlim_cur: bytes as libc::rlim_t,

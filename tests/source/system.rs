@@ -300,6 +300,7 @@ fn an_emulator_that_ignores_the_advice_is_found_out() {
 
 #[cfg(target_os = "linux")]
 #[test]
+#[cfg_attr(target_env = "musl", ignore = "its malloc, which the test uses, cannot do without")]
 fn calls_refused_by_a_filter_are_not_done() {
     if in_child("calls_refused_by_a_filter_are_not_done") {
         filter(libc::SYS_madvise, libc::EPERM as u32);
