@@ -17,8 +17,8 @@
 //! times, up to 128 KiB, if there may be so much: most of its way lies before it. What that leaves unused is bounded:
 //! all roomy blocks together are at most 1 MiB, or a 32nd of the memory behind the heap if that is more, and never more
 //! than a 32nd of the heap's limit; there are none over the soft limit, and where a heap has reached its limit only
-//! what lies in a magazine is given; a block that is made shorter gives its room up. Pages that a block has not grown
-//! into are not touched.
+//! what lies in a magazine, or on a shelf, is given; a block that is made shorter, by a class or more, gives its room
+//! up. Pages that a block has not grown into are not touched.
 //!
 //! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
 //! may be more, by what threads that are not there were about to count.
@@ -83,10 +83,14 @@ impl<S: Source + 'static> Objects<S> {
             (None, to) => class(old).is_none() && to.is_none() && self.resize_large(thread, memory, old, new),
             (Some(room), _) if grows && room.holds(new.size()) => true,
             (Some(Room::Run(run)), None) => {
+                // Before it may be longer: in the child of a fork no more is flagged than is counted (I18).
+                self.spans.leave_room(memory);
                 let resized = self.resize_run(thread, run, new);
                 if resized {
                     // As long as its block from now on.
-                    self.leave_room(memory, Room::Run(run));
+                    self.discharge(Room::Run(run).bytes());
+                } else {
+                    self.spans.enter_room(memory);
                 }
                 resized
             }

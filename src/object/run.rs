@@ -240,6 +240,10 @@ impl<S: Source + 'static> Objects<S> {
                 .or_else(|| self.take_from_list(thread, length))
         };
         shelved.or_else(|| {
+            // At the heap's limit somebody may need it more.
+            if self.heap.grown() >= self.heap.limit() {
+                return None;
+            }
             let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
             self.enter_run(thread, run)
         })

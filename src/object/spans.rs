@@ -349,10 +349,13 @@ impl Spans {
         if flag.get() != ROOMY {
             return None;
         }
-        let page = PageIndex(self.distance(memory) >> PAGE_SHIFT);
+        let distance = self.distance(memory);
+        let page = PageIndex(distance >> PAGE_SHIFT);
         let entry = self.entry_if(page)?;
         match entry.tag() {
             Some((class, _)) => Some(Room::Slot(class)),
+            // The flag is a kibibyte's.
+            None if distance & (PAGE_BYTES - 1) != 0 => None,
             None => Some(Room::Run(PageRun::known(page.0, entry.large_pages()?))),
         }
     }

@@ -364,3 +364,27 @@ fn overlap_none(blocks: &[Block]) {
 
 /// Asked how long blocks are, and nothing else.
 static HEAP_USABLE: GlobalHeap = new_heap();
+
+/// At the limit only what lies in a magazine, or on a shelf, becomes room.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn at_the_limit_no_run_is_looked_for_to_give_room() {
+    const FREED: usize = 8;
+    let heap = Heap::new(System, Config::new(1 << 28).limit(PageCount(2048))).unwrap();
+    let (run, long) = (layout(128 << 10, 8), layout(1900, 8));
+    // SAFETY: blocks with their layouts, here and below.
+    let free = |block, layout| unsafe { heap.free(block, layout) };
+    let small = heap.allocate(layout(1100, 8)).unwrap();
+    // SAFETY: as above.
+    let small = unsafe { heap.resize(small, layout(1100, 8), 1400) }.unwrap();
+    // Slots for it to go to.
+    let next = [(); 4].map(|()| heap.allocate(long).unwrap());
+    next.into_iter().for_each(|block| free(block, long));
+    let mut runs: Vec<_> = std::iter::from_fn(|| heap.allocate(run)).collect();
+    assert_eq!(heap.stats().pages.grown, heap.limit());
+    (0..FREED).for_each(|_| free(runs.swap_remove(runs.len() / 2), run));
+    // SAFETY: as above.
+    let _small = unsafe { heap.resize(small, layout(1400, 8), 1900) }.unwrap();
+    let again = (0..FREED).filter(|_| heap.allocate(run).is_some()).count();
+    assert_eq!((heap.stats().roomy_bytes, again), (0, FREED));
+}

@@ -122,6 +122,13 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory.add(8), layout(64, 8)) };
     };
+    the_inside_of_a_run_with_room_is_refused: "not allocated", |heap| {
+        let block = super::growth::grown(heap, 8, 2400, 1);
+        assert!(heap.stats().roomy_bytes > 32 << 10);
+        // In the kibibyte whose flag says that there is room.
+        // SAFETY: none: this is what must be found out.
+        unsafe { heap.dealloc(block.memory.add(8), block.layout) };
+    };
     a_block_freed_twice_in_a_row_is_found: "freed twice", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
@@ -545,4 +552,48 @@ mod checked {
         // SAFETY: the heap's memory, and nobody else's heap.
         assert!((0..1000).all(|index| unsafe { memory.add(index).read_volatile() } == 0xdf));
     }
+}
+
+/// In the child of a fork no more is flagged as roomy than is counted, whatever the parent's thread was doing (I18).
+#[test]
+#[cfg(unix)]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_child_counts_at_least_what_is_roomy() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static HEAP: GlobalHeap = new_heap();
+    static STOP: AtomicBool = AtomicBool::new(false);
+    if !is_child() {
+        // A process with little in it is forked quickly.
+        let output = run("a_child_counts_at_least_what_is_roomy");
+        return assert!(output.status.success(), "{output:?}");
+    }
+    let grower = std::thread::spawn(|| {
+        while !STOP.load(Ordering::Relaxed) {
+            // SAFETY: the block, with its layout.
+            unsafe {
+                let (mut block, mut size) = (HEAP.alloc(layout(17_000, 8)), 17_000);
+                for to in [19_000, 21_000, 250_000, 500_000] {
+                    (block, size) = (HEAP.realloc(block, layout(size, 8), to), to);
+                }
+                HEAP.dealloc(block, layout(size, 8));
+            }
+        }
+    });
+    let broken = (0..rounds(6000)).filter(|_| {
+        // SAFETY: the child looks, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let fine = HEAP.check().is_ok();
+            // SAFETY: as said.
+            unsafe { libc::_exit(i32::from(!fine)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status != 0
+    });
+    let broken = broken.count();
+    STOP.store(true, Ordering::Relaxed);
+    grower.join().unwrap();
+    assert_eq!(broken, 0);
 }
