@@ -148,7 +148,7 @@ fn a_block_as_long_as_its_run_has_no_room() {
 /// A heap as a value goes by the slow way only; old layouts are told as long as the blocks may be.
 #[test]
 fn a_heap_as_a_value_has_room_too() {
-    let heap = Heap::new(System, Config::new(1 << 30)).unwrap();
+    let heap = Heap::new(System, Config::new(addresses(1 << 30))).unwrap();
     let sizes = [
         1100,
         3000,
@@ -196,7 +196,7 @@ fn a_heap_as_a_value_has_room_too() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_small_heap_gives_no_room() {
-    let heap = Heap::new(System, Config::new(1 << 30).limit(PageCount(64))).unwrap();
+    let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(64))).unwrap();
     let (mut size, mut block) = (64, heap.allocate(layout(64, 8)).unwrap());
     while size < 6000 {
         // SAFETY: the block, with its layout.
