@@ -305,15 +305,15 @@ aborts! {
     };
     a_freed_slot_written_to_is_found: "written to", |heap| {
         // One of a span of many: where there are few, nothing of ours stands in them.
-        let blocks: Vec<_> = (0..8).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
+        let blocks: Vec<_> = (0..8).map(|_| Block::new(heap, layout(32, 8), 0).unwrap()).collect();
         let first = blocks[0].memory;
         blocks.into_iter().for_each(|block| block.free(heap));
         heap.flush_thread();
         for slot in 0..8 {
             // SAFETY: none: this is what must be found out.
-            unsafe { first.add(slot * 64).cast::<u32>().write(u32::MAX) };
+            unsafe { first.add(slot * 32).cast::<u32>().write(u32::MAX) };
         }
-        let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(64, 8), 0)).collect();
+        let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(32, 8), 0)).collect();
     };
 }
 
