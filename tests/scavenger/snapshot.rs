@@ -63,6 +63,22 @@ fn agree(snapshot: &Snapshot) {
     assert!(sum(|class| class.metadata_bytes) <= pages.metadata_bytes, "{snapshot}");
 }
 
+/// Of a gigabyte half is in blocks: a hundred times that is more than 32 bits can tell.
+#[test]
+fn much_has_its_hundredths() {
+    let class = ClassStats {
+        slot_bytes: 1024,
+        span_pages: 1 << 17,
+        live: 1 << 19,
+        ..ClassStats::default()
+    };
+    assert_eq!(class.fragmentation(8192), 50);
+    let mut whole = Snapshot::default();
+    (whole.stats.pages.backed, whole.stats.pages.page_bytes) = (PageCount(1 << 17), 8192);
+    whole.stats.slot_bytes = 3 << 28;
+    assert_eq!(whole.fragmentation(), 25);
+}
+
 /// Of slots with marks and of slots with flags; the second time what went the first time is counted, too.
 #[test]
 fn what_describes_a_class_and_the_spans_that_went_are_counted() {
