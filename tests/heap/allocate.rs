@@ -275,6 +275,17 @@ fn every_page_size_has_its_heap() {
     of::<Geometry<2, 3>>();
 }
 
+/// A GiB less is much where there are four in all.
+#[test]
+fn the_ladder_goes_down_by_small_steps_where_addresses_are_few() {
+    use pageheap::source::{Failure, Verb};
+    const MOST: usize = 3 << 29;
+    let source = Simulated::new(4096).failing(Verb::Reserve, Failure::Above(MOST));
+    let capacity = over(source, Config::new(1 << 31)).capacity().0 * PAGE;
+    let least = by_width(1 << 30, MOST / 8 * 7);
+    assert!((least..=MOST).contains(&capacity), "{capacity}");
+}
+
 #[test]
 fn the_ladder_takes_what_it_can_get() {
     let heap = over(
