@@ -280,7 +280,7 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
 /// Many at once, each by its own steps, handed from thread to thread, no two in the same place.
 #[test]
 fn blocks_that_grow_are_handed_about() {
-    static HEAP: GlobalHeap = new_heap();
+    static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
     const THREADS: usize = 3;
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Block>()).unzip();
     std::thread::scope(|scope| {
