@@ -2,7 +2,7 @@
 
 use super::*;
 
-static HEAP: GlobalHeap = new_heap();
+static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
 
 /// Sizes about every border: of classes, of pages, of runs.
 fn sizes() -> Vec<usize> {
