@@ -1,6 +1,6 @@
 //! `Heap`: blocks of its own, a limit of its own, and all back when it is dropped.
 
-#![cfg(all(unix, target_pointer_width = "64"))]
+#![cfg(unix)]
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -9,6 +9,10 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 
 use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 use pageheap::{Config, Heap, PageCount};
+
+use common::addresses;
+
+mod common;
 
 /// A generator of numbers that are random enough: xorshift64*.
 struct Random(u64);
@@ -42,7 +46,7 @@ unsafe impl Verbs for Counted {
 }
 
 fn small() -> Heap<System> {
-    Heap::new(System, Config::new(1 << 30)).unwrap()
+    Heap::new(System, Config::new(addresses(1 << 30))).unwrap()
 }
 
 #[test]
@@ -95,7 +99,7 @@ fn blocks_are_as_they_were_left_and_never_two_in_one_place() {
 
 #[test]
 fn a_limit_is_its_own() {
-    let config = Config::new(1 << 30).limit(PageCount(512));
+    let config = Config::new(addresses(1 << 30)).limit(PageCount(512));
     let [one, other] = [(); 2].map(|()| Heap::new(System, config).unwrap());
     let layout = Layout::from_size_align(1000, 8).unwrap();
     let fill = |heap: &Heap<System>| std::iter::from_fn(|| heap.allocate(layout)).collect::<Vec<_>>();

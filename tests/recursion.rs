@@ -1,6 +1,6 @@
 //! An allocator never allocates from itself: here one that would notice, as the allocator of the whole process.
 
-#![cfg(all(unix, target_pointer_width = "64"))]
+#![cfg(unix)]
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;

@@ -196,13 +196,16 @@ fn compare(words: &[u64], pages: &[bool], from: usize, count: usize) {
     assert_eq!(page, from + count);
 }
 
+/// Where heaps begin, or a few pages behind it: as `Simulated` has it, 2^44 where pointers have 64 bits.
+const BASE: usize = 1 << (usize::BITS / 16 * 11);
+
 /// How a heap is set up, out of the first bytes of an input.
 fn side_by_side<G: Shape>(bytes: &mut Bytes<'_>, most_pages: usize, most_slots: usize) {
     let granule = [4096, 4096, 16384, 65536][bytes.byte() % 4];
     let pages = 1 + bytes.below(most_pages);
     let limit = bytes.below(2 * pages);
     let unit = granule.max(G::PAGE_BYTES);
-    let base = (1 << 44) + bytes.byte() % 70 * unit;
+    let base = BASE + bytes.byte() % 70 * unit;
     let flags = bytes.byte();
     let options = Options {
         zero: flags & 1 == 1,

@@ -6,9 +6,10 @@
 //!                       never looked at               ▲ what the program has
 //! ```
 //!
-//! The layer stands in front of a heap and asks it for more than it was asked: 40 bytes before the block (more where
-//! that is the alignment) and at least 8 behind it. The **seal** is a number made from the block's address, size and
-//! alignment, one way for a block that is the program's, another for one that was freed. So when a block comes back:
+//! The layer stands in front of a heap and asks it for more than it was asked: 40 bytes before the block (32 where
+//! pointers have 32 bits, more where that is the alignment) and at least 8 behind it. The **seal** is a number made
+//! from the block's address, size and alignment, one way for a block that is the program's, another for one that was
+//! freed. So when a block comes back:
 //!
 //! | found | means |
 //! |---|---|

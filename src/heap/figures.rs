@@ -102,6 +102,12 @@ pub(crate) fn head<W: Write>((name, help, kind, _): Figure, out: &mut W) -> fmt:
     writeln!(out, "# HELP pageheap_{name} {help}.\n# TYPE pageheap_{name} {kind}")
 }
 
+/// How many hundredths of a whole a part is; of nothing none. Not counted in words, which may have 32 bits: a hundred
+/// times 43 MB is more than those can tell.
+pub(crate) fn hundredths(part: usize, whole: usize) -> usize {
+    (100 * part as u64).checked_div(whole as u64).unwrap_or(0) as usize
+}
+
 /// Of a counter, what has been added since.
 pub(crate) fn less(now: &mut u64, then: u64) {
     *now = now.saturating_sub(then);

@@ -1,8 +1,10 @@
 //! The reservation ladder: as much of the wish as the source has, and never nothing where a page could be served.
 //!
 //! ```text
-//!   wish ─▶ what fits the budget with its tables ─▶ refused? half (an eighth less below 1 GiB) ─▶ … ─▶ the least
+//!   wish ─▶ what fits the budget with its tables ─▶ refused? half (an eighth less below 1 GiB *) ─▶ … ─▶ the least
 //! ```
+//!
+//! (* And above that where pointers have 32 bits: 2 GiB are more than can be had at once there, but 1.7 are not.)
 //!
 //! Worked: a wish of 1 TiB where the address space is limited to 256 MiB fits nothing but some 248 MiB of pages and
 //! their tables; if the system refuses that too, 217 MiB are asked for, then 190, … At most 40 or so calls, once.
@@ -112,6 +114,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
 /// The next step down the ladder of reservations: half, or seven eighths where every eighth may count.
 pub(crate) fn lower(wish: usize) -> usize {
-    const COUNTS: usize = 1 << 30;
+    const COUNTS: usize = if usize::BITS < u64::BITS { usize::MAX } else { 1 << 30 };
     wish - if wish > COUNTS { wish / 2 } else { wish / 8 }
 }

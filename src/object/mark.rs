@@ -144,12 +144,14 @@ mod tests {
         draw_key();
         let mut word = 0_usize;
         let slot = (&raw mut word).cast::<u8>();
+        // Where there is a test.
+        let seen = |number| (usize::BITS == u64::BITS).then_some(number);
         // SAFETY: a word of ours.
         unsafe {
             write(key(), slot);
-            assert_eq!(seems_free(slot), Some(0));
+            assert_eq!(seems_free(slot), seen(0));
             link_number(slot, 77);
-            assert_eq!((number(slot), seems_free(slot)), (77, Some(77)));
+            assert_eq!((number(slot), seems_free(slot)), (77, seen(77)));
             wipe(slot);
             assert_eq!(seems_free(slot), None);
             // Its neighbour's, copied here.

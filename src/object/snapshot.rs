@@ -63,7 +63,7 @@ impl ClassStats {
     pub fn fragmentation(&self, page_bytes: usize) -> usize {
         let bytes = self.span_pages * page_bytes;
         let live = (self.live * self.slot_bytes).min(bytes);
-        (100 * (bytes - live)).checked_div(bytes).unwrap_or(0)
+        figures::hundredths(bytes - live, bytes)
     }
 }
 
@@ -125,7 +125,7 @@ impl Snapshot {
     pub fn fragmentation(&self) -> usize {
         let bytes = self.stats.pages.backed.0 * self.stats.pages.page_bytes;
         let unused = bytes.saturating_sub(self.stats.bytes_in_use());
-        (100 * unused).checked_div(bytes).unwrap_or(0)
+        figures::hundredths(unused, bytes)
     }
 
     /// What has changed since an earlier snapshot of the same heap: counters are the difference, all else is as now.

@@ -48,8 +48,7 @@ pub struct Span {
     used: AtomicU32,
     /// The first listed slot, plus one. Of a span of few slots: the lowest quarter of its map.
     listed: AtomicU32,
-    /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the next quarter of its
-    /// map.
+    /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the next quarter.
     fresh: AtomicU32,
     /// The upper half of the map.
     upper: AtomicU64,

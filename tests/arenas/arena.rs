@@ -12,10 +12,12 @@ use pageheap::arena::{Arena, ArenaBox, ArenaConfig, ArenaError, HugePages, Local
 use pageheap::source::{Region, System};
 use pageheap::{Config, PageCount, PageHeap};
 
+use super::common::addresses;
+
 const PAGE: usize = 8192;
 
 fn heap() -> PageHeap<System> {
-    PageHeap::new(System, Config::new(1 << 30)).expect("a heap")
+    PageHeap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
 fn address<T: ?Sized>(value: &T) -> usize {

@@ -225,7 +225,7 @@ impl<'a, 'b> Story<'a, 'b> {
     fn word(&self, hand: &impl Hand<'b>) -> Option<usize> {
         let made = hand.take(Layout::new::<u64>());
         let place = made.as_ref().ok().map(|word| word.addr().get());
-        self.add(made, WORD);
+        self.add(made, align_of::<u64>());
         place
     }
 
@@ -269,7 +269,7 @@ impl<'a, 'b> Story<'a, 'b> {
                 // Does not say how many there are.
                 hand.list(words.filter(|_| true), &expected)
             };
-            self.add(made, WORD);
+            self.add(made, align_of::<u64>());
         });
     }
 
@@ -291,7 +291,7 @@ impl<'a, 'b> Story<'a, 'b> {
             self.allocate(hand);
             [7; 5]
         };
-        self.add(hand.value(make, [7; 5]), WORD);
+        self.add(hand.value(make, [7; 5]), align_of::<u64>());
     }
 
     /// Two collections on one handle: who grows may be last, or not.
@@ -356,7 +356,7 @@ impl<'a, 'b> Story<'a, 'b> {
                 let local = self.arena.local();
                 for number in 0..self.bytes.byte() % 32 {
                     let made = local.alloc([number; 3]);
-                    self.keep(made.map(|value| same(value, &[number; 3])), WORD);
+                    self.keep(made.map(|value| same(value, &[number; 3])), align_of::<usize>());
                 }
             }
         }

@@ -2,6 +2,8 @@
 
 mod allocators;
 mod arena;
+#[path = "../common/mod.rs"]
+mod common;
 mod handles;
 mod pool;
 mod promises;

@@ -8,6 +8,8 @@ use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, FreeList, Huge
 use pageheap::source::System;
 use pageheap::{Config, PageCount, PageHeap};
 
+use super::common::addresses;
+
 const PAGE: usize = 8192;
 const HUGE: usize = 2 << 20;
 
@@ -91,10 +93,10 @@ macro_rules! promises {
     ($($promise:ident),* $(,)?) => {$(
         #[test]
         fn $promise() {
-            checks::$promise::<OfArena<'_>>(heap(usize::MAX));
-            checks::$promise::<OfPool<'_>>(heap(usize::MAX));
-            checks::$promise::<FreeList<&Heap>>(heap(usize::MAX));
-            checks::$promise::<ShardedFreeList<&Heap>>(heap(usize::MAX));
+            checks::$promise::<OfArena<'_>>(&heap(usize::MAX));
+            checks::$promise::<OfPool<'_>>(&heap(usize::MAX));
+            checks::$promise::<FreeList<&Heap>>(&heap(usize::MAX));
+            checks::$promise::<ShardedFreeList<&Heap>>(&heap(usize::MAX));
         }
     )*};
 }
@@ -126,7 +128,8 @@ fn statistics_remember_what_was_given_back() {
     macro_rules! fallen {
         ($($arena:ident),*) => {$({
             for rounds in 1..4 {
-                let mut arena = $arena::with_config_in(config, heap(usize::MAX)).unwrap();
+                let heap = heap(usize::MAX);
+                let mut arena = $arena::with_config_in(config, &heap).unwrap();
                 for _ in 0..rounds {
                     let memory = arena.allocate(layout(BYTES, 8)).unwrap();
                     // SAFETY: allocated here, and not used.
@@ -151,7 +154,8 @@ fn statistics_remember_what_was_given_back() {
         }
     )*};}
     fallen!(Arena, Pool);
-    let arena = Arena::with_config_in(config, heap(usize::MAX)).unwrap();
+    let heap = heap(usize::MAX);
+    let arena = Arena::with_config_in(config, &heap).unwrap();
     let mut local = arena.local();
     local.scoped(|scope| (0..BYTES / 1000).for_each(|_| _ = scope.alloc([0_u8; 1000]).unwrap()));
     drop(local);
@@ -162,7 +166,8 @@ fn statistics_remember_what_was_given_back() {
 /// counted.
 #[test]
 fn statistics_count_nothing_that_was_not_there() {
-    let pool = Pool::new_in(heap(usize::MAX));
+    let heap = heap(usize::MAX);
+    let pool = Pool::new_in(&heap);
     let give_back = |pool: &Pool<&Heap>, memory: NonNull<[u8]>| {
         // SAFETY: allocated here by the callers below, and not used.
         assert!(unsafe { pool.resize_in_place(memory, 0) });
@@ -172,15 +177,17 @@ fn statistics_count_nothing_that_was_not_there() {
     pool.alloc_uninit_slice::<u8>(1_200_000).unwrap();
     assert_eq!(pool.stats().peak, 1_200_000);
 
-    // 65,504 bytes to a slab: two halves of that do not fit behind eight bytes.
-    let mut pool = Pool::with_config_in(ArenaConfig::new().slab(64 << 10), heap(usize::MAX)).unwrap();
+    // All of a slab but for its foot, of four words: two halves of that do not fit behind eight bytes.
+    let room = (64 << 10) - 4 * size_of::<usize>();
+    let half = room / 2;
+    let mut pool = Pool::with_config_in(ArenaConfig::new().slab(64 << 10), &heap).unwrap();
     pool.alloc_uninit_slice::<u8>(8).unwrap();
-    pool.alloc_uninit_slice::<u8>(32_752).unwrap();
-    let halves = [(); 2].map(|()| pool.allocate(layout(32_752, 8)).unwrap());
+    pool.alloc_uninit_slice::<u8>(half).unwrap();
+    let halves = [(); 2].map(|()| pool.allocate(layout(half, 8)).unwrap());
     halves.into_iter().rev().for_each(|half| give_back(&pool, half));
     pool.shrink_to(0);
     let stats = pool.stats();
-    let expected = (64 << 10, 32_760, 32_760, 32_760 + 65_504);
+    let expected = (64 << 10, 8 + half, 8 + half, 8 + half + room);
     assert_eq!(
         (stats.reserved, stats.committed, stats.allocated, stats.peak),
         expected,
@@ -188,10 +195,15 @@ fn statistics_count_nothing_that_was_not_there() {
     );
 }
 
-/// A heap that lives as long as the test process, of at most so many pages.
-fn heap(pages: usize) -> &'static Heap {
-    let config = Config::new(256 << 20).limit(PageCount(pages.min(1 << 20)));
-    Box::leak(Box::new(PageHeap::new(System, config).expect("a heap")))
+/// A heap of at most so many pages.
+fn heap(pages: usize) -> Heap {
+    let config = Config::new(addresses(256 << 20)).limit(PageCount(pages.min(1 << 20)));
+    PageHeap::new(System, config).expect("a heap")
+}
+
+/// The same, as long as the test process lives.
+fn small(pages: usize) -> &'static Heap {
+    Box::leak(Box::new(heap(pages)))
 }
 
 fn layout(size: usize, align: usize) -> Layout {
@@ -212,7 +224,7 @@ fn all<'h>(arena: &impl Family<'h>) -> (usize, ArenaError) {
 mod checks {
     use super::*;
 
-    pub(super) fn pages_are_the_users_heaps_and_all_return_on_drop<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn pages_are_the_users_heaps_and_all_return_on_drop<'h, F: Family<'h>>(heap: &'h Heap) {
         let mut arena = F::make(layout(3000, 8), ArenaConfig::new(), heap).unwrap();
         for _ in 0..2 {
             (0..100).for_each(|_| assert!(heap.page_of(arena.bytes().unwrap().cast().as_ptr()).is_some()));
@@ -223,7 +235,7 @@ mod checks {
         assert_eq!(heap.stats().in_use, PageCount(0));
     }
 
-    pub(super) fn the_limit_is_in_bytes_and_an_error_says_what_is_left<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn the_limit_is_in_bytes_and_an_error_says_what_is_left<'h, F: Family<'h>>(heap: &'h Heap) {
         // A byte less than 12 pages is 11 pages.
         for (limit, pages) in [(12 * PAGE, 12), (12 * PAGE - 1, 11), (12 * PAGE + 100, 12)] {
             let config = ArenaConfig::new().limit(limit).slab(PAGE);
@@ -250,8 +262,8 @@ mod checks {
         }
     }
 
-    pub(super) fn a_full_heap_is_told_from_a_limit<F: Family<'static>>(_: &'static Heap) {
-        let heap = super::heap(5);
+    pub(super) fn a_full_heap_is_told_from_a_limit<F: Family<'static>>(_: &Heap) {
+        let heap = small(5);
         let arena = F::make(layout(1000, 8), ArenaConfig::new().slab(PAGE), heap).unwrap();
         let (count, error) = all(&arena);
         assert_eq!((error.reason(), error.left()), (Reason::NoPages, usize::MAX), "{count}");
@@ -266,7 +278,7 @@ mod checks {
         assert!(error.to_string().contains("though the arena's limit leaves"), "{error}");
     }
 
-    pub(super) fn what_is_asked_for_at_once_is_there_or_nothing_is<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn what_is_asked_for_at_once_is_there_or_nothing_is<'h, F: Family<'h>>(heap: &'h Heap) {
         let config = ArenaConfig::new().limit(64 * PAGE).slab(4 * PAGE).prealloc(32 * PAGE);
         let arena = F::make(layout(1000, 8), config, heap).unwrap();
         let reserved = arena.counts().reserved;
@@ -278,14 +290,14 @@ mod checks {
             .err()
             .unwrap();
         assert_eq!(error.reason(), Reason::Limit);
-        let error = F::make(layout(1000, 8), config.prealloc(8 * PAGE), super::heap(4))
+        let error = F::make(layout(1000, 8), config.prealloc(8 * PAGE), small(4))
             .err()
             .unwrap();
         assert_eq!(error.reason(), Reason::NoPages);
         assert_eq!(heap.stats().in_use, PageCount(0), "nothing was kept");
     }
 
-    pub(super) fn huge_pages_are_whole<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn huge_pages_are_whole<'h, F: Family<'h>>(heap: &'h Heap) {
         // The tables of a sharded list count, so one huge page would be less than one of slots.
         let config = ArenaConfig::new()
             .huge_pages(HugePages::Aligned)
@@ -319,7 +331,7 @@ mod checks {
         }
     }
 
-    pub(super) fn statistics_add_up<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn statistics_add_up<'h, F: Family<'h>>(heap: &'h Heap) {
         let config = ArenaConfig::new().limit(1 << 20).slab(4 * PAGE);
         let mut arena = F::make(layout(1000, 8), config, heap).unwrap();
         assert_eq!((arena.counts().allocated, arena.counts().limit), (0, 1 << 20));
@@ -348,7 +360,7 @@ mod checks {
         assert!(few.to_string().contains("at its peak"));
     }
 
-    pub(super) fn nothing_and_what_is_aligned_to_much_are_right<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn nothing_and_what_is_aligned_to_much_are_right<'h, F: Family<'h>>(heap: &'h Heap) {
         for align in [1, 64, PAGE, 4 * PAGE] {
             for size in [0, 1, 100] {
                 let arena = F::make(layout(size, align), ArenaConfig::new(), heap).unwrap();
@@ -374,7 +386,7 @@ mod checks {
         assert!(matches!(error.reason(), Reason::NoPages | Reason::TooLarge), "{error}");
     }
 
-    pub(super) fn contents_are_dropped_by_boxes_only<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn contents_are_dropped_by_boxes_only<'h, F: Family<'h>>(heap: &'h Heap) {
         struct Counted<'c>(&'c Cell<u32>);
         impl Drop for Counted<'_> {
             fn drop(&mut self) {
@@ -397,7 +409,7 @@ mod checks {
         assert_eq!(drops.get(), before + 2, "what was not put in is dropped");
     }
 
-    pub(super) fn all_threads_may_use_it<F: Family<'static>>(heap: &'static Heap) {
+    pub(super) fn all_threads_may_use_it<'h, F: Family<'h>>(heap: &'h Heap) {
         let arena = F::make(layout(24, 8), ArenaConfig::new().slab(4 * PAGE), heap).unwrap();
         let mut starts: Vec<usize> = std::thread::scope(|scope| {
             let work = || {

@@ -169,7 +169,7 @@ fn a_block_nearly_as_long_as_its_run_has_no_room() {
 /// A heap as a value goes by the slow way only; old layouts are told as long as the blocks may be.
 #[test]
 fn a_heap_as_a_value_has_room_too() {
-    let heap = Heap::new(System, Config::new(1 << 30)).unwrap();
+    let heap = Heap::new(System, Config::new(addresses(1 << 30))).unwrap();
     let sizes = [
         1100,
         3000,
@@ -217,7 +217,7 @@ fn a_heap_as_a_value_has_room_too() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_small_heap_gives_no_room() {
-    let heap = Heap::new(System, Config::new(1 << 30).limit(PageCount(64))).unwrap();
+    let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(64))).unwrap();
     let (mut size, mut block) = (64, heap.allocate(layout(64, 8)).unwrap());
     while size < 6000 {
         // SAFETY: the block, with its layout.
@@ -301,7 +301,7 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
 /// Many at once, each by its own steps, handed from thread to thread, no two in the same place.
 #[test]
 fn blocks_that_grow_are_handed_about() {
-    static HEAP: GlobalHeap = new_heap();
+    static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
     const THREADS: usize = 3;
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Block>()).unzip();
     std::thread::scope(|scope| {

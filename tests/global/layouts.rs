@@ -2,7 +2,7 @@
 
 use super::*;
 
-static HEAP: GlobalHeap = new_heap();
+static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
 
 /// Sizes about every border: of classes, of pages, of runs.
 fn sizes() -> Vec<usize> {
@@ -34,7 +34,8 @@ fn every_layout_is_met() {
 
 #[test]
 fn large_alignments_are_met_or_refused() {
-    for align in (22..=30).map(|shift| 1 << shift) {
+    // As large as a layout may be that has one byte more than it is aligned to.
+    for align in (22..=by_width(30, 29)).map(|shift| 1 << shift) {
         for size in [1, 8192, align, align + 1] {
             // SAFETY: of size zero is none.
             unsafe {
@@ -56,8 +57,23 @@ fn impossible_layouts_get_null_and_change_nothing() {
     HEAP.flush_thread();
     let grown = HEAP.stats().pages.grown;
     let most = isize::MAX as usize;
-    for size in [1 << 47, 1 << 50, 1 << 62, most - 8192, most] {
-        for align in [1, 8, 4096, 8192, 1 << 16, 1 << 21, 1 << 30, 1 << 40, 1 << 62] {
+    let [large, larger, largest] = [
+        by_width(1 << 47, 1 << 28),
+        by_width(1 << 50, 1 << 29),
+        by_width(1 << 62, 1 << 30),
+    ];
+    for size in [large, larger, largest, most - 8192, most] {
+        for align in [
+            1,
+            8,
+            4096,
+            8192,
+            1 << 16,
+            1 << 21,
+            1 << 30,
+            by_width(1 << 40, 1 << 29),
+            largest,
+        ] {
             let Ok(layout) = Layout::from_size_align(size, align) else {
                 continue;
             };
@@ -70,7 +86,7 @@ fn impossible_layouts_get_null_and_change_nothing() {
         // SAFETY: the block is ours; nothing happens to it.
         unsafe { assert!(HEAP.realloc(block.memory, block.layout, size).is_null()) };
     }
-    for align in (31..63).map(|shift| 1 << shift) {
+    for align in (31..usize::BITS - 1).map(|shift| 1 << shift) {
         // SAFETY: of size zero is none.
         unsafe {
             let memory = HEAP.alloc(layout(1, align));
@@ -128,7 +144,7 @@ fn a_block_keeps_its_bytes_from_every_size_to_every_size() {
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn a_large_block_grows_and_shrinks_where_it_is() {
-    static HEAP: GlobalHeap = new_heap();
+    static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
     let mut block = Block::new(&HEAP, layout(200 << 10, 8), 3).unwrap();
     let place = block.memory;
     for size in [300 << 10, 40 << 20, 1 << 20, (1 << 20) - 1, 33 << 10, 600 << 10] {
@@ -138,7 +154,7 @@ fn a_large_block_grows_and_shrinks_where_it_is() {
     let neighbour = Block::new(&HEAP, layout(200 << 10, 8), 4).unwrap();
     let grown = HEAP.stats().pages.grown;
     // SAFETY: ours; it does not grow so far.
-    assert!(unsafe { HEAP.realloc(block.memory, block.layout, 8 << 40) }.is_null());
+    assert!(unsafe { HEAP.realloc(block.memory, block.layout, by_width(8 << 40, 1 << 30)) }.is_null());
     assert_eq!(HEAP.stats().pages.grown, grown, "grew for a block that cannot");
     block.free(&HEAP);
     neighbour.free(&HEAP);

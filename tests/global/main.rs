@@ -6,6 +6,8 @@ use std::alloc::{GlobalAlloc, Layout};
 use pageheap::GlobalHeap;
 use pageheap::source::Source;
 
+#[path = "../common/mod.rs"]
+mod common;
 mod growth;
 mod layouts;
 mod limits;
@@ -15,9 +17,11 @@ mod random;
 mod sources;
 mod threads;
 
+use common::{addresses, by_width};
+
 /// A heap that takes less of the addresses than it would: there are dozens in this process, and threads want stacks.
 const fn new_heap() -> GlobalHeap {
-    GlobalHeap::new().reserve(1 << 38)
+    GlobalHeap::new().reserve(by_width(1 << 38, 32 << 20))
 }
 
 /// A generator of numbers that are random enough: xorshift64*.

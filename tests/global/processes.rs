@@ -63,7 +63,8 @@ fn a_quarter_of_a_gigabyte_is_enough_to_start_and_half_is_usable() {
 /// Misuse ends the process with a message.
 #[cfg(not(feature = "checks"))]
 macro_rules! aborts {
-    ($($name:ident: $message:literal, $work:expr;)*) => {$(
+    ($($(#[$condition:meta])* $name:ident: $message:literal, $work:expr;)*) => {$(
+        $(#[$condition])*
         #[test]
         fn $name() {
             static HEAP: GlobalHeap = GlobalHeap::new();
@@ -129,21 +130,25 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory.add(8), block.layout) };
     };
+    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_freed_twice_in_a_row_is_found: "freed twice", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
         unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
     };
+    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_freed_twice_with_another_between_is_found: "freed twice", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(64, 8), 0).unwrap());
         // SAFETY: none: this is what must be found out.
         unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
     };
+    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_of_eight_bytes_freed_twice_is_found: "freed twice", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(8, 8), 0).unwrap());
         // SAFETY: none: this is what must be found out.
         unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
     };
+    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_freed_twice_with_a_thousand_between_is_found: "freed twice", |heap| {
         // Wherever it is by now: in the magazine, the spare, or a batch in store.
         let blocks: Vec<_> = (0..1000).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
@@ -176,6 +181,7 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory.add(2048), block.layout) };
     };
+    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_that_is_with_its_span_again_is_not_freed_twice: "freed twice", |heap| {
         let [first, _kept] = [(); 2].map(|()| Block::new(heap, layout(1024, 8), 0).unwrap());
         // SAFETY: none: this is what must be found out.
@@ -320,9 +326,9 @@ aborts! {
 
 /// Freed twice, and nobody knows for sure, for another thread has it: it is not handed out twice.
 #[test]
-#[cfg(not(feature = "checks"))]
+#[cfg(all(not(feature = "checks"), target_pointer_width = "64"))] // By its mark.
 fn a_block_freed_again_by_another_thread_is_handed_out_once() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let blocks: Vec<_> = (0..20).map(|_| Block::new(&HEAP, layout(64, 8), 0).unwrap()).collect();
     let addresses: Vec<_> = blocks.iter().map(|block| block.memory.expose_provenance()).collect();
     blocks.into_iter().for_each(|block| block.free(&HEAP));
@@ -349,7 +355,7 @@ fn a_block_freed_again_by_another_thread_is_handed_out_once() {
 #[test]
 #[cfg(not(feature = "checks"))]
 fn a_block_written_to_after_it_went_home_is_handed_out_once() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let take = || -> Vec<_> { (0..8).map(|_| Block::new(&HEAP, layout(1024, 8), 0).unwrap()).collect() };
     let (kept, blocks) = (take(), take());
     let freed: Vec<_> = blocks.iter().map(|block| block.memory).collect();
@@ -371,7 +377,7 @@ fn a_block_written_to_after_it_went_home_is_handed_out_once() {
 /// What may look like the link of a free block, and is the program's.
 #[test]
 fn a_block_may_hold_any_words() {
-    static HEAP: GlobalHeap = GlobalHeap::new();
+    static HEAP: GlobalHeap = new_heap();
     let out = || {
         HEAP.flush_thread();
         HEAP.scavenge(pageheap::PageCount(0));
@@ -434,7 +440,7 @@ mod checked {
         ($($name:ident: $message:literal, $work:expr;)*) => {$(
             #[test]
             fn $name() {
-                static HEAP: GlobalHeap = GlobalHeap::new();
+                static HEAP: GlobalHeap = new_heap();
                 const SHAPE: &str = "PAGEHEAP_TEST_SHAPE";
                 if !is_child() {
                     for number in 0..SHAPES.len() {
@@ -521,7 +527,7 @@ mod checked {
     /// Wherever it lies when it is freed again: in a magazine, in a spare, first or not of a batch in store.
     #[test]
     fn any_of_three_hundred_freed_blocks_is_found_when_freed_again() {
-        static HEAP: GlobalHeap = GlobalHeap::new();
+        static HEAP: GlobalHeap = new_heap();
         const WHICH: &str = "PAGEHEAP_TEST_WHICH";
         const NAME: &str = "checked::any_of_three_hundred_freed_blocks_is_found_when_freed_again";
         if !is_child() {
@@ -545,7 +551,7 @@ mod checked {
 
     #[test]
     fn what_was_freed_does_not_read_as_it_was() {
-        static HEAP: GlobalHeap = GlobalHeap::new();
+        static HEAP: GlobalHeap = new_heap();
         let block = Block::new(&HEAP, layout(1000, 8), 7).unwrap();
         let memory = block.memory;
         block.free(&HEAP);

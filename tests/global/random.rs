@@ -75,7 +75,7 @@ fn no_two_blocks_overlap() {
 
 #[test]
 fn twelve_threads_at_once() {
-    static HEAP: GlobalHeap = new_heap();
+    static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
     for round in 0..4 {
         on_threads(12, |thread| {
             churn(&HEAP, rounds(40_000), 300, 15, 100 * round + thread as u64 + 1)

@@ -60,7 +60,7 @@ unsafe impl Verbs for Moody {
 
 const fn heap_over(source: &'static OverSystem<Moody>) -> GlobalHeap<&'static OverSystem<Moody>> {
     // SAFETY: the system's pages are memory.
-    unsafe { GlobalHeap::with_source(source, Config::new(1 << 40)) }
+    unsafe { GlobalHeap::with_source(source, Config::new(addresses(1 << 40))) }
 }
 
 #[test]
@@ -202,7 +202,7 @@ unsafe impl Verbs for Noting {
 
 static NESTED: GlobalHeap<OverSystem<Noting>> = {
     // SAFETY: the system's pages are memory.
-    unsafe { GlobalHeap::with_source(OverSystem(Noting), Config::new(1 << 30)) }
+    unsafe { GlobalHeap::with_source(OverSystem(Noting), Config::new(by_width(1 << 30, 256 << 20))) }
 };
 
 /// A source that allocates from another heap goes through this thread's structure in the middle of the first heap's

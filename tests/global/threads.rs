@@ -109,7 +109,7 @@ fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
 #[test]
 fn the_first_use_may_be_raced() {
     for _ in 0..20 {
-        let heap: &'static GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(1 << 30)));
+        let heap: &'static GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(by_width(1 << 30, 8 << 20))));
         let barrier = Barrier::new(24);
         on_threads(24, |number| {
             barrier.wait();
@@ -127,14 +127,14 @@ fn the_first_use_may_be_raced() {
 #[test]
 fn a_heap_may_be_moved_and_dropped() {
     thread::spawn(|| {
-        let heap = GlobalHeap::new().reserve(1 << 30);
+        let heap = GlobalHeap::new().reserve(by_width(1 << 30, 8 << 20));
         let block = Block::new(&heap, layout(100, 8), 1).unwrap();
         let moved = Box::new(heap);
         let other = Block::new(&moved, layout(100, 8), 2).unwrap();
         block.free(&moved);
         other.free(&moved);
         drop(moved);
-        let heap = GlobalHeap::new().reserve(1 << 30);
+        let heap = GlobalHeap::new().reserve(by_width(1 << 30, 8 << 20));
         Block::new(&heap, layout(100, 8), 3).unwrap().free(&heap);
     })
     .join()

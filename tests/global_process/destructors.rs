@@ -169,7 +169,7 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
         assert_ne!(block, 0);
         raw(
             |block| {
-                let large = Layout::from_size_align(100_000, 8).unwrap();
+                let large = Layout::from_size_align(100_000, LAYOUT.align()).unwrap();
                 dealloc(std::ptr::with_exposed_provenance_mut(block), large);
                 0
             },

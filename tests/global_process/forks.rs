@@ -160,7 +160,7 @@ fn several_threads_may_fork_at_once_and_while_a_heap_opens() {
         got
     };
     for _ in 0..10 {
-        let other: &GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(1 << 30)));
+        let other: &GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(addresses(1 << 30))));
         thread::scope(|scope| {
             for seed in 0..3 {
                 scope.spawn(move || assert!(ended_well(fork(|| work(seed) && uses(other)))));

@@ -1,6 +1,6 @@
 //! A whole process on `GlobalHeap`: everything std allocates, from before `main` until after it.
 
-#![cfg(all(unix, target_pointer_width = "64"))]
+#![cfg(unix)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic;
@@ -8,8 +8,11 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
+use common::{addresses, by_width};
 use pageheap::GlobalHeap;
 
+#[path = "../common/mod.rs"]
+mod common;
 mod destructors;
 mod ends;
 mod footprint;
@@ -25,9 +28,15 @@ const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
 /// Runs one test of this program in a child; whether it ended well.
 fn run(name: &str) -> bool {
+    run_with(name, &[])
+}
+
+/// The same, with these in its environment.
+fn run_with(name: &str, variables: &[(&str, &str)]) -> bool {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     if !output.status.success() {
@@ -166,13 +175,14 @@ fn errno_is_as_it_was() {
             unsafe {
                 *libc::__errno_location() = VALUE;
                 let layout = Layout::from_size_align(size, 8).unwrap();
-                let mut blocks: Vec<_> = (0..200).map(|_| alloc(layout)).collect();
+                let mut blocks: Vec<_> = (0..by_width(200, 10)).map(|_| alloc(layout)).collect();
                 assert_eq!(*libc::__errno_location(), VALUE);
                 blocks[0] = realloc(blocks[0], layout, 2 * size);
                 blocks[0] = realloc(blocks[0], Layout::from_size_align(2 * size, 8).unwrap(), size);
                 blocks.into_iter().for_each(|block| dealloc(block, layout));
                 // Unless it is used, the compiler may assume that it went well.
-                let impossible = std::hint::black_box(alloc(Layout::from_size_align(1 << 47, 8).unwrap()));
+                let impossible =
+                    std::hint::black_box(alloc(Layout::from_size_align(by_width(1 << 47, 1 << 30), 8).unwrap()));
                 assert!(impossible.is_null());
                 HEAP.flush_thread();
                 HEAP.scavenge(pageheap::PageCount(1000));

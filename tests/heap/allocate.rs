@@ -42,7 +42,7 @@ fn the_whole_heap_in_one_run() {
 
 #[test]
 fn the_whole_of_a_terabyte_in_one_run() {
-    let pages = (1 << 40) / PAGE;
+    let pages = by_width(1 << 40, 1 << 30) / PAGE;
     let heap = heap(pages);
     assert_eq!(take(&heap, pages), Some((0, pages)));
     assert_eq!(take(&heap, 1), None);
@@ -112,7 +112,7 @@ fn runs_freed_apart_are_found_as_one() {
 #[test]
 fn alignment_is_of_the_address() {
     // 3 pages before a border of 1 GiB.
-    let base = (1 << 44) + (1 << 30) - 3 * PAGE;
+    let base = by_width(1 << 44, 0) + (1 << 30) - 3 * PAGE;
     let heap = over(Simulated::new(4096).with_base(base), Config::new(3 << 30));
     assert_eq!(heap.address(PageIndex(0)).addr().get(), base);
     for shift in 13..=30 {
@@ -122,16 +122,13 @@ fn alignment_is_of_the_address() {
     }
     let first = taken(heap.allocate_aligned(PageCount(1), 1 << 30));
     assert_eq!(first, Some((3 + (2 << 17), 1)), "the third border: two are taken");
-    assert_eq!(heap.allocate_aligned(PageCount(1), 1 << 40), None);
+    assert_eq!(heap.allocate_aligned(PageCount(1), by_width(1 << 40, 1 << 31)), None);
     heap.check().expect("a sound heap");
 }
 
 #[test]
 fn alignment_takes_the_lowest_run_that_will_do() {
-    let heap = over(
-        Simulated::new(4096).with_base((1 << 44) + 5 * PAGE),
-        Config::new(1 << 26),
-    );
+    let heap = over(Simulated::new(4096).with_base(BASE + 5 * PAGE), Config::new(1 << 26));
     assert_eq!(taken(heap.allocate_aligned(PageCount(4), 8 * PAGE)), Some((3, 4)));
     assert_eq!(taken(heap.allocate_aligned(PageCount(4), 16 * PAGE)), Some((11, 4)));
     assert_eq!(take(&heap, 1), Some((0, 1)));
@@ -144,7 +141,7 @@ fn alignments_that_are_none_are_refused() {
     let heap = heap(4096);
     assert_eq!(heap.allocate_aligned(PageCount(1), 0), None);
     assert_eq!(heap.allocate_aligned(PageCount(1), 3 * PAGE), None);
-    assert_eq!(heap.allocate_aligned(PageCount(1), 1 << 63), None);
+    assert_eq!(heap.allocate_aligned(PageCount(1), 1 << (usize::BITS - 1)), None);
     assert_eq!(heap.allocate_aligned(PageCount(usize::MAX), PAGE), None);
     assert_eq!(take(&heap, usize::MAX), None);
     check(&heap, 0, 0);
@@ -152,10 +149,10 @@ fn alignments_that_are_none_are_refused() {
 
 #[test]
 fn a_heap_can_be_aligned() {
-    let source = Simulated::new(4096).with_base((1 << 44) + PAGE);
+    let source = Simulated::new(4096).with_base(BASE + PAGE);
     let heap = over(source, Config::new(1 << 20).align(1 << 30));
     assert!(heap.address(PageIndex(0)).addr().get().is_multiple_of(1 << 30));
-    let source = Simulated::new(4096).with_base((1 << 44) + PAGE);
+    let source = Simulated::new(4096).with_base(BASE + PAGE);
     let heap = over(source, Config::new(1 << 20).align(3 << 20));
     assert!(heap.address(PageIndex(0)).addr().get().is_multiple_of(4 << 20));
 }
@@ -238,7 +235,7 @@ fn pages_and_addresses_convert() {
 
 #[test]
 fn growth_is_by_need_and_an_eighth() {
-    let heap = heap(1 << 20);
+    let heap = heap(by_width(1 << 20, 1 << 18));
     take(&heap, 1);
     check(&heap, 512, 511);
     take(&heap, 16384);
@@ -249,8 +246,8 @@ fn growth_is_by_need_and_an_eighth() {
         PageCount((16896_usize + 16896 / 8).next_multiple_of(512))
     );
     assert_eq!(heap.stats().growths, 3);
-    take(&heap, 500_000);
-    take(&heap, 100_000);
+    take(&heap, by_width(500_000, 150_000));
+    take(&heap, by_width(100_000, 50_000));
     let grown = heap.stats().grown.0;
     take(&heap, heap.stats().free.0 + 1);
     assert_eq!(
@@ -278,9 +275,23 @@ fn every_page_size_has_its_heap() {
     of::<Geometry<2, 3>>();
 }
 
+/// A GiB less is much where there are four in all.
+#[test]
+fn the_ladder_goes_down_by_small_steps_where_addresses_are_few() {
+    use pageheap::source::{Failure, Verb};
+    const MOST: usize = 3 << 29;
+    let source = Simulated::new(4096).failing(Verb::Reserve, Failure::Above(MOST));
+    let capacity = over(source, Config::new(1 << 31)).capacity().0 * PAGE;
+    let least = by_width(1 << 30, MOST / 8 * 7);
+    assert!((least..=MOST).contains(&capacity), "{capacity}");
+}
+
 #[test]
 fn the_ladder_takes_what_it_can_get() {
-    let heap = over(Simulated::new(4096).with_budget(10 << 20), Config::new(1 << 40));
+    let heap = over(
+        Simulated::new(4096).with_budget(10 << 20),
+        Config::new(by_width(1 << 40, 1 << 31)),
+    );
     assert!(heap.capacity().0 > (9 << 20) / PAGE, "{:?}", heap.capacity());
     let source = Simulated::new(4096).failing(
         pageheap::source::Verb::Reserve,

@@ -70,13 +70,14 @@ fn what_is_free_is_not_freed() {
 
 #[test]
 fn what_is_outside_is_not_freed() {
+    const FAR: usize = by_width(1 << 40, 1 << 18);
     let heap = heap(4096);
     assert_eq!(refused(&heap, 0, 1), (false, 0), "nothing has grown");
     take(&heap, 512);
     assert_eq!(refused(&heap, 512, 1), (false, 512));
     assert_eq!(refused(&heap, 500, 13), (false, 500));
     assert_eq!(refused(&heap, 4096, 1), (false, 4096));
-    assert_eq!(refused(&heap, 1 << 40, 1), (false, 1 << 40));
+    assert_eq!(refused(&heap, FAR, 1), (false, FAR));
     check(&heap, 512, 0);
 }
 
@@ -152,9 +153,6 @@ fn aborts(test: &str, text: &str) -> bool {
     assert!(said.contains("pageheap: ") && said.contains(text), "{said}");
     false
 }
-
-/// Where a simulated source places pages when it is told to.
-const BASE: usize = 1 << 44;
 
 fn child_heap() -> PageHeap<Simulated> {
     let heap = over(Simulated::new(4096).with_base(BASE), Config::new(1 << 24));

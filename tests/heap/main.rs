@@ -2,12 +2,16 @@
 
 mod allocate;
 mod caches;
+#[path = "../common/mod.rs"]
+mod common;
 mod free;
 mod scavenge;
 mod sources;
 
 use pageheap::source::Simulated;
 use pageheap::{Allocation, Config, PageCount, PageHeap, PageIndex, PageRun};
+
+use common::{BASE, by_width};
 
 /// A page of the default geometry.
 const PAGE: usize = 8192;

@@ -35,7 +35,7 @@ fn exercise<const COMMITS: bool>(heap: &PageHeap<&Simulated<COMMITS>>) -> Vec<Pa
 fn survives<const COMMITS: bool>(new: fn(usize) -> Simulated<COMMITS>, verb: Verb, times: usize) {
     for after in 0.. {
         let source = new(4096).failing(verb, Failure::Calls { after, times });
-        let config = Config::new(1 << 33).shards(2);
+        let config = Config::new(by_width(1 << 33, 1 << 31)).shards(2);
         let heap: Result<PageHeap<&Simulated<COMMITS>>, _> = PageHeap::new(&source, config);
         if let Ok(heap) = heap {
             let mut live = exercise(&heap);
@@ -182,7 +182,8 @@ fn a_heap_without_room_is_an_error_with_words() {
 #[test]
 fn dropping_returns_everything() {
     let source = Simulated::new(4096);
-    let heap: PageHeap<&Simulated> = PageHeap::new(&source, Config::new(1 << 34).shards(3)).expect("a heap");
+    let heap: PageHeap<&Simulated> =
+        PageHeap::new(&source, Config::new(by_width(1 << 34, 1 << 31)).shards(3)).expect("a heap");
     let live = exercise(&heap);
     assert!(!live.is_empty());
     drop(heap);
@@ -207,13 +208,16 @@ fn heaps_share_a_source() {
 #[test]
 fn a_terabyte_begins_small() {
     for shards in [0, 64] {
-        let heap = over(Simulated::new(4096), Config::new(1 << 40).shards(shards).caches(1000));
+        let heap = over(
+            Simulated::new(4096),
+            Config::new(by_width(1 << 40, 1 << 31)).shards(shards).caches(1000),
+        );
         take(&heap, 1);
         let bytes = heap.stats().metadata_bytes;
         assert!(bytes < 512 << 10, "{bytes} bytes");
         assert!(bytes <= 16 << 12, "{bytes} bytes");
     }
-    let heap = over(Simulated::new(65536), Config::new(1 << 40));
+    let heap = over(Simulated::new(65536), Config::new(by_width(1 << 40, 1 << 31)));
     take(&heap, 1);
     let bytes = heap.stats().metadata_bytes;
     assert!(bytes < 512 << 10, "{bytes} bytes with granules of 64 KiB");
@@ -221,7 +225,8 @@ fn a_terabyte_begins_small() {
 
 #[test]
 fn metadata_is_little() {
-    for pages in [1_usize << 17, 1 << 20, 1 << 23, 5_000_000] {
+    let sizes = [1_usize << 17, 1 << 20, 1 << 23, 5_000_000];
+    for pages in sizes.into_iter().filter(|&pages| pages <= isize::MAX as usize / PAGE) {
         let heap = heap(pages);
         let mut sizes = vec![heap.stats().metadata_bytes];
         for part in 1..=8 {
@@ -241,7 +246,7 @@ fn metadata_is_little() {
 fn tables_grow_with_one_level_as_with_five() {
     fn grows<const LEVELS: usize>() {
         let heap: PageHeap<Simulated, Geometry<LEVELS>> =
-            PageHeap::new(Simulated::new(4096), Config::new(1 << 36)).expect("a heap");
+            PageHeap::new(Simulated::new(4096), Config::new(by_width(1 << 36, 1 << 31))).expect("a heap");
         let mut end = 1;
         while end <= heap.capacity().0 {
             let page = heap.allocate_at(run(end - 1, 1));
@@ -275,8 +280,9 @@ fn a_region_of_memory_is_a_heap() {
 #[test]
 fn numbers_are_a_heap() {
     use pageheap::source::{Numbers, Split, System};
-    let source = Split::new(Numbers::new(0x8000_0000, 1 << 40), System);
-    let heap: PageHeap<_, Geometry<5, 16>> = PageHeap::new(source, Config::new(1 << 40)).expect("a heap");
+    let source = Split::new(Numbers::new(0x8000_0000, by_width(1 << 40, 1 << 30)), System);
+    let heap: PageHeap<_, Geometry<5, 16>> =
+        PageHeap::new(source, Config::new(by_width(1 << 40, 1 << 31))).expect("a heap");
     let run = heap.allocate(PageCount(100)).expect("room");
     assert_eq!(heap.address(run.start()).addr().get() % (1 << 16), 0);
     assert!(heap.allocate(heap.capacity()).is_none());

@@ -7,7 +7,7 @@
 //! On a machine that is busy otherwise one who sleeps may be woken late. So a process that is late says so by how it
 //! ends, and is run again, twice at the most: who is late three times is late.
 
-#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![cfg(target_os = "linux")]
 
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -103,7 +103,10 @@ fn worked() -> Duration {
     // SAFETY: a valid place to write to.
     let read = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     assert_eq!(read, 0);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+    Duration::new(
+        u64::try_from(time.tv_sec).expect("what was worked"),
+        time.tv_nsec as u32,
+    )
 }
 
 /// Silence, and then what is resident; `before` is what the program itself has. The end of a process that is late, or

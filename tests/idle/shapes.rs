@@ -185,12 +185,12 @@ fn blocks_of_all_sizes_are_freed_in_no_order_by_threads_that_then_sleep() {
             .map(|seed| {
                 let barrier = barrier.clone();
                 thread::spawn(move || {
-                    let (mut random, mut kept, mut bytes) = (seed * 2 + 1, Vec::new(), 0);
+                    let (mut random, mut kept, mut bytes) = (seed as u64 * 2 + 1, Vec::new(), 0);
                     let mut below = |end: usize| {
                         random = random
                             .wrapping_mul(6_364_136_223_846_793_005)
                             .wrapping_add(1_442_695_040_888_963_407);
-                        (random >> 33) % end
+                        (random >> 33) as usize % end
                     };
                     while bytes < (256 << 20) / threads {
                         let most = [200, 2000, 20_000, 200_000][below(4)];

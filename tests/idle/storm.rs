@@ -63,9 +63,9 @@ fn storm(time: Duration) {
             .map(|seed| scope.spawn(move || stamp(stop, seed * 0x9E37_79B9)))
             .collect();
         let releasing = scope.spawn(|| {
-            let mut released = 0;
+            let mut released = 0_u64;
             while !stop.load(Ordering::Relaxed) {
-                released += HEAP.release(usize::MAX);
+                released += HEAP.release(usize::MAX) as u64;
                 HEAP.scavenge(pageheap::PageCount(300));
             }
             released

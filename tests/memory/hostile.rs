@@ -23,9 +23,15 @@ static NEEDLESS: &[Refusal] = &[
     Refusal::new(libc::SYS_getrandom, libc::ENOSYS),
 ];
 
+/// Where `long` has 32 bits offsets are counted in pages, by another call.
+#[cfg(target_pointer_width = "64")]
+const MMAP: libc::c_long = libc::SYS_mmap;
+#[cfg(target_pointer_width = "32")]
+const MMAP: libc::c_long = libc::SYS_mmap2;
+
 /// No mapping of 64 MiB and more.
 static NO_LARGE_MAPPING: &[Refusal] = &[Refusal {
-    call: libc::SYS_mmap,
+    call: MMAP,
     error: libc::ENOMEM,
     from: 64 << 20,
 }];
@@ -71,10 +77,10 @@ fn when_no_mapping_can_be_undone() {
         return assert!(ends_well(&mut command));
     }
     work(rounds());
-    // Heaps that come and go.
+    // Heaps that come and go, but for their addresses.
     for _ in 0..20 {
         use pageheap::source::System;
-        let heap = pageheap::Heap::new(System, pageheap::Config::new(1 << 28)).unwrap();
+        let heap = pageheap::Heap::new(System, pageheap::Config::new(by_width(1 << 28, 4 << 20))).unwrap();
         assert!(heap.allocate(layout(100_000)).is_some());
     }
 }
@@ -139,5 +145,5 @@ fn a_filter_refuses() {
             0,
         ) != libc::MAP_FAILED
     };
-    assert!(map(4096) && map(63 << 20) && !map(64 << 20) && !map(1 << 40));
+    assert!(map(4096) && map(63 << 20) && !map(64 << 20) && !map(by_width(1 << 40, 1 << 30)));
 }

@@ -84,7 +84,7 @@ fn at_a_hard_limit_all_goes_on_and_comes_back() {
     for size in [64, 200, 3000, 20_000, 50_000, 200_000, MIB, 64] {
         let bytes = room(size, usize::MAX) * size;
         println!("{size}: {} MiB of 64", bytes / MIB);
-        assert!(bytes * 100 >= 64 * MIB * 75, "{size}: {bytes}");
+        assert!(bytes >= 48 * MIB, "{size}: {bytes}");
         let whole = room(MIB, 1000);
         assert!(whole * 100 >= 64 * 80, "{whole} MiB after blocks of {size}");
     }
@@ -119,5 +119,5 @@ fn under_a_soft_limit_what_is_resident_stays() {
     }
     let most = MOST.load(Ordering::Relaxed);
     println!("{:.1} MiB at most, of 64", most as f64 / MIB as f64);
-    assert!(most <= 64 * MIB * 105 / 100, "{most} bytes\n{}", HEAP.stats());
+    assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
 }

@@ -1,7 +1,7 @@
 //! What a process does with its memory where it is told to, or forced to: huge pages, lazy releases, limits, pressure,
 //! system calls that fail. Each test in a process of its own, which has the heap for its allocator.
 
-#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![cfg(target_os = "linux")]
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::process::Command;
@@ -10,6 +10,8 @@ use std::time::Duration;
 use pageheap::GlobalHeap;
 
 mod churn;
+#[path = "../common/mod.rs"]
+mod common;
 mod filter;
 mod forks;
 mod hostile;
@@ -17,6 +19,8 @@ mod huge;
 mod lazy;
 mod limits;
 mod pressure;
+
+use common::by_width;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
@@ -131,12 +135,12 @@ fn work(rounds: usize) {
 }
 
 fn work_alone(seed: usize, rounds: usize) {
-    let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut random = (seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut below = move |end: usize| {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        (random >> 20) % end
+        (random >> 20) as usize % end
     };
     let mut kept: Vec<Vec<u8>> = Vec::new();
     let whole = |block: &[u8]| block.iter().all(|byte| Some(byte) == block.first());

@@ -7,6 +7,7 @@ use pageheap::source::{Contents, Simulated};
 use pageheap::{Config, Geometry, PageCount, PageHeap};
 
 use super::cases;
+use super::common::BASE;
 use super::model::{Options, Runner, decode};
 
 /// How a heap is set up.
@@ -70,7 +71,7 @@ fn options(start: &Start) -> Options {
 fn source<G: Shape, const COMMITS: bool>(start: &Start, source: Simulated<COMMITS>) -> Simulated<COMMITS> {
     let unit = start.granule.max(G::PAGE_BYTES);
     let contents = if start.zero { Contents::Zero } else { Contents::Unknown };
-    source.with_base((1 << 44) + start.shift * unit).with_contents(contents)
+    source.with_base(BASE + start.shift * unit).with_contents(contents)
 }
 
 /// One heap, one list of steps.

@@ -2,6 +2,8 @@
 
 mod cache;
 mod commit;
+#[path = "../common/mod.rs"]
+mod common;
 mod gather;
 mod idle;
 mod limit;

@@ -7,6 +7,11 @@ use std::time::{Duration, Instant};
 use pageheap::source::Simulated;
 use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
+use super::common::by_width;
+
+/// Pages of a large heap.
+const PAGES: usize = by_width(1 << 20, 1 << 17);
+
 /// K threads, K free pages, each at most one: at every moment one is free for whoever asks. The free pages lie at both
 /// ends of a heap that is otherwise full, so that a scan of the bits takes a while; others keep the turnstile busy with
 /// pages of their own.
@@ -96,15 +101,15 @@ fn an_alignment_is_refused_while_others_free() {
 
 #[test]
 fn few_in_a_large_heap() {
-    never_refused(3, 0, 1 << 20);
+    never_refused(3, 0, PAGES);
 }
 
 #[test]
 fn eight_in_a_large_heap() {
-    never_refused(8, 0, 1 << 20);
+    never_refused(8, 0, PAGES);
 }
 
 #[test]
 fn eight_in_a_large_heap_and_noise() {
-    never_refused(8, 4, 1 << 20);
+    never_refused(8, 4, PAGES);
 }

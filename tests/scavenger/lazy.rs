@@ -235,7 +235,7 @@ static FICKLE: OverSystem<Fickle> = OverSystem(Fickle {
 
 // SAFETY: the system's pages are memory.
 static HEAP: GlobalHeap<&OverSystem<Fickle>> =
-    unsafe { GlobalHeap::with_source(&FICKLE, Config::new(1 << 30).release_lazily(true)) };
+    unsafe { GlobalHeap::with_source(&FICKLE, Config::new(by_width(1 << 30, 256 << 20)).release_lazily(true)) };
 
 /// The system, which gives the first half of what it is asked for back and then says no, two times of three.
 struct Halfway {
@@ -265,7 +265,8 @@ static HALFWAY: OverSystem<Halfway> = OverSystem(Halfway {
 });
 
 // SAFETY: the system's pages are memory.
-static HALVED: GlobalHeap<&OverSystem<Halfway>> = unsafe { GlobalHeap::with_source(&HALFWAY, Config::new(1 << 30)) };
+static HALVED: GlobalHeap<&OverSystem<Halfway>> =
+    unsafe { GlobalHeap::with_source(&HALFWAY, Config::new(by_width(1 << 30, 256 << 20))) };
 
 #[test]
 fn half_of_an_advice_is_taken_for_a_refusal() {
@@ -288,12 +289,12 @@ fn contents_survive_or_vanish_and_nobody_believes_either() {
 /// Blocks, zeroed and not, with a stamp in each, while memory goes back: what is told to be zero is, and what is live
 /// stays as it is.
 fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
-    let (clock, mut kept, mut random) = (hand(), Vec::new(), 12345_usize);
+    let (clock, mut kept, mut random) = (hand(), Vec::new(), 12345_u64);
     let mut below = |end: usize| {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % end
+        (random >> 33) as usize % end
     };
     for round in 0..3000_usize {
         let most = [5000, 80_000, 700_000][below(3)];

@@ -22,13 +22,13 @@ fn a_soft_limit_is_kept_by_those_who_allocate() {
     for granule in [4 << 10, 16 << 10, 64 << 10] {
         let config = Config::new(1 << 30).soft_limit(PageCount(SOFT));
         let heap = PageHeap::<Simulated>::new(Simulated::new(granule), config).unwrap();
-        let (mut most, mut seed) = (0, 1_usize);
+        let (mut most, mut seed) = (0, 1_u64);
         for _ in 0..400 {
             // Longer and longer runs, which do not fit where the shorter ones were.
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let length = 8 + (seed >> 33) % 120;
+            let length = 8 + (seed >> 33) as usize % 120;
             let runs: Vec<_> = (0..2000 / length)
                 .map(|_| heap.allocate(PageCount(length)).unwrap())
                 .collect();
@@ -109,7 +109,7 @@ const LARGE: Layout = match Layout::from_size_align(10 << 20, 8) {
     Err(_) => panic!("a layout"),
 };
 
-static HEAP: GlobalHeap = GlobalHeap::new()
+static HEAP: GlobalHeap = new_heap()
     .limit(16 << 20)
     .background(false)
     .on_exhausted(free_the_spare);

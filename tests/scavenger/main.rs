@@ -6,6 +6,8 @@ use std::time::Duration;
 use pageheap::source::Simulated;
 use pageheap::{Clock, Config, PageCount, PageHeap};
 
+#[path = "../common/mod.rs"]
+mod common;
 mod index;
 mod lazy;
 mod limit;
@@ -14,6 +16,8 @@ mod picture;
 mod retention;
 mod snapshot;
 mod tick;
+
+use common::{by_width, new_heap};
 
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;

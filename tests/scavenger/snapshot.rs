@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::*;
 
-static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+static HEAP: GlobalHeap = new_heap().background(false);
 
 /// Every sum that two figures give.
 #[track_caller]
@@ -63,10 +63,26 @@ fn agree(snapshot: &Snapshot) {
     assert!(sum(|class| class.metadata_bytes) <= pages.metadata_bytes, "{snapshot}");
 }
 
+/// Of a gigabyte half is in blocks: a hundred times that is more than 32 bits can tell.
+#[test]
+fn much_has_its_hundredths() {
+    let class = ClassStats {
+        slot_bytes: 1024,
+        span_pages: 1 << 17,
+        live: 1 << 19,
+        ..ClassStats::default()
+    };
+    assert_eq!(class.fragmentation(8192), 50);
+    let mut whole = Snapshot::default();
+    (whole.stats.pages.backed, whole.stats.pages.page_bytes) = (PageCount(1 << 17), 8192);
+    whole.stats.slot_bytes = 3 << 28;
+    assert_eq!(whole.fragmentation(), 25);
+}
+
 /// Of slots with marks and of slots with flags; the second time what went the first time is counted, too.
 #[test]
 fn what_describes_a_class_and_the_spans_that_went_are_counted() {
-    static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    static HEAP: GlobalHeap = new_heap().background(false);
     // In classes that have no tables of slots in them. The last has one span, which is released by itself.
     for (size, count) in [(300, 5000), (300, 5000), (9000, 5000), (9000, 5000), (700, 1)] {
         fill_and_empty(&HEAP, Layout::from_size_align(size, 8).unwrap(), count);
@@ -493,7 +509,8 @@ fn calls_of_both_layers_are_those_of_the_source() {
         discard: AtomicU64::new(0),
     });
     // SAFETY: the system's pages are memory.
-    static HEAP: GlobalHeap<&OverSystem<Counting>> = unsafe { GlobalHeap::with_source(&COUNTED, Config::new(1 << 30)) };
+    static HEAP: GlobalHeap<&OverSystem<Counting>> =
+        unsafe { GlobalHeap::with_source(&COUNTED, Config::new(by_width(1 << 30, 256 << 20))) };
     let layout = Layout::from_size_align(1000, 8).unwrap();
     // SAFETY: the layout is not empty; freed with it.
     unsafe {

@@ -268,7 +268,7 @@ fn clocks_that_stand_still_or_jump_do_no_harm() {
 #[cfg(target_os = "linux")]
 fn a_program_that_lives_on_its_magazines_keeps_its_peak() {
     use std::alloc::{GlobalAlloc, Layout};
-    static HEAP: pageheap::GlobalHeap = pageheap::GlobalHeap::new().background(false);
+    static HEAP: pageheap::GlobalHeap = new_heap().background(false);
     let (large, small) = (Layout::from_size_align(100_000, 8), Layout::from_size_align(200, 8));
     let (large, small) = (large.unwrap(), small.unwrap());
     // SAFETY: layouts are not empty; blocks are freed with theirs.

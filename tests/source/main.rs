@@ -11,11 +11,15 @@ use std::ptr::NonNull;
 use pageheap::source::{Contents, Failure, Numbers, Purpose, Refused, Region, Reservation};
 use pageheap::source::{Simulated, Source, Split, State, Verb};
 
+#[path = "../common/mod.rs"]
+mod common;
 mod numbers;
 mod region;
 mod simulated;
 #[cfg(all(unix, feature = "std", not(miri)))]
 mod system;
+
+use common::by_width;
 
 /// The unit of most sources here.
 const GRANULE: usize = 4096;
@@ -73,7 +77,7 @@ fn every_source_keeps_the_contract() {
     let region = Region::from_static(bytes(64 * GRANULE, 24));
     keeps_the_contract(&region, 3);
     keeps_the_contract(&Simulated::new(GRANULE), 3);
-    let device = Simulated::committing(1 << 16).with_base(1 << 40);
+    let device = Simulated::committing(1 << 16).with_base(by_width(1 << 40, 1 << 30));
     keeps_the_contract(&device, 3);
     device.assert_all_returned();
     keeps_the_contract(&Split::new(Numbers::new(0, 1 << 30), &region), 3);
@@ -81,7 +85,7 @@ fn every_source_keeps_the_contract() {
     #[cfg(all(unix, feature = "std", not(miri)))]
     {
         keeps_the_contract(&pageheap::source::System, 3);
-        let frames = Numbers::new(1 << 31, 1 << 40).with_granule(1 << 21);
+        let frames = Numbers::new(1 << 31, by_width(1 << 40, 1 << 30)).with_granule(1 << 21);
         keeps_the_contract(&Split::new(frames, pageheap::source::System), 3);
     }
 }

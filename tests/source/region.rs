@@ -11,7 +11,7 @@ fn a_ladder_of_failed_reservations_leaks_nothing() {
     let region = Region::from_static(bytes(256 * GRANULE, 0));
     let all = region.budget();
     assert_eq!(all, 256 * GRANULE);
-    let mut wish = 1 << 40;
+    let mut wish = by_width(1 << 40, 1 << 30);
     let (pages, tables) = loop {
         let pages = region.reserve(Purpose::Pages, wish, 16 * GRANULE);
         let tables = region.reserve(Purpose::Metadata, (wish / 32).max(GRANULE), GRANULE);

@@ -6,6 +6,9 @@ use pageheap::source::System;
 
 use super::*;
 
+/// More than a process can have at a time.
+const BEYOND: usize = by_width(1 << 62, 1 << 31);
+
 const CHILD: &str = "PAGEHEAP_SOURCE_CHILD";
 
 /// Runs `test` of this module in a child process, where this returns true.
@@ -63,7 +66,7 @@ fn memory_is_zero_when_prepared_and_when_released() {
 fn reservations_are_aligned_and_disjoint() {
     let page = System.granule();
     let mut kept: Vec<Reservation> = Vec::new();
-    for shift in page.trailing_zeros()..=30 {
+    for shift in page.trailing_zeros()..=by_width(30, 27) as u32 {
         for bytes in [page, 3 * page, 1 << 21] {
             let pages = System
                 .reserve(Purpose::Pages, bytes, 1 << shift)
@@ -102,10 +105,7 @@ fn impossible_requests_are_refused() {
     assert_eq!(System.reserve(Purpose::Pages, largest, page), None);
     assert_eq!(System.reserve(Purpose::Pages, largest, 1 << 30), None);
     assert_eq!(System.reserve(Purpose::Pages, page, 1 << (usize::BITS - 1)), None);
-    assert_eq!(
-        System.reserve(Purpose::Pages, 1 << (usize::BITS - 2), 1 << (usize::BITS - 2)),
-        None
-    );
+    assert_eq!(System.reserve(Purpose::Pages, BEYOND, BEYOND), None);
 }
 
 #[cfg(target_os = "linux")]
@@ -115,8 +115,10 @@ fn errno_is_kept_by_success_and_failure() {
     let errno = || unsafe { &mut *libc::__errno_location() };
     let page = System.granule();
     *errno() = 77;
-    assert_eq!(System.reserve(Purpose::Pages, 1 << 62, page), None);
-    let pages = System.reserve(Purpose::Pages, page, 1 << 30).expect("a page");
+    assert_eq!(System.reserve(Purpose::Pages, BEYOND, page), None);
+    let pages = System
+        .reserve(Purpose::Pages, page, by_width(1 << 30, 1 << 27))
+        .expect("a page");
     // SAFETY: a reservation of our own; the second page is deliberately none of ours any more.
     unsafe {
         assert!(System.prepare(Purpose::Pages, pages.base, page).is_ok());
@@ -185,19 +187,20 @@ fn a_full_map_count_refuses_and_breaks_nothing() {
         return;
     }
     let page = System.granule();
+    let count = by_width(1 << 20, 1 << 18);
     let pages = System
-        .reserve(Purpose::Pages, (1 << 20) * page, page)
+        .reserve(Purpose::Pages, count * page, page)
         .expect("a million pages of addresses");
     // Every second page accessible: two mappings each, until there are no more.
     // SAFETY: pages of our own, prepared once.
     let prepared = |count: usize| unsafe { System.prepare(Purpose::Pages, at(pages, 2 * count * page), page) };
-    let Some(full) = (0..1 << 19).find(|&count| prepared(count).is_err()) else {
+    let Some(full) = (0..count / 2).find(|&count| prepared(count).is_err()) else {
         give_back(pages);
         return println!("this system counts no maps");
     };
     assert_eq!(prepared(full), Err(Refused), "refused again, and no worse");
     let mut kept = Vec::new();
-    for shift in [12, 21, 30, 33] {
+    for shift in [12, 21, 30, 33].into_iter().filter(|&shift| shift < usize::BITS) {
         let align = page.max(1 << shift);
         kept.extend(System.reserve(Purpose::Pages, 3 * page, align));
         assert!(
@@ -225,12 +228,12 @@ fn a_terabyte_costs_no_memory() {
             .expect("a number")
     };
     let before = resident();
-    let Some(pages) = System.reserve(Purpose::Pages, 1 << 40, 1 << 30) else {
+    let Some(pages) = System.reserve(Purpose::Pages, by_width(1 << 40, 1 << 30), by_width(1 << 30, 1 << 21)) else {
         return;
     };
     let tables = System
-        .reserve(Purpose::Metadata, 1 << 30, System.granule())
-        .expect("a gigabyte");
+        .reserve(Purpose::Metadata, by_width(1 << 30, 1 << 29), System.granule())
+        .expect("a gigabyte, or half of one");
     // SAFETY: a Reserved range of our own.
     assert!(unsafe { System.prepare(Purpose::Metadata, tables.base, tables.bytes) }.is_ok());
     assert!(resident().saturating_sub(before) * System.granule() < 1 << 20);
@@ -298,6 +301,12 @@ fn an_emulator_that_ignores_the_advice_is_found_out() {
     }
 }
 
+/// Where `long` has 32 bits offsets are counted in pages, by another call.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+const MMAP: libc::c_long = libc::SYS_mmap;
+#[cfg(all(target_os = "linux", target_pointer_width = "32"))]
+const MMAP: libc::c_long = libc::SYS_mmap2;
+
 #[cfg(target_os = "linux")]
 #[test]
 #[cfg_attr(target_env = "musl", ignore = "its malloc, which the test uses, cannot do without")]
@@ -319,7 +328,7 @@ fn calls_refused_by_a_filter_are_not_done() {
                 assert_eq!(pages.base.addr().get() % (1 << 26), 0);
             }
         }
-        filter(libc::SYS_mmap, libc::EPERM as u32);
+        filter(MMAP, libc::EPERM as u32);
         assert_eq!(System.reserve(Purpose::Pages, System.granule(), System.granule()), None);
     }
 }

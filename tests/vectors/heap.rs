@@ -43,7 +43,13 @@ fn run(start: usize, pages: usize) -> PageRun {
     PageRun::new(PageIndex(start), PageCount(pages)).expect("a run")
 }
 
-fn regions(in_use: &Value) -> Vec<Region> {
+/// Whether there are addresses for a heap with these ranges mapped: for all there are where pointers have 64 bits.
+pub fn fits(in_use: &Value) -> bool {
+    regions(in_use).1 <= isize::MAX as usize >> 13
+}
+
+/// The ranges, and how many pages they are with the holes between them.
+fn regions(in_use: &Value) -> (Vec<Region>, usize) {
     let (mut end, mut left_out) = (0, 0);
     let mut regions = Vec::new();
     for [start, pages] in list(in_use).iter().map(sizes) {
@@ -54,15 +60,13 @@ fn regions(in_use: &Value) -> Vec<Region> {
         regions.push(Region { start, pages, left_out });
         end = start + pages;
     }
-    regions
+    (regions, end - left_out)
 }
 
 impl Replay {
     /// A heap with these ranges mapped, its contents to be filled in.
     pub fn new(in_use: &Value) -> Self {
-        let regions = regions(in_use);
-        let last = regions.last().expect("a mapped range");
-        let pages = last.start + last.pages - last.left_out;
+        let (regions, pages) = regions(in_use);
         let config = Config::new(pages << 13).limit(PageCount(pages));
         let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), config).expect("a heap");
         assert_eq!(heap.capacity(), PageCount(pages));

@@ -25,6 +25,10 @@ fn replay_file(name: &str, expected: Counts) {
     let mut counts = BTreeMap::new();
     for record in records(name).skip(1) {
         let kind = text(&record["k"]).to_owned();
+        if kind == "heap" && !heap::fits(&record["init"]["inuse"]) {
+            println!("{name}: no addresses for {}", record["t"]);
+            continue;
+        }
         let outcome = match &kind[..] {
             "heap" => table(&record),
             "scavindex" => scavenge_index(&record),
@@ -136,6 +140,7 @@ fn trace_fragmented() {
     );
 }
 
+#[cfg(target_pointer_width = "64")] // It has 64 GiB.
 #[test]
 fn trace_huge_64g() {
     replay_trace(
@@ -199,6 +204,9 @@ const PRIMITIVES: Counts = &[
     ("scavcandidate", 2000, Replayed),
 ];
 
+/// Heaps in the tables for which there are addresses: five span more than 32 bits have.
+const HEAPS: usize = if usize::BITS < u64::BITS { 164 } else { 169 };
+
 const TABLES: Counts = &[
     ("bits.clear", 24, Replayed),
     ("bits.find", 41, Replayed),
@@ -207,7 +215,7 @@ const TABLES: Counts = &[
     ("bits.summarize", 1009, Replayed),
     ("fillaligned", 13112, Replayed),
     ("findbitrange64", 136, Replayed),
-    ("heap", 169, Replayed),
+    ("heap", HEAPS, Replayed),
     ("pcache.alloc", 73, Replayed),
     ("ranges.add", 132, Skipped),
     ("ranges.findsucc", 18, Skipped),
