@@ -7,7 +7,7 @@
 
 /// Whether a panic is carried by LLVM's unwinder, which writes 16 bytes at a time to what Rust's library allocates for
 /// it, 56 bytes, as if that were aligned to 16. It is what a panic is on x86-64 where the C library is not GNU's, and
-/// up to Rust 1.97 at least it is allocated without saying so (rust-lang/rust#161368).
+/// as of Rust 1.95 it is allocated without saying so (mended since: rust-lang/rust#161368).
 pub(crate) const PANICS_WANT_16: bool = cfg!(all(target_arch = "x86_64", unix, not(target_env = "gnu")));
 
 /// The bytes of it, in steps of 8.

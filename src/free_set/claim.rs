@@ -304,7 +304,7 @@ impl<G: Shape> FreeSet<G> {
                 break None;
             }
         };
-        // Release: behind all that was looked at; who sees the flag down need not pass for this proof's sake any more.
+        // Release: all looks of this proof are before it; partner: the load in `tell`, by who need not pass.
         self.seldom.provers.fetch_sub(1, Ordering::Release);
         result
     }

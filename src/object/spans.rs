@@ -88,8 +88,8 @@ impl Room {
         }
     }
 
-    /// Whether a block of `size` bytes has room in it: in a run if it would have had a shorter one, for as a block as
-    /// long as its run it would be freed by the quick way.
+    /// Whether a block of `size` bytes has room in it: in a run only if it would have got a shorter one by itself. One
+    /// that would have got as long a run is freed by the quick way, which does not ask.
     ///
     /// Whatever its alignment: a slot was chosen for that, so its bytes are a multiple of it, and the size rounded up
     /// to it is no more than they are; a roomy run is longer than any slot.
