@@ -60,6 +60,11 @@ impl Cell {
         self.median(|run| run.cpu_ns)
     }
 
+    /// Of the round in which it took least.
+    pub fn least_cpu(&self) -> Option<f64> {
+        self.runs.iter().map(|run| run.cpu_ns).min_by(f64::total_cmp)
+    }
+
     /// Half of the distance from the least to the most, as a share of the median.
     pub fn spread(&self) -> Option<f64> {
         let values = || self.runs.iter().map(|run| run.cpu_ns);
@@ -116,11 +121,11 @@ mod tests {
             runs: vec![run(9.0), run(1.0), run(2.0)],
             ..Cell::default()
         };
-        assert_eq!(cell.cpu(), Some(2.0));
+        assert_eq!((cell.cpu(), cell.least_cpu()), (Some(2.0), Some(1.0)));
         assert_eq!(cell.spread(), Some(2.0));
         cell.runs.push(run(4.0));
         assert_eq!(cell.cpu(), Some(3.0));
-        assert_eq!(Cell::default().cpu(), None);
+        assert_eq!((Cell::default().cpu(), Cell::default().least_cpu()), (None, None));
         let mean = geometric_mean([1.0, 4.0].into_iter()).unwrap();
         assert!((mean - 2.0).abs() < 1e-12);
     }

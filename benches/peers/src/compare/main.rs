@@ -8,7 +8,7 @@
 //!
 //! A round runs each chosen workload on each allocator once, one process a run, the allocators right after one another
 //! and in another order each round: what else the machine does meets all of them alike. What is compared is the median
-//! of the processor time an operation took. Of two allocators alone, also their ratio in each round, with an interval
+//! of the processor time an operation took, and beside it the least. Of two allocators alone, also their ratio in each round, with an interval
 //! (`paired.rs`); with `--out` that is all that is written.
 
 mod calls;
@@ -30,7 +30,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use table::{INSTRUCTIONS, Results, TIME};
+use table::{INSTRUCTIONS, LEAST, Results, TIME};
 
 /// Of two allocators, how fast the first is to be at least, as a part of the second's speed.
 const AIM: f64 = 0.98;
@@ -147,7 +147,7 @@ fn report(options: &Options) -> Result<(), String> {
         });
     }
     let results = compare(options, &programs, missing);
-    print!("{}", results.text(TIME));
+    print!("{}{}", results.text(TIME), results.text(LEAST));
     println!("{}", results.distance);
     if let [_, _] = results.allocators[..] {
         let text = paired::text(&results.allocators, &results.rows, AIM);
