@@ -21,25 +21,39 @@
 //! Only those two bytes are looked at first: a program that has just written to the first byte of a block would have to
 //! wait for the whole word.
 //!
-//! Cost: five instructions where a block is freed, one where one is allocated. Where pointers have 32 bits there is no
-//! room for a test, and none is made.
+//! **Where pointers have 32 bits** a word is 32 bits, the number is not shifted, and the upper two bytes are to be
+//! those of the slot's address under the key. So of random words one in 65,536 is looked for in vain, and one in 2³² is
+//! a mark by chance: then a block is lost. Below 64 bytes, where numbers of neighbours are possible too, one in 2²³.
+//!
+//! Cost: five instructions where a block is freed, one where one is allocated.
 
 use crate::sync::OnceWord;
 
 /// Zero until the first heap is opened, and never changed afterwards.
 static KEY: OnceWord = OnceWord::new();
 
-/// Addresses are shorter than this, where there is a test.
+/// Addresses are shorter than this, where they leave room for more.
 const ADDRESS_BITS: u32 = 48;
 
-/// The bits behind those, all of which every key has: to be compared with a constant.
-const UPPER_BITS: usize = (u64::MAX << ADDRESS_BITS) as usize;
+/// The bits behind those, all of which every key has: to be compared with a constant. None of 32.
+const UPPER_BITS: usize = if usize::BITS < u64::BITS {
+    0
+} else {
+    (u64::MAX << ADDRESS_BITS) as usize
+};
 
 /// Where a number begins in a word: above what addresses of neighbours differ in.
 const NUMBER_SHIFT: u32 = if usize::BITS < u64::BITS { 0 } else { 32 };
 
-/// Which quarter of a word they are.
-const UPPER: usize = if cfg!(target_endian = "little") { 3 } else { 0 };
+/// How far to shift a word for its upper two bytes.
+const UPPER_SHIFT: u32 = usize::BITS - u16::BITS;
+
+/// Where they are in it, in such steps.
+const UPPER: usize = if cfg!(target_endian = "little") {
+    size_of::<usize>() / 2 - 1
+} else {
+    0
+};
 
 /// The key, drawn by whoever is first: from addresses that the system chooses. Before any slot is used.
 pub fn draw_key() {
@@ -125,14 +139,16 @@ pub unsafe fn wipe(slot: *mut u8) {
 /// As for [`write()`].
 #[inline(always)]
 pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
-    if usize::BITS < u64::BITS {
-        return None;
-    }
-    // SAFETY: the caller's promise; the bytes of the word that are ones in each key. The program may have left bytes
-    // there that it never wrote; they lie in memory like others, and of a volatile read the compiler concludes nothing.
+    // SAFETY: the caller's promise; two bytes of the word. The program may have left bytes there that it never wrote;
+    // they lie in memory like others, and of a volatile read the compiler concludes nothing.
     let upper = unsafe { slot.cast::<u16>().add(UPPER).read_volatile() };
+    let marked = if usize::BITS < u64::BITS {
+        ((slot.addr() ^ key().0) >> UPPER_SHIFT) as u16
+    } else {
+        u16::MAX
+    };
     // SAFETY: as above.
-    (upper == u16::MAX).then(|| number_in(slot, unsafe { slot.cast::<usize>().read_volatile() }))
+    (upper == marked).then(|| number_in(slot, unsafe { slot.cast::<usize>().read_volatile() }))
 }
 
 #[cfg(test)]
@@ -144,25 +160,23 @@ mod tests {
         draw_key();
         let mut word = 0_usize;
         let slot = (&raw mut word).cast::<u8>();
-        // Where there is a test.
-        let seen = |number| (usize::BITS == u64::BITS).then_some(number);
         // SAFETY: a word of ours.
         unsafe {
             write(key(), slot);
-            assert_eq!(seems_free(slot), seen(0));
+            assert_eq!(seems_free(slot), Some(0));
             link_number(slot, 77);
-            assert_eq!((number(slot), seems_free(slot)), (77, seen(77)));
+            assert_eq!((number(slot), seems_free(slot)), (77, Some(77)));
             wipe(slot);
             assert_eq!(seems_free(slot), None);
-            // Its neighbour's, copied here.
-            slot.cast::<usize>().write((slot.addr() + 64) ^ key().0);
-            assert!(seems_free(slot).is_none_or(|number| number > 1 << 16));
+            // Another page's, copied here: no number of a slot.
+            slot.cast::<usize>().write((slot.addr() + (1 << 12)) ^ key().0);
+            assert!(seems_free(slot).is_none_or(|number| number >= 1 << 12));
             let others = [1, usize::MAX >> 1, slot.addr()];
             let seen = others.iter().filter(|&&other| {
                 slot.cast::<usize>().write(other);
                 seems_free(slot).is_some()
             });
-            assert_eq!(seen.count(), 0, "but for one key in 2⁴⁸");
+            assert_eq!(seen.count(), 0, "but for one key in 2⁴⁸, or of 32 bits in 2¹⁴");
         }
     }
 }

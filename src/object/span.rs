@@ -157,7 +157,7 @@ const WORDS: usize = 2;
 
 /// Whether a span of the class has few enough slots for a map.
 #[inline(always)]
-fn is_mapped(class: SizeClass) -> bool {
+pub(super) fn is_mapped(class: SizeClass) -> bool {
     class.slots() <= WORDS as u32 * u64::BITS
 }
 

@@ -12,7 +12,8 @@
 //!
 //! Magazines of other threads may not be read; a block that is in one is not taken in again, and so not handed out
 //! twice. Should it have been a block like any other after all, it is lost. That takes eight bytes that make a small
-//! number under a key that the program does not know: once in 2⁵⁴ frees of random bytes.
+//! number under a key that the program does not know: once in 2⁵⁴ frees of random bytes (in 2³² where pointers have 32
+//! bits, below 64 bytes in 2²³).
 //!
 //! What is not found: a block that was handed out again before it came back the second time; one of up to 1 KiB that
 //! was written to after it was freed, in its first word, or whose memory went back to the system in between, mark and
@@ -26,6 +27,7 @@ use crate::fatal;
 use crate::source::Source;
 
 use super::size_class::SizeClass;
+use super::span::is_mapped;
 use super::{Objects, Thread};
 
 impl<S: Source + 'static> Objects<S> {
@@ -41,8 +43,9 @@ impl<S: Source + 'static> Objects<S> {
     ) -> bool {
         // Aborts if no slot of the class begins there.
         let (span, slot) = self.spans.locate(class, memory.as_ptr());
-        // In a magazine, or on its span's list; out of that into a magazine it comes as it is.
-        if number > class.slots() as usize {
+        // In a magazine, or on its span's list, if there are such; out of that into a magazine it comes as it is.
+        let most = if is_mapped(class) { 0 } else { class.slots() };
+        if number > most as usize {
             return false;
         }
         let central = self.central(class);

@@ -130,25 +130,21 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory.add(8), block.layout) };
     };
-    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_freed_twice_in_a_row_is_found: "freed twice", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
         unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
     };
-    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_freed_twice_with_another_between_is_found: "freed twice", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(64, 8), 0).unwrap());
         // SAFETY: none: this is what must be found out.
         unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
     };
-    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_of_eight_bytes_freed_twice_is_found: "freed twice", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(8, 8), 0).unwrap());
         // SAFETY: none: this is what must be found out.
         unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
     };
-    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_freed_twice_with_a_thousand_between_is_found: "freed twice", |heap| {
         // Wherever it is by now: in the magazine, the spare, or a batch in store.
         let blocks: Vec<_> = (0..1000).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
@@ -181,7 +177,6 @@ aborts! {
         // SAFETY: none: this is what must be found out.
         unsafe { heap.dealloc(block.memory.add(2048), block.layout) };
     };
-    #[cfg(target_pointer_width = "64")] // By its mark.
     a_block_that_is_with_its_span_again_is_not_freed_twice: "freed twice", |heap| {
         let [first, _kept] = [(); 2].map(|()| Block::new(heap, layout(1024, 8), 0).unwrap());
         // SAFETY: none: this is what must be found out.
@@ -326,7 +321,7 @@ aborts! {
 
 /// Freed twice, and nobody knows for sure, for another thread has it: it is not handed out twice.
 #[test]
-#[cfg(all(not(feature = "checks"), target_pointer_width = "64"))] // By its mark.
+#[cfg(not(feature = "checks"))]
 fn a_block_freed_again_by_another_thread_is_handed_out_once() {
     static HEAP: GlobalHeap = new_heap();
     let blocks: Vec<_> = (0..20).map(|_| Block::new(&HEAP, layout(64, 8), 0).unwrap()).collect();

@@ -8,8 +8,8 @@
 //!
 //! A round runs each chosen workload on each allocator once, one process a run, the allocators right after one another
 //! and in another order each round: what else the machine does meets all of them alike. What is compared is the median
-//! of the processor time an operation took, and beside it the least. Of two allocators alone, also their ratio in each round, with an interval
-//! (`paired.rs`); with `--out` that is all that is written.
+//! of the processor time an operation took, and beside it the least. Of two allocators alone, also their ratio in each
+//! round, with an interval (`paired.rs`); with `--out` that is all that is written.
 
 mod calls;
 mod chart;

@@ -29,8 +29,8 @@ pub const TIME: Measure = Measure {
     title: "cpu ns/op",
     of: Cell::cpu,
 };
-/// The same, of the round in which it took least: where a machine works at two speeds, as its neighbours have it, a median
-/// of few rounds is one of the two by chance.
+/// The same, of the round in which it took least: where a machine works at two speeds, as its neighbours have it, a
+/// median of few rounds is one of the two by chance.
 pub const LEAST: Measure = Measure {
     title: "least cpu ns/op",
     of: Cell::least_cpu,
