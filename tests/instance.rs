@@ -5,7 +5,8 @@
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::thread;
 
 use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 use pageheap::{Config, Heap, PageCount};
@@ -308,5 +309,52 @@ fn memory_goes_back_by_ticks_and_when_it_is_asked_for() {
         pause == std::time::Duration::MAX
     });
     assert!(rest && heap.stats().pages.backed.0 < 20, "{}", heap.stats());
+    heap.check().unwrap();
+}
+
+/// A check of a heap that others use may find what is none; it must not end the process, nor do harm.
+#[test]
+fn a_check_beside_work_does_no_harm() {
+    let heap = small();
+    let checks = if cfg!(debug_assertions) { 300 } else { 3000 };
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers = [1, 2, 3].map(|seed| {
+            let (heap, over) = (&heap, &over);
+            scope.spawn(move || {
+                let (mut random, mut blocks) = (Random(seed), Vec::new());
+                while !over.load(Ordering::Relaxed) {
+                    // All slots go home, to lists that are written to again.
+                    heap.scavenge(PageCount(1));
+                    for _ in 0..random.below(400) {
+                        let most = 1 << (1 + random.below(15));
+                        let layout = Layout::from_size_align(1 + random.below(most), 8).unwrap();
+                        blocks.extend(heap.allocate(layout).map(|block| (block, layout)));
+                    }
+                    while blocks.len() > random.below(1000) {
+                        let (block, layout) = blocks.swap_remove(random.below(blocks.len()));
+                        // SAFETY: allocated with this layout, and written to, as programs do, before it is freed.
+                        unsafe {
+                            block.write_bytes(0xff, layout.size());
+                            heap.free(block, layout);
+                        }
+                    }
+                }
+                // SAFETY: as above.
+                blocks
+                    .into_iter()
+                    .for_each(|(block, layout)| unsafe { heap.free(block, layout) });
+            })
+        });
+        while heap.stats().pages.in_use < PageCount(1000) {
+            thread::yield_now();
+        }
+        for _ in 0..checks {
+            // It may say anything.
+            let _anything = heap.check();
+        }
+        over.store(true, Ordering::Relaxed);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
     heap.check().unwrap();
 }

@@ -15,11 +15,11 @@ use core::fmt;
 pub enum Reason {
     /// The arena's own limit; see [`ArenaConfig::limit`](super::ArenaConfig::limit).
     Limit,
-    /// The backing had no pages: its limit, or the memory of the machine.
+    /// The backing had no pages: its limit, or the memory of the machine. Of a free list, too.
     NoPages,
     /// There are no such objects: more bytes than addresses can count.
     TooLarge,
-    /// All slots are taken, and there is no room for more.
+    /// All slots are taken, and the list has as many as it may.
     NoSlots,
     /// The objects do not fit a slot, in size or alignment.
     SlotTooSmall,

@@ -27,7 +27,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::heap::Clock;
@@ -71,11 +71,32 @@ const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 /// How often a start is tried, for all heaps together.
 const TRIES: u32 = 16;
 
+/// Whether a thread has been started, or is just about to be.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether none is to be: the process ends.
+static FORBIDDEN: AtomicBool = AtomicBool::new(false);
+
+/// From here on none is started. Whether one was, or may be.
+#[cfg(target_os = "linux")]
+pub(super) fn forbid() -> bool {
+    // SeqCst, here and in `start`, a store and then a load in each: either we see that it starts one, or it sees that
+    // it must not.
+    FORBIDDEN.store(true, Ordering::SeqCst);
+    STARTED.load(Ordering::SeqCst)
+}
+
 /// Whoever frees calls this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or cannot be done.
 #[cold]
 pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {
     static FAILED: AtomicU32 = AtomicU32::new(0);
     if !constructors_have_run() || !objects.keeper().change(ABSENT, AWAKE) {
+        return;
+    }
+    // SeqCst, twice: as in `forbid`.
+    STARTED.store(true, Ordering::SeqCst);
+    if FORBIDDEN.load(Ordering::SeqCst) {
+        objects.keeper().change(AWAKE, OFF);
         return;
     }
     let _errno = KeepErrno::new();
@@ -361,6 +382,13 @@ pub(super) fn constructors_have_run() -> bool {
 
 // ---- the end
 // ----------------------------------------------------------------------------------------------------------------
+
+/// Whether it has a thread, which has not been waited for.
+#[cfg(target_os = "linux")]
+pub(super) fn is_started(keeper: &Keeper) -> bool {
+    // Relaxed: by whoever is alone.
+    keeper.marks[0].load(Ordering::Relaxed) != 0
+}
 
 /// Ends the thread, if there is one, and waits until it has ended: its code is about to go.
 ///

@@ -23,7 +23,7 @@
 
 use core::cell::Cell;
 use core::ffi::c_int;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
@@ -68,17 +68,21 @@ impl Opening {
 
     /// A heap has been opened.
     pub(crate) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
-        objects.kin().next.set(HEAPS.0.get());
-        HEAPS.0.set(Some(NonNull::from_ref(objects)));
+        let this: NonNull<dyn Forks> = NonNull::from_ref(objects);
+        if let Some(first) = heaps().next() {
+            first.kin().last.set(Some(this));
+        }
+        objects.kin().next.set(HEAPS.0.replace(Some(this)));
     }
 
-    /// A heap is about to be closed. O(heaps).
+    /// A heap is about to be closed.
     pub(crate) fn leave<S: Source + 'static>(&self, objects: &Objects<S>) {
-        let is_it = |heap: NonNull<dyn Forks>| ptr::addr_eq(heap.as_ptr(), objects);
-        let behind = objects.kin().next.take();
-        match heaps().find(|heap| heap.kin().next.get().is_some_and(is_it)) {
-            Some(before) => before.kin().next.set(behind),
-            None => HEAPS.0.set(behind),
+        let [behind, before] = [&objects.kin().next, &objects.kin().last].map(Cell::take);
+        // SAFETY: neighbours on the list, which stay as long as they are on it.
+        let [behind_it, before_it] = [behind, before].map(|heap| heap.map(|heap| unsafe { heap.as_ref() }.kin()));
+        before_it.map_or(&HEAPS.0, |kin| &kin.next).set(behind);
+        if let Some(kin) = behind_it {
+            kin.last.set(before);
         }
     }
 }
@@ -90,9 +94,17 @@ impl Opening {
 /// Nothing of this copy of the crate runs any more, on any thread, or will.
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn abandon_all() {
-    OPENING.hold();
-    // SAFETY: nobody uses the heaps but these threads (the caller's promise).
-    heaps().for_each(|heap| unsafe { background::end(heap.keeper()) });
+    loop {
+        OPENING.hold();
+        let Some(heap) = heaps().find(|heap| background::is_started(heap.keeper())) else {
+            break;
+        };
+        // In the hook that hears of pressure it may be about to open a heap, or to close one.
+        OPENING.let_go();
+        // SAFETY: nobody uses the heaps but these threads (the caller's promise). One that has such a thread is a
+        // `static`'s, which is not closed meanwhile.
+        unsafe { background::end(heap.keeper()) };
+    }
     let mut next = HEAPS.0.take();
     while let Some(heap) = next {
         // SAFETY: open till now, and nobody uses it (the caller's promise). The next is looked at before, as the heap

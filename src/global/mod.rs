@@ -228,7 +228,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
             .unwrap_or_default()
     }
 
-    /// Re-derives all the heap says of itself from its bits and spans. For a heap nobody uses meanwhile; O(heap).
+    /// Re-derives all the heap says of itself from its bits and spans. O(heap).
+    ///
+    /// For a heap nobody uses meanwhile: while somebody does, a fault that is none may be found, and no harm done. A
+    /// thread that ends uses it until it has been joined; [`std::thread::scope`] alone waits for less.
     ///
     /// # Errors
     /// The first broken invariant.
@@ -346,7 +349,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
                 self.objects.store(ptr::from_ref(objects).cast_mut(), Ordering::Release);
                 Some(objects)
             }
-            Err(source) => {
+            Err((source, _)) => {
                 self.source.set(Some(source));
                 None
             }

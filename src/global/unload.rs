@@ -9,8 +9,10 @@
 //!   at dlclose     fini_array: `begin` ─▶ atexit handlers of the library: `ending` ─▶ … ─▶ `end`     all goes
 //! ```
 //!
-//! At the end of a process other threads may still run and allocate, so nothing must go but the key. The order of the
-//! calls tells the two ends apart: an `atexit` handler of a library runs before everybody's `fini_array` at exit, but
+//! At the end of a process other threads may still run and allocate, so nothing must go but the key. Nor must a program
+//! that closes its libraries when it ends, in a handler of its own, take the code of the thread that gives memory back
+//! from below it: so where there is one `ending` has the library stay ([`stay`]). The order of the calls tells the two
+//! ends apart: an `atexit` handler of a library runs before everybody's `fini_array` at exit, but
 //! in the middle of its own library's at `dlclose`. `end` stands in the section that the linker sorts to be the last to
 //! run, behind all destructors of the library, which may still use the heap. A heap that opens before the constructors
 //! have run is left as it is: see [`register`].
@@ -27,6 +29,8 @@
 //! Linux only (where the C library has no `dlclose` that unloads, as musl, it is never called); on macOS libraries with
 //! thread-locals are not unloaded at all. Elsewhere a library with a heap in it must stay.
 
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::source::KeepErrno;
@@ -46,6 +50,9 @@ static EXITING: AtomicBool = AtomicBool::new(false);
 
 /// How often it is registered again.
 const AGAIN: u32 = 8;
+
+/// A program's headers begin within so many bytes from its beginning: they stand behind the file's own, of 64.
+const MOST_BEFORE_HEADERS: usize = 4096;
 
 #[used]
 // SAFETY: the section holds pointers to functions, which are called without arguments once.
@@ -99,9 +106,33 @@ unsafe extern "C" fn begin() {
 
 extern "C" fn ending() {
     if !BEGUN.load(Ordering::Relaxed) {
-        EXITING.store(true, Ordering::Relaxed);
+        if !EXITING.swap(true, Ordering::Relaxed) && background::forbid() {
+            stay();
+        }
     } else if !EXITING.load(Ordering::Relaxed) {
         UNLOADED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has the library that this copy of the crate is in stay until the process has ended, whoever closes it. Of the
+/// program itself nothing is to be done: it is the file whose headers the kernel names.
+fn stay() {
+    let _errno = KeepErrno::new();
+    let mut place = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the loader writes what it knows of the address, if it knows it; its name of the file lasts as long as the
+    // file is loaded. To open what is open anyway runs no code of its.
+    unsafe {
+        if libc::dladdr(ending as *const c_void, place.as_mut_ptr()) == 0 {
+            return;
+        }
+        let place = place.assume_init();
+        let headers = (libc::getauxval(libc::AT_PHDR) as usize).wrapping_sub(place.dli_fbase.addr());
+        if headers >= MOST_BEFORE_HEADERS {
+            libc::dlopen(
+                place.dli_fname,
+                libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE,
+            );
+        }
     }
 }
 

@@ -207,7 +207,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system
     /// call or two where the heap grows. `None` is proved (`src/free_set`), but where others free pages during each of
-    /// 1,024 searches: so many found nothing.
+    /// 1,024 searches: so many found nothing. And where a scavenger is in the source's `release` with the pages that
+    /// are missing: he is waited for, for a good part of a second at the most. Nothing else waits for him.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         match self.try_with(&Request::of(pages.0)) {

@@ -142,9 +142,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // What was let go lazily may be there yet; all else has gone, whatever it reads as.
         let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));
-        if !mark && !S::COMMITS {
-            // Another scavenger's marks, perhaps: what the pages read as is not known any more.
-            self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);
+        if !mark {
+            self.forget_marks(start, pages);
         }
         if mark {
             let more = pages - self.set.scavenged_in(start, pages);
@@ -156,6 +155,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Released {
             pages: if contents.is_ok() { pages } else { 0 },
             marked: if mark { pages } else { 0 },
+        }
+    }
+
+    /// What pages read as that the caller holds is not known any more: marks of another scavenger's, perhaps, go. Where
+    /// they bring pages to `commit` they stay, and mean zero no more, here or elsewhere.
+    fn forget_marks(&self, start: usize, pages: usize) {
+        if !S::COMMITS {
+            self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);
+        } else if self.set.scavenged_in(start, pages) > 0 {
+            self.to_mark(Contents::Unknown, true);
         }
     }
 

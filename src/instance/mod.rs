@@ -71,7 +71,7 @@ impl<S: Memory + 'static> Heap<S> {
     /// A heap over `source`, which reserves as many bytes as `config` says, or what it can get.
     ///
     /// # Errors
-    /// If not even the smallest heap could be reserved. Nothing stays reserved.
+    /// If not even the smallest heap could be reserved: why its pages could not. Nothing stays reserved.
     pub fn new(source: S, config: Config) -> Result<Self, NewHeapError> {
         let opening = Opening::begin();
         // At least the one cache that all threads share.
@@ -82,7 +82,7 @@ impl<S: Memory + 'static> Heap<S> {
         }
         // Before the source, which may own a heap like this one, is dropped.
         drop(opening);
-        let objects = opened.map_err(|_| NewHeapError::NoPages)?;
+        let objects = opened.map_err(|(_, reason)| reason)?;
         Ok(Self {
             objects: NonNull::from_ref(objects),
         })
@@ -188,7 +188,10 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().stats()
     }
 
-    /// Re-derives all the heap says of itself from its bits and spans. For a heap nobody uses meanwhile; O(heap).
+    /// Re-derives all the heap says of itself from its bits and spans. O(heap).
+    ///
+    /// For a heap nobody uses meanwhile: while somebody does, a fault that is none may be found, and no harm done. A
+    /// thread that ends uses it until it has been joined; [`std::thread::scope`] alone waits for less.
     ///
     /// # Errors
     /// The first broken invariant.

@@ -450,6 +450,14 @@ impl Central {
             next = spans.entry(span).behind.get();
         }
     }
+
+    /// How many slots of the span are out, and how many home, if that can be told; under the lock. `None` if it is no
+    /// span of the class any more. For checks.
+    pub fn count(&self, spans: &Spans, class: SizeClass, span: PageIndex) -> Option<(u32, Option<u32>)> {
+        let _guard = self.hold(spans, class);
+        let entry = spans.entry(span);
+        (entry.tag() == Some((class, 0))).then(|| (entry.slots().used, spans.count_home(class, span)))
+    }
 }
 
 /// The page that a number says, plus one.

@@ -33,8 +33,10 @@ use super::{Keeper, Objects, Thread};
 /// A heap's place in the list of all heaps of the process, which `global/fork.rs` keeps.
 #[derive(Default)]
 pub struct Kin {
-    /// Only under the lock of the list.
+    /// The heap opened before it; only under the lock of the list, as all here.
     pub next: Cell<Option<NonNull<dyn Forks>>>,
+    /// The heap opened after it.
+    pub last: Cell<Option<NonNull<dyn Forks>>>,
 }
 
 // SAFETY: used under the lock of the list only; what it leads to is `Sync`, being a heap.

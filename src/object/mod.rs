@@ -84,7 +84,7 @@ use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
 use crate::guard::Place;
-use crate::heap::{self, Config, PageHeap};
+use crate::heap::{self, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicUsize, Lock, Table};
 use crate::units::{PageIndex, PageRun};
@@ -129,8 +129,8 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
     /// space is in vain.
-    pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, S> {
-        let mut source = source;
+    pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, (S, NewHeapError)> {
+        let (mut source, mut failure) = (source, NewHeapError::NoPages);
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
         mark::draw_key();
@@ -152,15 +152,15 @@ impl<S: Source + 'static> Objects<S> {
                     },
                 ) {
                     Ok(heap) => return Ok(Self::settle(heap, tables, keeper)),
-                    Err((back, _)) => {
+                    Err((back, reason)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
                         unsafe { back.unreserve(Purpose::Metadata, reservation) };
-                        source = back;
+                        (source, failure) = (back, reason);
                     }
                 }
             }
             if wish <= LEAST_BYTES {
-                return Err(source);
+                return Err((source, failure));
             }
             wish = heap::lower(wish).max(LEAST_BYTES);
         }

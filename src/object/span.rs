@@ -353,14 +353,14 @@ impl Slots {
     }
 
     /// How many are home, of the map or following the links; `None` if that cannot be. For checks.
-    pub fn count_home(mut self, class: SizeClass, span: PageIndex, next: impl Fn(u32) -> u32) -> Option<u32> {
+    pub fn count_home(mut self, class: SizeClass, next: impl Fn(u32) -> u32) -> Option<u32> {
         if is_mapped(class) {
             let beyond = (0..WORDS).any(|word| self.word(word) & !all_of(class, word) != 0);
             let out: u32 = (0..WORDS).map(|word| self.word(word).count_ones()).sum();
             return (!beyond).then(|| class.slots() - out);
         }
         let (mut count, ever_out) = (0, self.fresh);
-        while count <= ever_out && self.unlist(span, &next).is_some() {
+        while count <= ever_out && self.try_unlist(&next).ok()?.is_some() {
             count += 1;
         }
         Some(class.slots().checked_sub(ever_out)? + count)
@@ -411,21 +411,31 @@ impl Slots {
         })
     }
 
-    /// Takes the first listed slot out.
+    /// Takes the first listed slot out. Aborts if its link is none.
     #[inline]
     fn unlist(&mut self, span: PageIndex, next: impl FnOnce(u32) -> u32) -> Option<u32> {
-        let slot = self.listed.checked_sub(1)?;
-        let link = next(slot);
-        if link > self.fresh || self.used >= self.fresh {
+        self.try_unlist(next).unwrap_or_else(|slot| {
             fatal::abort(
                 "a freed block was written to; its slot, the span's page",
                 slot as usize,
                 span.0,
-            );
+            )
+        })
+    }
+
+    /// The same; the slot is the error if its link is none.
+    #[inline]
+    fn try_unlist(&mut self, next: impl FnOnce(u32) -> u32) -> Result<Option<u32>, u32> {
+        let Some(slot) = self.listed.checked_sub(1) else {
+            return Ok(None);
+        };
+        let link = next(slot);
+        if link > self.fresh || self.used >= self.fresh {
+            return Err(slot);
         }
         self.listed = link;
         self.used += 1;
-        Some(slot)
+        Ok(Some(slot))
     }
 
     /// Takes up to `wanted` fresh slots out: their numbers.
@@ -480,7 +490,7 @@ mod tests {
                 }
                 assert_eq!(slots.used, out.len() as u32);
                 assert_eq!(
-                    slots.count_home(class, page, next),
+                    slots.count_home(class, next),
                     Some(all - slots.used),
                     "{class:?}: {slots:?}"
                 );

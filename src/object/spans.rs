@@ -457,10 +457,10 @@ impl Spans {
 
 impl Spans {
     /// How many slots of the span are home; `None` if what is written down cannot be. For checks, under the lock of the
-    /// class or with nobody about.
-    pub fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
+    /// class.
+    pub(super) fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
         let slots = self.entry(span).slots();
-        slots.count_home(class, span, |slot| self.link(class, span, slot))
+        slots.count_home(class, |slot| self.link(class, span, slot))
     }
 }
 

@@ -171,8 +171,10 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&self.hold_shared(guard));
         }
         self.flush(thread);
-        // Not for ever: the turn may be had by somebody below, whose clock allocates.
-        let turn = (0..TURN_ROUNDS).find_map(|round| {
+        // Not for ever: the turn may be had by somebody below, whose clock allocates. Nor at all by who holds the
+        // shared thread: a fork has the turn before it waits for that.
+        let rounds = if thread.has_user() { TURN_ROUNDS } else { 1 };
+        let turn = (0..rounds).find_map(|round| {
             relax(round);
             self.heap.driver().try_turn()
         });

@@ -114,7 +114,11 @@ pub struct Reservation {
 /// A source of address space and memory. See the [module](self) for the four states.
 ///
 /// All verbs may be called from several threads at once, never for overlapping ranges. They must not unwind, must not
-/// allocate from a heap that stands on this source, and leave `errno` (where there is one) as they found it.
+/// use a heap that stands on this source, and leave `errno` (where there is one) as they found it. They may allocate
+/// from other heaps of this crate, if those have been opened before this source's: `reserve` and `prepare` are called
+/// while a heap is being opened, and a second one would wait for the first for ever. A verb should return within
+/// milliseconds: an allocation that would be refused waits for a `release`, but not longer than
+/// [`PageHeap::allocate`](crate::PageHeap::allocate) says.
 ///
 /// # Safety
 ///
@@ -124,7 +128,8 @@ pub struct Reservation {
 /// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what
 ///   the source's users take it for: memory that may be read and written if the source is one of memory;
 /// * [`Contents::Zero`] is returned only if every byte of the range reads as zero until it is next written;
-/// * a failed verb changes nothing, and a verb touches nothing outside the range it is given.
+/// * a failed verb changes no state, and no contents but those that `release` was to lose; and a verb touches nothing
+///   outside the range it is given.
 pub unsafe trait Source {
     /// Whether Prepared pages need [`commit`](Self::commit) before they are used. Where it is `false` the heap never
     /// calls it.
@@ -132,7 +137,8 @@ pub unsafe trait Source {
 
     /// The unit of every transition in bytes: the page size of the operating system, read at run time. A power of two,
     /// the same at every call. Ranges handed to the verbs start and end on multiples of it, counted from the
-    /// reservation's base.
+    /// reservation's base. Where it is longer than a chunk of the heap's [`Geometry`](crate::Geometry), 4 MiB by
+    /// default, nothing is released.
     fn granule(&self) -> usize;
 
     /// An upper bound, in bytes, on what it makes sense to reserve for one heap, both purposes together: the process's
@@ -166,7 +172,8 @@ pub unsafe trait Source {
     /// whether the range reads as zero from now on.
     ///
     /// # Errors
-    /// [`Refused`] if it was not done; contents and state are unchanged or unknown, never counted as zero.
+    /// [`Refused`] if it was not done: the state is as before, so what was Ready still is. The contents may be lost,
+    /// all or in part, and are never counted as zero.
     ///
     /// # Safety
     /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared), and nobody else uses it.

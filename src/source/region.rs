@@ -10,8 +10,11 @@
 //! `commit` does nothing, and `release` is refused, because there is nobody to give the memory back to. No operating
 //! system, no lock: a reservation is one compare-exchange (the drawing is in `ledger.rs`).
 //!
-//! A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules; a heap that takes one for
-//! its metadata manages the other 15. An unaligned base costs the bytes up to the next granule.
+//! A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules. A heap with pages of 4 KiB
+//! and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two are its tables, one
+//! is kept for a base that is not aligned to a page. With pages of 8 KiB it manages 6. So over little memory say
+//! `.caches(0)`, and a small page. A [`Heap`](crate::Heap) or a `GlobalHeap` opens in 40 KiB, has 2 pages of 8 KiB in
+//! 64 KiB, and 10 in 128.
 //!
 //! **What pages read as.** Nothing is known of bytes handed over, so `prepare` says [`Contents::Unknown`]. The owner
 //! may [promise](Region::zeroed) that they are zero; then a page is called zero the first time it is prepared, and

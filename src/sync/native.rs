@@ -110,8 +110,9 @@ pub(crate) fn relax(round: u32) {
     unsafe {
         libc::sched_yield();
     }
+    // Nobody to yield to is known: a pause about as long as a yield takes that finds nobody.
     #[cfg(not(all(unix, feature = "std")))]
-    core::hint::spin_loop();
+    (0..1 << 4).for_each(|_| core::hint::spin_loop());
 }
 
 /// Sleeps while `word` is `expected`, or returns at once, or for no reason: the caller looks again.

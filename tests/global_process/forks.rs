@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use pageheap::source::System;
+use pageheap::{Config, Heap, PageCount};
+
 use super::*;
 
 /// Forks in the middle of it all, and what the child does. Not in the parent: the test's own locks are not fork's
@@ -167,5 +170,64 @@ fn several_threads_may_fork_at_once_and_while_a_heap_opens() {
             }
             scope.spawn(move || assert!(uses(other)));
         });
+    }
+}
+
+/// A thread that is refused in a full heap, again and again, holds what a fork wants; and it must not wait meanwhile
+/// for what the fork has. Other threads keep all processors busy, so that each yield takes long.
+#[test]
+fn forks_do_not_wait_for_who_is_refused() {
+    if !is_child() {
+        return assert!(run("forks::forks_do_not_wait_for_who_is_refused"));
+    }
+    let heap = Heap::new(System, Config::new(1 << 26).limit(PageCount(64))).unwrap();
+    let layout = std::alloc::Layout::new::<[u8; 1000]>();
+    while heap.allocate(layout).is_some() {}
+    let over = AtomicBool::new(false);
+    let busy = 4 * thread::available_parallelism().map_or(2, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..busy {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                assert!(heap.allocate(layout).is_none());
+            }
+        });
+        let begin = Instant::now();
+        (0..20).for_each(|_| assert!(ended_well(fork(|| true))));
+        let took = begin.elapsed();
+        over.store(true, Ordering::Relaxed);
+        // It was 240 s; it is 0.3.
+        assert!(took < Duration::from_secs(40), "twenty forks: {took:?}");
+    });
+}
+
+/// Heaps that are opened and closed in any order are all there is, and all that is held across a fork.
+#[test]
+fn heaps_that_come_and_go_in_any_order_do_not_break_forks() {
+    if !is_child() {
+        return assert!(run("forks::heaps_that_come_and_go_in_any_order_do_not_break_forks"));
+    }
+    let new = |_| Heap::new(System, Config::new(1 << 24)).unwrap();
+    let mut heaps: Vec<_> = (0..40).map(new).collect();
+    for round in 0..200_usize {
+        drop(heaps.swap_remove(round * 7919 % heaps.len()));
+        if round % 3 != 0 {
+            heaps.push(new(0));
+        }
+        if heaps.is_empty() {
+            break;
+        }
+        if round % 10 == 0 {
+            let heaps = &heaps;
+            let layout = std::alloc::Layout::new::<u64>();
+            let child = fork(|| heaps.iter().all(|heap| heap.allocate(layout).is_some()));
+            assert!(ended_well(child), "round {round}, {} heaps", heaps.len());
+        }
     }
 }

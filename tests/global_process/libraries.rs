@@ -5,6 +5,8 @@
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -50,6 +52,7 @@ struct Library {
     handle: *mut libc::c_void,
     work: extern "C" fn(usize) -> bool,
     give: extern "C" fn(u8) -> *const u8,
+    told: extern "C" fn() -> usize,
 }
 
 // SAFETY: a handle and functions that any thread may call.
@@ -62,12 +65,16 @@ impl Library {
         unsafe {
             let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!handle.is_null(), "{:?}", std::ffi::CStr::from_ptr(libc::dlerror()));
-            let [work, give] = [c"plugin_work", c"plugin_give"].map(|name| libc::dlsym(handle, name.as_ptr()));
-            assert!(!work.is_null() && !give.is_null());
+            let [work, give, told] = [c"plugin_work", c"plugin_give", c"plugin_told"].map(|name| {
+                let place = libc::dlsym(handle, name.as_ptr());
+                assert!(!place.is_null(), "{name:?}");
+                place
+            });
             Self {
                 handle,
                 work: std::mem::transmute::<*mut libc::c_void, extern "C" fn(usize) -> bool>(work),
                 give: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u8) -> *const u8>(give),
+                told: std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> usize>(told),
             }
         }
     }
@@ -233,4 +240,54 @@ fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
         worked.wait();
         std::process::exit(7);
     });
+}
+
+/// Has a library's heap start its thread, and returns when that is in the hook that hears of pressure.
+fn wait_for_a_hook(library: &Library) {
+    let begin = Instant::now();
+    while (library.told)() == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "nobody tells of pressure");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Who unloads waits for the thread, which waits for who opens and closes heaps: that must not be the former.
+#[test]
+fn a_library_is_unloaded_while_its_hook_opens_a_heap() {
+    if !is_child() {
+        return assert!(run("libraries::a_library_is_unloaded_while_its_hook_opens_a_heap"));
+    }
+    // SAFETY: no preconditions. The test hangs otherwise, where it fails.
+    unsafe { libc::alarm(60) };
+    let path = built();
+    let library = Library::open(&path);
+    wait_for_a_hook(&library);
+    assert!(library.close(&path));
+    std::fs::remove_file(path).unwrap();
+}
+
+/// A program closes its libraries in a handler of its own, as it ends: the heap's thread must not lose its code.
+#[test]
+fn a_library_that_is_closed_at_exit_keeps_its_thread() {
+    const NAME: &str = "libraries::a_library_that_is_closed_at_exit_keeps_its_thread";
+    if !is_child() {
+        return assert!(run(NAME));
+    }
+    static HANDLE: AtomicPtr<libc::c_void> = AtomicPtr::new(std::ptr::null_mut());
+    extern "C" fn close() {
+        // SAFETY: opened, and not closed yet; and no preconditions. In that time the thread wakes.
+        unsafe {
+            libc::dlclose(HANDLE.load(Ordering::Relaxed));
+            libc::usleep(1_500_000);
+        }
+    }
+    // Before the library is loaded, and so behind its own end.
+    // SAFETY: a function that stays.
+    assert_eq!(unsafe { libc::atexit(close) }, 0);
+    let path = built();
+    let library = Library::open(&path);
+    wait_for_a_hook(&library);
+    std::fs::remove_file(path).unwrap();
+    HANDLE.store(library.handle, Ordering::Relaxed);
+    std::process::exit(0);
 }

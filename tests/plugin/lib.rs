@@ -3,8 +3,12 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use pageheap::GlobalHeap;
+use pageheap::source::System;
+use pageheap::{Config, GlobalHeap, Heap, Pressure};
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
@@ -40,6 +44,33 @@ pub extern "C" fn plugin_give(byte: u8) -> *const u8 {
         }
         block
     }
+}
+
+/// A heap whose thread tells of pressure each second.
+static TOLD: GlobalHeap = GlobalHeap::new().on_pressure(0, hook);
+
+/// How often it has told.
+static TIMES: AtomicUsize = AtomicUsize::new(0);
+
+/// Takes its time, and opens a heap and closes it.
+fn hook(_: Pressure) {
+    TIMES.fetch_add(1, Ordering::Relaxed);
+    thread::sleep(Duration::from_millis(200));
+    drop(Heap::new(System, Config::new(1 << 26)));
+}
+
+/// Frees so much that the heap whose thread tells of pressure starts it. How often it has.
+#[unsafe(no_mangle)]
+pub extern "C" fn plugin_told() -> usize {
+    let layout = Layout::new::<[u8; 4 << 20]>();
+    // SAFETY: allocated with the layout it is freed with, if at all, and not used.
+    unsafe {
+        let block = TOLD.alloc(layout);
+        if !block.is_null() {
+            TOLD.dealloc(block, layout);
+        }
+    }
+    TIMES.load(Ordering::Relaxed)
 }
 
 // Not in the libc crate.

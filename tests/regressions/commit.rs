@@ -1,7 +1,12 @@
 //! Sources that want commits: pages are handed out that were never committed.
 
-use pageheap::source::{Contents, Failure, Simulated, Verb};
-use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use pageheap::source::{Contents, Failure, Purpose, Refused, Region, Reservation, Simulated, Source, Verb};
+use pageheap::{Config, Geometry, PageCount, PageHeap, PageIndex, PageRun};
 
 fn heap(source: Simulated<true>) -> PageHeap<Simulated<true>> {
     PageHeap::new(source, Config::new(1 << 24)).expect("a heap")
@@ -70,4 +75,82 @@ fn a_partly_scavenged_run_commits_only_what_is_prepared() {
     // Page 0 is Ready, page 1 was never committed.
     let run = heap.allocate(PageCount(2)).expect("room");
     assert_ready(&heap, run);
+}
+
+/// Commits, and refuses every other release when it has done half of the harm: contents are lost.
+struct Scribbling {
+    inner: Region,
+    releases: AtomicUsize,
+}
+
+// SAFETY: a region's verbs; what a release writes to is the caller's to lose.
+unsafe impl Source for &Scribbling {
+    const COMMITS: bool = true;
+
+    fn granule(&self) -> usize {
+        self.inner.granule()
+    }
+    fn budget(&self) -> usize {
+        self.inner.budget()
+    }
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        self.inner.reserve(purpose, bytes, align)
+    }
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.prepare(purpose, start, bytes) }
+    }
+    unsafe fn commit(&self, _: NonNull<u8>, _: usize) -> Result<(), Refused> {
+        Ok(())
+    }
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let refused = !self.releases.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+        // SAFETY: the caller gives the contents up.
+        unsafe { start.write_bytes(if refused { 0x5a } else { 0 }, bytes) };
+        if refused { Err(Refused) } else { Ok(Contents::Zero) }
+    }
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.unreserve(purpose, reservation) }
+    }
+}
+
+/// A scavenger finds a run, another one releases and marks it, the first one's release of it is refused: the mark,
+/// which brings the pages to `commit`, must not mean zero any more.
+#[test]
+fn pages_whose_second_release_is_refused_are_not_zero() {
+    let bytes = Box::leak(vec![MaybeUninit::<u8>::zeroed(); 1 << 20].into_boxed_slice());
+    // SAFETY: zero bytes, as they were just made.
+    let region = unsafe { Region::from_static(bytes).zeroed() };
+    let source = Scribbling {
+        inner: region,
+        releases: AtomicUsize::new(0),
+    };
+    let heap: PageHeap<&Scribbling, Geometry<5, 12>> = PageHeap::new(&source, Config::new(1 << 20)).unwrap();
+    let over = AtomicBool::new(false);
+    let wrong = thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    heap.scavenge(PageCount(64));
+                }
+            });
+        }
+        let wrong = (0..200_000).find(|_| {
+            let Some(page) = heap.allocate_tracked(PageCount(1)) else {
+                return false;
+            };
+            let memory = heap.pointer(page.run).cast::<[u8; 4096]>();
+            // SAFETY: a page of ours, of memory that was zero at first, and written since by the source or here.
+            unsafe {
+                let dirty = page.is_zeroed() && memory.read().iter().any(|&byte| byte != 0);
+                memory.cast::<u8>().write_bytes(1, 4096);
+                heap.free(page.run);
+                dirty
+            }
+        });
+        over.store(true, Ordering::Relaxed);
+        wrong
+    });
+    assert_eq!(wrong, None, "the page allocated then was said to be zero");
 }

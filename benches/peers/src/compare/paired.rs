@@ -75,9 +75,12 @@ pub fn text(names: &[String], rows: &[Row], aim: f64) -> String {
         let name = &row.workload.name;
         writeln!(text, "{name:24}{median:>8.3}  {least:.3} to {most:.3}  {surely}").expect("a string");
     }
-    let mean = geometric_mean(found().map(|(_, ratio)| ratio.median));
+    let Some(mean) = geometric_mean(found().map(|(_, ratio)| ratio.median)) else {
+        text.push_str("too few rounds for an interval: six are needed\n");
+        return text;
+    };
     let below = found().filter(|(_, ratio)| ratio.most < aim).count();
-    let (count, mean) = (found().count(), mean.unwrap_or(f64::NAN));
+    let count = found().count();
     writeln!(text, "{count} rows, mean {mean:.3}; surely below {aim}: {below}").expect("a string");
     text
 }
@@ -98,5 +101,8 @@ mod tests {
         let (median, least, most) = (8.0, 4.0, 12.0);
         assert_eq!(Ratio::of(ratios), Some(Ratio { median, least, most }));
         assert_eq!(Ratio::of(vec![1.0; 5]), None);
+        assert!(Ratio::of(vec![1.0; 6]).is_some());
+        let names = ["a", "b"].map(str::to_owned);
+        assert!(text(&names, &[], 0.98).ends_with("six are needed\n"));
     }
 }
