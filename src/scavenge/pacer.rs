@@ -8,8 +8,8 @@
 //!
 //! Two hands on the brake. A **PI controller** (as Go's scavenger has one, its constants too) makes the pauses such
 //! that the share of time worked comes to 1 %, on systems whose sleeps are too long or too short. An **account** makes
-//! it a promise: it earns 1 % of the time that goes by, holds 100 ms at most, and pays for the work. What is overdrawn
-//! is slept off in full. So of any stretch of time T the work is at most T / 100 + 100 ms, and a quantum.
+//! it a promise: it earns 1 % of the time that goes by, holds 250 ms at most, and pays for the work. What is overdrawn
+//! is slept off in full. So of any stretch of time T the work is at most T / 100 + 250 ms, and a quantum.
 //!
 //! **Trimming**, which empties stores and magazines at a stroke, is paid from the account too, but makes no pause of
 //! its own as long as there is something in it, and counts as 25 ms at most: full stores (32 MiB) of blocks of 100
@@ -17,9 +17,10 @@
 //! seconds. So a trim that takes longer than that, in a build that is not optimised or with hundreds of threads, adds
 //! what it takes longer.
 //!
-//! **Hurry** is for a program that has fallen silent: as long as the account holds anything, a fifth of one processor.
-//! Worked: 480 MiB in whole huge pages are 16 to 40 ms of work, paid from the account, done within a fifth of a
-//! second.
+//! **Hurry** is for a program that has fallen silent: as long as the account holds anything, half of one processor.
+//! Worked: 480 MiB in whole huge pages are 16 to 60 ms of work, paid from the account, done within an eighth of a
+//! second. On a slow machine whose neighbours are busy they have been 170 to 250 ms; the account held 100 ms and a
+//! hurry was a fifth of a processor, and after two seconds up to 178 MiB were there yet.
 //!
 //! Clocks may be coarse (work that took no time is estimated by its pages), stand still, or jump: time that goes
 //! backwards is no time, a jump forwards counts as ten seconds at most.
@@ -33,9 +34,9 @@ const SHARE: f64 = 0.01;
 /// Its reciprocal, for the account.
 const PARTS: u64 = 100;
 /// What the account holds at most, in nanoseconds of work.
-const MOST_CREDIT: u64 = 100 * MILLISECOND;
+const MOST_CREDIT: u64 = 250 * MILLISECOND;
 /// In a hurry: this many times the work is slept.
-const HURRIED_PAUSE: u64 = 4;
+const HURRIED_PAUSE: u64 = 1;
 /// What one trim costs at most.
 const MOST_TRIM: u64 = 25 * MILLISECOND;
 /// More than this never counts as passed between two quanta.

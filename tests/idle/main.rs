@@ -2,7 +2,7 @@
 //!
 //! Each test fills a process of its own and then sleeps for two seconds; what is looked at is the process's resident
 //! size, and what its processors have worked meanwhile. The bounds are 1.10 of what is live, and 2 MiB; 1 % of the
-//! time, 100 ms, and what emptying caches takes beyond what the scavenger's account is charged for it.
+//! time, 250 ms, and what emptying caches takes beyond what the scavenger's account is charged for it.
 //!
 //! On a machine that is busy otherwise one who sleeps may be woken late. So a process that is late says so by how it
 //! ends, and is run again, twice at the most: who is late three times is late.
@@ -30,9 +30,9 @@ const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 /// How long a program is silent before it is looked at.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// How long it may have worked in that time: 1 % of it, 100 ms, and what emptying caches may take that is not charged.
+/// How long it may have worked in that time: 1 % of it, 250 ms, and what emptying caches may take that is not charged.
 /// That is nothing (7 ms are charged as they are) but where nothing is optimised.
-const WORK: Duration = Duration::from_millis(20 + 100 + if cfg!(debug_assertions) { 200 } else { 0 });
+const WORK: Duration = Duration::from_millis(20 + 250 + if cfg!(debug_assertions) { 200 } else { 0 });
 
 /// How a process ends that was late, and how often one is run.
 const LATE: i32 = 75;
