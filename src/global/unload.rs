@@ -29,8 +29,6 @@
 //! Linux only (where the C library has no `dlclose` that unloads, as musl, it is never called); on macOS libraries with
 //! thread-locals are not unloaded at all. Elsewhere a library with a heap in it must stay.
 
-use core::ffi::c_void;
-use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::source::KeepErrno;
@@ -50,9 +48,6 @@ static EXITING: AtomicBool = AtomicBool::new(false);
 
 /// How often it is registered again.
 const AGAIN: u32 = 8;
-
-/// A program's headers begin within so many bytes from its beginning: they stand behind the file's own, of 64.
-const MOST_BEFORE_HEADERS: usize = 4096;
 
 #[used]
 // SAFETY: the section holds pointers to functions, which are called without arguments once.
@@ -116,7 +111,13 @@ extern "C" fn ending() {
 
 /// Has the library that this copy of the crate is in stay until the process has ended, whoever closes it. Of the
 /// program itself nothing is to be done: it is the file whose headers the kernel names.
+#[cfg(not(target_feature = "crt-static"))]
 fn stay() {
+    use core::ffi::c_void;
+    use core::mem::MaybeUninit;
+
+    /// A program's headers begin within so many bytes from its beginning: they stand behind the file's own, of 64.
+    const MOST_BEFORE_HEADERS: usize = 4096;
     let _errno = KeepErrno::new();
     let mut place = MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: the loader writes what it knows of the address, if it knows it; its name of the file lasts as long as the
@@ -135,6 +136,10 @@ fn stay() {
         }
     }
 }
+
+/// A program with the C library in it is none that is loaded, and linkers warn of `dlopen` in it.
+#[cfg(target_feature = "crt-static")]
+fn stay() {}
 
 unsafe extern "C" fn end() {
     if UNLOADED.load(Ordering::Relaxed) {
