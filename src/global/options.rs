@@ -71,6 +71,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell).on_pressure(95, shrink);
     /// ```
     ///
+    /// In a library that may be closed by `dlclose` the hook must not need the loader (`dlopen`, `dlsym`, the first
+    /// thread-local with a destructor): who closes it has the loader's lock, and waits for the hook.
+    ///
     /// # Panics
     /// With a fifth threshold, which a `static` is not compiled with.
     #[must_use]

@@ -20,7 +20,7 @@ use super::{Allocation, PageHeap};
 const MOST_AHEAD: usize = 64 << 20;
 
 /// How often a refusal yields to scavengers that do not move: a good part of a second, more than their calls take. (On
-/// a machine that is not busy; without an operating system each is some hundred nanoseconds of spinning.)
+/// a machine that is not busy; without an operating system each is 16 pauses of the processor, as long as they are.)
 const SCAVENGER_ROUNDS: u32 = 1 << 20;
 
 /// How often an allocation that is about to be refused tries once more because a scavenger has come or gone.

@@ -23,7 +23,8 @@
 //!
 //! **Where pointers have 32 bits** a word is 32 bits, the number is not shifted, and the upper two bytes are to be
 //! those of the slot's address under the key. So of random words one in 65,536 is looked for in vain, and one in 2³² is
-//! a mark by chance: then a block is lost. Below 64 bytes, where numbers of neighbours are possible too, one in 2²³.
+//! a mark by chance: then a block is lost. Below 64 bytes, where numbers of neighbours are possible too, it is one in
+//! 2²²; and there a mark copied from less than a kilobyte away is one.
 //!
 //! Cost: five instructions where a block is freed, one where one is allocated.
 
@@ -64,7 +65,7 @@ pub fn draw_key() {
         key = (key ^ key >> (shift % usize::BITS)).wrapping_mul(factor as usize);
     }
     // Who has a slot has been told of the heap that was opened behind this.
-    KEY.set(key | UPPER_BITS);
+    KEY.set((key | UPPER_BITS).max(1));
 }
 
 /// The key of all marks.

@@ -178,9 +178,10 @@ impl Span {
     /// The class of the span the page is in, and how many pages back that span begins. `None` outside any.
     #[inline]
     pub fn tag(&self) -> Option<(SizeClass, usize)> {
-        // Relaxed: written before the span's first slot came out, and cleared after its last came back. Whoever holds a
-        // slot, or the lock of the class, has been told of the one and has yet to hear of the other.
-        let tag = self.tag.load(Ordering::Relaxed);
+        // Written before the span's first slot came out, and cleared after its last came back. Whoever holds a slot has
+        // been told of the one and has yet to hear of the other. Acquire: pairs with the release of `enter`, for who
+        // counts a span without a slot of it, and reads what is written down of those.
+        let tag = self.tag.load(Ordering::Acquire);
         let class = SizeClass::from_index(((tag >> BACK_BITS) as usize).wrapping_sub(1))?;
         Some((class, (tag & ((1 << BACK_BITS) - 1)) as usize))
     }
@@ -188,8 +189,9 @@ impl Span {
     /// Enters the page in a span of `class` that begins `back` pages before it.
     pub fn enter(&self, class: SizeClass, back: usize) {
         let tag = (class.index() as u32 + 1) << BACK_BITS | back as u32;
-        // Relaxed: the program has no slot of the span yet; see `tag`.
-        self.tag.store(tag, Ordering::Relaxed);
+        // Release: who counts the span without having a slot of it sees what was written down of those; partner:
+        // `tag`. The program has no slot of it yet.
+        self.tag.store(tag, Ordering::Release);
     }
 
     /// Takes the page out of its span, or the large block that begins here out of the table.
@@ -358,6 +360,10 @@ impl Slots {
             let beyond = (0..WORDS).any(|word| self.word(word) & !all_of(class, word) != 0);
             let out: u32 = (0..WORDS).map(|word| self.word(word).count_ones()).sum();
             return (!beyond).then(|| class.slots() - out);
+        }
+        // Before a link is followed: nothing outside the span is read, whatever is written down.
+        if self.fresh > class.slots() || self.listed > self.fresh {
+            return None;
         }
         let (mut count, ever_out) = (0, self.fresh);
         while count <= ever_out && self.try_unlist(&next).ok()?.is_some() {

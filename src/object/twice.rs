@@ -13,7 +13,7 @@
 //! Magazines of other threads may not be read; a block that is in one is not taken in again, and so not handed out
 //! twice. Should it have been a block like any other after all, it is lost. That takes eight bytes that make a small
 //! number under a key that the program does not know: once in 2⁵⁴ frees of random bytes (in 2³² where pointers have 32
-//! bits, below 64 bytes in 2²³).
+//! bits, below 64 bytes in 2²²).
 //!
 //! What is not found: a block that was handed out again before it came back the second time; one of up to 1 KiB that
 //! was written to after it was freed, in its first word, or whose memory went back to the system in between, mark and
