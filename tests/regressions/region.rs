@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use pageheap::source::Region;
-use pageheap::{Config, PageCount, PageHeap};
+use pageheap::{Config, Geometry, Heap, PageCount, PageHeap};
 
 /// A heap over a region of a megabyte or less wished for a megabyte of pages at least, and had no room for its tables.
 #[test]
@@ -18,4 +18,27 @@ fn a_small_region_is_a_small_heap() {
             heap.check().expect("sound");
         }
     }
+}
+
+/// What `Region` says of 64 KiB and less.
+#[test]
+fn small_regions_have_the_pages_they_are_said_to_have() {
+    #[repr(align(4096))]
+    struct Bytes([MaybeUninit<u8>; 128 << 10]);
+    let region = |kib: usize| {
+        let bytes = Box::leak(Box::new(Bytes([const { MaybeUninit::uninit() }; 128 << 10])));
+        Region::from_static(&mut bytes.0[..kib << 10])
+    };
+    let all = Config::new(usize::MAX);
+    let of_4_kib = |config| PageHeap::<Region, Geometry<5, 12>>::new(region(64), config).unwrap();
+    let of_8_kib = PageHeap::<Region>::new(region(64), all).unwrap();
+    let pages = [
+        of_4_kib(all).limit().0,
+        of_4_kib(all.caches(0)).limit().0,
+        of_8_kib.limit().0,
+    ];
+    assert_eq!(pages, [13, 14, 6]);
+    let objects = |kib| Heap::new(region(kib), all).map(|heap| heap.limit().0);
+    assert_eq!((objects(64), objects(128)), (Ok(2), Ok(10)));
+    assert!(objects(36).is_err() && objects(40).is_ok());
 }
