@@ -78,7 +78,7 @@ impl Opening {
     /// A heap is about to be closed.
     pub(crate) fn leave<S: Source + 'static>(&self, objects: &Objects<S>) {
         let [behind, before] = [&objects.kin().next, &objects.kin().last].map(Cell::take);
-        // SAFETY: neighbours on the list: open, as who closes one takes it off before, with this right in hand (`self`).
+        // SAFETY: neighbours on the list: open, as who closes one takes it off before, with this right (`self`).
         let [behind_it, before_it] = [behind, before].map(|heap| heap.map(|heap| unsafe { heap.as_ref() }.kin()));
         before_it.map_or(&HEAPS.0, |kin| &kin.next).set(behind);
         if let Some(kin) = behind_it {
