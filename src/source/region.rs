@@ -13,8 +13,8 @@
 //! A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules. A heap with pages of 4 KiB
 //! and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two are its tables, one
 //! is kept for a base that is not aligned to a page. With pages of 8 KiB it manages 6. So over little memory say
-//! `.caches(0)`, and a small page. A [`Heap`](crate::Heap) or a `GlobalHeap` opens in 40 KiB, has 2 pages of 8 KiB in
-//! 64 KiB, and 10 in 128.
+//! `.caches(0)`, and a small page. A [`Heap`](crate::Heap) or a `GlobalHeap` opens in 40 KiB (48 if the base is not
+//! aligned to a page), has 2 pages of 8 KiB in 64 KiB, and 10 in 128.
 //!
 //! **What pages read as.** Nothing is known of bytes handed over, so `prepare` says [`Contents::Unknown`]. The owner
 //! may [promise](Region::zeroed) that they are zero; then a page is called zero the first time it is prepared, and
