@@ -20,7 +20,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As the object layer gives memory back: in turns with who forks.
     #[doc(hidden)]
     pub fn release_as_a_layer(&self, pages: PageCount) -> PageCount {
-        self.release_in_turns(pages, |_| ())
+        self.release_in_turns(pages, || ())
     }
 
     /// The moment at which a process forks, as far as this heap has to do with it.

@@ -83,6 +83,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/tables.rs",
     "src/object/thread.rs",
     "src/object/spans.rs",
+    "src/object/shared.rs",
     "src/object/threads.rs",
     "src/source/mod.rs",
     "src/source/numbers.rs",

@@ -384,7 +384,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        let attempt = || self.with_thread(objects, |thread| objects.allocate_zeroed(thread, layout));
+        let attempt = || {
+            let fresh = self.with_thread(objects, |thread| objects.allocate_to_zero(thread, layout))?;
+            Some(objects.zero(fresh, layout))
+        };
         attempt()
             .or_else(|| self.retry(objects, layout, attempt))
             .or_else(|| objects.refuse())
@@ -417,11 +420,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        let attempt = || {
+        let attempt = || match self.own(objects) {
             // SAFETY: the caller's promise; what fails changes nothing.
-            self.with_thread(objects, |thread| unsafe {
-                objects.resize(thread, memory, layout, size)
-            })
+            Some(thread) => unsafe { objects.resize(&thread.stay(), memory, layout, size) },
+            // SAFETY: as above.
+            None => unsafe { objects.resize_shared(memory, layout, size) },
         };
         let moved = attempt().or_else(|| {
             let layout = Layout::from_size_align(size, layout.align()).ok()?;

@@ -376,17 +376,21 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some((thread, unsafe { &*objects }))
     }
 
-    /// Works with this thread's structure, made now if need be; or, where it cannot have one, or has it not at the
-    /// moment, with the shared one.
+    /// This thread's structure, made now if need be. `None` where it cannot have one, or has it not at the moment.
     #[inline]
-    fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
-        let own = self.enter().or_else(|| {
+    fn own(&self, objects: &'static Objects<S>) -> Option<Working<'static>> {
+        self.enter().or_else(|| {
             local::enlist(objects)?;
             #[cfg(all(target_os = "linux", feature = "std"))]
             unload::register_again();
             self.enter()
-        });
-        match own {
+        })
+    }
+
+    /// Works with this thread's structure, or with the shared one.
+    #[inline]
+    fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
+        match self.own(objects) {
             Some(thread) => work(&thread.stay()),
             None => work(&objects.shared()),
         }

@@ -8,6 +8,7 @@
 //!                     .on_pressure(80, f) the system is short: f is told
 //!                     .huge_pages(…)     what is wished of them
 //!                     .release_lazily(true) what goes back may stay resident until it is wanted elsewhere
+//!                     .wait_for_release(true) nobody is refused what comes back in a moment
 //! ```
 
 #![forbid(unsafe_code)]
@@ -130,6 +131,20 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[must_use]
     pub const fn soft_limit(mut self, bytes: usize) -> Self {
         self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
+    /// Whether an allocation that finds no room waits for pages that are being released at the moment. Off by default:
+    /// no allocation waits for a release. See [`Config::wait_for_release`](crate::Config::wait_for_release).
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30).wait_for_release(true);
+    /// ```
+    #[must_use]
+    pub const fn wait_for_release(mut self, on: bool) -> Self {
+        self.config = self.config.wait_for_release(on);
         self
     }
 

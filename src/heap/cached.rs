@@ -343,7 +343,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return;
         }
         // Until the pages are back: whoever is about to say that there is no room waits for them.
-        let _pass = self.scavengers.enter(0);
+        let _pass = self.pass();
         // Relaxed: the fence behind it makes it seen; partner: `Slot::own`.
         self.driver.seizing.store(1, Ordering::Relaxed);
         if self.barrier() {

@@ -19,6 +19,7 @@ pub struct Config {
     pub(crate) shards: usize,
     pub(crate) huge_pages: HugePages,
     pub(crate) lazily: bool,
+    pub(crate) patient: bool,
 }
 
 impl Config {
@@ -38,6 +39,7 @@ impl Config {
             shards: 0,
             huge_pages: HugePages::System,
             lazily: false,
+            patient: false,
         }
     }
 
@@ -74,6 +76,18 @@ impl Config {
     #[must_use]
     pub const fn release_lazily(mut self, on: bool) -> Self {
         self.lazily = on;
+        self
+    }
+
+    /// Whether an allocation that finds no room waits for pages that are being released at the moment.
+    ///
+    /// They are nobody's while the source is at work on them. Off by default: an allocation never waits for that, and
+    /// where such pages are all that is left it is refused. On, it waits for as long as the source's `release` takes,
+    /// some microseconds as a rule, a good part of a second at the most: for programs that end when they are refused.
+    /// An allocation that can be served waits in neither case.
+    #[must_use]
+    pub const fn wait_for_release(mut self, on: bool) -> Self {
+        self.patient = on;
         self
     }
 

@@ -209,11 +209,6 @@ impl Driver {
         self.turn.lock_within(TURN_MILLISECONDS)
     }
 
-    /// The turn, if nobody has it.
-    pub(crate) fn try_turn(&self) -> Option<Guard<'_>> {
-        self.turn.try_lock()
-    }
-
     /// For who has had the turn for long, and has not done: lets those go first who are about to fork. Afterwards it
     /// may be gone.
     pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
@@ -261,8 +256,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// For a layer above that empties stores which others may be about to miss: an allocation is not refused meanwhile.
+    /// Nothing is released inside.
     pub(crate) fn pass(&self) -> Pass<'_> {
-        self.scavengers.enter(0)
+        self.movers.enter(0)
     }
 
     /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next; who
@@ -360,13 +356,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// As [`release`](Self::release), for a layer above: in its turn, if that can be had in a while, and lets those go
-    /// first who are about to fork; `trim` makes the layer give up what it keeps, and is told whether it is its turn.
+    /// first who are about to fork; `trim` makes the layer give up what it keeps.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
-    pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce(bool)) -> PageCount {
+    pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce()) -> PageCount {
         let driver = &self.driver;
         let mut turn = driver.turn_within();
         self.timed(|| {
-            trim(turn.is_some());
+            trim();
             self.release_with(pages, || driver.pass_on(&mut turn))
         })
     }

@@ -39,6 +39,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// In the child, before it lets go: nobody else is there, nor will those come back who were.
     pub(crate) fn recover(&self) {
         self.scavengers.clear();
+        self.movers.clear();
         self.set.recover();
         // Marks have gone with their pages, and some thread may have been between a mark and its count.
         let (grown, _, mut scavenged) = self.set.count();

@@ -19,12 +19,13 @@ use super::{Allocation, PageHeap};
 /// The most bytes grown ahead of need.
 const MOST_AHEAD: usize = 64 << 20;
 
-/// How often a refusal yields to scavengers that do not move: a good part of a second, more than their calls take. (On
-/// a machine that is not busy; without an operating system each is 16 pauses of the processor, as long as they are.)
-const SCAVENGER_ROUNDS: u32 = 1 << 20;
+/// How often a refusal yields to those with pages in their hands that do not move: a good part of a second, more than
+/// their calls take. (On a machine that is not busy; without an operating system each is 16 pauses of the processor, as
+/// long as they are.)
+const ROUNDS: u32 = 1 << 20;
 
-/// How often an allocation that is about to be refused tries once more because a scavenger has come or gone.
-const SCAVENGER_TRIES: u32 = 16;
+/// How often an allocation that is about to be refused tries once more because one of them has come or gone.
+const TRIES: u32 = 16;
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// No room where the hint said: all of the heap, and growth where that is proved to be needed.
@@ -46,26 +47,27 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after
-    /// whoever was scavenging has given back what he held.
+    /// whoever was carrying pages from caches and stores to the set has arrived.
     ///
-    /// The one place where an allocation waits for another thread: a system call of a scavenger's, and only where the
-    /// answer would otherwise be no. It ends, whatever others do: so many tries, so many waits in all of them together,
-    /// and each proof has its bound ([`Request::searches`]).
+    /// Who is releasing pages is not waited for: his are missed, unless he comes or goes while the proof is made. Only
+    /// a heap that was made to ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for him too. It
+    /// ends, whatever others do: so many tries, so many waits in all of them together, and each proof has its bound
+    /// ([`Request::searches`]).
     #[cold]
     fn allocate_last(&self, request: &Request) -> Option<Allocation> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
         let mut waits = 0;
-        for _ in 0..SCAVENGER_TRIES {
-            let seen = self.scavengers.look();
+        for _ in 0..TRIES {
+            let seen = [self.movers.look(), self.scavengers.look()];
             if let Some(start) = self.set.hold_or_prove(request) {
                 return self.ready(start, request.pages);
             }
-            // What scavengers hold may be what is missing: not before one of them has come or gone is there more.
-            while self.scavengers.look() == seen {
-                let (_, inside) = seen;
-                if !inside || waits > SCAVENGER_ROUNDS {
+            // What they hold may be what is missing: not before one of them has come or gone is there more.
+            let [(_, moving), (_, releasing)] = seen;
+            while [self.movers.look(), self.scavengers.look()] == seen {
+                if !(moving || releasing && self.patient) || waits > ROUNDS {
                     return None;
                 }
                 waits += 1;

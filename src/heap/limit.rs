@@ -47,6 +47,10 @@ pub(super) struct Ceiling {
     end: AtomicUsize,
     /// Pages that should have been released, and were not found.
     short: AtomicUsize,
+    /// 1 while somebody holds a lock over allocations: who should assist owes it.
+    deferred: AtomicUsize,
+    /// Pages taken for which somebody is yet to assist.
+    owed: AtomicUsize,
 }
 
 // Relaxed throughout: numbers that nothing is concluded from but to try.
@@ -60,6 +64,8 @@ impl Ceiling {
             next: AtomicUsize::new(soft),
             end: AtomicUsize::new(0),
             short: AtomicUsize::new(0),
+            deferred: AtomicUsize::new(0),
+            owed: AtomicUsize::new(0),
         }
     }
 
@@ -121,7 +127,35 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let backed = ceiling.backed.fetch_add(pages, Ordering::Relaxed).wrapping_add(pages);
         ceiling.peak.fetch_max(backed, Ordering::Relaxed);
         if backed > ceiling.next.load(Ordering::Relaxed) {
-            self.timed(|| self.assist(backed, pages));
+            self.assist_or_owe(backed, pages);
+        }
+    }
+
+    /// Assists, if nothing is held meanwhile that others wait for.
+    fn assist_or_owe(&self, backed: usize, taken: usize) {
+        let ceiling = &self.driver.ceiling;
+        if ceiling.deferred.load(Ordering::Relaxed) == 0 {
+            self.timed(|| self.assist(backed, taken));
+        } else {
+            ceiling.owed.fetch_add(taken, Ordering::Relaxed);
+        }
+    }
+
+    /// For a layer above that allocates under a lock: from when it has it, nobody assists `at_once`; before it lets go,
+    /// everybody does again. Then it [assists](Self::assist_for_others).
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    #[inline]
+    pub(crate) fn assist_at_once(&self, at_once: bool) {
+        self.driver.ceiling.deferred.store((!at_once).into(), Ordering::Relaxed);
+    }
+
+    /// Makes up for what was not done at once.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    #[inline]
+    pub(crate) fn assist_for_others(&self) {
+        if self.driver.ceiling.owed.load(Ordering::Relaxed) != 0 {
+            let taken = self.driver.ceiling.owed.swap(0, Ordering::Relaxed);
+            self.assist_again(taken);
         }
     }
 
@@ -143,7 +177,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn assist_again(&self, pages: usize) {
         let backed = self.driver.ceiling.backed();
         if backed > self.soft_limit().0 {
-            self.timed(|| self.assist(backed, pages));
+            self.assist_or_owe(backed, pages);
         }
     }
 

@@ -97,11 +97,15 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     flush_calls: AtomicU32,
     /// Who is releasing a run, which is nobody's meanwhile.
     scavengers: Turnstile,
+    /// Who carries pages from caches and stores to the set.
+    movers: Turnstile<1>,
     driver: Driver,
     /// 1 once pages were marked that the source did not know to be zero; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
     /// Memory that goes back by and by may stay until it is wanted.
     lazily: bool,
+    /// An allocation that finds no room waits for who is releasing pages.
+    patient: bool,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,
@@ -184,9 +188,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
             scavengers: Turnstile::new(),
+            movers: Turnstile::new(),
             driver: Driver::new(chunks, config.soft_limit.map_or(usize::MAX, |limit| limit.0)),
             doubtful: AtomicU32::new(0),
             lazily: config.lazily,
+            patient: config.patient,
             counters: Counters::new(),
             pages,
             metadata,
@@ -207,8 +213,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system
     /// call or two where the heap grows. `None` is proved (`src/free_set`), but where others free pages during each of
-    /// 1,024 searches: so many found nothing. And where a scavenger is in the source's `release` with the pages that
-    /// are missing: he is waited for, for a good part of a second at the most. Nothing else waits for him.
+    /// 1,024 searches: so many found nothing. Pages that are in the source's `release` at the moment are not waited
+    /// for, unless the heap was made to ([`Config::wait_for_release`]): they are an eighth of the heap at a time, or
+    /// less, and only near the limit are they missed.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         match self.try_with(&Request::of(pages.0)) {

@@ -5,7 +5,12 @@
 //! ```
 //!
 //! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the
-//! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap.
+//! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap. So
+//! that there is another, a heap near its limit has an eighth of itself in hand at most, for each who scavenges.
+//!
+//! Worked: a heap of 64 pages, its limit, all free, goes back by runs of 8. Who wants 20 pages meanwhile gets them; who
+//! wants 60 may be refused, as if somebody had 8; in a heap that was made to he
+//! [waits](crate::Config::wait_for_release).
 
 use crate::bitmap;
 use crate::geometry::{Block, MAX_CHUNK_WORDS, Shape, WORD_PAGES};
@@ -65,9 +70,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(released)
     }
 
-    /// Pages of a huge page, or of a chunk, if that is less.
+    /// Pages of a huge page, or of a chunk, if that is less. One where that is more than may be in hand: then huge
+    /// pages are not kept whole.
     pub(super) fn huge_pages(&self) -> usize {
-        (HUGE_BYTES >> G::PAGE_SHIFT).clamp(1, G::CHUNK_PAGES)
+        let huge = (HUGE_BYTES >> G::PAGE_SHIFT).clamp(1, G::CHUNK_PAGES);
+        if huge <= self.most_in_hand(1) { huge } else { 1 }
+    }
+
+    /// Pages that a scavenger may hold at once: as many as the heap can still grow by, which serve whoever misses them,
+    /// or an eighth of it, so that at its limit not much of what is free is nobody's.
+    fn most_in_hand(&self, granule: usize) -> usize {
+        let grown = self.set.grown();
+        let room = self.limit().0.saturating_sub(grown);
+        (room.max(grown / 8) / granule * granule).max(granule)
     }
 
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
@@ -78,7 +93,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         while released.pages < pages {
             let limits = Limits {
                 least: granule,
-                most: pages - released.pages,
+                most: self.most_in_hand(granule).min(pages - released.pages),
                 huge: self.huge_pages(),
             };
             let Some((start, run)) = self.candidate(chunk, from, limits, &unmarked) else {
@@ -110,7 +125,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Claims, releases, marks and gives back one run.
     fn release_run(&self, start: usize, pages: usize, lazily: bool) -> Released {
-        // Until the pages are back: whoever is about to say that there is no room waits for them.
+        // Until the pages are back: whoever is about to say that there is no room looks again when they are.
         let _pass = self.scavengers.enter(start >> G::CHUNK_SHIFT);
         if self.set.hold(start, pages).is_err() {
             return Released::default();

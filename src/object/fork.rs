@@ -1,8 +1,8 @@
 //! The object layer in the two processes that `fork` makes of one; see `heap/fork.rs` for the pages below.
 //!
-//! All locks are held across the fork, outermost first: the scavenger's, the shared thread's, the classes', the
-//! register's, the tables', then the heap's. So in the child every list is whole. Threads that the child does not have
-//! may have been anywhere outside the locks:
+//! All locks are held across the fork, outermost first: the scavenger's, the shared thread's, that of rounds, the
+//! classes', the register's, the tables', then the heap's. So in the child every list is whole. Threads that the child
+//! does not have may have been anywhere outside the locks:
 //!
 //! * a slot or a span in their hands stays out: it is lost to the child;
 //! * a magazine may be half changed, and is not read: its slots are lost, its structure serves the next thread;
@@ -98,6 +98,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
 
     fn hold(&self) {
         self.shared.hold();
+        self.register.rounds.hold();
         SizeClass::all().for_each(|class| self.central(class).lock.hold());
         self.register.lock.hold();
         self.tables.lock.hold();
@@ -109,6 +110,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.tables.lock.let_go();
         self.register.lock.let_go();
         SizeClass::all().for_each(|class| self.central(class).lock.let_go());
+        self.register.rounds.let_go();
         self.shared.let_go();
     }
 

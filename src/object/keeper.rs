@@ -24,7 +24,7 @@ use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, seize, wake};
 use crate::units::PageCount;
 
-use super::register::Listed;
+use super::register::{Listed, Rounds};
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
 
@@ -150,15 +150,9 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
     /// for who scavenges at the moment, and for a fork, which need not wait for all of this; but not for ever, for both
-    /// may wait for the caller. Then sleeping threads keep what they have.
+    /// may wait for the caller.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        self.heap.release_in_turns(pages, |is_turn| {
-            if is_turn {
-                self.trim(true);
-            } else {
-                self.empty_unshared();
-            }
-        })
+        self.heap.release_in_turns(pages, || self.trim(true))
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
@@ -169,8 +163,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Empties what anybody may at any time: the shared thread's structure, vacant ones, stores.
     fn empty_unshared(&self) {
-        if let Some(guard) = self.shared.try_lock() {
-            self.flush(&self.hold_shared(guard));
+        if let Some(shared) = self.try_shared() {
+            self.flush(&shared);
         }
         self.empty_vacant_by_one();
         self.empty_stores(None);
@@ -191,26 +185,25 @@ impl<S: Source + 'static> Objects<S> {
     /// Empties the magazines and shelves of all threads that are not at work on them. Nothing where the system has no
     /// fence for it.
     ///
-    /// Only by whoever has the scavenger's turn, as a fork takes that first: the register's lock is held meanwhile,
-    /// outside those of the classes. A thread that begins or ends waits for it, for [`PART`] of the others at the most;
-    /// nobody else does.
-    pub(super) fn seize_threads(&self) {
+    /// A round: a thread that begins or ends waits for it, for [`PART`] of the others at the most, and a fork for all
+    /// of it.
+    pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) {
         // Once, before anybody is barred: the first of a process may take long.
         if !self.heap.barrier() {
             return;
         }
         // Until the slots are back: whoever is about to say that there is no room waits for them.
         let _pass = self.heap.pass();
-        self.register.hold_in_parts(PART, |part| {
+        rounds.go(PART, |part| {
             self.heap.count_barriers(1);
             seize(|visit| part.for_each(visit), |thread: &Thread| self.empty(thread, None))
         });
     }
 
-    /// Empties the structures that no thread uses. By whom, and with which lock: as above.
-    fn empty_vacant(&self) {
+    /// Empties the structures that no thread uses. A round, as above.
+    fn empty_vacant(&self, rounds: &Rounds<'_, Thread>) {
         let _pass = self.heap.pass();
-        self.register.hold_in_parts(PART, |part| {
+        rounds.go(PART, |part| {
             part.for_each(|thread| {
                 if thread.listing().unload() {
                     self.empty(thread, None);
@@ -234,12 +227,16 @@ impl<S: Source + 'static> Objects<S> {
     /// has needed since this was last done, and what the shared thread keeps; of a program that is silent, or where all
     /// is to go, all batches and what sleeping threads keep too.
     fn trim(&self, all: bool) {
-        if let Some(guard) = self.shared.try_lock() {
-            self.flush(&self.hold_shared(guard));
+        if let Some(shared) = self.try_shared() {
+            self.flush(&shared);
         }
-        self.empty_vacant();
+        let rounds = self.register.rounds();
+        self.empty_vacant(&rounds);
         if all {
-            self.seize_threads();
+            self.seize_threads(&rounds);
+        }
+        drop(rounds);
+        if all {
             self.empty_stores(None);
             return;
         }

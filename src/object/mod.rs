@@ -26,10 +26,10 @@
 //! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
 //! once more.
 //!
-//! **Locks**, each held for a batch at most. Outside all others the scavenger's turn, then the shared thread's; then
-//! one for each class, the register's, the tables', the heap's, none of them under another but in two places that both
-//! have the turn: a fork takes them in this order, and who empties sleeping threads takes classes' under the
-//! register's.
+//! **Locks**, each held for a batch at most. Outside all others the scavenger's turn, then the shared thread's, then
+//! the right to rounds; then one for each class, the register's, the tables', the heap's, none of them under another
+//! but in two places that both have that right: a fork takes them in this order, and who empties sleeping threads takes
+//! classes' under the register's. No memory is released under any of them but the first, which no allocation takes.
 
 #![cfg_attr(
     not(feature = "std"),
@@ -62,6 +62,7 @@ mod slots;
 mod run;
 mod twice;
 mod threads;
+mod shared;
 mod keeper;
 mod close;
 mod fork;
@@ -84,7 +85,7 @@ use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
 use crate::guard::Place;
-use crate::heap::{self, Config, NewHeapError, PageHeap};
+use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicUsize, Lock, Table};
 use crate::units::{PageIndex, PageRun};
@@ -121,6 +122,24 @@ pub struct Objects<S: Source> {
     roomy: AtomicUsize,
     keeper: Keeper,
     kin: Kin,
+}
+
+/// Memory just allocated that is to be zero.
+#[derive(Clone, Copy, Debug)]
+pub enum ToZero {
+    /// A slot, whose bytes are anything.
+    Slot(NonNull<u8>),
+    /// A run of pages, of which something may be known.
+    Run(Allocation),
+}
+
+/// What becomes of a block that gets another size.
+#[derive(Clone, Copy, Debug)]
+enum Moved {
+    /// It stays.
+    Not,
+    /// There is memory for it.
+    To(NonNull<u8>),
 }
 
 impl<S: Source + 'static> Objects<S> {
@@ -210,12 +229,20 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// As [`allocate`](Self::allocate); every byte of the layout's size is zero.
-    pub fn allocate_zeroed(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
-        let (memory, zeroed) = match SizeClass::of(layout.size(), layout.align()) {
-            Some(class) => (self.allocate_slot(thread, class)?, false),
-            None => {
-                let allocation = self.allocate_run(thread, layout)?;
+    /// As [`allocate`](Self::allocate), for memory that is to be zero: [`zero`](Self::zero) makes it so.
+    pub fn allocate_to_zero(&self, thread: &Thread, layout: Layout) -> Option<ToZero> {
+        Some(match SizeClass::of(layout.size(), layout.align()) {
+            Some(class) => ToZero::Slot(self.allocate_slot(thread, class)?),
+            None => ToZero::Run(self.allocate_run(thread, layout)?),
+        })
+    }
+
+    /// Makes every byte of the layout's size zero, as far as it is not. Takes long for large blocks: for who holds
+    /// nothing.
+    pub fn zero(&self, fresh: ToZero, layout: Layout) -> NonNull<u8> {
+        let (memory, zeroed) = match fresh {
+            ToZero::Slot(memory) => (memory, false),
+            ToZero::Run(allocation) => {
                 let zeroed = allocation.is_zeroed() || layout.size() >= WIPED_BYTES && self.heap.wipe(allocation.run);
                 (self.heap.address(allocation.run.start()), zeroed)
             }
@@ -224,7 +251,7 @@ impl<S: Source + 'static> Objects<S> {
             // SAFETY: just allocated, for at least so many bytes.
             unsafe { memory.write_bytes(0, layout.size()) };
         }
-        Some(memory)
+        memory
     }
 
     /// Makes the table reach as far as a run that was just taken, or gives it back.
@@ -285,6 +312,27 @@ impl<S: Source + 'static> Objects<S> {
         layout: Layout,
         size: usize,
     ) -> Option<NonNull<u8>> {
+        // SAFETY: the caller's promise.
+        match unsafe { self.place_resized(thread, memory, layout, size) }? {
+            Moved::Not => Some(memory),
+            Moved::To(moved) => {
+                // SAFETY: as `place_resized` says; the old is given up.
+                unsafe {
+                    Self::copy_resized(memory, layout, moved, size);
+                    self.free(thread, memory, layout);
+                }
+                Some(moved)
+            }
+        }
+    }
+
+    /// Where memory of `layout` can be `size` bytes long. Elsewhere: then it has to be
+    /// [copied](Self::copy_resized), and freed.
+    ///
+    /// # Safety
+    ///
+    /// As for [`resize`](Self::resize); if it is moved, it is the caller's until he frees it.
+    unsafe fn place_resized(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<Moved> {
         // Rounded up to the alignment it must not overflow.
         let new = Layout::from_size_align(size, layout.align()).ok()?;
         let (old_class, new_class) = (
@@ -292,19 +340,24 @@ impl<S: Source + 'static> Objects<S> {
             SizeClass::of(size, layout.align()),
         );
         if old_class.is_some() && old_class == new_class || self.stays(thread, memory, layout, new) {
-            return Some(memory);
+            return Some(Moved::Not);
         }
         let moved = if size > layout.size() {
             self.allocate_grown(thread, memory, layout, new)
         } else {
             self.allocate(thread, new)
         }?;
-        // SAFETY: both are the caller's, of at least as many bytes, and different memory. The old is given up.
-        unsafe {
-            ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
-            self.free(thread, memory, layout);
-        }
-        Some(moved)
+        Some(Moved::To(moved))
+    }
+
+    /// Brings what is in memory of `layout` to where it was placed anew, `size` bytes long.
+    ///
+    /// # Safety
+    ///
+    /// Both are the caller's, of so many bytes, and different memory.
+    unsafe fn copy_resized(memory: NonNull<u8>, layout: Layout, moved: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size)) };
     }
 
     /// Every thread's structure, the shared one too. Only the counts of its magazines may be read.

@@ -7,9 +7,12 @@
 //! ```
 //!
 //! One lock guards it all: the lists and every structure's [`Listing`]. A thread takes it when it begins and when it
-//! ends, the scavenger while it empties structures, some at a time. Who seizes visits every structure, whoever has it:
-//! so who takes one still [enters](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake),
-//! before he touches what is in it.
+//! ends. Who goes his [`Rounds`], to empty structures, takes it for some of them at a time, and the classes' locks
+//! under it; a fork takes those first. So there is a right to rounds, a lock outside them all, which a fork takes
+//! before.
+//!
+//! Who seizes visits every structure, whoever has it: so who takes one still [enters](crate::sync::Owner::enter) it, or
+//! a magazine by its [`Stake`](crate::sync::Stake), before he touches what is in it.
 //!
 //! A thread that ends without a word (see `presence.rs`) leaves its structure as it is, and who needs one and finds
 //! none vacant looks at some of the others for such: it takes it with all that is in it.
@@ -86,6 +89,8 @@ const SUSPECTS: usize = 8;
 #[derive(Debug)]
 pub struct Register<T> {
     pub(super) lock: Lock,
+    /// The right to rounds: see there. Outside the classes' locks.
+    pub(super) rounds: Lock,
     /// Below: only under the lock.
     all: Cell<*const T>,
     /// Where to look next for one whose user has gone.
@@ -110,6 +115,7 @@ impl<T: Listed> Register<T> {
     pub fn new() -> Self {
         Self {
             lock: Lock::new(),
+            rounds: Lock::new(),
             all: Cell::new(ptr::null()),
             suspect: Cell::new(ptr::null()),
             vacant: Cell::new(ptr::null()),
@@ -245,23 +251,20 @@ impl<T: Listed> Register<T> {
         }
     }
 
-    /// The same, `most` structures at a time, until `visit` says that it is enough. Who begins or ends goes in between,
-    /// so that it waits for a part of them at the most. Those that are added meanwhile are not among them.
-    pub fn hold_in_parts(&self, most: usize, mut visit: impl FnMut(&Registered<'_, T>) -> bool) {
-        let mut part = self.hold_all();
-        while !part.first.is_null() {
-            part.behind = part.first;
-            for _ in 0..most {
-                // SAFETY: structures are never unmade; `next` is written under the lock, once.
-                let Some(thread) = (unsafe { part.behind.as_ref() }) else {
-                    break;
-                };
-                part.behind = thread.listing().next.get();
-            }
-            if !visit(&part) {
-                return;
-            }
-            (part.first, part.guard) = (part.behind, part.guard.after_others());
+    /// The right to go round the structures, as soon as nobody else does.
+    pub fn rounds(&self) -> Rounds<'_, T> {
+        self.with_right(self.rounds.lock())
+    }
+
+    /// The same, if it can be had within so many milliseconds.
+    pub fn rounds_within(&self, milliseconds: u32) -> Option<Rounds<'_, T>> {
+        Some(self.with_right(self.rounds.lock_within(milliseconds)?))
+    }
+
+    fn with_right<'a>(&'a self, right: Guard<'a>) -> Rounds<'a, T> {
+        Rounds {
+            register: self,
+            _right: right,
         }
     }
 
@@ -286,6 +289,35 @@ unsafe fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, m
         };
         next = thread.listing().next.get();
         visit(thread);
+    }
+}
+
+/// The right to go round all structures, taking the classes' locks on the way.
+#[derive(Debug)]
+pub struct Rounds<'a, T> {
+    register: &'a Register<T>,
+    _right: Guard<'a>,
+}
+
+impl<T: Listed> Rounds<'_, T> {
+    /// All structures, `most` at a time, until `visit` says that it is enough. Who begins or ends goes in between, so
+    /// that it waits for a part of them at the most. Those that are added meanwhile are not among them.
+    pub fn go(&self, most: usize, mut visit: impl FnMut(&Registered<'_, T>) -> bool) {
+        let mut part = self.register.hold_all();
+        while !part.first.is_null() {
+            part.behind = part.first;
+            for _ in 0..most {
+                // SAFETY: structures are never unmade; `next` is written under the lock.
+                let Some(thread) = (unsafe { part.behind.as_ref() }) else {
+                    break;
+                };
+                part.behind = thread.listing().next.get();
+            }
+            if !visit(&part) {
+                return;
+            }
+            (part.first, part.guard) = (part.behind, part.guard.after_others());
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use core::ptr::NonNull;
 
 use crate::geometry::WORD_PAGES;
 use crate::source::Source;
-use crate::sync::{Guard, Ordering, relax};
+use crate::sync::{Ordering, relax};
 
 use super::register::Listed;
 use super::size_class::SizeClass;
@@ -26,23 +26,8 @@ const INHERITED_BYTES: usize = 16 << 10;
 /// A round of waiting in which a thread lets others run.
 const YIELDING_ROUND: u32 = 1 << 7;
 
-/// How often somebody who has run out of memory asks for the scavenger's turn: some milliseconds.
-const TURN_ROUNDS: u32 = 1 << 10;
-
-/// The shared thread, held.
-#[derive(Debug)]
-pub struct Shared<'a> {
-    thread: &'a Thread,
-    _guard: Guard<'a>,
-}
-
-impl core::ops::Deref for Shared<'_> {
-    type Target = Thread;
-
-    fn deref(&self) -> &Thread {
-        self.thread
-    }
-}
+/// How long somebody who has run out of memory waits for others who empty sleeping threads.
+const ROUNDS_MILLISECONDS: u32 = 20;
 
 impl<S: Source + 'static> Objects<S> {
     /// A structure for a thread of its own. `None` if there is no memory for one.
@@ -133,17 +118,6 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
     }
 
-    /// The shared thread's structure, for threads that have none of their own. Waits for whoever uses it.
-    pub fn shared(&self) -> Shared<'_> {
-        self.hold_shared(self.shared.lock())
-    }
-
-    pub(super) fn hold_shared<'a>(&'a self, guard: Guard<'a>) -> Shared<'a> {
-        // SAFETY: in the tables, zeroed or used since as what it is; the lock is held, so nobody else uses it.
-        let thread = unsafe { self.tables.shared_thread().as_ref() };
-        Shared { thread, _guard: guard }
-    }
-
     /// Gives back the slots and runs of a thread that the caller is, or has seized: pages by `cache`, if there is one.
     pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) {
         for class in SizeClass::all() {
@@ -167,21 +141,14 @@ impl<S: Source + 'static> Objects<S> {
     #[cold]
     pub(super) fn reclaim(&self, thread: &Thread) {
         // Held by the caller, if he is the shared thread: then it is emptied with him.
-        if let Some(guard) = self.shared.try_lock() {
-            self.flush(&self.hold_shared(guard));
+        if let Some(shared) = self.try_shared() {
+            self.flush(&shared);
         }
         self.flush(thread);
-        // Not for ever: the turn may be had by somebody below, whose clock allocates. Nor at all by who holds the
-        // shared thread: a fork has the turn before it waits for that.
-        let rounds = if thread.has_user() { TURN_ROUNDS } else { 1 };
-        let turn = (0..rounds).find_map(|round| {
-            relax(round);
-            self.heap.driver().try_turn()
-        });
-        if turn.is_some() {
-            self.seize_threads();
+        // Not for ever: where many are refused at once, each makes his own.
+        if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS) {
+            self.seize_threads(&rounds);
         }
-        drop(turn);
         self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
         // Who takes a batch has all of a lane in hand for a moment, which is long if he is preempted there.

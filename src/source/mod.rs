@@ -117,8 +117,8 @@ pub struct Reservation {
 /// use a heap that stands on this source, and leave `errno` (where there is one) as they found it. They may allocate
 /// from other heaps of this crate, if those have been opened before this source's: `reserve` and `prepare` are called
 /// while a heap is being opened, and a second one would wait for the first for ever. A verb should return within
-/// milliseconds: an allocation that would be refused waits for a `release`, but not longer than
-/// [`PageHeap::allocate`](crate::PageHeap::allocate) says.
+/// milliseconds: what `release` is at work on can be had by nobody meanwhile, a fork waits for it, and who allocates
+/// for `prepare`.
 ///
 /// # Safety
 ///

@@ -27,13 +27,10 @@ use super::{AtomicU64, Ordering, STRIPES};
 const INSIDE: u64 = (1 << 32) - 1;
 const ENTER: u64 = (1 << 32) + 1;
 
-// A chunk's stripe is its low bits.
-const _: () = assert!(STRIPES.is_power_of_two());
-
-/// Counts who is inside and who has ever been.
+/// Counts who is inside and who has ever been, in `N` stripes, a power of two.
 #[derive(Debug)]
-pub struct Turnstile {
-    stripes: [CachePadded<AtomicU64>; STRIPES],
+pub struct Turnstile<const N: usize = STRIPES> {
+    stripes: [CachePadded<AtomicU64>; N],
 }
 
 /// A moment at which nobody was inside, to be compared with a later one.
@@ -59,13 +56,19 @@ pub struct Pass<'a> {
     stripe: &'a AtomicU64,
 }
 
-impl Default for Turnstile {
+impl<const N: usize> Default for Turnstile<N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Turnstile {
+impl<const N: usize> Turnstile<N> {
+    // A chunk's stripe is its low bits.
+    const MASK: usize = {
+        assert!(N.is_power_of_two());
+        N - 1
+    };
+
     /// A turnstile that nobody has passed.
     #[must_use]
     pub fn new() -> Self {
@@ -79,7 +82,7 @@ impl Turnstile {
     /// The entry is a read-modify-write, so `fence_after_rmw` behind it keeps it before every later load.
     #[inline]
     pub fn enter(&self, chunk: usize) -> Pass<'_> {
-        let stripe = &self.stripes[chunk & (STRIPES - 1)];
+        let stripe = &self.stripes[chunk & Self::MASK];
         // Acquire: nothing done inside is done before. Seen by whoever acquires anything written inside.
         stripe.fetch_add(ENTER, Ordering::Acquire);
         Pass { stripe }

@@ -1,21 +1,40 @@
-//! A run under release is nobody's, and nobody who proves that there is no room knows of it.
+//! A run under release is nobody's, and nobody waits for it who was not made to.
 
+use std::alloc::Layout;
 use std::ptr::NonNull;
-use std::sync::{Barrier, Mutex};
+use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use pageheap::source::{Contents, Purpose, Refused, Reservation, Simulated, Source};
-use pageheap::{Config, PageCount, PageHeap};
+use pageheap::source::{Contents, Memory, Purpose, Refused, Reservation, Simulated, Source, System};
+use pageheap::{Config, Heap, PageCount, PageHeap};
 
-/// A source whose release stops half way, for as long as another thread wants.
-struct Slow<'a> {
-    inner: Simulated,
-    doors: Option<&'a [Barrier; 2]>,
-    once: Mutex<bool>,
+/// Where a release waits: at the first for whoever watches, at the second for as long as he wants.
+type Doors = [Barrier; 2];
+
+/// A source one of whose releases stops half way: the first that finds doors.
+struct Slow<S> {
+    inner: S,
+    doors: &'static Mutex<Option<&'static Doors>>,
 }
 
-// SAFETY: every verb is the simulated source's.
-unsafe impl Source for Slow<'_> {
+impl<S> Slow<S> {
+    /// Without doors as yet.
+    fn new(inner: S) -> Self {
+        let doors = Box::leak(Box::new(Mutex::new(None)));
+        Self { inner, doors }
+    }
+}
+
+/// The next release stops, till the second door is passed.
+fn stop_the_next(doors: &Mutex<Option<&'static Doors>>) -> &'static Doors {
+    let both = Box::leak(Box::new([Barrier::new(2), Barrier::new(2)]));
+    *doors.lock().unwrap() = Some(both);
+    both
+}
+
+// SAFETY: every verb is the inner source's.
+unsafe impl<S: Source> Source for Slow<S> {
     fn granule(&self) -> usize {
         self.inner.granule()
     }
@@ -33,13 +52,10 @@ unsafe impl Source for Slow<'_> {
         unreachable!()
     }
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        if !std::mem::replace(&mut *self.once.lock().unwrap(), true)
-            && let Some(doors) = self.doors
-        {
-            doors.iter().for_each(|door| {
-                door.wait();
-            });
-        }
+        let doors = self.doors.lock().unwrap().take();
+        doors.into_iter().flatten().for_each(|door| {
+            door.wait();
+        });
         // SAFETY: the caller's promise.
         unsafe { self.inner.release(start, bytes) }
     }
@@ -49,27 +65,142 @@ unsafe impl Source for Slow<'_> {
     }
 }
 
-/// The whole heap is free, nobody has allocated anything, and one page cannot be had: a false "no", twice proved.
-#[test]
-fn no_refusal_while_the_only_pages_are_being_released() {
-    let doors = [Barrier::new(2), Barrier::new(2)];
-    let source = Slow {
-        inner: Simulated::new(4096).with_contents(Contents::Unknown),
-        doors: Some(&doors),
-        once: Mutex::new(false),
-    };
-    let heap: PageHeap<Slow> = PageHeap::new(source, Config::new(64 << 13)).expect("a heap");
+/// How often somebody asks who is to be refused.
+const ASKED: usize = 200;
+
+/// What `ask` says while `release` stands in the source's verb: `None` if it does not come back before that goes on.
+fn meanwhile<T: Send, R: Send>(
+    doors: &'static Mutex<Option<&'static Doors>>,
+    release: impl FnOnce() -> T + Send,
+    ask: impl FnOnce() -> R + Send,
+) -> Option<R> {
+    let [inside, on] = stop_the_next(doors);
+    thread::scope(|scope| {
+        scope.spawn(release);
+        inside.wait();
+        let (say, hear) = mpsc::channel();
+        scope.spawn(move || say.send(ask()));
+        let answer = hear.recv_timeout(Duration::from_secs(5)).ok();
+        on.wait();
+        answer
+    })
+}
+
+/// A heap of 64 pages, its limit, of which the last `free` are free.
+fn of_64_pages(free: usize, config: Config) -> PageHeap<Slow<Simulated>> {
+    let source = Slow::new(Simulated::new(4096).with_contents(Contents::Unknown));
+    let heap: PageHeap<Slow<Simulated>> = PageHeap::new(source, config).expect("a heap");
     let run = heap.allocate(PageCount(64)).expect("room");
+    let free = run.split_at(PageCount(64 - free)).map_or(run, |(_, free)| free);
     // SAFETY: the run is ours.
-    unsafe { heap.free(run) };
+    unsafe { heap.free(free) };
+    heap
+}
+
+/// The whole heap is free, nobody has allocated anything, and one page could not be had: a false "no", twice proved.
+/// So not all of it is released at once, and who asks is served, and does not wait.
+#[test]
+fn no_refusal_while_pages_of_a_heap_at_its_limit_are_being_released() {
+    let heap = of_64_pages(64, Config::new(64 << 13));
+    let release = || heap.scavenge(PageCount(64));
+    let answer = meanwhile(heap.source().doors, release, || heap.allocate(PageCount(56)));
+    assert!(answer.flatten().is_some(), "{answer:?}, with 64 of 64 pages free");
+}
+
+/// No allocation waits for a release, though its pages are all there are. Asked so often that waiting for a part of a
+/// second would be seen.
+#[test]
+fn who_has_not_asked_to_wait_is_refused_at_once() {
+    let heap = of_64_pages(8, Config::new(64 << 13));
+    let release = || heap.scavenge(PageCount(64));
+    let ask = || (0..ASKED).all(|_| heap.allocate(PageCount(1)).is_none());
+    let refused = meanwhile(heap.source().doors, release, ask);
+    assert_eq!(
+        refused,
+        Some(true),
+        "waited, or got a page that was in the source's hands"
+    );
+    assert!(heap.allocate(PageCount(8)).is_some(), "the refusal lost pages");
+}
+
+#[test]
+fn who_has_asked_to_wait_gets_them() {
+    let heap = of_64_pages(8, Config::new(64 << 13).wait_for_release(true));
+    let [inside, on] = stop_the_next(heap.source().doors);
     let answer = thread::scope(|scope| {
         scope.spawn(|| heap.scavenge(PageCount(64)));
-        doors[0].wait();
-        // Asked in the middle of the release; an implementation that waits or retries has its time.
+        inside.wait();
+        // Asked in the middle of the release, which ends when he has had time to look.
         let asker = scope.spawn(|| heap.allocate(PageCount(1)));
-        std::thread::sleep(std::time::Duration::from_millis(200));
-        doors[1].wait();
+        thread::sleep(Duration::from_millis(100));
+        on.wait();
         asker.join().unwrap()
     });
-    assert!(answer.is_some(), "refused, with 64 of 64 pages free");
+    assert!(answer.is_some(), "refused, with 8 of 64 pages free");
+}
+
+const BLOCK: Layout = Layout::new::<[u8; 100 << 10]>();
+const SMALL: Layout = Layout::new::<[u64; 3]>();
+
+// SAFETY: the system's pages are memory.
+unsafe impl Memory for Slow<System> {}
+
+fn objects(config: Config) -> (Heap<Slow<System>>, &'static Mutex<Option<&'static Doors>>) {
+    let source = Slow::new(System);
+    let doors = source.doors;
+    (Heap::new(source, config).expect("a heap"), doors)
+}
+
+/// Who was refused waited for the scavenger's turn, to reach what sleeping threads keep, and for what he had in hand;
+/// and with the lock of all the heap's threads.
+#[test]
+fn who_is_refused_an_object_does_not_wait_for_the_scavenger() {
+    let (heap, doors) = objects(Config::new(32 << 20));
+    let mut blocks: Vec<_> = std::iter::from_fn(|| heap.allocate(BLOCK)).collect();
+    // SAFETY: the heap's, and ours.
+    unsafe { heap.free(blocks.pop().unwrap(), BLOCK) };
+    let ask = || (0..ASKED).all(|_| heap.allocate(BLOCK).is_none());
+    let refused = meanwhile(doors, || heap.release(usize::MAX), ask);
+    assert_eq!(refused, Some(true), "waited, or got what was in the source's hands");
+    assert!(heap.allocate(BLOCK).is_some(), "the refusal lost memory");
+}
+
+/// A thread over the soft limit released what was free with the lock of all the heap's threads.
+#[test]
+fn a_thread_that_assists_keeps_nobody_waiting() {
+    let (heap, doors) = objects(Config::new(256 << 20).soft_limit(PageCount(2048)));
+    let blocks: Vec<_> = (0..128).map(|_| heap.allocate(BLOCK).expect("room")).collect();
+    for block in blocks.iter().step_by(2) {
+        // SAFETY: the heap's, and ours.
+        unsafe { heap.free(*block, BLOCK) };
+    }
+    let large = Layout::new::<[u8; 4 << 20]>();
+    let assist = || heap.allocate(large).is_some();
+    let served = meanwhile(doors, assist, || heap.allocate(SMALL).is_some());
+    assert_eq!(served, Some(true), "waited for another thread's release");
+    assert!(
+        heap.stats().pages.backed <= PageCount(2048 + 2048 / 20),
+        "nobody assisted"
+    );
+}
+
+/// So did one that had 64 MiB made zero by giving them back.
+#[test]
+fn a_thread_that_wants_zeroes_keeps_nobody_waiting() {
+    let (heap, doors) = objects(Config::new(256 << 20));
+    let large = Layout::new::<[u8; 64 << 20]>();
+    let block = heap.allocate(large).expect("room");
+    // SAFETY: the heap's, ours, and so long.
+    unsafe {
+        block.write_bytes(1, large.size());
+        heap.free(block, large);
+    }
+    let zeroed = || {
+        let block = heap.allocate_zeroed(large).expect("room");
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), large.size()) };
+        assert!(bytes.iter().step_by(4096).all(|&byte| byte == 0));
+    };
+    let served = meanwhile(doors, zeroed, || heap.allocate(SMALL).is_some());
+    assert_eq!(served, Some(true), "waited for another thread's release");
 }

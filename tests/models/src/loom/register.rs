@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
-use pageheap::internals::{Lock, Owned, Owner, seize};
+use pageheap::internals::{Owned, Owner, seize};
 use pageheap::object::{Listed, Listing, Register};
 
 use super::{explore, spawn};
@@ -58,7 +58,6 @@ impl Desk {
 struct Office {
     register: Register<Desk>,
     made: loom::sync::Mutex<Vec<NonNull<Desk>>>,
-    turn: Lock,
 }
 
 // SAFETY: the structures' cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
@@ -72,7 +71,6 @@ impl Office {
         let office = Arc::new(Self {
             register: Register::new(),
             made: loom::sync::Mutex::new(Vec::new()),
-            turn: Lock::new(),
         });
         let desks: Vec<_> = (0..count).map(|_| office.begin()).collect();
         for desk in desks {
@@ -130,12 +128,12 @@ impl Office {
 
     /// As `seize_threads` and `empty_vacant`: how many papers were taken.
     fn trim(&self) -> usize {
-        let _turn = self.turn.lock();
+        let rounds = self.register.rounds();
         let mut papers = 0;
-        self.register.hold_in_parts(1, |part| {
+        rounds.go(1, |part| {
             seize(|visit| part.for_each(visit), |desk: &Desk| papers += desk.empty())
         });
-        self.register.hold_in_parts(1, |part| {
+        rounds.go(1, |part| {
             part.for_each(|desk| {
                 if desk.listing.unload() {
                     papers += desk.empty();

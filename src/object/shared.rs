@@ -1,0 +1,89 @@
+//! The shared structure: for threads that have none of their own, and for all of a [`Heap`](crate::Heap).
+//!
+//! ```text
+//!   lock ─▶ magazines, classes, pages ─▶ unlock ─▶ assist, zeroes, copies
+//! ```
+//!
+//! One structure, one lock, and everybody waits for who has it. So nothing is done under it that takes long: memory is
+//! cleared and copied behind it, and a thread that owes the heap's soft limit a release makes it there. So no
+//! allocation waits for another's release.
+//!
+//! Worked: two threads of one `Heap` ask for a zeroed 64 MiB and for 16 bytes. The first holds the lock for 100 ns, and
+//! then clears its block for 10 ms; the second waits for the 100 ns.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use crate::source::Source;
+use crate::sync::Guard;
+
+use super::{Moved, Objects, Thread};
+
+/// The shared thread, held.
+#[derive(Debug)]
+pub struct Shared<'a, S: Source + 'static> {
+    objects: &'a Objects<S>,
+    thread: &'a Thread,
+    /// There till it is dropped.
+    guard: Option<Guard<'a>>,
+}
+
+impl<S: Source + 'static> core::ops::Deref for Shared<'_, S> {
+    type Target = Thread;
+
+    fn deref(&self) -> &Thread {
+        self.thread
+    }
+}
+
+impl<S: Source + 'static> Drop for Shared<'_, S> {
+    fn drop(&mut self) {
+        self.objects.heap.assist_at_once(true);
+        self.guard = None;
+        self.objects.heap.assist_for_others();
+    }
+}
+
+impl<S: Source + 'static> Objects<S> {
+    /// The shared thread's structure, for threads that have none of their own. Waits for whoever uses it.
+    pub fn shared(&self) -> Shared<'_, S> {
+        self.hold_shared(self.shared.lock())
+    }
+
+    /// The same, if nobody uses it.
+    pub(super) fn try_shared(&self) -> Option<Shared<'_, S>> {
+        Some(self.hold_shared(self.shared.try_lock()?))
+    }
+
+    fn hold_shared<'a>(&'a self, guard: Guard<'a>) -> Shared<'a, S> {
+        self.heap.assist_at_once(false);
+        Shared {
+            objects: self,
+            // SAFETY: in the tables, zeroed or used since as what it is; the lock is held, so nobody else uses it.
+            thread: unsafe { self.tables.shared_thread().as_ref() },
+            guard: Some(guard),
+        }
+    }
+
+    /// As [`resize`](Self::resize), with the shared structure.
+    ///
+    /// # Safety
+    ///
+    /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
+    /// returned.
+    pub unsafe fn resize_shared(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the caller's promise; the structure is held, to the end of the statement.
+        let placed = unsafe { self.place_resized(&self.shared(), memory, layout, size) }?;
+        match placed {
+            Moved::Not => Some(memory),
+            Moved::To(moved) => {
+                // SAFETY: as `place_resized` says; the old is given up, and the structure is held again.
+                unsafe {
+                    Self::copy_resized(memory, layout, moved, size);
+                    self.free(&self.shared(), memory, layout);
+                }
+                Some(moved)
+            }
+        }
+    }
+}
