@@ -215,7 +215,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// call or two where the heap grows. `None` is proved (`src/free_set`), but where others free pages during each of
     /// 1,024 searches: so many found nothing. Pages that are in the source's `release` at the moment are not waited
     /// for, unless the heap was made to ([`Config::wait_for_release`]): they are an eighth of the heap at a time, or
-    /// less, and only near the limit are they missed.
+    /// a huge page, and only near the limit are they missed.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         match self.try_with(&Request::of(pages.0)) {

@@ -6,7 +6,8 @@
 //!
 //! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the
 //! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap. So
-//! that there is another, a heap near its limit has an eighth of itself in hand at most, for each who scavenges.
+//! that there is another, a heap near its limit has an eighth of itself in hand at most, for each who scavenges; or a
+//! huge page, if it has two.
 //!
 //! Worked: a heap of 64 pages, its limit, all free, goes back by runs of 8. Who wants 20 pages meanwhile gets them; who
 //! wants 60 may be refused, as if somebody had 8; in a heap that was made to he
@@ -41,6 +42,17 @@ impl Released {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
+    const HUGE_PAGES: usize = {
+        let huge = HUGE_BYTES >> G::PAGE_SHIFT;
+        if huge == 0 {
+            1
+        } else if huge > G::CHUNK_PAGES {
+            G::CHUNK_PAGES
+        } else {
+            huge
+        }
+    };
+
     /// Gives memory behind free pages back to the source, highest address first, until `pages` pages (a few more
     /// where a huge page would be cut) or there is nothing left to give. Returns how many.
     ///
@@ -70,19 +82,24 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(released)
     }
 
-    /// Pages of a huge page, or of a chunk, if that is less. One where that is more than may be in hand: then huge
-    /// pages are not kept whole.
+    /// Pages of a huge page, or of a chunk, if that is less. One where the heap is smaller than two and has no room to
+    /// grow: then huge pages are not kept whole.
     pub(super) fn huge_pages(&self) -> usize {
-        let huge = (HUGE_BYTES >> G::PAGE_SHIFT).clamp(1, G::CHUNK_PAGES);
+        let huge = Self::HUGE_PAGES;
         if huge <= self.most_in_hand(1) { huge } else { 1 }
     }
 
-    /// Pages that a scavenger may hold at once: as many as the heap can still grow by, which serve whoever misses them,
-    /// or an eighth of it, so that at its limit not much of what is free is nobody's.
+    /// Pages that a scavenger may hold at once: as many as the heap can still grow by, which serve whoever misses them.
+    /// Near its limit an eighth of it, so that not much of what is free is nobody's; or one huge page, if it has two.
     fn most_in_hand(&self, granule: usize) -> usize {
         let grown = self.set.grown();
         let room = self.limit().0.saturating_sub(grown);
-        (room.max(grown / 8) / granule * granule).max(granule)
+        let huge = if grown < 2 * Self::HUGE_PAGES {
+            0
+        } else {
+            Self::HUGE_PAGES
+        };
+        (room.max(grown / 8).max(huge) / granule * granule).max(granule)
     }
 
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.

@@ -97,20 +97,37 @@ pub type Heap<G> = PageHeap<Paper, G>;
 /// A cache of it.
 pub type Cache<'h, G> = pageheap::Cache<'h, Paper, G>;
 
-/// A heap that may grow to `chunks` chunks, has not yet, and lends two caches; and two shards.
+/// A heap that may grow to `chunks` chunks, has not yet, and lends two caches; and two shards. Who finds no room waits
+/// for a scavenger.
 pub fn heap<G: Shape>(chunks: usize) -> Arc<Heap<G>> {
+    heap_that_waits(chunks, true)
+}
+
+/// The same; who finds no room waits, or does not.
+fn heap_that_waits<G: Shape>(chunks: usize, waits: bool) -> Arc<Heap<G>> {
     let pages = chunks * G::CHUNK_PAGES;
     let paper = Paper {
         cells: (0..pages).map(|_| UnsafeCell::new(0)).collect(),
     };
-    let config = Config::new(pages << PAGE_SHIFT).caches(2).shards(1);
+    let config = Config::new(pages << PAGE_SHIFT)
+        .caches(2)
+        .shards(1)
+        .wait_for_release(waits);
     Arc::new(PageHeap::new(paper, config).unwrap())
 }
 
 /// A heap grown to `chunks` chunks and no further, in which just the pages of `free` are free; the others are in use.
 pub fn heap_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G>> {
-    let heap = heap::<G>(chunks);
-    let all = chunks * G::CHUNK_PAGES;
+    full_but_for(heap::<G>(chunks), free)
+}
+
+/// The same, and who finds no room is refused at once.
+pub fn impatient_heap_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G>> {
+    full_but_for(heap_that_waits::<G>(chunks, false), free)
+}
+
+fn full_but_for<G: Shape>(heap: Arc<Heap<G>>, free: &[(usize, usize)]) -> Arc<Heap<G>> {
+    let all = heap.capacity().0;
     let whole = heap.allocate_at(run(0, all)).unwrap();
     heap.source().write(&whole);
     for &(start, pages) in free {

@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use super::paper::{finish, give, give_to, heap_with, take, take_from};
+use super::paper::{finish, give, give_to, heap_with, impatient_heap_with, take, take_from};
 use super::world::{CHUNK, One, Two};
 use super::{explore, spawn};
 use pageheap::PageCount;
@@ -21,10 +21,36 @@ fn a_page_being_scavenged_is_nobodys() {
         let heap = heap_with::<One>(1, &[(70, 1)]);
         let other = heap.clone();
         let thread = spawn(move || other.scavenge(PageCount(1)).0);
-        // A run being released counts as allocated, but who would be told no for that waits until it is back.
+        // A run being released counts as allocated, but in this heap who would be told no for that waits till it is
+        // back.
         take(&heap, 1).expect("the page is free, or about to be again");
         assert!(thread.join().unwrap() <= 1);
         finish(&heap, 0, 0, Some(0));
+    });
+}
+
+#[test]
+fn who_does_not_wait_is_refused_what_is_being_scavenged_and_no_page_is_lost() {
+    explore(3, || {
+        let heap = impatient_heap_with::<One>(1, &[(70, 1)]);
+        let other = heap.clone();
+        let thread = spawn(move || other.scavenge(PageCount(1)).0);
+        let taken = take(&heap, 1).map_or(0, |_| 1);
+        assert!(thread.join().unwrap() <= 1);
+        finish(&heap, 1 - taken, 0, None);
+    });
+}
+
+/// An eighth of the heap, 16 pages, is in hand at the most.
+#[test]
+fn a_heap_at_its_limit_has_some_left_while_it_is_scavenged() {
+    explore(2, || {
+        let heap = impatient_heap_with::<One>(1, &[(44, 20)]);
+        let other = heap.clone();
+        let thread = spawn(move || other.scavenge(PageCount(20)).0);
+        take(&heap, 1).expect("four are free at any moment");
+        thread.join().unwrap();
+        finish(&heap, 19, 0, None);
     });
 }
 

@@ -119,7 +119,7 @@ fn who_tries_a_lock_gets_it_or_not_but_never_shares_it() {
 #[test]
 fn between_two_equal_calms_all_is_seen_or_nothing() {
     explore(4, || {
-        let shared = Arc::new((Turnstile::new(), AtomicU64::new(0), AtomicU64::new(0)));
+        let shared = Arc::new((<Turnstile>::new(), AtomicU64::new(0), AtomicU64::new(0)));
         let other = shared.clone();
         let thread = spawn(move || {
             let (turnstile, first, second) = &*other;
@@ -142,7 +142,7 @@ fn between_two_equal_calms_all_is_seen_or_nothing() {
 fn a_pass_in_one_stripe_and_one_in_another_are_both_counted() {
     explore(3, || {
         // (Under a model there is one stripe: this is about two inside at once.)
-        let shared = Arc::new((Turnstile::new(), AtomicU64::new(0)));
+        let shared = Arc::new((<Turnstile>::new(), AtomicU64::new(0)));
         let pass = |shared: &(Turnstile, AtomicU64)| {
             let _pass = shared.0.enter(0);
             shared.1.fetch_add(1, Ordering::AcqRel);

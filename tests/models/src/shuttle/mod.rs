@@ -54,7 +54,7 @@ struct World {
 impl World {
     fn new(chunks: usize) -> Arc<Self> {
         let pages = chunks * CHUNK;
-        let config = Config::new(pages * GRANULE).caches(3).shards(1);
+        let config = Config::new(pages * GRANULE).caches(3).shards(1).wait_for_release(true);
         Arc::new(Self {
             heap: PageHeap::new(Simulated::new(GRANULE), config).unwrap(),
             owners: (0..pages).map(|_| AtomicUsize::new(0)).collect(),
