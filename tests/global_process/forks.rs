@@ -1,7 +1,9 @@
 //! Forks under load: the child of a busy program is a whole program.
 
-use std::sync::Arc;
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use pageheap::source::System;
@@ -150,7 +152,6 @@ fn in_the_child_every_page_that_is_free_is_found() {
 /// Forks from several threads at once, and while heaps open.
 #[test]
 fn several_threads_may_fork_at_once_and_while_a_heap_opens() {
-    use std::alloc::{GlobalAlloc, Layout};
     if !is_child() {
         return assert!(run("forks::several_threads_may_fork_at_once_and_while_a_heap_opens"));
     }
@@ -204,6 +205,66 @@ fn forks_do_not_wait_for_who_is_refused() {
         over.store(true, Ordering::Relaxed);
         // It was 240 s; it is 0.3.
         assert!(took < Duration::from_secs(40), "twenty forks: {took:?}");
+    });
+}
+
+/// Who is refused empties what others keep: he takes the register's lock, and classes' under it; a fork takes them the
+/// other way.
+#[test]
+fn forks_and_who_empties_others_do_not_wait_for_each_other() {
+    if !is_child() {
+        let name = "forks::forks_and_who_empties_others_do_not_wait_for_each_other";
+        return assert!(run_with(name, &[("PAGEHEAP_LIMIT", "32M")]));
+    }
+    // SAFETY: it ends a process that hangs.
+    unsafe { libc::alarm(120) };
+    let over = AtomicBool::new(false);
+    // All there is, and more again and again; given back in the end.
+    let full = || {
+        let layout = Layout::new::<[u8; 64 << 10]>();
+        let (mut blocks, mut count) = ([ptr::null_mut(); 1024], 0);
+        while !over.load(Ordering::Relaxed) {
+            // SAFETY: the layout is not empty.
+            blocks[count] = unsafe { HEAP.alloc(layout) };
+            count += usize::from(!blocks[count].is_null());
+        }
+        for &block in &blocks[..count] {
+            // SAFETY: allocated above, with this layout.
+            unsafe { HEAP.dealloc(block, layout) };
+        }
+    };
+    // Something in many magazines.
+    let trade = || {
+        for words in 1..40 {
+            let layout = Layout::array::<u64>(words).unwrap();
+            // SAFETY: the layout is not empty.
+            let blocks = [0; 20].map(|_| unsafe { HEAP.alloc(layout) });
+            for block in blocks.into_iter().filter(|block| !block.is_null()) {
+                // SAFETY: as above.
+                unsafe { HEAP.dealloc(block, layout) };
+            }
+        }
+        thread::yield_now();
+    };
+    // Behind the others: nothing can be started when it has begun.
+    let begin = Barrier::new(3);
+    thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    trade();
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                begin.wait();
+                full();
+            });
+        }
+        begin.wait();
+        (0..200).for_each(|_| assert!(ended_well(fork(|| true))));
+        over.store(true, Ordering::Relaxed);
     });
 }
 

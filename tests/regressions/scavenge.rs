@@ -6,63 +6,42 @@ use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use pageheap::source::{Contents, Memory, Purpose, Refused, Reservation, Simulated, Source, System};
+use pageheap::source::{Contents, OverSystem, Refused, Source as _, System, Verbs};
 use pageheap::{Config, Heap, PageCount, PageHeap};
 
 /// Where a release waits: at the first for whoever watches, at the second for as long as he wants.
 type Doors = [Barrier; 2];
 
-/// A source one of whose releases stops half way: the first that finds doors.
-struct Slow<S> {
-    inner: S,
-    doors: &'static Mutex<Option<&'static Doors>>,
+/// The system, but for a release that finds doors: it stops half way.
+#[derive(Default)]
+struct Slow {
+    doors: Mutex<Option<&'static Doors>>,
 }
 
-impl<S> Slow<S> {
-    /// Without doors as yet.
-    fn new(inner: S) -> Self {
-        let doors = Box::leak(Box::new(Mutex::new(None)));
-        Self { inner, doors }
-    }
-}
-
-/// The next release stops, till the second door is passed.
-fn stop_the_next(doors: &Mutex<Option<&'static Doors>>) -> &'static Doors {
-    let both = Box::leak(Box::new([Barrier::new(2), Barrier::new(2)]));
-    *doors.lock().unwrap() = Some(both);
-    both
-}
-
-// SAFETY: every verb is the inner source's.
-unsafe impl<S: Source> Source for Slow<S> {
-    fn granule(&self) -> usize {
-        self.inner.granule()
-    }
-    fn budget(&self) -> usize {
-        self.inner.budget()
-    }
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        self.inner.reserve(purpose, bytes, align)
-    }
-    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.prepare(purpose, start, bytes) }
-    }
-    unsafe fn commit(&self, _: NonNull<u8>, _: usize) -> Result<(), Refused> {
-        unreachable!()
-    }
+// SAFETY: the verb is the system's, later.
+unsafe impl Verbs for Slow {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let doors = self.doors.lock().unwrap().take();
         doors.into_iter().flatten().for_each(|door| {
             door.wait();
         });
         // SAFETY: the caller's promise.
-        unsafe { self.inner.release(start, bytes) }
+        unsafe { System.release(start, bytes) }
     }
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.unreserve(purpose, reservation) }
-    }
+}
+
+type Source = &'static OverSystem<Slow>;
+
+/// Without doors as yet.
+fn source() -> Source {
+    Box::leak(Box::default())
+}
+
+/// The next release stops, till the second door is passed.
+fn stop_the_next(source: Source) -> &'static Doors {
+    let doors = Box::leak(Box::new([Barrier::new(2), Barrier::new(2)]));
+    *source.doors.lock().unwrap() = Some(doors);
+    doors
 }
 
 /// How often somebody asks who is to be refused.
@@ -70,11 +49,11 @@ const ASKED: usize = 200;
 
 /// What `ask` says while `release` stands in the source's verb: `None` if it does not come back before that goes on.
 fn meanwhile<T: Send, R: Send>(
-    doors: &'static Mutex<Option<&'static Doors>>,
+    source: Source,
     release: impl FnOnce() -> T + Send,
     ask: impl FnOnce() -> R + Send,
 ) -> Option<R> {
-    let [inside, on] = stop_the_next(doors);
+    let [inside, on] = stop_the_next(source);
     thread::scope(|scope| {
         scope.spawn(release);
         inside.wait();
@@ -87,9 +66,8 @@ fn meanwhile<T: Send, R: Send>(
 }
 
 /// A heap of 64 pages, its limit, of which the last `free` are free.
-fn of_64_pages(free: usize, config: Config) -> PageHeap<Slow<Simulated>> {
-    let source = Slow::new(Simulated::new(4096).with_contents(Contents::Unknown));
-    let heap: PageHeap<Slow<Simulated>> = PageHeap::new(source, config).expect("a heap");
+fn of_64_pages(free: usize, config: Config) -> PageHeap<Source> {
+    let heap: PageHeap<Source> = PageHeap::new(source(), config).expect("a heap");
     let run = heap.allocate(PageCount(64)).expect("room");
     let free = run.split_at(PageCount(64 - free)).map_or(run, |(_, free)| free);
     // SAFETY: the run is ours.
@@ -103,7 +81,7 @@ fn of_64_pages(free: usize, config: Config) -> PageHeap<Slow<Simulated>> {
 fn no_refusal_while_pages_of_a_heap_at_its_limit_are_being_released() {
     let heap = of_64_pages(64, Config::new(64 << 13));
     let release = || heap.scavenge(PageCount(64));
-    let answer = meanwhile(heap.source().doors, release, || heap.allocate(PageCount(56)));
+    let answer = meanwhile(heap.source(), release, || heap.allocate(PageCount(56)));
     assert!(answer.flatten().is_some(), "{answer:?}, with 64 of 64 pages free");
 }
 
@@ -114,7 +92,7 @@ fn who_has_not_asked_to_wait_is_refused_at_once() {
     let heap = of_64_pages(8, Config::new(64 << 13));
     let release = || heap.scavenge(PageCount(64));
     let ask = || (0..ASKED).all(|_| heap.allocate(PageCount(1)).is_none());
-    let refused = meanwhile(heap.source().doors, release, ask);
+    let refused = meanwhile(heap.source(), release, ask);
     assert_eq!(
         refused,
         Some(true),
@@ -126,7 +104,7 @@ fn who_has_not_asked_to_wait_is_refused_at_once() {
 #[test]
 fn who_has_asked_to_wait_gets_them() {
     let heap = of_64_pages(8, Config::new(64 << 13).wait_for_release(true));
-    let [inside, on] = stop_the_next(heap.source().doors);
+    let [inside, on] = stop_the_next(heap.source());
     let answer = thread::scope(|scope| {
         scope.spawn(|| heap.scavenge(PageCount(64)));
         inside.wait();
@@ -142,25 +120,21 @@ fn who_has_asked_to_wait_gets_them() {
 const BLOCK: Layout = Layout::new::<[u8; 100 << 10]>();
 const SMALL: Layout = Layout::new::<[u64; 3]>();
 
-// SAFETY: the system's pages are memory.
-unsafe impl Memory for Slow<System> {}
-
-fn objects(config: Config) -> (Heap<Slow<System>>, &'static Mutex<Option<&'static Doors>>) {
-    let source = Slow::new(System);
-    let doors = source.doors;
-    (Heap::new(source, config).expect("a heap"), doors)
+fn objects(config: Config) -> (Heap<Source>, Source) {
+    let source = source();
+    (Heap::new(source, config).expect("a heap"), source)
 }
 
 /// Who was refused waited for the scavenger's turn, to reach what sleeping threads keep, and for what he had in hand;
 /// and with the lock of all the heap's threads.
 #[test]
 fn who_is_refused_an_object_does_not_wait_for_the_scavenger() {
-    let (heap, doors) = objects(Config::new(32 << 20));
+    let (heap, source) = objects(Config::new(32 << 20));
     let mut blocks: Vec<_> = std::iter::from_fn(|| heap.allocate(BLOCK)).collect();
     // SAFETY: the heap's, and ours.
     unsafe { heap.free(blocks.pop().unwrap(), BLOCK) };
     let ask = || (0..ASKED).all(|_| heap.allocate(BLOCK).is_none());
-    let refused = meanwhile(doors, || heap.release(usize::MAX), ask);
+    let refused = meanwhile(source, || heap.release(usize::MAX), ask);
     assert_eq!(refused, Some(true), "waited, or got what was in the source's hands");
     assert!(heap.allocate(BLOCK).is_some(), "the refusal lost memory");
 }
@@ -168,7 +142,7 @@ fn who_is_refused_an_object_does_not_wait_for_the_scavenger() {
 /// A thread over the soft limit released what was free with the lock of all the heap's threads.
 #[test]
 fn a_thread_that_assists_keeps_nobody_waiting() {
-    let (heap, doors) = objects(Config::new(256 << 20).soft_limit(PageCount(2048)));
+    let (heap, source) = objects(Config::new(256 << 20).soft_limit(PageCount(2048)));
     let blocks: Vec<_> = (0..128).map(|_| heap.allocate(BLOCK).expect("room")).collect();
     for block in blocks.iter().step_by(2) {
         // SAFETY: the heap's, and ours.
@@ -176,7 +150,7 @@ fn a_thread_that_assists_keeps_nobody_waiting() {
     }
     let large = Layout::new::<[u8; 4 << 20]>();
     let assist = || heap.allocate(large).is_some();
-    let served = meanwhile(doors, assist, || heap.allocate(SMALL).is_some());
+    let served = meanwhile(source, assist, || heap.allocate(SMALL).is_some());
     assert_eq!(served, Some(true), "waited for another thread's release");
     assert!(
         heap.stats().pages.backed <= PageCount(2048 + 2048 / 20),
@@ -187,7 +161,7 @@ fn a_thread_that_assists_keeps_nobody_waiting() {
 /// So did one that had 64 MiB made zero by giving them back.
 #[test]
 fn a_thread_that_wants_zeroes_keeps_nobody_waiting() {
-    let (heap, doors) = objects(Config::new(256 << 20));
+    let (heap, source) = objects(Config::new(256 << 20));
     let large = Layout::new::<[u8; 64 << 20]>();
     let block = heap.allocate(large).expect("room");
     // SAFETY: the heap's, ours, and so long.
@@ -201,6 +175,6 @@ fn a_thread_that_wants_zeroes_keeps_nobody_waiting() {
         let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), large.size()) };
         assert!(bytes.iter().step_by(4096).all(|&byte| byte == 0));
     };
-    let served = meanwhile(doors, zeroed, || heap.allocate(SMALL).is_some());
+    let served = meanwhile(source, zeroed, || heap.allocate(SMALL).is_some());
     assert_eq!(served, Some(true), "waited for another thread's release");
 }
