@@ -421,8 +421,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         let attempt = || match self.own(objects) {
-            // SAFETY: the caller's promise; what fails changes nothing.
-            Some(thread) => unsafe { objects.resize(&thread.stay(), memory, layout, size) },
+            Some(thread) => {
+                // SAFETY: the caller's promise; what fails changes nothing.
+                let moved = unsafe { objects.resize(&thread.stay(), memory, layout, size) };
+                objects.settle_debts();
+                moved
+            }
             // SAFETY: as above.
             None => unsafe { objects.resize_shared(memory, layout, size) },
         };

@@ -302,7 +302,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// that sleep, where the system has no `membarrier`). Returns how many bytes.
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
-    /// waits for it, but for one that would have to be refused otherwise.
+    /// waits for it.
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
         let released = self.opened().map_or(PageCount::ZERO, |objects| objects.release(pages));
@@ -390,10 +390,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Works with this thread's structure, or with the shared one.
     #[inline]
     fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
-        match self.own(objects) {
-            Some(thread) => work(&thread.stay()),
-            None => work(&objects.shared()),
-        }
+        let Some(thread) = self.own(objects) else {
+            return work(&objects.shared());
+        };
+        let result = work(&thread.stay());
+        objects.settle_debts();
+        result
     }
 }
 

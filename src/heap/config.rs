@@ -81,10 +81,11 @@ impl Config {
 
     /// Whether an allocation that finds no room waits for pages that are being released at the moment.
     ///
-    /// They are nobody's while the source is at work on them: an eighth of the heap at a time, or a huge page. Off by
-    /// default: an allocation never waits for that, and where such pages are all that is left it is refused. On, it
-    /// waits for as long as the source's `release` takes, some microseconds as a rule, a good part of a second at the
-    /// most: for programs that end when they are refused. An allocation that can be served waits in neither case.
+    /// They are nobody's while the source is at work on them: an eighth of the heap for each who scavenges, or a huge
+    /// page. Off by default: an allocation never waits for that, and where such pages are all that is left it is
+    /// refused. On, it waits for as long as the source's `release` takes, some microseconds as a rule, a good part of a
+    /// second at the most: for programs that end when they are refused. An allocation that can be served waits in
+    /// neither case.
     #[must_use]
     pub const fn wait_for_release(mut self, on: bool) -> Self {
         self.patient = on;

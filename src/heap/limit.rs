@@ -47,9 +47,10 @@ pub(super) struct Ceiling {
     end: AtomicUsize,
     /// Pages that should have been released, and were not found.
     short: AtomicUsize,
-    /// 1 while somebody holds a lock over allocations: who should assist owes it.
+    /// 1 while somebody holds a lock over allocations: who should assist owes it. (A thread that holds no lock may find
+    /// it so too, where there are such; then it settles its debt when its call ends.)
     deferred: AtomicUsize,
-    /// Pages taken for which somebody is yet to assist.
+    /// Pages taken for which he who took them is yet to assist.
     owed: AtomicUsize,
 }
 
@@ -73,6 +74,17 @@ impl Ceiling {
     pub(super) fn change(&self, more: usize, fewer: usize) {
         let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
         self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
+        if fewer > more {
+            // All was live, perhaps, when there was more; that says nothing of now.
+            let backed = before.wrapping_add(more).saturating_sub(fewer);
+            self.next.fetch_min(self.next_above(backed), Ordering::Relaxed);
+        }
+    }
+
+    /// When to try again if nothing was found with so many backed.
+    fn next_above(&self, backed: usize) -> usize {
+        let soft = self.soft.load(Ordering::Relaxed);
+        backed.saturating_add((soft / 64).max(16)).max(soft)
     }
 
     pub(super) fn backed(&self) -> usize {
@@ -141,21 +153,40 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// For a layer above that allocates under a lock: from when it has it, nobody assists `at_once`; before it lets go,
-    /// everybody does again. Then it [assists](Self::assist_for_others).
+    /// For a layer above that allocates under a lock: from when it has it, who should assist owes it; before it lets
+    /// go, he does so `at_once` again.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn assist_at_once(&self, at_once: bool) {
-        self.driver.ceiling.deferred.store((!at_once).into(), Ordering::Relaxed);
+        let deferred = usize::from(!at_once);
+        self.driver.ceiling.deferred.store(deferred, Ordering::Relaxed);
     }
 
-    /// Makes up for what was not done at once.
+    /// What is owed, to be [settled](Self::settle) by the caller.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
-    pub(crate) fn assist_for_others(&self) {
-        if self.driver.ceiling.owed.load(Ordering::Relaxed) != 0 {
-            let taken = self.driver.ceiling.owed.swap(0, Ordering::Relaxed);
-            self.assist_again(taken);
+    pub(crate) fn take_debt(&self) -> usize {
+        let owed = &self.driver.ceiling.owed;
+        if owed.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        owed.swap(0, Ordering::Relaxed)
+    }
+
+    /// Assists for pages that were taken under a lock, without it. Nothing for none.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    #[inline]
+    pub(crate) fn settle(&self, debt: usize) {
+        if debt != 0 {
+            self.settle_some(debt);
+        }
+    }
+
+    #[cold]
+    fn settle_some(&self, debt: usize) {
+        let backed = self.driver.ceiling.backed();
+        if backed > self.soft_limit().0 {
+            self.timed(|| self.assist(backed, debt));
         }
     }
 
@@ -202,7 +233,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .end
             .store(end + usize::from(released >= wanted), Ordering::Relaxed);
         let next = if released == 0 {
-            backed.saturating_add((soft / 64).max(16))
+            ceiling.next_above(backed)
         } else {
             soft
         };

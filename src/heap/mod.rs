@@ -214,8 +214,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system
     /// call or two where the heap grows. `None` is proved (`src/free_set`), but where others free pages during each of
     /// 1,024 searches: so many found nothing. Pages that are in the source's `release` at the moment are not waited
-    /// for, unless the heap was made to ([`Config::wait_for_release`]): they are an eighth of the heap at a time, or
-    /// a huge page, and only near the limit are they missed.
+    /// for, unless the heap was made to ([`Config::wait_for_release`]): they are an eighth of the heap for each who
+    /// scavenges, or a huge page, and missed only where the heap cannot grow.
     #[inline]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         match self.try_with(&Request::of(pages.0)) {

@@ -6,8 +6,7 @@
 //!
 //! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the
 //! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap. So
-//! that there is another, a heap near its limit has an eighth of itself in hand at most, for each who scavenges; or a
-//! huge page, if it has two.
+//! that there is another, each who scavenges has an eighth of the heap in hand at most, or a huge page, if it has two.
 //!
 //! Worked: a heap of 64 pages, its limit, all free, goes back by runs of 8. Who wants 20 pages meanwhile gets them; who
 //! wants 60 may be refused, as if somebody had 8; in a heap that was made to he
@@ -82,24 +81,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(released)
     }
 
-    /// Pages of a huge page, or of a chunk, if that is less. One where the heap is smaller than two and has no room to
-    /// grow: then huge pages are not kept whole.
+    /// Pages of a huge page, or of a chunk, if that is less. One where the heap is smaller than two: then huge
+    /// pages are not kept whole.
     pub(super) fn huge_pages(&self) -> usize {
         let huge = Self::HUGE_PAGES;
         if huge <= self.most_in_hand(1) { huge } else { 1 }
     }
 
-    /// Pages that a scavenger may hold at once: as many as the heap can still grow by, which serve whoever misses them.
-    /// Near its limit an eighth of it, so that not much of what is free is nobody's; or one huge page, if it has two.
+    /// Pages that a scavenger may hold at once: an eighth of the heap, or one huge page, if it has two. So not much of
+    /// what is free is nobody's, which somebody may miss where the heap cannot grow.
     fn most_in_hand(&self, granule: usize) -> usize {
         let grown = self.set.grown();
-        let room = self.limit().0.saturating_sub(grown);
         let huge = if grown < 2 * Self::HUGE_PAGES {
             0
         } else {
             Self::HUGE_PAGES
         };
-        (room.max(grown / 8).max(huge) / granule * granule).max(granule)
+        ((grown / 8).max(huge) / granule * granule).max(granule)
     }
 
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
@@ -108,13 +106,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Released, though the source does not say that they are zero.
         let mut unmarked = [0; MAX_CHUNK_WORDS];
         while released.pages < pages {
+            let (most, huge) = (self.most_in_hand(granule), self.huge_pages());
             let limits = Limits {
                 least: granule,
-                most: self.most_in_hand(granule).min(pages - released.pages),
-                huge: self.huge_pages(),
+                most: most.min(pages - released.pages),
+                huge,
             };
             let Some((start, run)) = self.candidate(chunk, from, limits, &unmarked) else {
                 break;
+            };
+            // Made longer so that no huge page is cut, it may be too long: then the part above the next border.
+            let (start, run) = if run > most {
+                let above = (start + run - most).next_multiple_of(huge);
+                (above, start + run - above)
+            } else {
+                (start, run)
             };
             let now = self.release_run((chunk << G::CHUNK_SHIFT) + start, run, lazily);
             released.add(now);

@@ -150,7 +150,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
     /// for who scavenges at the moment, and for a fork, which need not wait for all of this; but not for ever, for both
-    /// may wait for the caller.
+    /// may wait for the caller; and for who empties threads' structures, who waits for nobody.
     pub fn release(&self, pages: PageCount) -> PageCount {
         self.heap.release_in_turns(pages, || self.trim(true))
     }
@@ -194,6 +194,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         // Until the slots are back: whoever is about to say that there is no room waits for them.
         let _pass = self.heap.pass();
+        rounds.begin();
         rounds.go(PART, |part| {
             self.heap.count_barriers(1);
             seize(|visit| part.for_each(visit), |thread: &Thread| self.empty(thread, None))

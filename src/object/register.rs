@@ -24,7 +24,7 @@
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use crate::sync::{Guard, Lock, Owned};
+use crate::sync::{AtomicU32, Guard, Lock, Ordering, Owned};
 
 use super::presence::{Presence, Process};
 
@@ -91,6 +91,8 @@ pub struct Register<T> {
     pub(super) lock: Lock,
     /// The right to rounds: see there. Outside the classes' locks.
     pub(super) rounds: Lock,
+    /// Rounds begun in which everything is emptied.
+    begun: AtomicU32,
     /// Below: only under the lock.
     all: Cell<*const T>,
     /// Where to look next for one whose user has gone.
@@ -116,6 +118,7 @@ impl<T: Listed> Register<T> {
         Self {
             lock: Lock::new(),
             rounds: Lock::new(),
+            begun: AtomicU32::new(0),
             all: Cell::new(ptr::null()),
             suspect: Cell::new(ptr::null()),
             vacant: Cell::new(ptr::null()),
@@ -251,6 +254,14 @@ impl<T: Listed> Register<T> {
         }
     }
 
+    /// How many rounds have been begun in which everything is emptied. Who finds more of them later, when he has the
+    /// right to rounds, need not make one for what he knew of now.
+    pub fn begun(&self) -> u32 {
+        // Release, and no mere load: pairs with the acquire of `Rounds::begin`. A round that is counted behind this
+        // sees what we know of.
+        self.begun.fetch_add(0, Ordering::Release)
+    }
+
     /// The right to go round the structures, as soon as nobody else does.
     pub fn rounds(&self) -> Rounds<'_, T> {
         self.with_right(self.rounds.lock())
@@ -300,6 +311,12 @@ pub struct Rounds<'a, T> {
 }
 
 impl<T: Listed> Rounds<'_, T> {
+    /// Counts a round in which everything is emptied.
+    pub fn begin(&self) {
+        // Acquire: pairs with the release of `Register::begun`.
+        self.register.begun.fetch_add(1, Ordering::Acquire);
+    }
+
     /// All structures, `most` at a time, until `visit` says that it is enough. Who begins or ends goes in between, so
     /// that it waits for a part of them at the most. Those that are added meanwhile are not among them.
     pub fn go(&self, most: usize, mut visit: impl FnMut(&Registered<'_, T>) -> bool) {

@@ -38,9 +38,12 @@ impl<S: Source + 'static> core::ops::Deref for Shared<'_, S> {
 
 impl<S: Source + 'static> Drop for Shared<'_, S> {
     fn drop(&mut self) {
-        self.objects.heap.assist_at_once(true);
+        let heap = &self.objects.heap;
+        heap.assist_at_once(true);
+        // Ours, as long as we hold the lock.
+        let debt = heap.take_debt();
         self.guard = None;
-        self.objects.heap.assist_for_others();
+        heap.settle(debt);
     }
 }
 
@@ -63,6 +66,13 @@ impl<S: Source + 'static> Objects<S> {
             thread: unsafe { self.tables.shared_thread().as_ref() },
             guard: Some(guard),
         }
+    }
+
+    /// For a thread with a structure of its own, after a call: it may have found the shared one held, and owe the soft
+    /// limit what it would have released at once.
+    #[inline]
+    pub fn settle_debts(&self) {
+        self.heap.settle(self.heap.take_debt());
     }
 
     /// As [`resize`](Self::resize), with the shared structure.

@@ -145,8 +145,11 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&shared);
         }
         self.flush(thread);
-        // Not for ever: where many are refused at once, each makes his own.
-        if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS) {
+        // Where many are refused at once, one round does for all who waited while it was made. Not for ever.
+        let begun = self.register.begun();
+        if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS)
+            && self.register.begun() == begun
+        {
             self.seize_threads(&rounds);
         }
         self.empty_vacant_by_one();

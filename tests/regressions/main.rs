@@ -4,6 +4,7 @@ mod cache;
 mod commit;
 #[path = "../common/mod.rs"]
 mod common;
+mod debts;
 mod gather;
 mod idle;
 mod limit;

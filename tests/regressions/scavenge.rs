@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -16,11 +17,14 @@ type Doors = [Barrier; 2];
 #[derive(Default)]
 struct Slow {
     doors: Mutex<Option<&'static Doors>>,
+    /// The most bytes of a call.
+    most: AtomicUsize,
 }
 
 // SAFETY: the verb is the system's, later.
 unsafe impl Verbs for Slow {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        self.most.fetch_max(bytes, Ordering::Relaxed);
         let doors = self.doors.lock().unwrap().take();
         doors.into_iter().flatten().for_each(|door| {
             door.wait();
@@ -83,6 +87,38 @@ fn no_refusal_while_pages_of_a_heap_at_its_limit_are_being_released() {
     let release = || heap.scavenge(PageCount(64));
     let answer = meanwhile(heap.source(), release, || heap.allocate(PageCount(56)));
     assert!(answer.flatten().is_some(), "{answer:?}, with 64 of 64 pages free");
+}
+
+/// A run that was made longer, for no huge page to be cut, was nearly all of a small heap; and so was any where the
+/// heap had room to grow, which did not help if the source had none.
+#[test]
+fn no_more_is_in_hand_than_an_eighth_or_a_huge_page() {
+    for (pages, free) in [
+        (512, 511),
+        (600, 400),
+        (1024, 511),
+        (1024, 700),
+        (2400, 511),
+        (2400, 2399),
+        (300, 299),
+    ] {
+        for reserve in [pages, 4 * pages] {
+            let source = source();
+            let heap: PageHeap<Source> = PageHeap::new(source, Config::new(reserve << 13)).expect("a heap");
+            let run = heap.allocate(PageCount(pages)).expect("room");
+            let grown = heap.stats().grown.0;
+            let (low, high) = run.split_at(PageCount(free)).unwrap();
+            // SAFETY: ours.
+            unsafe { heap.free(low) };
+            let released = heap.scavenge(PageCount(usize::MAX));
+            assert_eq!(released, PageCount(free), "not all has gone");
+            let most = (grown / 8).max(if grown < 512 { 0 } else { 256 });
+            let seen = source.most.load(Ordering::Relaxed) >> 13;
+            assert!(seen <= most, "{free} of {pages} free: {seen} pages in hand, not {most}");
+            // SAFETY: ours.
+            unsafe { heap.free(high) };
+        }
+    }
 }
 
 /// No allocation waits for a release, though its pages are all there are. Asked so often that waiting for a part of a

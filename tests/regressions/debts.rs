@@ -1,0 +1,165 @@
+//! Who goes over the soft limit releases, and not somebody else, nor nobody.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pageheap::source::{Contents, OverSystem, Purpose, Refused, Source, System, Verbs};
+use pageheap::{Config, GlobalHeap, Heap, PageCount, PageHeap};
+
+const MIB: usize = 1 << 20;
+
+thread_local!(static TAKES_LITTLE: Cell<bool> = const { Cell::new(false) });
+
+/// The system, slowly, and with a count of pages by whom they were released.
+#[derive(Default)]
+struct Counted {
+    by_much: AtomicUsize,
+    by_little: AtomicUsize,
+}
+
+// SAFETY: the verb is the system's, later.
+unsafe impl Verbs for Counted {
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let by = if TAKES_LITTLE.get() {
+            &self.by_little
+        } else {
+            &self.by_much
+        };
+        by.fetch_add(bytes >> 13, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(1));
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+}
+
+/// What a thread owed when it let go of the structure that all threads of a `Heap` share was paid by whoever came by.
+#[test]
+fn who_takes_little_does_not_release_for_who_takes_much() {
+    let source: &OverSystem<Counted> = Box::leak(Box::default());
+    let heap = Heap::new(source, Config::new(256 * MIB).soft_limit(PageCount(1200))).expect("a heap");
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                TAKES_LITTLE.set(true);
+                let layout = Layout::new::<[u64; 3]>();
+                while !over.load(Ordering::Relaxed) {
+                    let block = heap.allocate(layout).expect("room");
+                    // SAFETY: just allocated.
+                    unsafe { heap.free(block, layout) };
+                }
+            });
+        }
+        let (mut live, mut bytes) = (Vec::new(), 0);
+        for number in 0..200_usize {
+            let layout = Layout::from_size_align(40_000 + number * 104_729 % 1_000_000, 16).unwrap();
+            while bytes + layout.size() > 8 * MIB {
+                let (block, layout): (_, Layout) = live.swap_remove(number * 31 % live.len());
+                bytes -= layout.size();
+                // SAFETY: allocated below.
+                unsafe { heap.free(block, layout) };
+            }
+            live.push((heap.allocate(layout).expect("room"), layout));
+            bytes += layout.size();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let [much, little] = [&source.by_much, &source.by_little].map(|pages| pages.load(Ordering::Relaxed));
+    assert!(much > 0 && little == 0, "{much} and {little} pages");
+}
+
+/// A heap that had once been over its limit, as all was live, released nothing from then on below that.
+#[test]
+fn a_limit_that_was_exceeded_is_kept_again() {
+    let source: &OverSystem<Counted> = Box::leak(Box::default());
+    let config = Config::new(64 * MIB).soft_limit(PageCount(128));
+    let heap: PageHeap<_> = PageHeap::new(source, config).expect("a heap");
+    let live = heap.allocate(PageCount(512)).expect("room");
+    assert!(heap.backed() >= PageCount(512));
+    // SAFETY: ours, and nothing uses it any more.
+    unsafe { heap.free(live) };
+    heap.release(PageCount(usize::MAX));
+    let runs = [16; 8].map(|pages| heap.allocate(PageCount(pages)).expect("room"));
+    for run in runs.into_iter().step_by(2) {
+        // SAFETY: as above.
+        unsafe { heap.free(run) };
+    }
+    heap.allocate(PageCount(64)).expect("room");
+    assert!(heap.backed() <= PageCount(128), "{} of 128", heap.backed().0);
+}
+
+/// The system, but that growth stops for as long as is wanted; and a count of pages released.
+#[derive(Debug)]
+struct Stopped {
+    stop: AtomicBool,
+    has_stopped: AtomicBool,
+    released: AtomicUsize,
+}
+
+// SAFETY: the verbs are the system's, later.
+unsafe impl Verbs for Stopped {
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        while self.stop.load(Ordering::SeqCst) {
+            self.has_stopped.store(true, Ordering::SeqCst);
+            thread::yield_now();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        self.released.fetch_add(bytes >> 13, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+}
+
+static STOPPED: OverSystem<Stopped> = OverSystem(Stopped {
+    stop: AtomicBool::new(false),
+    has_stopped: AtomicBool::new(false),
+    released: AtomicUsize::new(0),
+});
+
+/// While a thread without a structure of its own stood in a source's verb, with the shared one, nobody else released
+/// what he should have.
+#[test]
+fn who_holds_the_shared_structure_keeps_nobody_from_assisting() {
+    static OTHER: GlobalHeap = GlobalHeap::new().reserve(64 * MIB).background(false);
+    // SAFETY: the system's pages are memory.
+    static HEAP: GlobalHeap<&OverSystem<Stopped>> =
+        unsafe { GlobalHeap::with_source(&STOPPED, Config::new(1 << 30).soft_limit(PageCount(1024))) };
+    let of = |mib: usize| Layout::from_size_align(mib * MIB, 16).unwrap();
+    // SAFETY: no layout here is empty; what is freed was allocated with it.
+    let (take, give) = unsafe {
+        (
+            |mib| NonNull::new(HEAP.alloc(of(mib))).expect("room"),
+            |block: NonNull<u8>, mib| HEAP.dealloc(block.as_ptr(), of(mib)),
+        )
+    };
+    // 64 MiB have been grown, and 8 have memory: half of it free, in pieces of 2.
+    give(take(64), 64);
+    HEAP.release(usize::MAX);
+    let blocks = [2; 4].map(take);
+    give(blocks[0], 2);
+    give(blocks[2], 2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: as above. Its own structure is the other heap's.
+            assert!(!unsafe { OTHER.alloc(of(1)) }.is_null());
+            STOPPED.stop.store(true, Ordering::SeqCst);
+            take(128);
+        });
+        while !STOPPED.has_stopped.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        let before = STOPPED.released.load(Ordering::SeqCst);
+        take(4);
+        let released = STOPPED.released.load(Ordering::SeqCst) - before;
+        STOPPED.stop.store(false, Ordering::SeqCst);
+        assert!(released >= 500, "{released} pages for 512 taken");
+    });
+}
