@@ -7,8 +7,8 @@
 //! Versions 0.2 and 0.4 have a trait each, of one shape; the features `allocator-api2-02` and `allocator-api2-04` are
 //! independent. (Not 0.3: collections are on 0.2, as `hashbrown` and `bumpalo`, or on the newest; it would be one line
 //! here and one dependency more.) An allocation that is freed, grown or shrunk while it is the last of its arena is so
-//! in place: a `Vec` that fills while nothing else is allocated never moves. What is freed otherwise stays until the
-//! reset.
+//! in place, but for large ones, which have blocks of their own: a `Vec` that fills while nothing else is allocated
+//! does not move before it outgrows the slab, or 64 KiB. What is freed otherwise stays until the reset.
 //!
 //! A list of slots serves what fits a slot, and refuses the rest; what it hands out is all of the slot, so a `Vec`
 //! fills it before it asks for more. Growing and shrinking change nothing. What is of no bytes takes no slot; shrunk to

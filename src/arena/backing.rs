@@ -35,12 +35,13 @@ pub struct Block {
 /// # Safety
 ///
 /// An implementation promises that
-/// * a block taken is as long (in whole pages) and at least as aligned as was asked, and may be read and written by
-///   whoever took it, and by nobody else, until it is given back, also while the backing is moved (not: dropped);
+/// * a block taken is exactly as long as was asked, rounded up to whole pages, and at least as aligned, and may be read
+///   and written by whoever took it, and by nobody else, until it is given back, also while the backing is moved (not:
+///   dropped);
 /// * `zeroed` is said only of bytes that read as zero;
 /// * no verb unwinds, or uses an arena that stands on the backing: arenas call the verbs under a lock of theirs.
 pub unsafe trait Backing {
-    /// Bytes in a page: a power of two, the same at every call. The unit in which blocks are counted.
+    /// Bytes in a page: a power of two of at least 8, the same at every call. The unit in which blocks are counted.
     fn page_bytes(&self) -> usize;
 
     /// A block of `bytes` bytes, rounded up to whole pages, whose address is a multiple of `align`, a power of two.

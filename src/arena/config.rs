@@ -58,7 +58,8 @@ impl ArenaConfig {
         self
     }
 
-    /// Blocks are of `bytes` bytes; what is larger gets a block of its own.
+    /// Slabs are of `bytes` bytes; of an arena or pool, what takes more than half gets a block of its own. Of a list it
+    /// is the first slab that is of so many bytes at most, in whole powers of two of slots.
     #[must_use]
     pub const fn slab(mut self, bytes: usize) -> Self {
         self.slab = Some(bytes);

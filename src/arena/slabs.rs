@@ -47,7 +47,7 @@ const LEAST_BYTES: usize = 256;
 const LARGEST_BYTES: usize = 2 << 20;
 
 /// The largest object that such an arena puts into a slab with others. Does not change as the arena grows, so that a
-/// round like the last finds all it needs.
+/// round like the last asks for the same.
 const LARGE_BYTES: usize = 64 << 10;
 
 /// Spare slabs looked at for one that fits.

@@ -18,10 +18,11 @@ pub struct ArenaStats {
     pub limit: usize,
     /// Pages taken from the backing.
     pub reserved: usize,
-    /// Of those, what has been handed out at least once since it was taken: an upper bound on the memory behind them
-    /// where the system gives memory on first touch.
+    /// Of those, what has been handed out at least once since it was taken: an upper bound on the memory behind it
+    /// where the system gives memory on first touch. What an arena keeps for itself is not in it: a page at the end of
+    /// each slab, and of a list the nodes of its slots.
     pub committed: usize,
-    /// Handed out now, with the padding between objects and the heads of slabs.
+    /// Handed out now, with the padding between objects.
     pub allocated: usize,
     /// The most that `allocated` has been. Of a sharded list: what its shards kept for themselves included.
     pub peak: usize,

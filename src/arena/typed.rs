@@ -324,7 +324,8 @@ macro_rules! typed_methods {
         }
 
         /// A slice of what an iterator gives. It may allocate from the same arena; if it does not, nothing is copied
-        /// and nothing wasted, whatever it says of its length.
+        /// and nothing wasted, whatever it says of its length, as long as the slice fits the slab. One that outgrows
+        /// it, or 64 KiB, is copied each time it doubles, and what it leaves stays until the reset.
         ///
         /// # Errors
         /// If there is no memory. What the iterator gave is dropped then.
