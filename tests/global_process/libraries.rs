@@ -192,10 +192,11 @@ fn sixteen_copies_live_side_by_side() {
     let libraries: Vec<_> = paths.iter().map(|copy| Library::open(copy)).collect();
     for round in 0..3 {
         thread::scope(|scope| {
-            for seed in 0..4 {
-                let libraries = &libraries;
-                scope.spawn(move || assert!(libraries.iter().all(|library| (library.work)(round + seed))));
-            }
+            let libraries = &libraries;
+            let threads = [0, 1, 2, 3]
+                .map(|seed| scope.spawn(move || assert!(libraries.iter().all(|library| (library.work)(round + seed)))));
+            // Joined, with their ends: the scope alone waits for less, and the libraries go behind it.
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
     }
     for (library, path) in libraries.into_iter().zip(&paths) {
