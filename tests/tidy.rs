@@ -35,6 +35,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/backing.rs",
     "src/arena/boxed.rs",
     "src/arena/bump.rs",
+    "src/arena/lists.rs",
     "src/arena/local.rs",
     "src/arena/pieces.rs",
     "src/arena/pool.rs",

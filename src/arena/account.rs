@@ -83,7 +83,7 @@ impl<B: Backing> Account<B> {
     }
 
     /// The bytes and alignment of the block that holds `layout`.
-    fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
+    pub(super) fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
         let huge = self.huge_pages == HugePages::Aligned && layout.size() >= HUGE_BYTES;
         let unit = if huge {
             HUGE_BYTES.max(self.page_bytes)

@@ -23,7 +23,8 @@ pub enum Reason {
     NoSlots,
     /// The objects do not fit a slot, in size or alignment.
     SlotTooSmall,
-    /// All shards have owners: what was asked for is one, and none is left.
+    /// All shards have owners: what was asked for is one, and none is left. Or the list was to have more of them than
+    /// any has.
     NoShards,
 }
 
@@ -64,14 +65,14 @@ impl ArenaError {
         }
     }
 
-    /// A shard was asked for, and all have owners.
+    /// So many shards were asked for, and fewer can be had.
     #[cold]
-    pub(super) const fn no_shards() -> Self {
+    pub(super) const fn no_shards(asked: usize, left: usize) -> Self {
         Self {
             reason: Reason::NoShards,
-            asked: 1,
+            asked,
             align: 1,
-            left: 0,
+            left,
         }
     }
 
@@ -81,7 +82,7 @@ impl ArenaError {
         self.reason
     }
 
-    /// Bytes that were asked for; for [`Reason::NoShards`] shards: one.
+    /// Bytes that were asked for; for [`Reason::NoShards`] shards.
     #[must_use]
     pub const fn asked(&self) -> usize {
         self.asked
@@ -94,7 +95,7 @@ impl ArenaError {
     }
 
     /// Bytes that were left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and
-    /// [`Reason::NoSlots`]; of a slot for [`Reason::SlotTooSmall`]; for [`Reason::NoShards`] shards: none.
+    /// [`Reason::NoSlots`]; of a slot for [`Reason::SlotTooSmall`]; for [`Reason::NoShards`] shards.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.left
@@ -105,7 +106,10 @@ impl fmt::Display for ArenaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { asked, align, left, .. } = self;
         if self.reason == Reason::NoShards {
-            return write!(f, "{asked} shard was asked for: all have owners, {left} are left");
+            return match left {
+                0 => write!(f, "no room for {asked} shard: all have owners"),
+                _ => write!(f, "no room for {asked} shards: a list has {left} at the most"),
+            };
         }
         write!(f, "no room for {asked} bytes aligned to {align}: ")?;
         match self.reason {

@@ -34,6 +34,7 @@ mod error;
 mod stats;
 mod account;
 mod cursor;
+mod lists;
 mod slabs;
 mod typed;
 mod boxed;

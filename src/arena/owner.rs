@@ -29,7 +29,7 @@ impl<B: Backing> ShardedFreeList<B> {
     /// # Errors
     /// [`Reason::NoShards`](super::Reason::NoShards) if as many as the list was made for have owners.
     pub fn owner(&self) -> Result<Owner<'_, B>, ArenaError> {
-        let index = self.shards.lend().ok_or(ArenaError::no_shards())?;
+        let index = self.shards.lend().ok_or(ArenaError::no_shards(1, 0))?;
         Ok(Owner {
             list: self,
             shard: self.shards.shard(index),

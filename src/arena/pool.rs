@@ -55,7 +55,7 @@
 //! *pool.get_mut(name).unwrap() = &text; // error: `text` does not live long enough
 //! ```
 //!
-//! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` the slab used last is
+//! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` the slab used first is
 //! cut from its beginning, and the others wait: no call to the backing, and no page is touched.
 //!
 //! Measured: 6 KiB in 2.8 ns, a slab every 170 included; the next slab 8 ns, a large block of 2 MiB 280 ns; `reset` of

@@ -47,7 +47,7 @@ use crossbeam_utils::CachePadded;
 
 use super::backing::{Backing, Block};
 use super::config::ArenaConfig;
-use super::error::{ArenaError, Reason};
+use super::error::ArenaError;
 use super::hyaline::{Hyaline, Record};
 use super::node::{Node, Nodes};
 use super::process::ProcessHeap;
@@ -152,7 +152,7 @@ impl<B: Backing> ShardedFreeList<B> {
     /// A list of slots for `layout` on `backing`, with up to `owners` owners at a time, without a limit of its own.
     ///
     /// # Errors
-    /// If the layout is too large for any list, or the tables cannot be had: about 300 bytes for each owner.
+    /// If the layout is too large for any list, there are more than 65,536 owners, or the tables cannot be had: about 300 bytes for each owner.
     pub fn new_in(layout: Layout, owners: usize, backing: B) -> Result<Self, ArenaError> {
         Self::with_config_in(layout, owners, ArenaConfig::new(), backing)
     }
@@ -164,8 +164,8 @@ impl<B: Backing> ShardedFreeList<B> {
     /// If the layout is too large for any list, or the tables or what is to be taken at once cannot be had. Nothing is
     /// kept then.
     pub fn with_config_in(layout: Layout, owners: usize, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
-        let too_large = ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize);
-        let plan = Plan::new(owners).filter(|_| owners <= MOST_OWNERS).ok_or(too_large)?;
+        let too_many = ArenaError::no_shards(owners, MOST_OWNERS);
+        let plan = Plan::new(owners).filter(|_| owners <= MOST_OWNERS).ok_or(too_many)?;
         let slots = Slots::new(backing, layout, &config)?;
         let block = slots.account().take(plan.layout)?;
         if let Err(error) = slots.prealloc(&config) {

@@ -1,9 +1,11 @@
 //! The slabs of an arena: what is being cut, what is full, what is kept for later, and what is too large for a slab.
 //!
 //! ```text
-//!   used    current ──▶ full ──▶ full          ┌────────────────── slab ──────────────────┬──────┐
-//!   spare   kept ──▶ kept                      │ cut ████████████░░░░░░ not yet cut        │ foot │
-//!   large   one object each                    └──────────────────────────────────────────┴──────┘
+//!   current                                     ┌────────────────── slab ──────────────────┬──────┐
+//!   reserved, demanded:  used  full ──▶ full    │ cut ████████████░░░░░░ not yet cut        │ foot │
+//!                        spare kept ──▶ kept    └──────────────────────────────────────────┴──────┘
+//!   large  blocks of one object each
+//!   kept   the same, in which nothing lies
 //! ```
 //!
 //! Who finds the current slab full comes here, under the lock: looks again (another may have been before him), takes a
@@ -11,15 +13,24 @@
 //! KiB, where slabs grow with the arena) gets a block of its own, and the current slab stays: one large object does not
 //! cost the small ones their place.
 //!
+//! **What was reserved** is for everything. Where it is one slab as large as all that was asked for, large objects are
+//! cut off it as well. What the current slab has left is lost then, which is less than such an object.
+//!
+//! **A reset** puts what was used in front of what is spare, whole lists at a time, and in the order of use. A round
+//! like the last therefore makes the same choices, finds the same slabs and blocks for the same objects, and takes
+//! nothing new: large objects look for blocks of exactly their size first, and never in slabs that were taken for what
+//! is small, so long as there is anything else. Of blocks that no object wanted, as many are kept as bring all to twice
+//! what the largest round had.
+//!
+//! **Before anything is refused**, any spare slab will do for it; and then what is spare goes back, if there may be room
+//! for it then. What was reserved stays.
+//!
 //! Growing is under a lock and not lock-free by choice. Two who need a slab at the same time would both take one, and
 //! at the limit one of them would be told that there is none while the other throws his back.
 //!
-//! The foot of a slab links it into one of the three lists, and notes how far the slab has ever been cut. Feet are read
-//! and written under the lock, or with the arena for oneself. Of the current slab the cursor knows, also if its end has
-//! fallen since; it is asked before anything is counted.
-//!
-//! **Reset** joins the used slabs to the spare ones, whole lists at a time, and goes on with the current slab from its
-//! beginning: O(1), however many there are.
+//! The foot of a slab links it into a list ([`lists`](super::lists)), and notes how far the slab has ever been cut.
+//! Feet are read and written under the lock, or with the arena for oneself. Of the current slab the cursor knows, also
+//! if its end has fallen since; it is asked before anything is counted.
 //!
 //! Worked: slabs of 64 KiB, pages of 8 KiB, 6 KiB asked for again and again. A slab has 65,536 − 32 bytes for objects:
 //! ten of them. The eleventh finds 4,064 bytes left, comes here, and a slab is taken.
@@ -30,8 +41,9 @@ use core::ptr::{self, NonNull};
 use super::account::{Account, HUGE_BYTES};
 use super::backing::Backing;
 use super::config::{ArenaConfig, HugePages};
-use super::cursor::{Cursor, MOST_BYTES, grains};
-use super::error::ArenaError;
+use super::cursor::{Cursor, MOST_BYTES, grains, padding};
+use super::error::{ArenaError, Reason};
+use super::lists::{Bins, FOOT_BYTES, Foot, Queue, room};
 use super::stats::ArenaStats;
 use crate::sync::{AtomicPtr, AtomicUsize, Lock, Ordering};
 
@@ -43,6 +55,9 @@ const FIRST_BYTES: usize = 32 << 10;
 /// The smallest slab: for pages that are tiny.
 const LEAST_BYTES: usize = 256;
 
+/// The largest slab there is, whoever chooses: a cursor can count to its end, also if it is rounded up to pages.
+const MOST_SLAB_BYTES: usize = MOST_BYTES / 2;
+
 /// The largest slab of an arena that chooses for itself: a huge page.
 const LARGEST_BYTES: usize = 2 << 20;
 
@@ -50,124 +65,19 @@ const LARGEST_BYTES: usize = 2 << 20;
 /// round like the last asks for the same.
 const LARGE_BYTES: usize = 64 << 10;
 
-/// Spare slabs looked at for one that fits.
-const LOOKS: usize = 16;
+/// The queue of the slabs that were asked for beforehand: these are kept until the arena is shrunk.
+const RESERVED: usize = 0;
 
-/// What stands at the end of a slab.
-#[derive(Debug)]
-#[repr(C)]
-struct Foot {
-    next: *mut Foot,
-    /// The whole block, the foot included.
-    block: NonNull<[u8]>,
-    /// Bytes that have been cut off at least once since the block was taken.
-    high: usize,
-}
+/// The queue of the slabs that were taken as they were needed.
+const DEMANDED: usize = 1;
 
-/// Room that the foot takes.
-const FOOT_BYTES: usize = grains(size_of::<Foot>());
-
-/// What a block holds beside its foot.
-fn room(block: NonNull<[u8]>) -> usize {
-    block.len() - FOOT_BYTES
-}
-
-/// A list of slabs by their feet, newest first.
-#[derive(Debug)]
-struct List {
-    first: AtomicPtr<Foot>,
-    last: AtomicPtr<Foot>,
-}
-
-impl List {
-    fn new() -> Self {
-        Self {
-            first: AtomicPtr::new(ptr::null_mut()),
-            last: AtomicPtr::new(ptr::null_mut()),
-        }
-    }
-
-    fn first(&self) -> Option<NonNull<Foot>> {
-        NonNull::new(self.first.load(Ordering::Relaxed))
-    }
-
-    /// # Safety
-    ///
-    /// The lists are the caller's, the foot lives and is in none.
-    unsafe fn push(&self, foot: NonNull<Foot>) {
-        let first = self.first.load(Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { (*foot.as_ptr()).next = first };
-        self.first.store(foot.as_ptr(), Ordering::Relaxed);
-        if first.is_null() {
-            self.last.store(foot.as_ptr(), Ordering::Relaxed);
-        }
-    }
-
-    /// # Safety
-    ///
-    /// The lists are the caller's.
-    unsafe fn pop(&self) -> Option<NonNull<Foot>> {
-        // SAFETY: passed on; any foot will do.
-        unsafe { self.take_where(1, |_| true) }
-    }
-
-    /// Takes the first of the first `looks` that `fits`.
-    ///
-    /// # Safety
-    ///
-    /// The lists are the caller's.
-    unsafe fn take_where(&self, looks: usize, fits: impl Fn(&Foot) -> bool) -> Option<NonNull<Foot>> {
-        let mut before: Option<NonNull<Foot>> = None;
-        let mut at = self.first();
-        for _ in 0..looks {
-            let foot = at?;
-            // SAFETY: feet in a list live, and the list is the caller's.
-            let (next, found) = unsafe { (foot.as_ref().next, fits(foot.as_ref())) };
-            if found {
-                match before {
-                    None => self.first.store(next, Ordering::Relaxed),
-                    // SAFETY: as above.
-                    Some(before) => unsafe { (*before.as_ptr()).next = next },
-                }
-                if next.is_null() {
-                    let last = before.map_or(ptr::null_mut(), NonNull::as_ptr);
-                    self.last.store(last, Ordering::Relaxed);
-                }
-                return Some(foot);
-            }
-            before = Some(foot);
-            at = NonNull::new(next);
-        }
-        None
-    }
-
-    /// Puts all of `other` in front, and leaves it empty.
-    ///
-    /// # Safety
-    ///
-    /// The lists are the caller's.
-    unsafe fn join(&self, other: &Self) {
-        let (first, last) = (other.first.load(Ordering::Relaxed), other.last.load(Ordering::Relaxed));
-        let Some(end) = NonNull::new(last) else {
-            return;
-        };
-        let own = self.first.load(Ordering::Relaxed);
-        // SAFETY: the last foot of a list lives, and the lists are the caller's.
-        unsafe { (*end.as_ptr()).next = own };
-        if own.is_null() {
-            self.last.store(last, Ordering::Relaxed);
-        }
-        self.first.store(first, Ordering::Relaxed);
-        other.first.store(ptr::null_mut(), Ordering::Relaxed);
-        other.last.store(ptr::null_mut(), Ordering::Relaxed);
-    }
-}
+/// What was reserved is used first.
+const QUEUES: [usize; 2] = [RESERVED, DEMANDED];
 
 /// What becomes of large blocks at a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Large {
-    /// They are kept as spare slabs.
+    /// They are kept for the large objects of the next round.
     Keep,
     /// They go back to the backing.
     Return,
@@ -178,9 +88,15 @@ pub(super) enum Large {
 pub(super) struct Slabs<B: Backing> {
     cursor: Cursor,
     lock: Lock,
-    used: List,
-    spare: List,
-    large: List,
+    /// The slab that the cursor is in; null if it is in none.
+    current: AtomicPtr<Foot>,
+    /// Which queue it is of.
+    current_queue: AtomicUsize,
+    queues: [Queue; 2],
+    large: Bins,
+    kept: Bins,
+    /// Bytes of the large blocks of the round that had most.
+    most_large: usize,
     /// Bytes cut off slabs that are no longer current, and bytes of large blocks in use.
     full: AtomicUsize,
     /// Bytes ever cut off, as far as it is noted in the feet.
@@ -204,9 +120,12 @@ impl<B: Backing> Slabs<B> {
         let mut slabs = Self {
             cursor: Cursor::new(),
             lock: Lock::new(),
-            used: List::new(),
-            spare: List::new(),
-            large: List::new(),
+            current: AtomicPtr::new(ptr::null_mut()),
+            current_queue: AtomicUsize::new(DEMANDED),
+            queues: [Queue::new(), Queue::new()],
+            large: Bins::new(),
+            kept: Bins::new(),
+            most_large: 0,
             full: AtomicUsize::new(0),
             committed: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
@@ -224,11 +143,11 @@ impl<B: Backing> Slabs<B> {
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         while let missing @ 1.. = bytes.saturating_sub(self.account.reserved()) {
             let size = if self.slab_bytes == 0 { missing } else { self.slab_bytes };
-            let size = size.clamp(LEAST_BYTES, MOST_BYTES);
+            let size = size.clamp(LEAST_BYTES, MOST_SLAB_BYTES);
             // Where the limit has no room for a whole slab, what is asked for may yet fit.
             let slab = self.new_slab(size, missing.clamp(LEAST_BYTES, size))?;
             // SAFETY: the arena is ours alone, and the foot new.
-            unsafe { self.spare.push(slab) };
+            unsafe { self.queues[RESERVED].spare.push(slab) };
         }
         Ok(())
     }
@@ -266,56 +185,174 @@ impl<B: Backing> Slabs<B> {
         if bytes > large || layout.align() > self.account.page_bytes() || self.cursor.is_spent() {
             return self.grow_large(layout);
         }
-        // SAFETY: under the lock.
-        let kept = unsafe { self.spare.take_where(LOOKS, |foot| fits(foot, bytes)) };
-        let slab = match kept {
-            Some(slab) => slab,
-            None => self
-                .new_slab(slab_bytes, bytes + FOOT_BYTES)
-                .map_err(|error| error.asked_for(layout))?,
-        };
-        self.leave();
-        // SAFETY: the foot is of a slab that is ours, under the lock, and in no list.
-        let block = unsafe {
-            self.used.push(slab);
-            slab.as_ref().block
-        };
-        self.cursor.open(block.cast(), room(block), bytes);
-        Ok(block.cast())
+        if let Some(memory) = QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
+            return Ok(memory);
+        }
+        let slab = self.insist(bytes, 1, || self.new_slab(slab_bytes, bytes + FOOT_BYTES));
+        let slab = slab.map_err(|error| error.asked_for(layout))?;
+        // SAFETY: under the lock; the slab is new, and has the room.
+        Ok(unsafe { self.open(DEMANDED, slab, layout) })
     }
 
-    /// A block for one object.
+    /// Room for one object that is large, or aligned to much.
     fn grow_large(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
-        let bytes = grains(layout.size());
-        let aligned = |foot: &Foot| foot.block.addr().get() & (layout.align() - 1) == 0;
+        // Slabs that the arena was told the size of are for what is small, so long as there is anything else.
+        if self.slab_bytes == 0
+            && let Some(memory) = self.grow_into(RESERVED, layout)
+        {
+            return Ok(memory);
+        }
+        let (bytes, align) = (grains(layout.size()), layout.align());
+        let whole = self
+            .account
+            .block_bytes(bytes, align)
+            .map_err(|error| error.asked_for(layout))?;
+        let bin = Bins::of(whole / self.account.page_bytes());
+        // A block of the very size, or else the shortest that is not more than twice as long.
+        let near = |foot: &Foot| {
+            let more = foot.block.len().abs_diff(whole);
+            (more <= whole && foot.fits(bytes, align)).then_some(more)
+        };
         // SAFETY: under the lock.
-        let kept = unsafe { self.spare.take_where(LOOKS, |foot| fits(foot, bytes) && aligned(foot)) };
-        let slab = match kept {
-            Some(slab) => slab,
-            // On a border of pages at least: after a reset it may be a slab.
-            None => self
-                .new_block(bytes, layout.align().max(self.account.page_bytes()))
-                .map_err(|error| error.asked_for(layout))?,
+        let kept = unsafe { self.kept.take(bin..bin + 2, near) };
+        let block = match kept.map_or_else(|| self.account.take_block(bytes, align), Ok) {
+            Ok(block) => block,
+            Err(_) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
+                Some(memory) => return Ok(memory),
+                None => self
+                    .insist(bytes, align, || self.account.take_block(bytes, align))
+                    .map_err(|error| error.asked_for(layout))?,
+            },
         };
-        self.note_fall();
-        // SAFETY: the foot is of a block that is ours, under the lock, and in no list.
-        let block = unsafe {
-            self.cut(slab, bytes);
-            self.large.push(slab);
-            slab.as_ref().block
-        };
-        add(&self.full, bytes);
-        Ok(block.cast())
+        // SAFETY: under the lock; the block is ours, in no list, and has the room.
+        Ok(unsafe { self.give_block(block, layout) })
     }
 
-    /// Closes the current slab, and notes how far it was cut.
+    /// Cuts an object off a spare slab of a queue that has room for it, which becomes the current one.
+    fn grow_into(&self, queue: usize, layout: Layout) -> Option<NonNull<u8>> {
+        let fits = |foot: &Foot| foot.fits(grains(layout.size()), layout.align()).then_some(0);
+        if self.cursor.is_spent() {
+            return None;
+        }
+        // SAFETY: under the lock; the slab is ours then, in no list, and has the room.
+        unsafe {
+            let slab = self.queues[queue].spare.take(fits)?;
+            Some(self.open(queue, slab, layout))
+        }
+    }
+
+    /// Makes a slab the current one, with an object as the first in it.
+    ///
+    /// # Safety
+    ///
+    /// Under the lock; the slab is the caller's, of that queue, in no list, and has room for the object. The cursor is
+    /// not spent.
+    unsafe fn open(&self, queue: usize, slab: NonNull<Foot>, layout: Layout) -> NonNull<u8> {
+        self.leave();
+        self.current.store(slab.as_ptr(), Ordering::Relaxed);
+        self.current_queue.store(queue, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let block = slab.as_ref().block;
+            let (start, end) = place(block, layout);
+            self.cursor.open(block.cast(), room(block), end);
+            block.cast().add(start)
+        }
+    }
+
+    /// Gives a block to one object.
+    ///
+    /// # Safety
+    ///
+    /// Under the lock; the block is the caller's, in no list, and has room for the object.
+    unsafe fn give_block(&self, foot: NonNull<Foot>, layout: Layout) -> NonNull<u8> {
+        self.note_fall();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let block = foot.as_ref().block;
+            let (start, end) = place(block, layout);
+            self.cut(foot, end);
+            self.large.push(Bins::of(block.len() / self.account.page_bytes()), foot);
+            add(&self.full, end);
+            block.cast().add(start)
+        }
+    }
+
+    /// Closes the current slab, and notes how far it was cut. One in which nothing lies is spare again, the first.
     fn leave(&self) {
         let offset = self.cursor.close();
         self.note_fall();
-        if let (Some(offset), Some(foot)) = (offset, self.used.first()) {
-            add(&self.full, offset);
-            // SAFETY: under the lock; the first used slab is the current one.
-            unsafe { self.cut(foot, offset) };
+        let Some((queue, foot)) = self.take_current() else {
+            return;
+        };
+        let offset = offset.unwrap_or(0);
+        add(&self.full, offset);
+        // SAFETY: under the lock; the slab was the current one, and is in no list.
+        unsafe {
+            self.cut(foot, offset);
+            if offset == 0 {
+                queue.spare.push_front(foot);
+            } else {
+                queue.used.push(foot);
+            }
+        }
+    }
+
+    /// The current slab and its queue, and none is current any more.
+    fn take_current(&self) -> Option<(&Queue, NonNull<Foot>)> {
+        let foot = NonNull::new(self.current.swap(ptr::null_mut(), Ordering::Relaxed))?;
+        Some((&self.queues[self.current_queue.load(Ordering::Relaxed)], foot))
+    }
+
+    fn current(&self) -> Option<NonNull<Foot>> {
+        NonNull::new(self.current.load(Ordering::Relaxed))
+    }
+
+    /// What `attempt` comes to, which wants room for `bytes` bytes, after all that is kept and may help has gone back.
+    fn insist(
+        &self,
+        bytes: usize,
+        align: usize,
+        attempt: impl Fn() -> Result<NonNull<Foot>, ArenaError>,
+    ) -> Result<NonNull<Foot>, ArenaError> {
+        loop {
+            match attempt() {
+                Err(error) if self.make_room(error.reason(), bytes, align) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Gives back one thing that nothing lies in and that was not reserved, if that may be of use to who wants a block
+    /// and was refused it. Whether it did.
+    #[cold]
+    fn make_room(&self, refused: Reason, bytes: usize, align: usize) -> bool {
+        let demanded = &self.queues[DEMANDED];
+        let is_demanded = self.current_queue.load(Ordering::Relaxed) == DEMANDED;
+        let uncut = self.current().filter(|_| is_demanded && self.cursor.offset() == 0);
+        match refused {
+            // Who asks for too much is refused without harm.
+            Reason::Limit => {
+                // SAFETY: under the lock the current slab is there.
+                let uncut = uncut.map_or(0, |foot| unsafe { foot.as_ref().block.len() });
+                let room = self.account.left() + self.kept.bytes() + demanded.spare.bytes() + uncut;
+                if self.account.block_bytes(bytes, align).is_ok_and(|whole| whole > room) {
+                    return false;
+                }
+            }
+            // Whether there is room then is not known before.
+            Reason::NoPages => {}
+            _ => return false,
+        }
+        // SAFETY: under the lock, which is all that the lists want; nothing lies in what is spare.
+        unsafe {
+            let mut foot = self.kept.pop().or_else(|| demanded.spare.pop());
+            if foot.is_none() && uncut.is_some() {
+                // If something is cut off it in this moment, it is not spare.
+                self.leave();
+                foot = demanded.spare.pop();
+            }
+            foot.map(|foot| self.give(foot)).is_some()
         }
     }
 
@@ -330,8 +367,8 @@ impl<B: Backing> Slabs<B> {
 
     #[cold]
     fn note_fallen(&self) {
-        if let (Some(offset), Some(foot)) = (self.cursor.take_fallen(), self.used.first()) {
-            // SAFETY: under the lock; the first used slab is the current one.
+        if let (Some(offset), Some(foot)) = (self.cursor.take_fallen(), self.current()) {
+            // SAFETY: under the lock the current slab is there.
             unsafe { self.cut(foot, offset) };
             self.raise_peak(self.full.load(Ordering::Relaxed) + offset);
         }
@@ -355,7 +392,7 @@ impl<B: Backing> Slabs<B> {
     fn next_slab_bytes(&self) -> usize {
         let bytes = match self.slab_bytes {
             0 => self.account.reserved().clamp(FIRST_BYTES, LARGEST_BYTES),
-            bytes => bytes.clamp(LEAST_BYTES, MOST_BYTES),
+            bytes => bytes.clamp(LEAST_BYTES, MOST_SLAB_BYTES),
         };
         bytes.next_multiple_of(self.account.page_bytes())
     }
@@ -364,52 +401,37 @@ impl<B: Backing> Slabs<B> {
     fn new_slab(&self, bytes: usize, least: usize) -> Result<NonNull<Foot>, ArenaError> {
         let mut bytes = bytes.max(least);
         loop {
-            // On a border of pages: the first object may want as much.
-            match self.new_block(bytes - FOOT_BYTES, self.account.page_bytes()) {
+            match self.account.take_block(bytes - FOOT_BYTES, 1) {
                 Err(_) if bytes > least => bytes = (bytes / 2).max(least),
                 done => return done,
             }
         }
     }
 
-    /// A block that holds `bytes` bytes and its foot.
-    fn new_block(&self, bytes: usize, align: usize) -> Result<NonNull<Foot>, ArenaError> {
-        let layout = bytes
-            .checked_add(FOOT_BYTES)
-            .and_then(|bytes| Layout::from_size_align(bytes, align).ok())
-            .ok_or(ArenaError::too_large::<u8>(bytes))?;
-        let block = self.account.take(layout)?.memory;
-        // SAFETY: inside the block, which is ours alone; pages are in whole grains.
-        let foot = unsafe { block.cast::<u8>().add(room(block)).cast::<Foot>() };
-        // SAFETY: as above.
-        unsafe {
-            foot.write(Foot {
-                next: ptr::null_mut(),
-                block,
-                high: 0,
-            });
-        }
-        Ok(foot)
-    }
-
     /// Forgets all that was allocated, and keeps the slabs. O(1), and a call to the backing for each large block that
-    /// is to be returned.
+    /// is given back.
     pub(super) fn reset(&mut self, large: Large) {
         self.note_fall();
         self.note_peak();
+        let offset = self.cursor.offset();
+        // In a round without large objects the first was in the first slab, and the next may begin there at once.
+        let is_plain = self.large.is_empty() && self.kept.is_empty();
         // SAFETY: with the arena for ourselves.
         unsafe {
+            if let Some((queue, foot)) = self.take_current() {
+                self.cut(foot, offset);
+                queue.used.push(foot);
+            }
+            self.queues.iter().for_each(|queue| queue.renew());
             match large {
-                Large::Keep => self.spare.join(&self.large),
+                Large::Keep => self.keep_large(),
                 Large::Return => self.give_all(&self.large),
             }
-            let current = self.used.pop();
-            self.spare.join(&self.used);
-            if let Some(current) = current {
-                // How far that is cut; nothing, if the cursor is in no slab and this is an older one.
-                self.cut(current, self.cursor.offset());
-                self.used.push(current);
-                let block = current.as_ref().block;
+            let first = if is_plain { self.pop_spare() } else { None };
+            if let Some((queue, foot)) = first {
+                self.current.store(foot.as_ptr(), Ordering::Relaxed);
+                self.current_queue.store(queue, Ordering::Relaxed);
+                let block = foot.as_ref().block;
                 self.cursor.begin(block.cast(), room(block));
             } else {
                 self.cursor.clear();
@@ -418,24 +440,54 @@ impl<B: Backing> Slabs<B> {
         self.full.store(0, Ordering::Relaxed);
     }
 
+    /// Keeps the blocks of this round, and so many that it did not use that all are at most twice what the largest
+    /// round had.
+    ///
+    /// # Safety
+    ///
+    /// Nothing lies in the blocks any more.
+    unsafe fn keep_large(&mut self) {
+        let used = self.large.bytes();
+        self.most_large = self.most_large.max(used);
+        // SAFETY: with the arena for ourselves; the caller's promise.
+        unsafe {
+            while self.kept.bytes() > 2 * self.most_large - used
+                && let Some(foot) = self.kept.pop()
+            {
+                self.give(foot);
+            }
+            self.kept.join(&self.large);
+        }
+    }
+
+    /// The first spare slab, and its queue.
+    fn pop_spare(&mut self) -> Option<(usize, NonNull<Foot>)> {
+        // SAFETY: with the arena for ourselves.
+        QUEUES
+            .into_iter()
+            .find_map(|queue| unsafe { Some((queue, self.queues[queue].spare.pop()?)) })
+    }
+
     /// Gives back slabs that nothing is allocated in, until not more than `bytes` bytes are reserved or there are no
     /// such slabs.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         self.note_fall();
+        let [reserved, demanded] = &self.queues;
         // SAFETY: with the arena for ourselves: nobody else uses the lists, and nothing lies in spare slabs, nor in the
         // current one if it is not cut.
         unsafe {
             while self.account.reserved() > bytes
-                && let Some(foot) = self.spare.pop()
+                && let Some(foot) = self
+                    .kept
+                    .pop()
+                    .or_else(|| demanded.spare.pop())
+                    .or_else(|| reserved.spare.pop())
             {
                 self.give(foot);
             }
             if self.account.reserved() > bytes && self.cursor.offset() == 0 && self.cursor.close().is_some() {
-                if let Some(foot) = self.used.pop() {
+                if let Some((_, foot)) = self.take_current() {
                     self.give(foot);
-                }
-                if self.used.first().is_none() {
-                    self.cursor.clear();
                 }
             }
         }
@@ -456,15 +508,15 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Gives all slabs of a list back.
+    /// Gives all blocks back.
     ///
     /// # Safety
     ///
-    /// The lists are the caller's, and nothing in the slabs is used.
-    unsafe fn give_all(&self, list: &List) {
+    /// The lists are the caller's, and nothing in the blocks is used.
+    unsafe fn give_all(&self, blocks: &Bins) {
         // SAFETY: the caller's promise.
         unsafe {
-            while let Some(foot) = list.pop() {
+            while let Some(foot) = blocks.pop() {
                 self.give(foot);
             }
         }
@@ -488,7 +540,7 @@ impl<B: Backing> Slabs<B> {
         self.note_fall();
         let offset = self.cursor.offset();
         // SAFETY: under the lock; feet in a list live.
-        let high = self.used.first().map_or(0, |foot| unsafe { foot.as_ref().high });
+        let high = self.current().map_or(0, |foot| unsafe { foot.as_ref().high });
         ArenaStats {
             limit: self.account.limit(),
             reserved: self.account.reserved(),
@@ -515,15 +567,25 @@ impl<B: Backing> Drop for Slabs<B> {
     fn drop(&mut self) {
         // SAFETY: with the arena for ourselves; whatever was allocated has ended with it.
         unsafe {
-            self.give_all(&self.used);
-            self.give_all(&self.spare);
+            if let Some((_, foot)) = self.take_current() {
+                self.give(foot);
+            }
+            for queue in &self.queues {
+                queue.renew();
+            }
+            while let Some((_, foot)) = self.pop_spare() {
+                self.give(foot);
+            }
             self.give_all(&self.large);
+            self.give_all(&self.kept);
         }
     }
 }
 
-fn fits(foot: &Foot, bytes: usize) -> bool {
-    (bytes..=MOST_BYTES).contains(&room(foot.block))
+/// Where an object lies that is the first in a block: from and to which byte.
+fn place(block: NonNull<[u8]>, layout: Layout) -> (usize, usize) {
+    let start = padding(block.addr().get(), layout.align());
+    (start, start + grains(layout.size()))
 }
 
 /// Adds to a count, under the lock.

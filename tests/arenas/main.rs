@@ -7,6 +7,7 @@ mod common;
 mod handles;
 mod pool;
 mod promises;
+mod rounds;
 mod stories;
 #[path = "../model/blocks.rs"]
 mod blocks;

@@ -6,7 +6,8 @@ use proptest::test_runner::{Config, FileFailurePersistence};
 
 use super::twins;
 
-fn cases(default: u32) -> Config {
+/// A configuration of `default` cases, or as many as were asked for.
+pub fn cases(default: u32) -> Config {
     let asked = std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|cases| cases.parse().ok());

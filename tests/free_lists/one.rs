@@ -192,9 +192,18 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
 fn a_sharded_list_finds_misuse_too() {
     let list = ShardedFreeList::new(layout(48, 16), 2).unwrap();
     let (owner, second) = (list.owner().unwrap(), list.owner().unwrap());
+    let error = ShardedFreeList::new(layout(48, 16), 65_537).unwrap_err();
+    assert_eq!(
+        (error.reason(), error.asked(), error.left()),
+        (Reason::NoShards, 65_537, 65_536)
+    );
+    assert_eq!(
+        error.to_string(),
+        "no room for 65537 shards: a list has 65536 at the most"
+    );
     let error = list.owner().unwrap_err();
     assert_eq!((error.reason(), error.asked(), error.left()), (Reason::NoShards, 1, 0));
-    assert_eq!(error.to_string(), "1 shard was asked for: all have owners, 0 are left");
+    assert_eq!(error.to_string(), "no room for 1 shard: all have owners");
     let slot = owner.allocate().unwrap().cast::<u8>();
     // SAFETY: freed once by somebody, otherwise to be refused.
     unsafe {

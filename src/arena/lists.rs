@@ -1,0 +1,354 @@
+//! Lists of slabs and blocks by their feet: in the order of their use, and by size.
+//!
+//! ```text
+//!   Queue   spare ──take──▶ (current) ──▶ used          a reset puts used in front of spare: the same order again
+//!
+//!   Bins    0        1        2        3           10                 15
+//!           1 page   2 … 3    4 … 7    8 … 15      1,024 … 2,047      all that is larger
+//!                                      104 KiB     10 MiB
+//! ```
+//!
+//! A foot is the last thing in its slab, and links it: what an arena keeps costs it nothing but that. Lists are first
+//! in, first out, so that a round like the last finds what it wants at the front.
+//!
+//! Worked: pages of 8 KiB; blocks of 104 KiB (13 pages) are in bin 3, one of 10 MiB (1,280) is in bin 10.
+//!
+//! Cost: a push 1 ns; a search [`LOOKS`] feet at most in each list; to join two lists, or to ask how many bytes are in
+//! one, O(1).
+
+use core::alloc::Layout;
+use core::array;
+use core::ops::Range;
+use core::ptr::{self, NonNull};
+
+use super::account::Account;
+use super::backing::Backing;
+use super::cursor::{MOST_BYTES, grains, padding};
+use super::error::ArenaError;
+use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
+
+// Relaxed throughout: feet and lists are read and written under the lock of their slabs, or with the arena for oneself.
+
+/// Lists that bins have. The last holds all that is larger: with pages of 8 KiB, from 256 MiB on.
+pub(super) const BINS: usize = 16;
+
+/// Slabs of a list that are looked at for one that fits.
+const LOOKS: usize = 16;
+
+/// What stands at the end of a slab.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Foot {
+    next: *mut Foot,
+    /// The whole block, the foot included.
+    pub(super) block: NonNull<[u8]>,
+    /// Bytes that have been cut off at least once since the block was taken.
+    pub(super) high: usize,
+}
+
+/// Room that the foot takes.
+pub(super) const FOOT_BYTES: usize = grains(size_of::<Foot>());
+
+impl Foot {
+    /// That of a block that has just been taken.
+    fn new(block: NonNull<[u8]>) -> Self {
+        Self {
+            next: ptr::null_mut(),
+            block,
+            high: 0,
+        }
+    }
+
+    /// Whether the slab has room for `bytes` bytes aligned to `align`, and a cursor could count that far.
+    pub(super) fn fits(&self, bytes: usize, align: usize) -> bool {
+        let need = padding(self.block.addr().get(), align) + bytes;
+        (need..=MOST_BYTES).contains(&room(self.block))
+    }
+}
+
+/// What a block holds beside its foot.
+pub(super) fn room(block: NonNull<[u8]>) -> usize {
+    block.len() - FOOT_BYTES
+}
+
+impl<B: Backing> Account<B> {
+    /// Takes a block that holds `bytes` bytes and its foot.
+    pub(super) fn take_block(&self, bytes: usize, align: usize) -> Result<NonNull<Foot>, ArenaError> {
+        let block = self.take(self.block_layout(bytes, align)?)?.memory;
+        // SAFETY: inside the block, which is ours alone; pages are in whole grains.
+        let foot = unsafe { block.cast::<u8>().add(room(block)).cast::<Foot>() };
+        // SAFETY: as above.
+        unsafe { foot.write(Foot::new(block)) };
+        Ok(foot)
+    }
+
+    /// Bytes of such a block.
+    pub(super) fn block_bytes(&self, bytes: usize, align: usize) -> Result<usize, ArenaError> {
+        let (bytes, _) = self.rounded(self.block_layout(bytes, align)?)?;
+        Ok(bytes)
+    }
+
+    /// On a border of pages at least.
+    fn block_layout(&self, bytes: usize, align: usize) -> Result<Layout, ArenaError> {
+        bytes
+            .checked_add(FOOT_BYTES)
+            .and_then(|bytes| Layout::from_size_align(bytes, align.max(self.page_bytes())).ok())
+            .ok_or(ArenaError::too_large::<u8>(bytes))
+    }
+}
+
+/// Slabs by their feet, in the order in which they came.
+#[derive(Debug)]
+pub(super) struct List {
+    first: AtomicPtr<Foot>,
+    last: AtomicPtr<Foot>,
+    /// Of all blocks, feet included.
+    bytes: AtomicUsize,
+}
+
+impl List {
+    pub(super) fn new() -> Self {
+        Self {
+            first: AtomicPtr::new(ptr::null_mut()),
+            last: AtomicPtr::new(ptr::null_mut()),
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Bytes of all blocks, feet included.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Puts a slab behind all others.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's, the foot lives and is in none.
+    pub(super) unsafe fn push(&self, foot: NonNull<Foot>) {
+        // SAFETY: the caller's promise.
+        unsafe { (*foot.as_ptr()).next = ptr::null_mut() };
+        match NonNull::new(self.last.load(Ordering::Relaxed)) {
+            None => self.first.store(foot.as_ptr(), Ordering::Relaxed),
+            // SAFETY: feet in a list live, and the list is the caller's.
+            Some(last) => unsafe { (*last.as_ptr()).next = foot.as_ptr() },
+        }
+        self.last.store(foot.as_ptr(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        self.count(unsafe { foot.as_ref().block.len() });
+    }
+
+    /// Puts a slab in front of all others.
+    ///
+    /// # Safety
+    ///
+    /// As for `push`.
+    pub(super) unsafe fn push_front(&self, foot: NonNull<Foot>) {
+        let alone = Self::new();
+        // SAFETY: passed on; nobody else has that list.
+        unsafe {
+            alone.push(foot);
+            self.join(&alone);
+        }
+    }
+
+    /// Takes the first.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn pop(&self) -> Option<NonNull<Foot>> {
+        // SAFETY: passed on.
+        unsafe { self.take(|_| Some(0)) }
+    }
+
+    /// Takes the one that `cost` is least for, and the first of these, among the first [`LOOKS`]; none that it says
+    /// `None` of. Looks no further than to one that costs nothing.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn take(&self, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
+        let (mut before, mut at) = (ptr::null_mut::<Foot>(), self.first.load(Ordering::Relaxed));
+        let mut best: Option<(usize, *mut Foot, NonNull<Foot>)> = None;
+        for _ in 0..LOOKS {
+            let Some(foot) = NonNull::new(at) else { break };
+            // SAFETY: feet in a list live, and the list is the caller's.
+            let (cost, next) = unsafe { (cost(foot.as_ref()), foot.as_ref().next) };
+            if let Some(cost) = cost
+                && best.is_none_or(|(least, ..)| cost < least)
+            {
+                best = Some((cost, before, foot));
+                if cost == 0 {
+                    break;
+                }
+            }
+            (before, at) = (at, next);
+        }
+        let (_, before, foot) = best?;
+        // SAFETY: of this list, one behind the other.
+        unsafe { self.unlink(before, foot) };
+        Some(foot)
+    }
+
+    /// # Safety
+    ///
+    /// The lists are the caller's; `foot` is in this one, behind `before`, or the first if that is null.
+    unsafe fn unlink(&self, before: *mut Foot, foot: NonNull<Foot>) {
+        // SAFETY: feet in a list live, and the list is the caller's.
+        let (next, bytes) = unsafe { (foot.as_ref().next, foot.as_ref().block.len()) };
+        match NonNull::new(before) {
+            None => self.first.store(next, Ordering::Relaxed),
+            // SAFETY: as above.
+            Some(before) => unsafe { (*before.as_ptr()).next = next },
+        }
+        if next.is_null() {
+            self.last.store(before, Ordering::Relaxed);
+        }
+        self.bytes.store(self.bytes() - bytes, Ordering::Relaxed);
+    }
+
+    /// Puts all of `other` in front, and leaves it empty.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    unsafe fn join(&self, other: &Self) {
+        let Some(end) = NonNull::new(other.last.swap(ptr::null_mut(), Ordering::Relaxed)) else {
+            return;
+        };
+        let own = self
+            .first
+            .swap(other.first.swap(ptr::null_mut(), Ordering::Relaxed), Ordering::Relaxed);
+        // SAFETY: the last foot of a list lives, and the lists are the caller's.
+        unsafe { (*end.as_ptr()).next = own };
+        if own.is_null() {
+            self.last.store(end.as_ptr(), Ordering::Relaxed);
+        }
+        self.count(other.bytes.swap(0, Ordering::Relaxed));
+    }
+
+    fn count(&self, bytes: usize) {
+        self.bytes.store(self.bytes() + bytes, Ordering::Relaxed);
+    }
+}
+
+/// Slabs: what nothing lies in, in the order in which it will be used, and what was used in this round.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) spare: List,
+    pub(super) used: List,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            spare: List::new(),
+            used: List::new(),
+        }
+    }
+
+    /// What was used is spare again, in the same order, and before all others.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn renew(&self) {
+        // SAFETY: passed on.
+        unsafe { self.spare.join(&self.used) };
+    }
+}
+
+/// Blocks by their size.
+#[derive(Debug)]
+pub(super) struct Bins {
+    lists: [List; BINS],
+    /// A bit for each list that may hold something.
+    filled: AtomicUsize,
+}
+
+impl Bins {
+    pub(super) fn new() -> Self {
+        Self {
+            lists: array::from_fn(|_| List::new()),
+            filled: AtomicUsize::new(0),
+        }
+    }
+
+    /// The bin for blocks of so many pages.
+    pub(super) fn of(pages: usize) -> usize {
+        (pages.max(1).ilog2() as usize).min(BINS - 1)
+    }
+
+    /// Those of these bins that may hold something.
+    fn filled(&self, bins: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
+        let filled = self.filled.load(Ordering::Relaxed);
+        bins.filter(move |&bin| bin < BINS && filled >> bin & 1 == 1)
+    }
+
+    fn fill(&self, bins: usize) {
+        self.filled
+            .store(self.filled.load(Ordering::Relaxed) | bins, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.filled(0..BINS).all(|bin| self.lists[bin].is_empty())
+    }
+
+    /// Bytes of all blocks, feet included.
+    pub(super) fn bytes(&self) -> usize {
+        self.filled(0..BINS).map(|bin| self.lists[bin].bytes()).sum()
+    }
+
+    /// # Safety
+    ///
+    /// The lists are the caller's, the foot lives and is in none.
+    pub(super) unsafe fn push(&self, bin: usize, foot: NonNull<Foot>) {
+        // SAFETY: passed on.
+        unsafe { self.lists[bin].push(foot) };
+        self.fill(1 << bin);
+    }
+
+    /// Takes a block out of the first of these bins that has one; which, as [`List::take`] has it.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn take(
+        &self,
+        bins: Range<usize>,
+        cost: impl Fn(&Foot) -> Option<usize>,
+    ) -> Option<NonNull<Foot>> {
+        // SAFETY: passed on.
+        self.filled(bins).find_map(|bin| unsafe { self.lists[bin].take(&cost) })
+    }
+
+    /// Takes one of the largest blocks.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn pop(&self) -> Option<NonNull<Foot>> {
+        // SAFETY: passed on.
+        self.filled(0..BINS)
+            .rev()
+            .find_map(|bin| unsafe { self.lists[bin].pop() })
+    }
+
+    /// Puts all of `other` in front, and leaves it empty.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn join(&self, other: &Self) {
+        for bin in other.filled(0..BINS) {
+            // SAFETY: passed on.
+            unsafe { self.lists[bin].join(&other.lists[bin]) };
+        }
+        self.fill(other.filled.swap(0, Ordering::Relaxed));
+    }
+}
