@@ -55,8 +55,8 @@
 //! *pool.get_mut(name).unwrap() = &text; // error: `text` does not live long enough
 //! ```
 //!
-//! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` the slab used first is
-//! cut from its beginning, and the others wait: no call to the backing, and no page is touched.
+//! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` the first slab is cut
+//! from its beginning, and the others wait: no call to the backing, and no page is touched.
 //!
 //! Measured: 6 KiB in 2.8 ns, a slab every 170 included; the next slab 8 ns, a large block of 2 MiB 280 ns; `reset` of
 //! 4, 16 or 64 slabs 33 ns, of 256 slabs 37 ns, two looks at the clock included.

@@ -152,7 +152,8 @@ impl<B: Backing> ShardedFreeList<B> {
     /// A list of slots for `layout` on `backing`, with up to `owners` owners at a time, without a limit of its own.
     ///
     /// # Errors
-    /// If the layout is too large for any list, there are more than 65,536 owners, or the tables cannot be had: about 300 bytes for each owner.
+    /// If the layout is too large for any list, there are to be more than 65,536 owners, or the tables cannot be had:
+    /// about 300 bytes for each owner.
     pub fn new_in(layout: Layout, owners: usize, backing: B) -> Result<Self, ArenaError> {
         Self::with_config_in(layout, owners, ArenaConfig::new(), backing)
     }
@@ -161,8 +162,8 @@ impl<B: Backing> ShardedFreeList<B> {
     /// is on slots, what is kept beside them (16 bytes each), and the tables; `slab` is the size of the first slab.
     ///
     /// # Errors
-    /// If the layout is too large for any list, or the tables or what is to be taken at once cannot be had. Nothing is
-    /// kept then.
+    /// If the layout is too large for any list, there are to be more than 65,536 owners, or the tables or what is to be
+    /// taken at once cannot be had. Nothing is kept then.
     pub fn with_config_in(layout: Layout, owners: usize, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let too_many = ArenaError::no_shards(owners, MOST_OWNERS);
         let plan = Plan::new(owners).filter(|_| owners <= MOST_OWNERS).ok_or(too_many)?;

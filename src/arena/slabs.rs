@@ -22,8 +22,8 @@
 //! is small, so long as there is anything else. Of blocks that no object wanted, as many are kept as bring all to twice
 //! what the largest round had.
 //!
-//! **Before anything is refused**, any spare slab will do for it; and then what is spare goes back, if there may be room
-//! for it then. What was reserved stays.
+//! **Before anything is refused**, any spare slab will do for it; and then what is spare goes back, if there may be
+//! room for it then. What was reserved stays.
 //!
 //! Growing is under a lock and not lock-free by choice. Two who need a slab at the same time would both take one, and
 //! at the limit one of them would be told that there is none while the other throws his back.
@@ -485,10 +485,12 @@ impl<B: Backing> Slabs<B> {
             {
                 self.give(foot);
             }
-            if self.account.reserved() > bytes && self.cursor.offset() == 0 && self.cursor.close().is_some() {
-                if let Some((_, foot)) = self.take_current() {
-                    self.give(foot);
-                }
+            if self.account.reserved() > bytes
+                && self.cursor.offset() == 0
+                && self.cursor.close().is_some()
+                && let Some((_, foot)) = self.take_current()
+            {
+                self.give(foot);
             }
         }
     }
