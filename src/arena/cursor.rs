@@ -48,6 +48,9 @@ pub(super) const MOST_BYTES: usize = if usize::BITS > OFFSET_BITS {
     isize::MAX as usize - GRAIN
 };
 
+/// The largest slab that is taken: also if it is rounded up to pages there are not more bytes.
+pub(super) const MOST_SLAB_BYTES: usize = MOST_BYTES / 2;
+
 /// `size` in whole grains. For a size that a `Layout` may have: it cannot overflow.
 #[inline(always)]
 pub(super) const fn grains(size: usize) -> usize {

@@ -18,7 +18,7 @@
 
 use core::alloc::Layout;
 use core::array;
-use core::ops::Range;
+use core::iter;
 use core::ptr::{self, NonNull};
 
 use super::account::Account;
@@ -30,7 +30,7 @@ use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 // Relaxed throughout: feet and lists are read and written under the lock of their slabs, or with the arena for oneself.
 
 /// Lists that bins have. The last holds all that is larger: with pages of 8 KiB, from 256 MiB on.
-pub(super) const BINS: usize = 16;
+const BINS: usize = 16;
 
 /// Slabs of a list that are looked at for one that fits.
 const LOOKS: usize = 16;
@@ -267,7 +267,7 @@ impl Queue {
 #[derive(Debug)]
 pub(super) struct Bins {
     lists: [List; BINS],
-    /// A bit for each list that may hold something.
+    /// A bit for each list that holds something.
     filled: AtomicUsize,
 }
 
@@ -284,24 +284,18 @@ impl Bins {
         (pages.max(1).ilog2() as usize).min(BINS - 1)
     }
 
-    /// Those of these bins that may hold something.
-    fn filled(&self, bins: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
-        let filled = self.filled.load(Ordering::Relaxed);
-        bins.filter(move |&bin| bin < BINS && filled >> bin & 1 == 1)
-    }
-
-    fn fill(&self, bins: usize) {
-        self.filled
-            .store(self.filled.load(Ordering::Relaxed) | bins, Ordering::Relaxed);
+    /// The lists that hold something, as bits.
+    fn filled(&self) -> usize {
+        self.filled.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.filled(0..BINS).all(|bin| self.lists[bin].is_empty())
+        self.filled() == 0
     }
 
     /// Bytes of all blocks, feet included.
     pub(super) fn bytes(&self) -> usize {
-        self.filled(0..BINS).map(|bin| self.lists[bin].bytes()).sum()
+        bits(self.filled()).map(|bin| self.lists[bin].bytes()).sum()
     }
 
     /// # Safety
@@ -310,21 +304,17 @@ impl Bins {
     pub(super) unsafe fn push(&self, bin: usize, foot: NonNull<Foot>) {
         // SAFETY: passed on.
         unsafe { self.lists[bin].push(foot) };
-        self.fill(1 << bin);
+        self.filled.store(self.filled() | 1 << bin, Ordering::Relaxed);
     }
 
-    /// Takes a block out of the first of these bins that has one; which, as [`List::take`] has it.
+    /// Takes a block out of this bin or the next; which, as [`List::take`] has it.
     ///
     /// # Safety
     ///
     /// The lists are the caller's.
-    pub(super) unsafe fn take(
-        &self,
-        bins: Range<usize>,
-        cost: impl Fn(&Foot) -> Option<usize>,
-    ) -> Option<NonNull<Foot>> {
+    pub(super) unsafe fn take(&self, bin: usize, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
         // SAFETY: passed on.
-        self.filled(bins).find_map(|bin| unsafe { self.lists[bin].take(&cost) })
+        bits(self.filled() & 0b11 << bin).find_map(|bin| unsafe { self.take_from(bin, &cost) })
     }
 
     /// Takes one of the largest blocks.
@@ -333,10 +323,21 @@ impl Bins {
     ///
     /// The lists are the caller's.
     pub(super) unsafe fn pop(&self) -> Option<NonNull<Foot>> {
+        let largest = self.filled().checked_ilog2()? as usize;
         // SAFETY: passed on.
-        self.filled(0..BINS)
-            .rev()
-            .find_map(|bin| unsafe { self.lists[bin].pop() })
+        unsafe { self.take_from(largest, |_| Some(0)) }
+    }
+
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    unsafe fn take_from(&self, bin: usize, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
+        // SAFETY: passed on.
+        let foot = unsafe { self.lists[bin].take(cost) };
+        if self.lists[bin].is_empty() {
+            self.filled.store(self.filled() & !(1 << bin), Ordering::Relaxed);
+        }
+        foot
     }
 
     /// Puts all of `other` in front, and leaves it empty.
@@ -345,10 +346,20 @@ impl Bins {
     ///
     /// The lists are the caller's.
     pub(super) unsafe fn join(&self, other: &Self) {
-        for bin in other.filled(0..BINS) {
+        let filled = other.filled.swap(0, Ordering::Relaxed);
+        for bin in bits(filled) {
             // SAFETY: passed on.
             unsafe { self.lists[bin].join(&other.lists[bin]) };
         }
-        self.fill(other.filled.swap(0, Ordering::Relaxed));
+        self.filled.store(self.filled() | filled, Ordering::Relaxed);
     }
+}
+
+/// The bits that are set, from the lowest on.
+fn bits(mut set: usize) -> impl Iterator<Item = usize> {
+    iter::from_fn(move || {
+        let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(bit)
+    })
 }

@@ -41,7 +41,7 @@ use core::ptr::{self, NonNull};
 use super::account::{Account, HUGE_BYTES};
 use super::backing::Backing;
 use super::config::{ArenaConfig, HugePages};
-use super::cursor::{Cursor, MOST_BYTES, grains, padding};
+use super::cursor::{Cursor, MOST_SLAB_BYTES, grains, padding};
 use super::error::{ArenaError, Reason};
 use super::lists::{Bins, FOOT_BYTES, Foot, Queue, room};
 use super::stats::ArenaStats;
@@ -54,9 +54,6 @@ const FIRST_BYTES: usize = 32 << 10;
 
 /// The smallest slab: for pages that are tiny.
 const LEAST_BYTES: usize = 256;
-
-/// The largest slab there is, whoever chooses: a cursor can count to its end, also if it is rounded up to pages.
-const MOST_SLAB_BYTES: usize = MOST_BYTES / 2;
 
 /// The largest slab of an arena that chooses for itself: a huge page.
 const LARGEST_BYTES: usize = 2 << 20;
@@ -214,7 +211,7 @@ impl<B: Backing> Slabs<B> {
             (more <= whole && foot.fits(bytes, align)).then_some(more)
         };
         // SAFETY: under the lock.
-        let kept = unsafe { self.kept.take(bin..bin + 2, near) };
+        let kept = unsafe { self.kept.take(bin, near) };
         let block = match kept.map_or_else(|| self.account.take_block(bytes, align), Ok) {
             Ok(block) => block,
             Err(_) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
@@ -418,23 +415,30 @@ impl<B: Backing> Slabs<B> {
         let is_plain = self.large.is_empty() && self.kept.is_empty();
         // SAFETY: with the arena for ourselves.
         unsafe {
-            if let Some((queue, foot)) = self.take_current() {
+            if let Some(foot) = self.current() {
                 self.cut(foot, offset);
-                queue.used.push(foot);
             }
-            self.queues.iter().for_each(|queue| queue.renew());
-            match large {
-                Large::Keep => self.keep_large(),
-                Large::Return => self.give_all(&self.large),
+            let is_alone = self.current().is_some() && self.queues.iter().all(|queue| queue.used.is_empty());
+            if !(is_plain && is_alone) {
+                if let Some((queue, foot)) = self.take_current() {
+                    queue.used.push(foot);
+                }
+                self.queues.iter().for_each(|queue| queue.renew());
+                match large {
+                    Large::Keep => self.keep_large(),
+                    Large::Return => self.give_all(&self.large),
+                }
+                if is_plain && let Some((queue, foot)) = self.pop_spare() {
+                    self.current.store(foot.as_ptr(), Ordering::Relaxed);
+                    self.current_queue.store(queue, Ordering::Relaxed);
+                }
             }
-            let first = if is_plain { self.pop_spare() } else { None };
-            if let Some((queue, foot)) = first {
-                self.current.store(foot.as_ptr(), Ordering::Relaxed);
-                self.current_queue.store(queue, Ordering::Relaxed);
-                let block = foot.as_ref().block;
-                self.cursor.begin(block.cast(), room(block));
-            } else {
-                self.cursor.clear();
+            match self.current() {
+                Some(foot) => {
+                    let block = foot.as_ref().block;
+                    self.cursor.begin(block.cast(), room(block));
+                }
+                None => self.cursor.clear(),
             }
         }
         self.full.store(0, Ordering::Relaxed);
