@@ -66,7 +66,7 @@ impl ArenaConfig {
         self
     }
 
-    /// `bytes` bytes are taken when the arena is made, or it is not made.
+    /// `bytes` bytes are taken when the arena is made, or it is not made. They stay its own until it is told to shrink.
     #[must_use]
     pub const fn prealloc(mut self, bytes: usize) -> Self {
         self.prealloc = bytes;
