@@ -173,9 +173,10 @@ impl<B: Backing> Arena<B> {
 
     /// Forgets everything allocated, and keeps the pages. What was allocated is not dropped.
     ///
-    /// A round of the same objects in the same order is served from the same memory, and takes nothing more. Blocks of
-    /// large objects that no object wanted in this round go back so far as they, and those that one did, are more than
-    /// twice what any round ever used. O(1), and a call to the backing for each of these.
+    /// A round like the last, of the same objects in the same order, is served from the same memory and takes nothing
+    /// more (not always if the last began with what rounds unlike it had left). Blocks of large objects that no object
+    /// wanted in this round go back so far as they, and those that one did, are more than twice what any round ever had
+    /// of them. O(1), and a call to the backing for each of these.
     pub fn reset(&mut self) {
         // Relaxed: with the arena for ourselves.
         self.left.store(ptr::null_mut(), Ordering::Relaxed);
@@ -188,7 +189,8 @@ impl<B: Backing> Arena<B> {
         self.slabs.shrink_to(bytes);
     }
 
-    /// Takes slabs until `bytes` bytes are reserved.
+    /// Takes slabs until `bytes` bytes are reserved. They stay the arena's own until it is told to
+    /// [shrink](Self::shrink_to). What it has already counts, also what a request that would be refused may give back.
     ///
     /// # Errors
     /// If they cannot be had. What was taken stays.

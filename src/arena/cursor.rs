@@ -11,7 +11,7 @@
 //! word is *opened* with the next turn. Whoever read a mixture of old and new has read the word before it was closed,
 //! or closed, and his compare-exchange fails.
 //!
-//! **No ABA.** A turn is never used twice between two resets ([`begin`](Cursor::begin)), which need the arena for
+//! **No ABA.** A turn is never used twice between two resets ([`clear`](Cursor::clear)), which need the arena for
 //! themselves: after 2²⁴ slabs the cursor is spent and stays closed, and the arena serves every request by a block of
 //! its own. The offset may fall, when the last taken gives back what it took; a compare-exchange that then succeeds on
 //! an equal word is right, for the word is all there is to know.
@@ -211,16 +211,5 @@ impl Cursor {
     /// As new. With the arena for oneself.
     pub(super) fn clear(&mut self) {
         *self = Self::new();
-    }
-
-    /// As new, and opened on `bytes` bytes from `base`. With the arena for oneself: nobody reads a mixture.
-    pub(super) fn begin(&mut self, base: NonNull<u8>, bytes: usize) {
-        debug_assert!(bytes <= MOST_BYTES && bytes & (GRAIN - 1) == 0);
-        *self = Self {
-            state: AtomicU64::new(1 << OFFSET_BITS),
-            base: AtomicPtr::new(base.as_ptr()),
-            bytes: AtomicUsize::new(bytes),
-            fallen: AtomicU64::new(0),
-        };
     }
 }

@@ -115,7 +115,7 @@ impl List {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.first.load(Ordering::Relaxed).is_null()
     }
 
@@ -287,10 +287,6 @@ impl Bins {
     /// The lists that hold something, as bits.
     fn filled(&self) -> usize {
         self.filled.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.filled() == 0
     }
 
     /// Bytes of all blocks, feet included.

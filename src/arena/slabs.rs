@@ -14,13 +14,15 @@
 //! cost the small ones their place.
 //!
 //! **What was reserved** is for everything. Where it is one slab as large as all that was asked for, large objects are
-//! cut off it as well. What the current slab has left is lost then, which is less than such an object.
+//! cut off it as well. What the current slab has left is lost then, which is less than such an object and its
+//! alignment.
 //!
-//! **A reset** puts what was used in front of what is spare, whole lists at a time, and in the order of use. A round
-//! like the last therefore makes the same choices, finds the same slabs and blocks for the same objects, and takes
-//! nothing new: large objects look for blocks of exactly their size first, and never in slabs that were taken for what
-//! is small, so long as there is anything else. Of blocks that no object wanted, as many are kept as bring all to twice
-//! what the largest round had.
+//! **A reset** puts what was used in front of what is spare, whole lists at a time, and in the order of use; no slab is
+//! open then, as none was at first. A round like the last therefore makes the same choices, finds the same slabs and
+//! blocks for the same objects, and takes nothing new: large objects look for blocks of exactly their size first, and no
+//! slab that was taken for what is small is opened for them, but before a refusal. (Not always where that had begun
+//! with what rounds unlike it had left.) Of blocks that no object wanted, as many are
+//! kept as bring all to twice what the largest round had.
 //!
 //! **Before anything is refused**, any spare slab will do for it; and then what is spare goes back, if there may be
 //! room for it then. What was reserved stays.
@@ -58,8 +60,8 @@ const LEAST_BYTES: usize = 256;
 /// The largest slab of an arena that chooses for itself: a huge page.
 const LARGEST_BYTES: usize = 2 << 20;
 
-/// The largest object that such an arena puts into a slab with others. Does not change as the arena grows, so that a
-/// round like the last asks for the same.
+/// The largest object that such an arena opens a slab for. Does not change as the arena grows, so that a round like the
+/// last asks for the same.
 const LARGE_BYTES: usize = 64 << 10;
 
 /// The queue of the slabs that were asked for beforehand: these are kept until the arena is shrunk.
@@ -142,7 +144,8 @@ impl<B: Backing> Slabs<B> {
             let size = if self.slab_bytes == 0 { missing } else { self.slab_bytes };
             let size = size.clamp(LEAST_BYTES, MOST_SLAB_BYTES);
             // Where the limit has no room for a whole slab, what is asked for may yet fit.
-            let slab = self.new_slab(size, missing.clamp(LEAST_BYTES, size))?;
+            let least = if self.slab_bytes == 0 { FIRST_BYTES } else { missing };
+            let slab = self.new_slab(size, least.clamp(LEAST_BYTES, size))?;
             // SAFETY: the arena is ours alone, and the foot new.
             unsafe { self.queues[RESERVED].spare.push(slab) };
         }
@@ -205,10 +208,10 @@ impl<B: Backing> Slabs<B> {
             .block_bytes(bytes, align)
             .map_err(|error| error.asked_for(layout))?;
         let bin = Bins::of(whole / self.account.page_bytes());
-        // A block of the very size, or else the shortest that is not more than twice as long.
+        // A block of the very size, or else the shortest that is not more than an eighth longer.
         let near = |foot: &Foot| {
             let more = foot.block.len().abs_diff(whole);
-            (more <= whole && foot.fits(bytes, align)).then_some(more)
+            (more <= whole / 8 && foot.fits(bytes, align)).then_some(more)
         };
         // SAFETY: under the lock.
         let kept = unsafe { self.kept.take(bin, near) };
@@ -411,36 +414,20 @@ impl<B: Backing> Slabs<B> {
         self.note_fall();
         self.note_peak();
         let offset = self.cursor.offset();
-        // In a round without large objects the first was in the first slab, and the next may begin there at once.
-        let is_plain = self.large.is_empty() && self.kept.is_empty();
         // SAFETY: with the arena for ourselves.
         unsafe {
-            if let Some(foot) = self.current() {
+            if let Some((queue, foot)) = self.take_current() {
                 self.cut(foot, offset);
+                queue.used.push(foot);
             }
-            let is_alone = self.current().is_some() && self.queues.iter().all(|queue| queue.used.is_empty());
-            if !(is_plain && is_alone) {
-                if let Some((queue, foot)) = self.take_current() {
-                    queue.used.push(foot);
-                }
-                self.queues.iter().for_each(|queue| queue.renew());
-                match large {
-                    Large::Keep => self.keep_large(),
-                    Large::Return => self.give_all(&self.large),
-                }
-                if is_plain && let Some((queue, foot)) = self.pop_spare() {
-                    self.current.store(foot.as_ptr(), Ordering::Relaxed);
-                    self.current_queue.store(queue, Ordering::Relaxed);
-                }
-            }
-            match self.current() {
-                Some(foot) => {
-                    let block = foot.as_ref().block;
-                    self.cursor.begin(block.cast(), room(block));
-                }
-                None => self.cursor.clear(),
+            self.queues.iter().for_each(|queue| queue.renew());
+            match large {
+                Large::Keep => self.keep_large(),
+                Large::Return => self.give_all(&self.large),
             }
         }
+        // No slab is open, as in an arena that is new: where one is, large objects may be put into it.
+        self.cursor.clear();
         self.full.store(0, Ordering::Relaxed);
     }
 

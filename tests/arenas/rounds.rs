@@ -195,45 +195,36 @@ fn configs() -> impl Strategy<Value = ArenaConfig> {
     })
 }
 
-/// As many rounds of these objects as asked, in `$order`: what is reserved after each.
+/// As many rounds of these objects as asked, in `$order`: what is reserved after each, and where they lie.
 macro_rules! rounds {
     ($arena:ident, $config:expr, $rounds:expr, $order:expr) => {{
         let heap = heap();
         let mut arena = $arena::with_config_in($config, &heap)?;
-        let mut reserved = Vec::new();
+        let mut seen = Vec::new();
         for round in 0..$rounds {
-            for layout in $order(round) {
-                arena.allocate(layout)?;
-            }
-            reserved.push(arena.stats().reserved);
+            let places: Vec<usize> = $order(round)
+                .map(|layout| Ok(arena.allocate(layout)?.addr().get()))
+                .collect::<Result<_, ArenaError>>()?;
+            seen.push((arena.stats().reserved, places));
             arena.reset();
         }
-        Ok::<_, ArenaError>(reserved)
-    }};
-}
-
-/// What the first round reserved is the limit of the others.
-macro_rules! equal_rounds {
-    ($arena:ident, $config:expr, $layouts:expr) => {{
-        let config = $config;
-        let order = |_| $layouts.iter().copied();
-        let first = rounds!($arena, config, 1, order)?[0];
-        prop_assert_eq!(
-            rounds!($arena, config.limit(first), 5, order),
-            Ok(vec![first; 5]),
-            "{:?}",
-            config
-        );
+        Ok::<_, ArenaError>(seen)
     }};
 }
 
 proptest! {
     #![proptest_config(cases(200))]
 
+    /// What the first round reserved is the limit of the others. (Large blocks of a pool go back and come again.)
     #[test]
     fn whatever_a_round_needed_does_for_its_like(config in configs(), layouts in vec(layouts(), 1..60)) {
-        equal_rounds!(Arena, config, layouts);
-        equal_rounds!(Pool, config, layouts);
+        let order = |_| layouts.iter().copied();
+        let limited = config.limit(rounds!(Arena, config, 1, order)?[0].0);
+        let seen = rounds!(Arena, limited, 5, order);
+        prop_assert!(seen.as_ref().is_ok_and(|seen| seen.iter().all(|round| *round == seen[0])), "{:?}: {:?}", limited, seen);
+        let first = rounds!(Pool, config, 1, order)?[0].0;
+        let seen = rounds!(Pool, config.limit(first), 5, order);
+        prop_assert!(seen.as_ref().is_ok_and(|seen| seen.iter().all(|round| round.0 == first)), "{:?}: {:?}", config, seen);
     }
 
     /// In another order each time, without a limit: what is kept stays within bounds.
@@ -243,10 +234,10 @@ proptest! {
         orders in vec(layouts(), 1..60).prop_flat_map(|layouts| vec(Just(layouts).prop_shuffle(), 12)),
     ) {
         let order = |round: usize| orders[round].iter().copied();
-        let reserved = rounds!(Arena, config, 12, order)?;
+        let seen = rounds!(Arena, config, 12, order)?;
         let bytes: usize = orders[0].iter().map(|layout| layout.size() + layout.align()).sum();
-        let most = reserved.iter().max();
-        prop_assert!(most <= Some(&(3 * bytes + (12 << 20))), "{:?}: {:?}", config, reserved);
+        let most = seen.iter().map(|round| round.0).max();
+        prop_assert!(most <= Some(3 * bytes + (12 << 20)), "{:?}: {:?}", config, most);
     }
 }
 
@@ -260,5 +251,116 @@ fn blocks_that_no_object_wanted_go_back() -> Result<(), ArenaError> {
         arena.reset();
         assert!(arena.stats().reserved <= 3 * bytes, "round {round}: {}", arena.stats());
     }
+    Ok(())
+}
+
+/// What becomes of the objects of one round: how many are served, and what is reserved then.
+macro_rules! served {
+    ($arena:expr, $sizes:expr) => {{
+        let served = $sizes
+            .iter()
+            .filter(|&&bytes| $arena.alloc_uninit_slice::<u8>(bytes).is_ok())
+            .count();
+        let reserved = $arena.stats().reserved;
+        $arena.reset();
+        (served, reserved)
+    }};
+}
+
+/// The next round began in a slab that was open, and what was large was put into it; the one after that began in none.
+#[test]
+fn how_a_round_begins_does_not_depend_on_the_one_before() -> Result<(), ArenaError> {
+    for limit in [usize::MAX, 112 * KIB] {
+        let config = ArenaConfig::new().slab(64 * KIB).limit(limit);
+        let (mut arena, mut pool) = (
+            Arena::with_config_in(config, heap())?,
+            Pool::with_config_in(config, heap())?,
+        );
+        (arena.alloc(1_u8)?, pool.alloc(1_u8)?);
+        (arena.reset(), pool.reset());
+        let sizes = [40 * KIB, 20 * KIB, 44 * KIB];
+        let (first, of_pool) = (served!(arena, sizes), served!(pool, sizes));
+        for _ in 0..4 {
+            assert_eq!((served!(arena, sizes), served!(pool, sizes)), (first, of_pool));
+        }
+    }
+    let mut arena = Arena::with_config_in(ArenaConfig::new().limit(40 * KIB), heap())?;
+    arena.alloc(1_u8)?;
+    arena.reset();
+    arena.reserve(40 * KIB)?;
+    let sizes = [5 * KIB, 26 * KIB, 7 * KIB];
+    let first = served!(arena, sizes);
+    for _ in 0..4 {
+        assert_eq!(served!(arena, sizes), first);
+    }
+    Ok(())
+}
+
+/// A kept block twice as long served an object, and there was no room for the next.
+#[test]
+fn a_block_that_is_much_too_large_makes_room_for_one_that_is_not() -> Result<(), ArenaError> {
+    let mut arena = Arena::with_config_in(ArenaConfig::new().limit(12 * MIB), heap())?;
+    for sizes in [&[10 * MIB][..], &[5 * MIB, 6 * MIB], &[10 * MIB]] {
+        assert_eq!(served!(arena, sizes).0, sizes.len(), "{sizes:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_reserved_does_not_go_back_for_what_is_refused() -> Result<(), ArenaError> {
+    let config = ArenaConfig::new().slab(64 * KIB).limit(256 * KIB).prealloc(192 * KIB);
+    let pool = Pool::with_config_in(config, heap())?;
+    pool.alloc_uninit_slice::<u8>(120 * KIB)
+        .expect_err("room for that was not reserved in one piece");
+    assert_eq!(pool.stats().reserved, 192 * KIB);
+    for _ in 0..6 {
+        pool.alloc_uninit_slice::<u8>(30 * KIB)?;
+    }
+    assert_eq!(pool.stats().reserved, 192 * KIB);
+    Ok(())
+}
+
+/// All is free, but in blocks of which none will do: under the limit of the arena, and under that of the heap.
+#[test]
+fn what_is_kept_goes_back_for_what_is_small_and_for_the_backing() -> Result<(), ArenaError> {
+    let few = || PageHeap::<System>::new(System, Config::new(2 * MIB)).expect("a heap");
+    let sizes = [
+        &[1800 * KIB][..],
+        &[16 * KIB; 110],
+        &[300 * KIB; 5],
+        &[1800 * KIB],
+        &[300 * KIB; 5],
+        &[16 * KIB; 110],
+    ];
+    let mut under_its_limit = Arena::with_config_in(ArenaConfig::new().limit(2 * MIB), heap())?;
+    let mut under_the_heaps = Arena::new_in(few());
+    for sizes in sizes {
+        assert_eq!(
+            served!(under_its_limit, sizes).0,
+            sizes.len(),
+            "{} of {}",
+            sizes.len(),
+            sizes[0]
+        );
+        assert_eq!(
+            served!(under_the_heaps, sizes).0,
+            sizes.len(),
+            "{} of {}",
+            sizes.len(),
+            sizes[0]
+        );
+    }
+    Ok(())
+}
+
+/// The current slab is spare as well, if nothing lies in it.
+#[test]
+fn a_current_slab_in_which_nothing_lies_makes_room() -> Result<(), ArenaError> {
+    let arena = Arena::with_config_in(ArenaConfig::new().limit(MIB), heap())?;
+    let memory = arena.allocate(Layout::from_size_align(60 * KIB, 8).expect("a layout"))?;
+    // SAFETY: allocated above, the last, and not used.
+    assert!(unsafe { arena.resize_in_place(memory, 0) });
+    arena.alloc_uninit_slice::<u8>(MIB - 32)?;
+    assert_eq!(arena.stats().slabs, 1);
     Ok(())
 }
