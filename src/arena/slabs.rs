@@ -19,10 +19,10 @@
 //!
 //! **A reset** puts what was used in front of what is spare, whole lists at a time, and in the order of use; no slab is
 //! open then, as none was at first. A round like the last therefore makes the same choices, finds the same slabs and
-//! blocks for the same objects, and takes nothing new: large objects look for blocks of exactly their size first, and no
-//! slab that was taken for what is small is opened for them, but before a refusal. (Not always where that had begun
-//! with what rounds unlike it had left.) Of blocks that no object wanted, as many are
-//! kept as bring all to twice what the largest round had.
+//! blocks for the same objects, and takes nothing new: large objects look for blocks of exactly their size first, and
+//! no slab that was taken for what is small is opened for them, but before a refusal. (Not always, where the last began
+//! with what rounds unlike it had left.) Of blocks that no object wanted, as many are kept as bring all to twice what
+//! the largest round had.
 //!
 //! **Before anything is refused**, any spare slab will do for it; and then what is spare goes back, if there may be
 //! room for it then. What was reserved stays.

@@ -221,10 +221,12 @@ proptest! {
         let order = |_| layouts.iter().copied();
         let limited = config.limit(rounds!(Arena, config, 1, order)?[0].0);
         let seen = rounds!(Arena, limited, 5, order);
-        prop_assert!(seen.as_ref().is_ok_and(|seen| seen.iter().all(|round| *round == seen[0])), "{:?}: {:?}", limited, seen);
+        let are_alike = seen.as_ref().is_ok_and(|seen| seen.iter().all(|round| *round == seen[0]));
+        prop_assert!(are_alike, "{:?}: {:?}", limited, seen);
         let first = rounds!(Pool, config, 1, order)?[0].0;
         let seen = rounds!(Pool, config.limit(first), 5, order);
-        prop_assert!(seen.as_ref().is_ok_and(|seen| seen.iter().all(|round| round.0 == first)), "{:?}: {:?}", config, seen);
+        let are_alike = seen.as_ref().is_ok_and(|seen| seen.iter().all(|round| round.0 == first));
+        prop_assert!(are_alike, "{:?}: {:?}", config, seen);
     }
 
     /// In another order each time, without a limit: what is kept stays within bounds.
@@ -276,8 +278,10 @@ fn how_a_round_begins_does_not_depend_on_the_one_before() -> Result<(), ArenaErr
             Arena::with_config_in(config, heap())?,
             Pool::with_config_in(config, heap())?,
         );
-        (arena.alloc(1_u8)?, pool.alloc(1_u8)?);
-        (arena.reset(), pool.reset());
+        arena.alloc(1_u8)?;
+        pool.alloc(1_u8)?;
+        arena.reset();
+        pool.reset();
         let sizes = [40 * KIB, 20 * KIB, 44 * KIB];
         let (first, of_pool) = (served!(arena, sizes), served!(pool, sizes));
         for _ in 0..4 {
