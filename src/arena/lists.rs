@@ -142,20 +142,6 @@ impl List {
         self.count(unsafe { foot.as_ref().block.len() });
     }
 
-    /// Puts a slab in front of all others.
-    ///
-    /// # Safety
-    ///
-    /// As for `push`.
-    pub(super) unsafe fn push_front(&self, foot: NonNull<Foot>) {
-        let alone = Self::new();
-        // SAFETY: passed on; nobody else has that list.
-        unsafe {
-            alone.push(foot);
-            self.join(&alone);
-        }
-    }
-
     /// Takes the first.
     ///
     /// # Safety

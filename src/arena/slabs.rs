@@ -278,7 +278,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Closes the current slab, and notes how far it was cut. One in which nothing lies is spare again, the first.
+    /// Closes the current slab, and notes how far it was cut. One in which nothing lies is spare again.
     fn leave(&self) {
         let offset = self.cursor.close();
         self.note_fall();
@@ -290,11 +290,8 @@ impl<B: Backing> Slabs<B> {
         // SAFETY: under the lock; the slab was the current one, and is in no list.
         unsafe {
             self.cut(foot, offset);
-            if offset == 0 {
-                queue.spare.push_front(foot);
-            } else {
-                queue.used.push(foot);
-            }
+            let list = if offset == 0 { &queue.spare } else { &queue.used };
+            list.push(foot);
         }
     }
 

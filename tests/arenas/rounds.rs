@@ -321,6 +321,29 @@ fn what_was_reserved_does_not_go_back_for_what_is_refused() -> Result<(), ArenaE
         pool.alloc_uninit_slice::<u8>(30 * KIB)?;
     }
     assert_eq!(pool.stats().reserved, 192 * KIB);
+
+    let few = PageHeap::<System>::new(System, Config::new(2 * MIB)).expect("a heap");
+    let mut arena = Arena::with_config_in(ArenaConfig::new().slab(64 * KIB).prealloc(MIB), few)?;
+    for _ in 0..3 {
+        arena
+            .alloc_uninit_slice::<u8>(1500 * KIB)
+            .expect_err("the heap has not so much left");
+        assert_eq!(arena.stats().reserved, MIB);
+        assert_eq!(served!(arena, [30 * KIB; 34]), (34, MIB + 64 * KIB));
+    }
+    Ok(())
+}
+
+/// Two kinds of rounds by turns, which together have less than twice what the larger has.
+#[test]
+fn what_the_round_before_last_had_is_kept() -> Result<(), ArenaError> {
+    let mut arena = Arena::new_in(heap());
+    let (few, many) = ([10 * MIB], [MIB; 8]);
+    served!(arena, few);
+    let both = served!(arena, many).1;
+    for _ in 0..4 {
+        assert_eq!((served!(arena, few).1, served!(arena, many).1), (both, both));
+    }
     Ok(())
 }
 
