@@ -82,14 +82,23 @@ impl<B: Backing> Account<B> {
         self.blocks.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The bytes and alignment of the block that holds `layout`.
-    pub(super) fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
-        let huge = self.huge_pages == HugePages::Aligned && layout.size() >= HUGE_BYTES;
-        let unit = if huge {
+    /// Whether a block for `bytes` bytes is whole huge pages.
+    fn is_huge(&self, bytes: usize) -> bool {
+        self.huge_pages == HugePages::Aligned && bytes >= HUGE_BYTES
+    }
+
+    /// What the length of a block for `bytes` bytes is a multiple of.
+    pub(super) fn unit(&self, bytes: usize) -> usize {
+        if self.is_huge(bytes) {
             HUGE_BYTES.max(self.page_bytes)
         } else {
             self.page_bytes
-        };
+        }
+    }
+
+    /// The bytes and alignment of the block that holds `layout`.
+    pub(super) fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
+        let (huge, unit) = (self.is_huge(layout.size()), self.unit(layout.size()));
         let bytes = layout.size().max(1).checked_next_multiple_of(unit);
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let align = if huge {

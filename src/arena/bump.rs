@@ -41,7 +41,7 @@
 //!
 //! Measured, 16 bytes: an `Arena` 3.2 ns, a `Local` and a `Scope` 0.6 ns. A slab is some 100 ns, one in thousands; a
 //! page that the system has not backed yet costs its fault when it is first written. `reset` is 33 ns, two
-//! looks at the clock included.
+//! looks at the clock included; the first object of a round takes the lock, 25 ns.
 
 use core::alloc::Layout;
 use core::fmt;

@@ -190,9 +190,9 @@ impl Cursor {
         self.bytes.store(bytes, Ordering::Release);
         // Relaxed: only we change a closed cursor.
         let turn = (self.state.load(Ordering::Relaxed) >> OFFSET_BITS) + 1;
-        // Release: to `bump`, which acquires. An exchange and not a store, to say that nothing came between.
-        let closed = self.state.swap(turn << OFFSET_BITS | offset as u64, Ordering::Release);
-        debug_assert!(closed & CLOSED == CLOSED && turn <= LAST_TURN);
+        debug_assert!(self.state.load(Ordering::Relaxed) & CLOSED == CLOSED && turn <= LAST_TURN);
+        // Release: to `bump`, which acquires.
+        self.state.store(turn << OFFSET_BITS | offset as u64, Ordering::Release);
     }
 
     /// Whether there is no turn left.

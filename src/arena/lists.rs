@@ -3,15 +3,14 @@
 //! ```text
 //!   Queue   spare ──take──▶ (current) ──▶ used          a reset puts used in front of spare: the same order again
 //!
-//!   Bins    0        1        2        3           10                 15
-//!           1 page   2 … 3    4 … 7    8 … 15      1,024 … 2,047      all that is larger
-//!                                      104 KiB     10 MiB
+//!   Bins    0         1          2                8              15
+//!           < 8 KiB   < 16 KiB   < 32 KiB    …    < 2 MiB   …    128 MiB and all that is larger
 //! ```
 //!
 //! A foot is the last thing in its slab, and links it: what an arena keeps costs it nothing but that. Lists are first
 //! in, first out, so that a round like the last finds what it wants at the front.
 //!
-//! Worked: pages of 8 KiB; blocks of 104 KiB (13 pages) are in bin 3, one of 10 MiB (1,280) is in bin 10.
+//! Worked: blocks of 104 KiB are in bin 4, one of 10 MiB is in bin 11.
 //!
 //! Cost: a push 1 ns; a search [`LOOKS`] feet at most in each list; to join two lists, or to ask how many bytes are in
 //! one, O(1).
@@ -28,9 +27,13 @@ use super::error::ArenaError;
 use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
 // Relaxed throughout: feet and lists are read and written under the lock of their slabs, or with the arena for oneself.
+// So there is no exchange either, which costs ten times what a load and a store do.
 
-/// Lists that bins have. The last holds all that is larger: with pages of 8 KiB, from 256 MiB on.
+/// Lists that bins have.
 const BINS: usize = 16;
+
+/// The first is of blocks of less than twice so many bytes, as a power of two.
+const FIRST_BITS: u32 = 12;
 
 /// Slabs of a list that are looked at for one that fits.
 const LOOKS: usize = 16;
@@ -204,18 +207,20 @@ impl List {
     ///
     /// The lists are the caller's.
     unsafe fn join(&self, other: &Self) {
-        let Some(end) = NonNull::new(other.last.swap(ptr::null_mut(), Ordering::Relaxed)) else {
+        let Some(end) = NonNull::new(other.last.load(Ordering::Relaxed)) else {
             return;
         };
-        let own = self
-            .first
-            .swap(other.first.swap(ptr::null_mut(), Ordering::Relaxed), Ordering::Relaxed);
+        let own = self.first.load(Ordering::Relaxed);
         // SAFETY: the last foot of a list lives, and the lists are the caller's.
         unsafe { (*end.as_ptr()).next = own };
         if own.is_null() {
             self.last.store(end.as_ptr(), Ordering::Relaxed);
         }
-        self.count(other.bytes.swap(0, Ordering::Relaxed));
+        self.first.store(other.first.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.count(other.bytes());
+        other.first.store(ptr::null_mut(), Ordering::Relaxed);
+        other.last.store(ptr::null_mut(), Ordering::Relaxed);
+        other.bytes.store(0, Ordering::Relaxed);
     }
 
     fn count(&self, bytes: usize) {
@@ -265,9 +270,9 @@ impl Bins {
         }
     }
 
-    /// The bin for blocks of so many pages.
-    pub(super) fn of(pages: usize) -> usize {
-        (pages.max(1).ilog2() as usize).min(BINS - 1)
+    /// The bin for blocks of so many bytes.
+    fn of(bytes: usize) -> usize {
+        (bytes.max(1).ilog2().saturating_sub(FIRST_BITS) as usize).min(BINS - 1)
     }
 
     /// The lists that hold something, as bits.
@@ -283,20 +288,22 @@ impl Bins {
     /// # Safety
     ///
     /// The lists are the caller's, the foot lives and is in none.
-    pub(super) unsafe fn push(&self, bin: usize, foot: NonNull<Foot>) {
+    pub(super) unsafe fn push(&self, foot: NonNull<Foot>) {
+        // SAFETY: the caller's promise.
+        let bin = Self::of(unsafe { foot.as_ref().block.len() });
         // SAFETY: passed on.
         unsafe { self.lists[bin].push(foot) };
         self.filled.store(self.filled() | 1 << bin, Ordering::Relaxed);
     }
 
-    /// Takes a block out of this bin or the next; which, as [`List::take`] has it.
+    /// Takes a block that is not much larger than so many bytes: of their bin or the next, as [`List::take`] has it.
     ///
     /// # Safety
     ///
     /// The lists are the caller's.
-    pub(super) unsafe fn take(&self, bin: usize, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
+    pub(super) unsafe fn take(&self, bytes: usize, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
         // SAFETY: passed on.
-        bits(self.filled() & 0b11 << bin).find_map(|bin| unsafe { self.take_from(bin, &cost) })
+        bits(self.filled() & 0b11 << Self::of(bytes)).find_map(|bin| unsafe { self.take_from(bin, &cost) })
     }
 
     /// Takes one of the largest blocks.
@@ -328,12 +335,12 @@ impl Bins {
     ///
     /// The lists are the caller's.
     pub(super) unsafe fn join(&self, other: &Self) {
-        let filled = other.filled.swap(0, Ordering::Relaxed);
-        for bin in bits(filled) {
+        for bin in bits(other.filled()) {
             // SAFETY: passed on.
             unsafe { self.lists[bin].join(&other.lists[bin]) };
         }
-        self.filled.store(self.filled() | filled, Ordering::Relaxed);
+        self.filled.store(self.filled() | other.filled(), Ordering::Relaxed);
+        other.filled.store(0, Ordering::Relaxed);
     }
 }
 

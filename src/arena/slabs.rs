@@ -105,6 +105,8 @@ pub(super) struct Slabs<B: Backing> {
     account: Account<B>,
     /// Bytes of a slab; 0 if the arena chooses.
     slab_bytes: usize,
+    /// The largest object that a slab is opened for.
+    large_bytes: usize,
 }
 
 impl<B: Backing> Slabs<B> {
@@ -130,7 +132,11 @@ impl<B: Backing> Slabs<B> {
             peak: AtomicUsize::new(0),
             account: Account::new(backing, config),
             slab_bytes,
+            large_bytes: LARGE_BYTES,
         };
+        if slab_bytes != 0 {
+            slabs.large_bytes = (slabs.next_slab_bytes() - FOOT_BYTES) / 2;
+        }
         slabs.reserve(config.prealloc)?;
         Ok(slabs)
     }
@@ -176,18 +182,13 @@ impl<B: Backing> Slabs<B> {
         }
         // Slabs begin on a border of pages; what is aligned to more gets a block that is aligned to it.
         let bytes = grains(layout.size());
-        let slab_bytes = self.next_slab_bytes();
-        let large = if self.slab_bytes == 0 {
-            LARGE_BYTES
-        } else {
-            (slab_bytes - FOOT_BYTES) / 2
-        };
-        if bytes > large || layout.align() > self.account.page_bytes() || self.cursor.is_spent() {
+        if bytes > self.large_bytes || layout.align() > self.account.page_bytes() || self.cursor.is_spent() {
             return self.grow_large(layout);
         }
         if let Some(memory) = QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
             return Ok(memory);
         }
+        let slab_bytes = self.next_slab_bytes();
         let slab = self.insist(bytes, 1, || self.new_slab(slab_bytes, bytes + FOOT_BYTES));
         let slab = slab.map_err(|error| error.asked_for(layout))?;
         // SAFETY: under the lock; the slab is new, and has the room.
@@ -203,18 +204,15 @@ impl<B: Backing> Slabs<B> {
             return Ok(memory);
         }
         let (bytes, align) = (grains(layout.size()), layout.align());
-        let whole = self
-            .account
-            .block_bytes(bytes, align)
-            .map_err(|error| error.asked_for(layout))?;
-        let bin = Bins::of(whole / self.account.page_bytes());
         // A block of the very size, or else the shortest that is not more than an eighth longer.
+        let (need, unit) = (bytes + FOOT_BYTES, self.account.unit(bytes + FOOT_BYTES));
         let near = |foot: &Foot| {
-            let more = foot.block.len().abs_diff(whole);
-            (more <= whole / 8 && foot.fits(bytes, align)).then_some(more)
+            let more = foot.block.len().checked_sub(need)?;
+            let cost = if more < unit { 0 } else { more };
+            (cost <= need / 8 && foot.fits(bytes, align)).then_some(cost)
         };
         // SAFETY: under the lock.
-        let kept = unsafe { self.kept.take(bin, near) };
+        let kept = unsafe { self.kept.take(need.max(unit), near) };
         let block = match kept.map_or_else(|| self.account.take_block(bytes, align), Ok) {
             Ok(block) => block,
             Err(_) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
@@ -272,7 +270,7 @@ impl<B: Backing> Slabs<B> {
             let block = foot.as_ref().block;
             let (start, end) = place(block, layout);
             self.cut(foot, end);
-            self.large.push(Bins::of(block.len() / self.account.page_bytes()), foot);
+            self.large.push(foot);
             add(&self.full, end);
             block.cast().add(start)
         }
@@ -280,12 +278,11 @@ impl<B: Backing> Slabs<B> {
 
     /// Closes the current slab, and notes how far it was cut. One in which nothing lies is spare again.
     fn leave(&self) {
-        let offset = self.cursor.close();
+        let Some(foot) = self.current() else { return };
+        let offset = self.cursor.close().unwrap_or(0);
         self.note_fall();
-        let Some((queue, foot)) = self.take_current() else {
-            return;
-        };
-        let offset = offset.unwrap_or(0);
+        self.current.store(ptr::null_mut(), Ordering::Relaxed);
+        let queue = &self.queues[self.current_queue.load(Ordering::Relaxed)];
         add(&self.full, offset);
         // SAFETY: under the lock; the slab was the current one, and is in no list.
         unsafe {
@@ -297,7 +294,8 @@ impl<B: Backing> Slabs<B> {
 
     /// The current slab and its queue, and none is current any more.
     fn take_current(&self) -> Option<(&Queue, NonNull<Foot>)> {
-        let foot = NonNull::new(self.current.swap(ptr::null_mut(), Ordering::Relaxed))?;
+        let foot = self.current()?;
+        self.current.store(ptr::null_mut(), Ordering::Relaxed);
         Some((&self.queues[self.current_queue.load(Ordering::Relaxed)], foot))
     }
 

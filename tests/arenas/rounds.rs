@@ -8,6 +8,7 @@ use pageheap::{Config, PageHeap};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::blocks::Blocks;
 use super::common::addresses;
 use super::stories::cases;
 
@@ -252,6 +253,22 @@ fn blocks_that_no_object_wanted_go_back() -> Result<(), ArenaError> {
         arena.alloc_uninit_slice::<u8>(bytes)?;
         arena.reset();
         assert!(arena.stats().reserved <= 3 * bytes, "round {round}: {}", arena.stats());
+    }
+    Ok(())
+}
+
+/// What is small, but aligned to more than a page, has a block of a page, which is much more than it needs.
+#[test]
+fn pages_that_are_larger_than_what_lies_in_them_are_found_again() -> Result<(), ArenaError> {
+    let blocks = Blocks::new(0).pages(64 * KIB);
+    let mut arena = Arena::new_in(&blocks);
+    let layout = Layout::from_size_align(24, 128 * KIB).expect("a layout");
+    for round in 0..4 {
+        for _ in 0..3 {
+            arena.allocate(layout)?;
+        }
+        arena.reset();
+        assert_eq!((blocks.count(), blocks.bytes()), (3, 3 * 64 * KIB), "round {round}");
     }
     Ok(())
 }

@@ -9,13 +9,14 @@ use std::ptr::NonNull;
 
 use pageheap::arena::{Backing, Block};
 
-/// Bytes in a page of [`Blocks`].
+/// Bytes in a page of [`Blocks`], if nothing else is said.
 pub const PAGE: usize = 4096;
 
 /// A backing that checks its user, and refuses when it is told to. Blocks are of the system's allocator, so that a
 /// sanitizer sees their borders.
 pub struct Blocks {
     taken: RefCell<BTreeMap<usize, Layout>>,
+    page: usize,
     /// Every so-many-th block is refused; 0: none.
     refuse: usize,
     asked: Cell<usize>,
@@ -28,11 +29,18 @@ impl Blocks {
     pub fn new(refuse: usize) -> Self {
         Self {
             taken: RefCell::default(),
+            page: PAGE,
             refuse,
             asked: Cell::new(0),
             refused: Cell::new(0),
             given: Cell::new(0),
         }
+    }
+
+    /// With pages of so many bytes.
+    pub fn pages(mut self, page: usize) -> Self {
+        self.page = page;
+        self
     }
 
     /// How often it has refused.
@@ -82,12 +90,12 @@ impl Blocks {
 // SAFETY: memory of the system's allocator, each block once; nothing unwinds but where a test has failed.
 unsafe impl Backing for Blocks {
     fn page_bytes(&self) -> usize {
-        PAGE
+        self.page
     }
 
     fn take(&self, bytes: usize, align: usize) -> Option<Block> {
         assert!(
-            bytes != 0 && bytes.is_multiple_of(PAGE),
+            bytes != 0 && bytes.is_multiple_of(self.page),
             "{bytes} bytes are not whole pages"
         );
         self.asked.set(self.asked.get() + 1);
