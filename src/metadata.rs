@@ -133,9 +133,7 @@ impl Metadata {
     /// # Errors
     /// How often it has asked to prepare. If it did, it has given a reservation back.
     pub fn reserve<S: Source>(source: &S, plan: Plan) -> Result<(Self, u64), u64> {
-        let reservation = source
-            .reserve(Purpose::Metadata, plan.total, plan.granule)
-            .ok_or(0_u64)?;
+        let reservation = Reservation::of(source, Purpose::Metadata, plan.total, plan.granule).ok_or(0_u64)?;
         let asked = u64::from(plan.small > 0);
         // SAFETY: the first granules of a reservation just made, for metadata.
         let ready = asked == 0 || unsafe { source.prepare(Purpose::Metadata, reservation.base, plan.small).is_ok() };

@@ -29,10 +29,14 @@ impl PageCount {
     /// No pages.
     pub const ZERO: Self = Self(0);
 
-    /// The pages of `1 << page_shift` bytes that hold `bytes`, rounded up. Cannot overflow.
+    /// The pages of `1 << page_shift` bytes that hold `bytes`, rounded up. Cannot overflow; of pages larger than the
+    /// address space one is enough.
     #[must_use]
     pub const fn holding(bytes: usize, page_shift: u32) -> Self {
-        Self((bytes >> page_shift) + (bytes & ((1 << page_shift) - 1) != 0) as usize)
+        let Some(whole) = bytes.checked_shr(page_shift) else {
+            return Self((bytes != 0) as usize);
+        };
+        Self(whole + (whole << page_shift != bytes) as usize)
     }
 }
 

@@ -10,8 +10,9 @@
 //! | `PAGEHEAP_RELEASE` | [`release_lazily`](crate::GlobalHeap::release_lazily) | `lazily` or `at-once` |
 //!
 //! Bytes are a decimal number, with `K`, `M`, `G` or `T` behind it for its powers of 1,024: `PAGEHEAP_LIMIT=512M`. What
-//! cannot be read so is as if it were not there; nobody is told, for an allocator has nobody to tell. Programs that run
-//! with more rights than their caller (set-user-ID) do not look.
+//! cannot be read so is as if it were not there; nobody is told, for an allocator has nobody to tell. Nor is a wish to
+//! reserve less than a megabyte heeded, in which hardly a program gets as far as `main`; a limit is kept however small.
+//! Programs that run with more rights than their caller (set-user-ID) do not look.
 //!
 //! Read once a heap, at its first allocation: six walks through the environment, no memory.
 
@@ -27,7 +28,7 @@ use crate::units::PageCount;
 pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool) {
     let bytes = |name: &CStr| value(name).and_then(parse_bytes);
     let pages = |name| bytes(name).map(|bytes| PageCount(bytes >> SizeClass::PAGE_SHIFT));
-    if let Some(reserve) = bytes(c"PAGEHEAP_RESERVE") {
+    if let Some(reserve) = bytes(c"PAGEHEAP_RESERVE").filter(|&bytes| bytes >= Config::LEAST_BYTES) {
         config.reserve = reserve;
     }
     if let Some(limit) = pages(c"PAGEHEAP_LIMIT") {

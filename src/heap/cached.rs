@@ -102,7 +102,7 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     ///
     /// # Errors
     /// [`FreeError`] if a page is not the heap's, or is in this cache already. A page that is free elsewhere is noticed
-    /// only by the flush, which aborts.
+    /// only by the flush, which aborts; if it has been handed out before that it may not be noticed at all.
     ///
     /// # Safety
     ///

@@ -43,7 +43,7 @@ impl Config {
         }
     }
 
-    /// Not more than `pages` pages, whatever is reserved.
+    /// Not more than `pages` pages, whatever is reserved. More than is reserved is as much as that.
     #[must_use]
     pub const fn limit(mut self, pages: PageCount) -> Self {
         self.limit = Some(pages);
@@ -93,7 +93,9 @@ impl Config {
     }
 
     /// The address of page 0 is a multiple of `bytes`, rounded up to a power of two. Saves searching where runs of a
-    /// large alignment are asked for; never needed for correctness.
+    /// large alignment are asked for; never needed for correctness. Where the source has no address so aligned with
+    /// room behind it, or there is no such power of two, there is no heap
+    /// ([`NewHeapError::NoPages`](crate::NewHeapError::NoPages)).
     #[must_use]
     pub const fn align(mut self, bytes: usize) -> Self {
         self.align = bytes;

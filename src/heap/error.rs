@@ -10,12 +10,16 @@ use crate::fatal;
 /// Why there is no heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NewHeapError {
-    /// The source would not reserve even the smallest range for pages.
+    /// The source would not reserve even the smallest range for pages, aligned as asked ([`Config::align`]). Or what it
+    /// reserved was shorter, or aligned to less, than it was asked for.
+    ///
+    /// [`Config::align`]: crate::Config::align
     NoPages,
-    /// The source had no room for the tables.
+    /// The source had no room for the tables, as [`Numbers`](crate::source::Numbers) never has, which need a
+    /// [`Split`](crate::source::Split). Or what it reserved for them was not as asked for.
     NoMetadata,
-    /// The source's granule is less than a cache line, or pages must be committed in pieces larger than a page of this
-    /// heap.
+    /// The source's granule is no power of two, or less than a cache line, or pages must be committed in pieces larger
+    /// than a page of this heap.
     Granule,
 }
 
@@ -25,7 +29,8 @@ impl fmt::Display for NewHeapError {
             Self::NoPages => "the source would not reserve address space for the smallest heap",
             Self::NoMetadata => "the source has no memory for the tables of the smallest heap",
             Self::Granule => {
-                "the source's granule is less than a cache line, or more than a page where pages are committed"
+                "the source's granule is no power of two, less than a cache line, or more than a page where pages are \
+                 committed"
             }
         })
     }
@@ -44,7 +49,7 @@ pub struct FreeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     FreeAlready,
-    Outside { bytes: usize },
+    Outside { page: usize, bytes: usize },
 }
 
 impl FreeError {
@@ -56,15 +61,19 @@ impl FreeError {
         }
     }
 
-    pub(crate) fn outside(address: NonNull<u8>, base: NonNull<u8>, bytes: usize) -> Self {
+    /// Pages from `page` on, of so many bytes each, are not of a heap whose grown part has `bytes` bytes from `base`.
+    pub(crate) fn outside(page: usize, page_bytes: usize, base: NonNull<u8>, bytes: usize) -> Self {
+        let base = base.addr().get();
         Self {
-            kind: Kind::Outside { bytes },
-            address: address.addr().get(),
-            base: base.addr().get(),
+            kind: Kind::Outside { page, bytes },
+            // A page so far away that it has no address is not to be taken for another.
+            address: page.saturating_mul(page_bytes).saturating_add(base),
+            base,
         }
     }
 
-    /// The address of the first page that could not be freed.
+    /// The address of the first page that could not be freed; `usize::MAX` if that would lie past the end of all
+    /// addresses.
     #[must_use]
     pub const fn address(&self) -> usize {
         self.address
@@ -98,11 +107,11 @@ impl fmt::Display for FreeError {
                     self.address
                 )
             }
-            Kind::Outside { bytes } => {
+            Kind::Outside { page, bytes } => {
                 let end = self.base.saturating_add(bytes);
                 write!(
                     f,
-                    "the pages at {:#x} are not of the heap at {:#x}..{end:#x}",
+                    "the pages from {page} on, at {:#x}, are not of the heap at {:#x}..{end:#x}",
                     self.address, self.base
                 )
             }

@@ -46,24 +46,30 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// No room and no growth: once more, after every cache that can be reached has given back what it holds, and after
-    /// whoever was carrying pages from caches and stores to the set has arrived.
+    /// No room and no growth: both once more, after every cache that can be reached has given back what it holds, and
+    /// after whoever was carrying pages from caches and stores to the set has arrived. Growth too: what came home may
+    /// lie at the end of the heap, and the request lacks less.
     ///
     /// Who is releasing pages is not waited for: his are missed, unless he comes or goes while the proof is made. Only
     /// a heap that was made to ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for him too. It
     /// ends, whatever others do: so many tries, so many waits in all of them together, and each proof has its bound
-    /// ([`Request::searches`]).
+    /// ([`Request::searches`]). Where the heap has grown it is searched again without a try: that ends at the limit.
     #[cold]
     fn allocate_last(&self, request: &Request) -> Option<Allocation> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next come by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let mut waits = 0;
-        for _ in 0..TRIES {
+        let (mut tries, mut waits) = (0, 0);
+        while tries < TRIES {
+            let grown = self.set.grown();
             let seen = [self.movers.look(), self.scavengers.look()];
             if let Some(start) = self.set.hold_or_prove(request) {
                 return self.ready(start, request.pages);
             }
+            if self.grow_for(request, grown).is_some() {
+                continue;
+            }
+            tries += 1;
             // What they hold may be what is missing: not before one of them has come or gone is there more.
             let [(_, moving), (_, releasing)] = seen;
             while [self.movers.look(), self.scavengers.look()] == seen {
@@ -81,6 +87,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// `Some` also if another thread has grown the heap since.
     #[cold]
     pub(super) fn grow_for(&self, request: &Request, seen: usize) -> Option<()> {
+        // A full heap says no without the lock, which somebody may hold for as long as his source takes.
+        if seen >= self.limit().0 {
+            return None;
+        }
         let _guard = self.lock.lock();
         let grown = self.set.grown();
         if grown != seen {

@@ -31,9 +31,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .next_multiple_of(granule.max(page));
         let slots = config.shards.saturating_add(config.caches);
         let unit = granule.max(page);
-        let mut wish = Self::fitting(config.reserve.max(least), source.budget(), slots, granule).max(unit);
+        let (most, budget) = (config.reserve.max(least), source.budget());
+        // All of it; and a page less, for a base that has to be aligned. Where tables are of the same budget that page
+        // is always left, so that a heap has as many pages wherever its base is.
+        let (all, spared) = if S::APART {
+            (most.min(budget), most.min(budget.saturating_sub(unit)))
+        } else {
+            let fitting = Self::fitting(most, budget, slots, granule);
+            (fitting, fitting)
+        };
+        let (mut wish, spared) = (all.max(unit), spared.max(unit));
         // Where the source has not even the least, as much as it has.
-        let least = least.min(wish & !(unit - 1));
+        let least = least.min(spared & !(unit - 1));
         let mut failure = NewHeapError::NoPages;
         loop {
             let bytes = wish & !(unit - 1);
@@ -61,7 +70,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if wish <= least {
                 return Err(failure);
             }
-            wish = lower(wish).max(least);
+            wish = if wish > spared { spared } else { lower(wish) }.max(least);
         }
     }
 
@@ -77,7 +86,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let huge = if matters { align.max(HUGE_BYTES) } else { align };
         let mut reserve = |align| {
             calls.reserve += 1;
-            source.reserve(Purpose::Pages, bytes, align)
+            Reservation::of(source, Purpose::Pages, bytes, align)
         };
         reserve(huge).or_else(|| (huge > align).then(|| reserve(align))?)
     }

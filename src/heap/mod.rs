@@ -150,7 +150,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As [`new`](Self::new), but a source in vain comes back.
     pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
         let granule = source.granule();
-        if granule < MIN_GRANULE || (S::COMMITS && granule > G::PAGE_BYTES) {
+        if granule < MIN_GRANULE || !granule.is_power_of_two() || (S::COMMITS && granule > G::PAGE_BYTES) {
             return Err((source, NewHeapError::Granule));
         }
         if config.shards.saturating_add(config.caches) >= u32::MAX as usize {
@@ -387,6 +387,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Aborts the process, with a message that names the address, if a page of it is free already or lies outside the
     /// heap. ~20 ns, more where the tree has to learn of it.
     ///
+    /// A page that lies in a cache is not seen: one that was freed by [`Cache::free`] or [`free_on`](Self::free_on) and
+    /// then here, or the other way round. That is found when the cache gives its pages back, which aborts; but if the
+    /// page has been handed out by then, by the heap or by the cache, it may be handed out twice.
+    ///
     /// # Safety
     ///
     /// The pages were allocated from this heap, and nothing uses them any more.
@@ -398,14 +402,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`free`](Self::free), but misuse is an error and the heap as it was.
+    /// As [`free`](Self::free), but what is found is an error, and the heap as it was: all pages are looked at before
+    /// one is put back.
     ///
     /// # Errors
     /// [`FreeError`] if a page is free already, or not this heap's.
     ///
     /// # Safety
     ///
-    /// The pages, if they are allocated from this heap, belong to the caller, and nothing uses them any more.
+    /// Every page of the run that is this heap's is free, or was allocated from it, belongs to the caller and is used
+    /// by nothing any more. A page in a cache is neither ([`Stats::cached`] counts them), nor is one that another
+    /// thread has in hand at the moment to allocate it, to free it, to bring it home from a cache, or to give its
+    /// memory back: to free such a page hands it out twice, and where two threads free one at the same moment part of a
+    /// run may be back in spite of the error.
     #[inline]
     pub unsafe fn try_free(&self, run: PageRun) -> Result<(), FreeError> {
         if run.end().0 > self.set.grown() {
@@ -430,7 +439,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`free_batch`](Self::free_batch), but misuse is an error and the heap as it was.
+    /// As [`free_batch`](Self::free_batch), but what is found is an error, and the heap as it was: all runs are looked
+    /// at before one is put back.
     ///
     /// # Errors
     /// [`FreeError`] if a page is free already, is named twice, or is not this heap's.
@@ -456,7 +466,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Makes a run shorter: frees all but its first `to` pages. `run` itself if `to` is not less than its length, or
-    /// zero.
+    /// zero. Aborts like [`free`](Self::free), where a page given up is free already, say.
     ///
     /// # Safety
     ///
@@ -478,7 +488,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     #[cold]
     fn outside(&self, run: PageRun) -> FreeError {
-        FreeError::outside(self.address(run.start()), self.base, self.set.grown() << G::PAGE_SHIFT)
+        let bytes = self.set.grown() << G::PAGE_SHIFT;
+        FreeError::outside(run.start().0, G::PAGE_BYTES, self.base, bytes)
     }
 
     #[cold]
@@ -489,13 +500,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     // ---- addresses
     // ----------------------------------------------------------------------------------------------------------
 
-    /// The address of a page. May be a bare number, if the source is one of numbers.
+    /// The address of a page below [`capacity`](Self::capacity). May be a bare number, if the source is one of numbers.
+    /// Of a page farther away it is no address of the heap's, and may be that of anything else: nothing is checked.
     #[inline(always)]
     pub fn address(&self, page: PageIndex) -> NonNull<u8> {
         offset(self.base, page.0 << G::PAGE_SHIFT)
     }
 
-    /// The bytes of a run. May be bare numbers.
+    /// The bytes of a run. May be bare numbers. As for [`address`](Self::address), the run is one of the heap's.
     #[inline(always)]
     pub fn pointer(&self, run: PageRun) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.address(run.start()), run.pages().0 << G::PAGE_SHIFT)
@@ -527,7 +539,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(self.limit.load(Ordering::Relaxed))
     }
 
-    /// Changes the most pages the heap may grow to. What has grown stays.
+    /// Changes the most pages the heap may grow to. What has grown stays. More than [`capacity`](Self::capacity) is
+    /// as much as that.
     pub fn set_limit(&self, limit: PageCount) {
         // Relaxed: a number by itself.
         self.limit.store(limit.0.min(self.capacity), Ordering::Relaxed);

@@ -114,7 +114,11 @@ pub struct Stats {
     pub flushes: u64,
     /// Times the heap grew.
     pub growths: u64,
-    /// Times it had to say no.
+    /// Times it had to say no in the end: once a call, also where only the limit forbids it. Not counted are calls for
+    /// what is never there (no pages, more than [`capacity`](PageHeap::capacity), an alignment that is no power of
+    /// two), nor those for certain pages ([`allocate_at`](PageHeap::allocate_at),
+    /// [`grow_in_place`](PageHeap::grow_in_place)). Under a layer of objects every block refused is one, whatever was
+    /// asked for.
     pub refusals: u64,
     /// Pages with memory behind them: grown, and not scavenged. Those that were given back lazily are counted, for
     /// nobody knows whether the system has them yet.

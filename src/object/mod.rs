@@ -152,8 +152,9 @@ impl<S: Source + 'static> Objects<S> {
         let (mut source, mut failure) = (source, NewHeapError::NoPages);
         // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
         let budget = source.budget();
+        let tables = if S::APART { 0 } else { budget / 64 };
         mark::draw_key();
-        let mut wish = config.reserve.max(LEAST_BYTES).min(budget - budget / 64);
+        let mut wish = config.reserve.max(LEAST_BYTES).min(budget - tables);
         // Links are pages in 32 bits. The heap rounds up to whole granules.
         let (granule, most) = (
             source.granule().max(PAGE_BYTES),

@@ -93,7 +93,7 @@ impl Tables {
             .checked_add(flags)?
             .checked_next_multiple_of(granule)?;
         let align = granule.max(align_of::<Objects<S>>()).max(LINE);
-        let reservation = source.reserve(Purpose::Metadata, bytes, align)?;
+        let reservation = Reservation::of(source, Purpose::Metadata, bytes, align)?;
         // SAFETY: the first granules of a reservation just made, for metadata.
         if unsafe { source.prepare(Purpose::Metadata, reservation.base, spans) }.is_err() {
             // SAFETY: just reserved, and nothing refers to it.

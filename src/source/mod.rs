@@ -111,6 +111,23 @@ pub struct Reservation {
     pub bytes: usize,
 }
 
+impl Reservation {
+    /// What a source reserves, if it is as long and as aligned as was asked, and does not go round the end of the
+    /// addresses. What is not goes back: who wrote the source hears of it before anything is written where it should
+    /// not be.
+    pub(crate) fn of<S: Source>(source: &S, purpose: Purpose, bytes: usize, align: usize) -> Option<Self> {
+        let reservation = source.reserve(purpose, bytes, align)?;
+        let base = reservation.base.addr().get();
+        let in_range = reservation.bytes >= bytes && base.checked_add(reservation.bytes.saturating_sub(1)).is_some();
+        if in_range && base & (align - 1) == 0 {
+            return Some(reservation);
+        }
+        // SAFETY: just reserved for this purpose, and nothing refers to it.
+        unsafe { source.unreserve(purpose, reservation) };
+        None
+    }
+}
+
 /// A source of address space and memory. See the [module](self) for the four states.
 ///
 /// All verbs may be called from several threads at once, never for overlapping ranges. They must not unwind, must not
@@ -123,7 +140,13 @@ pub struct Reservation {
 /// # Safety
 ///
 /// An implementation promises that
-/// * `reserve` returns ranges that overlap nothing else in use, aligned as asked, of at least the bytes asked for;
+/// * [`granule`](Self::granule) is a power of two, and the same at every call;
+/// * `reserve` returns ranges that overlap nothing else in use, aligned as asked, of at least the bytes asked for, and
+///   not past the end of the address space: `base + (bytes - 1)` does not wrap;
+/// * a range stays what it is, where it is, until it is unreserved, also when the source is moved meanwhile, as it is
+///   into the heap: its memory is not part of the source's own value;
+/// * memory that is Ready is nobody else's: of [`Purpose::Metadata`], what the heap has written is there until it
+///   writes something else, discards or unreserves it;
 /// * after `prepare` of [`Purpose::Metadata`] the range is Ready: readable, writable, and all zero;
 /// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what
 ///   the source's users take it for: memory that may be read and written if the source is one of memory;
@@ -135,14 +158,19 @@ pub unsafe trait Source {
     /// calls it.
     const COMMITS: bool = false;
 
+    /// Whether metadata comes from elsewhere than pages, as with [`Split`]: the [`budget`](Self::budget) is for pages
+    /// alone, then.
+    const APART: bool = false;
+
     /// The unit of every transition in bytes: the page size of the operating system, read at run time. A power of two,
     /// the same at every call. Ranges handed to the verbs start and end on multiples of it, counted from the
     /// reservation's base. Where it is longer than a chunk of the heap's [`Geometry`](crate::Geometry), 4 MiB by
     /// default, nothing is released.
     fn granule(&self) -> usize;
 
-    /// An upper bound, in bytes, on what it makes sense to reserve for one heap, both purposes together: the process's
-    /// address-space limit less room for others, or the bytes a region has left. `usize::MAX` if nothing is known.
+    /// An upper bound, in bytes, on what it makes sense to reserve for one heap, both purposes together (but where they
+    /// are [`APART`](Self::APART)): the process's address-space limit less room for others, or the bytes a region has
+    /// left. `usize::MAX` if nothing is known.
     fn budget(&self) -> usize;
 
     /// None → Reserved. `bytes` and `align` are multiples of the granule, `align` a power of two. `None` if it cannot
@@ -255,6 +283,7 @@ unsafe impl<S: Memory> Memory for &S {}
 // SAFETY: every verb is the referenced source's own, whose promises hold for it.
 unsafe impl<S: Source> Source for &S {
     const COMMITS: bool = S::COMMITS;
+    const APART: bool = S::APART;
 
     fn granule(&self) -> usize {
         (**self).granule()

@@ -6,8 +6,8 @@
 //!
 //! Frames of 64 KiB of a device whose memory starts at 0x8000_0000: `Numbers::new(0x8000_0000, bytes)` with a granule
 //! of 64 KiB; the address of an allocated run *is* the device address. Address 0 cannot be handed out, as a pointer is
-//! never null, so a range that starts there loses its first granule. A range may end at the very top of the address
-//! space.
+//! never null, so a range that starts there loses its first unit, which is a granule, or more where the range has 2^24
+//! of them (`ledger.rs`). A range may end at the very top of the address space.
 //!
 //! Nothing is behind the numbers, so `prepare` does nothing and knows nothing ([`Contents::Unknown`]), and `release` is
 //! refused. Who wants to be told of releases, to trim a device, say, writes a [`Source`] of their own.
@@ -18,7 +18,12 @@ use core::ptr::NonNull;
 use super::ledger::{End, Ledger, Part};
 use super::{Contents, Purpose, Refused, Region, Reservation, Source};
 
-/// A [`Source`] of pages that are plain numbers.
+/// A [`Source`] of pages that are plain numbers. No heap stands on it alone
+/// ([`NewHeapError::NoMetadata`](crate::NewHeapError::NoMetadata)), for its tables must be memory: put it in a
+/// [`Split`](super::Split).
+///
+/// Numbers are handed out in units: the granule, doubled until the range has fewer than 2^24 of them. Several heaps may
+/// share it, as they may a [`Region`]: 255 at a time, and with the same order of giving back.
 ///
 /// ```
 /// use pageheap::source::{Numbers, Purpose, Source};
@@ -37,7 +42,9 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// The numbers from `first` on, `bytes` of them, or as many as there are up to the top of the address space.
+    /// The numbers from `first` on, `bytes` of them, or as many as there are up to the top of the address space. What
+    /// lies before the first whole unit (see [`Numbers`]) is left out, and so is the unit at address 0, for a pointer
+    /// is never null.
     pub const fn new(first: usize, bytes: usize) -> Numbers {
         let (first, bytes) = match NonZeroUsize::new(first) {
             Some(first) => (first, bytes),

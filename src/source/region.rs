@@ -5,16 +5,11 @@
 //!    ├── Pages ──▶ ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ left ╌╌╌╌╌╌╌╌╌╌╌╌ ◀── Metadata ──┤
 //! ```
 //!
-//! Pages are taken from the bottom, metadata from the top, whichever comes first; several heaps may share a region.
-//! Every transition is made at once, for the memory is there: `prepare` clears metadata and does nothing for pages,
-//! `commit` does nothing, and `release` is refused, because there is nobody to give the memory back to. No operating
-//! system, no lock: a reservation is one compare-exchange (the drawing is in `ledger.rs`).
-//!
-//! A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules. A heap with pages of 4 KiB
-//! and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two are its tables, one
-//! is kept for a base that is not aligned to a page. With pages of 8 KiB it manages 6. So over little memory say
-//! `.caches(0)`, and a small page. A [`Heap`](crate::Heap) or a `GlobalHeap` opens in 40 KiB (48 if the base is not
-//! aligned to a page), has 2 pages of 8 KiB in 64 KiB, and 10 in 128.
+//! Pages are taken from the bottom, metadata from the top, whichever comes first; several heaps may share a region,
+//! with the limits that [`Region`] names. Every transition is made at once, for the memory is there: `prepare` clears
+//! metadata and does nothing for pages, `commit` does nothing, and `release` is refused, because there is nobody to
+//! give the memory back to. No operating system, no lock: a reservation is one compare-exchange (the drawing is in
+//! `ledger.rs`).
 //!
 //! **What pages read as.** Nothing is known of bytes handed over, so `prepare` says [`Contents::Unknown`]. The owner
 //! may [promise](Region::zeroed) that they are zero; then a page is called zero the first time it is prepared, and
@@ -29,6 +24,17 @@ use super::ledger::{End, Ledger, Part};
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] over bytes the caller owns.
+///
+/// **Little memory.** A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules. A heap
+/// with pages of 4 KiB and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two
+/// are its tables, one is kept for a base that is not aligned to a page. With pages of 8 KiB it manages 6. So over
+/// little memory say `.caches(0)`, and a small page. A [`Heap`](crate::Heap) or a `GlobalHeap` opens in 40 KiB (48 if
+/// the base is not aligned to a page), has 2 pages of 8 KiB in 64 KiB, and 10 in 128.
+///
+/// **Several heaps** may share it, by reference. Either end has 255 reservations at a time, of which a
+/// [`PageHeap`](crate::PageHeap) takes one at the bottom and one at the top, a [`Heap`](crate::Heap) another at the
+/// top. What is given back can be had again at once if it was taken last at its end, and else when nothing is left
+/// there: heaps that come and go should go in the reverse order.
 ///
 /// ```
 /// use core::mem::MaybeUninit;

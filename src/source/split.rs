@@ -12,7 +12,8 @@ use core::time::Duration;
 
 use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
-/// A [`Source`] that takes pages from `P` and metadata from `M`.
+/// A [`Source`] that takes pages from `P` and metadata from `M`, so that a heap may have all the pages of `P`. (Over
+/// one and the same source twice it finds out by trying how many leave room for its tables.)
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Split<P, M> {
     /// Gives what is handed out.
@@ -43,6 +44,7 @@ impl<P, M> Split<P, M> {
 // only if pages are no memory, and then they do not overlap in any sense that matters.
 unsafe impl<P: Source, M: Source> Source for Split<P, M> {
     const COMMITS: bool = P::COMMITS;
+    const APART: bool = true;
 
     /// The larger of the two.
     fn granule(&self) -> usize {

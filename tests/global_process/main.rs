@@ -67,6 +67,20 @@ fn the_environment_overrides_a_limit() {
     std::process::exit(if got { 0 } else { 1 });
 }
 
+/// A reservation of less than any program needs ended it at its first allocation, before it could say a word.
+#[test]
+fn nonsense_in_the_environment_is_as_if_it_were_not_there() {
+    const NAME: &str = "nonsense_in_the_environment_is_as_if_it_were_not_there";
+    if !is_child() {
+        for value in ["0", "1", "8192", "1023K", "64m", "-1", ""] {
+            assert!(run_with(NAME, &[("PAGEHEAP_RESERVE", value)]), "{value}");
+        }
+        return;
+    }
+    let large = vec![1_u8; 16 << 20];
+    assert!(HEAP.contains(large.as_ptr()));
+}
+
 /// Whether every requirement is to be tried at its full size, however long that takes: where `PAGEHEAP_TEST_FULL` is
 /// set, as for a release (`.ci/run test_release`).
 fn is_full() -> bool {

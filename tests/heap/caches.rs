@@ -203,6 +203,33 @@ fn shards_are_flushed_before_anybody_runs_out() {
     );
 }
 
+/// Growth lacked as many pages as the shard had at the end of the heap; once they were home, nobody tried it again.
+#[test]
+fn pages_that_shards_had_at_the_end_count_for_growth() {
+    type Want = fn(&PageHeap<Simulated>) -> Option<PageRun>;
+    let wants: [(&str, Want); 4] = [
+        ("plain", |heap| heap.allocate(PageCount(551))),
+        ("aligned", |heap| {
+            let allocation = heap.allocate_aligned(PageCount(551), PAGE)?;
+            Some(allocation.run)
+        }),
+        ("by another shard", |heap| heap.allocate_on(1, PageCount(551))),
+        ("by a cache", |heap| heap.cache()?.allocate(PageCount(551))),
+    ];
+    for limit in [None, Some(PageCount(1000))] {
+        for (name, want) in wants {
+            let config = Config::new(limit.map_or(1000, |_| 4096) * PAGE).shards(2).caches(1);
+            let heap = over(Simulated::new(4096), limit.map_or(config, |limit| config.limit(limit)));
+            take(&heap, 448);
+            assert_eq!(heap.allocate_on(0, PageCount(1)).map(numbers), Some((448, 1)));
+            assert_eq!((heap.stats().grown.0, heap.stats().cached.0), (512, 63));
+            assert_eq!(want(&heap).map(numbers), Some((449, 551)), "{name}, {limit:?}");
+            check(&heap, 1000, 0);
+            assert_eq!((want(&heap), heap.stats().refusals), (None, 1), "{name}: all is taken");
+        }
+    }
+}
+
 #[test]
 fn stats_say_what_happened() {
     let heap = over(Simulated::new(4096), Config::new(1 << 24).shards(1));

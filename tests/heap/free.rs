@@ -118,11 +118,30 @@ fn errors_name_the_address() {
     assert_eq!(
         outside.to_string(),
         format!(
-            "the pages at {:#x} are not of the heap at {base:#x}..{:#x}",
+            "the pages from 600 on, at {:#x}, are not of the heap at {base:#x}..{:#x}",
             base + 600 * PAGE,
             base + 512 * PAGE
         )
     );
+}
+
+/// Of a page without an address the upper bits were shifted away, and the error named one in the heap's midst.
+#[test]
+fn an_error_about_a_page_without_an_address_names_no_other() {
+    let heap = heap(4096);
+    let base = heap.address(PageIndex(0)).addr().get();
+    take(&heap, 512);
+    for page in [usize::MAX / PAGE + 8, usize::MAX - 1, (usize::MAX - base) / PAGE + 1] {
+        // SAFETY: pages of a simulated source are numbers.
+        let error = unsafe { heap.try_free(run(page, 1)) }.expect_err("a refusal");
+        assert_eq!(
+            (error.is_free_already(), error.address()),
+            (false, usize::MAX),
+            "{page}"
+        );
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("the pages from {page} on, at ")), "{text}");
+    }
 }
 
 // ---- misuse ends the process ----------------------------------------------------------------------------------------
@@ -197,6 +216,23 @@ fn freeing_twice_through_a_cache_aborts() {
             cache.free(page);
             cache.free(page);
         }
+    }
+}
+
+#[test]
+fn a_page_freed_through_a_cache_and_past_it_aborts_at_the_flush() {
+    let test = "a_page_freed_through_a_cache_and_past_it_aborts_at_the_flush";
+    if aborts(test, &format!("{:#x}", BASE + 128 * PAGE)) {
+        let heap = child_heap();
+        let cache = heap.cache().expect("a cache");
+        take(&heap, 28);
+        let page = cache.allocate(PageCount(1)).expect("room");
+        // SAFETY: the pages are numbers; the flush does not return.
+        unsafe {
+            cache.free(page);
+            heap.free(page);
+        }
+        cache.flush();
     }
 }
 

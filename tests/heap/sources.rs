@@ -1,6 +1,8 @@
 //! What a source does to a heap: failures at every call, tables that grow, everything returned at the end.
 
-use pageheap::source::{Contents, Failure, Verb};
+use std::ptr::NonNull;
+
+use pageheap::source::{Contents, Failure, Purpose, Refused, Reservation, Source, Verb};
 use pageheap::{Geometry, NewHeapError};
 
 use super::*;
@@ -174,7 +176,7 @@ fn a_heap_without_room_is_an_error_with_words() {
     assert_eq!(error, Some(NewHeapError::Granule));
     assert_eq!(
         NewHeapError::Granule.to_string(),
-        "the source's granule is less than a cache line, or more than a page where pages are committed"
+        "the source's granule is no power of two, less than a cache line, or more than a page where pages are committed"
     );
     large.assert_all_returned();
 }
@@ -287,4 +289,126 @@ fn numbers_are_a_heap() {
     assert_eq!(heap.address(run.start()).addr().get() % (1 << 16), 0);
     assert!(heap.allocate(heap.capacity()).is_none());
     heap.check().expect("a sound heap");
+}
+
+/// The tables were taken off the pages' budget though they lay elsewhere, and a page for a base that was aligned.
+#[test]
+fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
+    use pageheap::source::{Numbers, Split};
+    let frames = |first, bytes| -> usize {
+        let source = Split::new(Numbers::new(first, bytes), Simulated::new(4096));
+        let heap: PageHeap<_> = PageHeap::new(source, Config::new(usize::MAX)).expect("a heap");
+        assert!(heap.allocate(heap.capacity()).is_some());
+        heap.check().expect("a sound heap");
+        heap.capacity().0
+    };
+    for pages in [1, 2, 15, 16, 128, 8192, 8191, 1 << 17] {
+        assert_eq!(frames(BASE, pages * PAGE), pages);
+        // What is before the first border of a page and behind the last is none.
+        assert_eq!(
+            frames(BASE - 4096, pages * PAGE + 4096),
+            pages,
+            "from half a page below"
+        );
+        let fewer = (pages - 1).max(1);
+        assert_eq!(
+            frames(BASE - 4096, (fewer + 1) * PAGE),
+            fewer,
+            "half a page at either end"
+        );
+    }
+    // No more than was wished.
+    let source = Split::new(Numbers::new(BASE, 64 * PAGE), Simulated::new(4096));
+    let heap: PageHeap<_> = PageHeap::new(&source, Config::new(16 * PAGE)).expect("a heap");
+    assert_eq!(heap.capacity(), PageCount(16));
+}
+
+/// A source that does not do as it is asked: reserves less, or in the wrong place.
+struct Careless {
+    inner: Simulated,
+    purpose: Purpose,
+    granule: usize,
+    short: usize,
+    off: usize,
+}
+
+// SAFETY: none of it is so; that is what is found before anything is written. (What it gives comes from a source that
+// checks its user.)
+unsafe impl Source for &Careless {
+    fn granule(&self) -> usize {
+        self.granule
+    }
+
+    fn budget(&self) -> usize {
+        self.inner.budget()
+    }
+
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        let mut given = self.inner.reserve(purpose, bytes, align)?;
+        if purpose == self.purpose {
+            given.base = given.base.map_addr(|base| base.saturating_add(self.off));
+            given.bytes = given.bytes.wrapping_sub(self.short);
+        }
+        Some(given)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.commit(start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.release(start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, mut given: Reservation) {
+        if purpose == self.purpose {
+            given.base = NonNull::new(given.base.as_ptr().wrapping_sub(self.off)).expect("what was reserved");
+            given.bytes = given.bytes.wrapping_add(self.short);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.unreserve(purpose, given) }
+    }
+}
+
+#[test]
+fn what_was_not_reserved_as_it_was_asked_for_is_no_heap() {
+    let opens = |purpose, granule, short, off| {
+        let inner = Simulated::new(4096);
+        let source = Careless {
+            inner,
+            purpose,
+            granule,
+            short,
+            off,
+        };
+        let heap: Result<PageHeap<&Careless>, _> = PageHeap::new(&source, Config::new(1 << 22).caches(0));
+        let error = heap.as_ref().err().copied();
+        drop(heap);
+        source.inner.assert_all_returned();
+        error
+    };
+    for (purpose, error) in [
+        (Purpose::Pages, NewHeapError::NoPages),
+        (Purpose::Metadata, NewHeapError::NoMetadata),
+    ] {
+        assert_eq!(opens(purpose, 4096, 0, 0), None);
+        assert_eq!(opens(purpose, 4096, 4096, 0), Some(error), "too short: {purpose:?}");
+        assert_eq!(opens(purpose, 4096, 0, 64), Some(error), "not aligned: {purpose:?}");
+        let round_the_end = opens(purpose, 4096, (1 << 22) + 4096, 0);
+        assert_eq!(round_the_end, Some(error), "{purpose:?}");
+    }
+    for granule in [0, 32, 96, 4095, 6000] {
+        assert_eq!(
+            opens(Purpose::Pages, granule, 0, 0),
+            Some(NewHeapError::Granule),
+            "{granule}"
+        );
+    }
 }

@@ -205,7 +205,8 @@ impl Model {
 
     // ---- the heap's own verbs ---------------------------------------------------------------------------------------
 
-    /// First fit, growth, flushes, first fit. `own` is the shard that asks, which cannot be flushed under it.
+    /// First fit, growth, flushes; then first fit and growth again. `own` is the shard that asks, which cannot be
+    /// flushed under it.
     pub fn allocate(&mut self, wish: Wish, own: Option<usize>) -> Option<Taken> {
         if wish.pages == 0 || wish.pages > self.setup.capacity {
             return None;
@@ -215,6 +216,9 @@ impl Model {
                 .filter(|&shard| own != Some(shard))
                 .for_each(|shard| self.flush(shard));
             self.flush_calls += 1;
+            if self.first_fit(wish).is_none() {
+                self.grow_for(wish)?;
+            }
         }
         let start = self.first_fit(wish)?;
         Some(self.take(start, wish.pages, State::Used))

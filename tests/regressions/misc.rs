@@ -37,3 +37,33 @@ fn refusals_count_refusals() {
     assert!(cache.allocate(PageCount(64)).is_some());
     assert_eq!(heap.stats().refusals, 0, "nobody was told no");
 }
+
+/// What the statistic's words leave out, and what they do not.
+#[test]
+fn refusals_leave_out_what_is_never_there() {
+    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
+    assert!(heap.allocate(PageCount(0)).is_none() && heap.allocate(PageCount(65)).is_none());
+    assert!(heap.allocate_aligned(PageCount(1), 3).is_none());
+    let one = heap.allocate(PageCount(1)).expect("room");
+    assert!(heap.allocate_at(one).is_none() && heap.grow_in_place(one, PageCount(65)).is_none());
+    assert_eq!(heap.stats().refusals, 0);
+    assert!(heap.allocate(PageCount(64)).is_none(), "one is taken");
+    let small: PageHeap<Simulated> =
+        PageHeap::new(Simulated::new(4096), Config::new(64 << 13).limit(PageCount(4))).expect("a heap");
+    assert!(small.allocate(PageCount(5)).is_none(), "the limit forbids it");
+    assert_eq!((heap.stats().refusals, small.stats().refusals), (1, 1));
+}
+
+/// "Cannot overflow", and shifted by more bits than there are.
+#[test]
+fn a_page_larger_than_the_address_space_holds_everything() {
+    for shift in [usize::BITS, usize::BITS + 1, u32::MAX] {
+        let pages = [0, 1, usize::MAX].map(|bytes| PageCount::holding(bytes, shift).0);
+        assert_eq!(pages, [0, 1, 1], "pages of 2^{shift} bytes");
+    }
+    let half = 1 << (usize::BITS - 1);
+    let pages = [0, 1, half, half + 1, usize::MAX].map(|bytes| PageCount::holding(bytes, usize::BITS - 1).0);
+    assert_eq!(pages, [0, 1, 1, 2, 2]);
+    assert_eq!(PageCount::holding(usize::MAX, 0).0, usize::MAX);
+    const { assert!(PageCount::holding(8193, 13).0 == 2) };
+}

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use pageheap::source::Region;
+use pageheap::source::{Region, Split};
 use pageheap::{Config, Geometry, Heap, PageCount, PageHeap};
 
 /// A heap over a region of a megabyte or less wished for a megabyte of pages at least, and had no room for its tables.
@@ -18,6 +18,18 @@ fn a_small_region_is_a_small_heap() {
             heap.check().expect("sound");
         }
     }
+}
+
+/// A heap of objects left a 64th of its pages for tables that lie elsewhere.
+#[test]
+fn a_heap_whose_tables_lie_elsewhere_has_the_whole_region() {
+    let region = || {
+        let bytes: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice((1 << 20) + 8192));
+        let begin = bytes.as_ptr().align_offset(8192);
+        Region::from_static(&mut bytes[begin..][..1 << 20])
+    };
+    let heap = Heap::new(Split::new(region(), region()), Config::new(usize::MAX)).expect("a heap");
+    assert_eq!(heap.limit(), PageCount(128));
 }
 
 /// What `Region` says of 64 KiB and less. A base that is not aligned to a page costs what is before the next border,
