@@ -1,15 +1,17 @@
 //! The thread that gives memory back while the program does something else, or nothing.
 //!
 //! ```text
-//!   a block is freed, the slow way ─▶ 1 MiB free and nobody about? ─▶ after all constructors? ─▶ a thread, once
+//!   a call, the slow way ─▶ 1 MiB to find and nobody about? ─▶ after all constructors? ─▶ a thread, once
 //!
-//!   thread   tick ─▶ pause ─▶ tick ─▶ … nothing left: sleep until 1 MiB more has been freed
+//!   thread   tick ─▶ pause ─▶ tick ─▶ … nothing left: sleep until there is 1 MiB more to find
 //! ```
 //!
-//! **Its birth.** It is started by whoever frees, at the end of the call, with nothing held; never by an allocation, so
-//! never by the first one; never before the constructors of the program have run. It is made from the C library's own
-//! parts on a stack of our own mapping, so nothing here asks this allocator for memory. A system that refuses (a limit
-//! on threads, a filter) is asked again after the next MiB, sixteen times in all, for all heaps; they work without.
+//! **Its birth.** It is started by whoever goes the slow way, at the end of the call, with nothing held, when there is
+//! a MiB that has been freed, or could be without anybody's seeing it (`object/keeper.rs`): never by the first
+//! allocation, of which less is counted; never before the constructors of the program have run. It is made from the C
+//! library's own parts on a stack of our own mapping, so nothing here asks this allocator for memory. A system that
+//! refuses (a limit on threads, a filter) is asked again after the next MiB, sixteen times in all, for all heaps; they
+//! work without.
 //!
 //! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
 //! two clocks, once a second the limits of the process's group, and sleeps; with nothing left to do it waits on a futex
@@ -86,7 +88,8 @@ pub(super) fn forbid() -> bool {
     STARTED.load(Ordering::SeqCst)
 }
 
-/// Whoever frees calls this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or cannot be done.
+/// Whoever has gone the slow way calls this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or
+/// cannot be done.
 #[cold]
 pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {
     static FAILED: AtomicU32 = AtomicU32::new(0);
@@ -248,7 +251,8 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
             watch.wait(objects, pause);
             continue;
         }
-        // Frees are counted from here on; what came before is seen by the next look, behind the fence.
+        // From here on it is counted what there is to find; what came before is found by the next look, behind the
+        // fence.
         keeper.change(AWAKE, ASLEEP);
         fence_heavy();
         let awake = ThreadClock.now() + ANOTHER_LOOK;

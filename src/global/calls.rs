@@ -358,8 +358,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[cold]
     #[inline(never)]
     fn tell(&self, objects: &'static Objects<S>, length: Length) {
-        objects.tell(length.pages());
-        self.after_free(objects);
+        objects.tell(length.pages() << SizeClass::PAGE_SHIFT);
+        self.call_keeper(objects);
     }
 
     #[cold]
@@ -376,9 +376,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
-        attempt()
-            .or_else(|| self.retry(objects, layout, attempt))
-            .or_else(|| objects.refuse())
+        let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
+        self.call_keeper(objects);
+        memory.or_else(|| objects.refuse())
     }
 
     #[inline(never)]
@@ -388,9 +388,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
             let fresh = self.with_thread(objects, |thread| objects.allocate_to_zero(thread, layout))?;
             Some(objects.zero(fresh, layout))
         };
-        attempt()
-            .or_else(|| self.retry(objects, layout, attempt))
-            .or_else(|| objects.refuse())
+        let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
+        self.call_keeper(objects);
+        memory.or_else(|| objects.refuse())
     }
 
     /// # Safety
@@ -411,7 +411,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         };
         // SAFETY: the caller's promise.
         self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
-        self.after_free(objects);
+        self.call_keeper(objects);
     }
 
     /// # Safety
@@ -435,7 +435,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             self.retry(objects, layout, attempt)
         });
         let moved = moved.or_else(|| objects.refuse());
-        self.after_free(objects);
+        self.call_keeper(objects);
         moved
     }
 
@@ -450,7 +450,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// With nothing held: starts the background thread, if it is time for one.
     #[inline]
-    fn after_free(&self, objects: &'static Objects<S>) {
+    fn call_keeper(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted()
             && let Some(start) = self.background
         {

@@ -83,6 +83,8 @@ struct State {
     campaign: Option<Campaign>,
     /// Silent, and nothing left to do.
     resting: bool,
+    /// Since who drives this is about to sleep, the layer above has given up all it has.
+    settled: bool,
     silent: bool,
     /// Nothing has happened for a second, and caches have been emptied to see whether anybody misses them.
     asked: bool,
@@ -161,6 +163,7 @@ impl Driver {
                 pacer: Pacer::new(),
                 campaign: None,
                 resting: false,
+                settled: false,
                 silent: false,
                 asked: false,
                 backed: 0,
@@ -283,16 +286,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// assert!(pause <= Duration::from_secs(10) || pause == Duration::MAX);
     /// ```
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        self.tick_with(clock, || 0, |_| ())
+        self.tick_with(clock, false, || 0, |_| true)
     }
 
     /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what
-    /// it keeps in store.
+    /// it keeps in store, all of it or some, and says whether it has all. To `settle`, for who sleeps for ever after
+    /// [`Duration::MAX`], is to say so only when it has given up all since that was first asked for.
     pub(crate) fn tick_with<C: Clock + ?Sized>(
         &self,
         clock: &C,
+        settle: bool,
         activity: impl Fn() -> u64,
-        trim: impl FnOnce(bool),
+        trim: impl FnOnce(bool) -> bool,
     ) -> Duration {
         let driver = &self.driver;
         let Some(_turn) = driver.turn.try_lock() else {
@@ -302,11 +307,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
         // What lies in store is brought back at a stroke: paid for, but no measure of how long to pause.
         let mut trimmed = 0;
+        state.settled &= settle;
         if state.retention.is_due(now) {
-            self.look(&mut state, now, &activity, |all| {
+            self.look(&mut state, now, settle, &activity, |all| {
                 let begin = nanoseconds(clock.work());
-                trim(all);
+                let has_all = trim(all);
                 trimmed = nanoseconds(clock.work()).saturating_sub(begin);
+                has_all
             });
         }
         let looked = nanoseconds(clock.work()).saturating_sub(begin);
@@ -333,7 +340,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         driver.state.set(state);
         match state.campaign {
             Some(_) => Duration::from_nanos(pause),
-            None if state.resting => Duration::MAX,
+            None if state.resting && state.settled == settle => Duration::MAX,
             None => Duration::from_nanos(pause.max(PERIOD)),
         }
     }
@@ -372,7 +379,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Counts, and plans.
-    fn look(&self, state: &mut State, now: u64, activity: impl Fn() -> u64, trim: impl FnOnce(bool)) {
+    fn look(
+        &self,
+        state: &mut State,
+        now: u64,
+        settle: bool,
+        activity: impl Fn() -> u64,
+        trim: impl FnOnce(bool) -> bool,
+    ) {
         let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };
@@ -385,8 +399,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Once a second, too: some of the program's threads may sleep.
         let fell_silent = silent && !state.silent;
         let over = look.live + look.idle > self.driver.ceiling.goal();
-        if asks || fell_silent || state.looks.is_multiple_of(LOOKS_TO_TRIM) {
-            trim(quiet || over);
+        let settles = settle && silent && !state.settled;
+        if asks || fell_silent || settles || state.looks.is_multiple_of(LOOKS_TO_TRIM) {
+            state.settled = trim(quiet || over) && settle || state.settled;
             self.flush_shards();
             self.seize_caches();
             look = self.see(activity(), false, fell_silent);
@@ -555,8 +570,9 @@ mod tests {
             let trim = |_| {
                 pass(Duration::from_millis(20));
                 worked.set(worked.get() + Duration::from_millis(20));
+                true
             };
-            let pause = heap.tick_with(&|| now.get(), || now.get().as_nanos() as u64, trim);
+            let pause = heap.tick_with(&|| now.get(), false, || now.get().as_nanos() as u64, trim);
             pass(pause.min(Duration::from_secs(20)));
         }
         // A hundredth, 250 ms, and the last one.

@@ -1,12 +1,15 @@
-//! Tests: a thread that is preempted while it holds the lock of a class keeps nobody waiting.
+//! Tests: a thread that is preempted while it holds the lock of a class keeps nobody waiting, and one that is at work
+//! on its magazines keeps the keeper awake.
 //!
 //! The lock is held by the test itself, so whoever waited for it would wait for ever.
 
 extern crate std;
 
 use core::alloc::Layout;
+use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::vec;
 use std::vec::Vec;
 
@@ -21,7 +24,7 @@ fn heap() -> &'static Objects<Region> {
     Objects::open(
         Region::from_static(memory),
         config,
-        Keeper::new(false, Notices::NONE, ""),
+        Keeper::new(true, Notices::NONE, ""),
     )
     .unwrap()
 }
@@ -82,4 +85,33 @@ fn who_finds_the_lock_of_the_racks_class_held_keeps_his_racks() {
     objects.check().unwrap();
     let stats = objects.stats();
     assert_eq!((stats.spans, stats.rack_bytes), (0, 0), "{stats}");
+}
+
+/// What a thread has at hand that is at work whenever the keeper looks would be freed into unseen, once he slept.
+#[test]
+fn the_keeper_does_not_sleep_before_all_magazines_are_empty() {
+    let (objects, layout) = (heap(), Layout::from_size_align(1000, 8).unwrap());
+    let keeper = objects.keeper();
+    assert!(keeper.change(ABSENT, AWAKE));
+    // SAFETY: never unmade.
+    let thread = unsafe { objects.enlist().unwrap().as_ref() };
+    let staying = thread.enter(objects).unwrap();
+    let block = objects.allocate(&staying, layout).unwrap();
+    let now = Cell::new(Duration::from_secs(1));
+    let tick = |times: usize| {
+        let mut ticks = core::iter::repeat_with(|| {
+            now.set(now.get() + Duration::from_millis(300));
+            objects.tick(&|| now.get())
+        });
+        ticks.by_ref().take(times).any(|pause| pause == Duration::MAX)
+    };
+    assert!(tick(20), "he would go to sleep");
+    assert!(keeper.change(AWAKE, ASLEEP));
+    assert!(!tick(20), "but does not while somebody is at work");
+    // SAFETY: the test's block.
+    unsafe { objects.free(&staying, block, layout) };
+    drop(staying);
+    // It is the same where he looks while somebody pops or pushes.
+    assert!(tick(20) && thread.is_bare(), "{}", objects.stats());
+    assert_eq!(objects.stats().spans, 1, "that of threads' structures");
 }

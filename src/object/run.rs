@@ -100,11 +100,12 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().put_listed(length, self.spans.page_of(memory), entry)
     }
 
-    /// Tells the keeper, if he is away, that so many pages were freed: to the heap, or to where he may find them.
+    /// Tells the keeper, if he is away, that so many bytes have gone, or may go from here on, to where he would find
+    /// them: pages freed, and racks loaded. Behind that: whom he has not seen there, sees that he sleeps.
     #[inline(always)]
-    pub fn tell(&self, pages: usize) {
+    pub fn tell(&self, bytes: usize) {
         if self.keeper.is_away() {
-            self.keeper.count(pages);
+            self.keeper.count(bytes);
         }
     }
 
@@ -262,7 +263,7 @@ impl<S: Source + 'static> Objects<S> {
                 Hold::Refused => false,
             };
             if taken {
-                self.tell(pages);
+                self.tell(pages * PAGE_BYTES);
                 return;
             }
         }
@@ -322,6 +323,7 @@ impl<S: Source + 'static> Objects<S> {
         if self.heap.shortfall() != 0 {
             self.relieve();
         }
+        self.keeper.count_grown(pages.0);
         allocation
     }
 
@@ -369,6 +371,6 @@ impl<S: Source + 'static> Objects<S> {
                 None => self.heap.free(run),
             }
         }
-        self.tell(run.pages().0);
+        self.tell(run.pages().0 * PAGE_BYTES);
     }
 }

@@ -17,7 +17,7 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::mark;
 use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
-use super::size_class::{PAGE_BYTES, SizeClass};
+use super::size_class::SizeClass;
 use super::spans::Room;
 use super::{Magazine, Objects, Thread};
 
@@ -120,7 +120,7 @@ impl<S: Source + 'static> Objects<S> {
         self.heed_calls(thread);
         if !magazine.is_wide(class) {
             if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
-                self.recycle(thread, magazine.load(wider));
+                self.recycle(thread, self.load_counted(magazine, class, wider));
             }
         } else if let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
             self.recycle(thread, magazine.load(batch));
@@ -152,8 +152,16 @@ impl<S: Source + 'static> Objects<S> {
             full.pour(&mut blank);
             self.recycle(thread, Some(full));
         }
-        let _none = magazine.load(blank);
+        let _none = self.load_counted(magazine, class, blank);
         true
+    }
+
+    /// Loads a blank rack, for all of which the keeper is told: what is freed into it nobody sees.
+    fn load_counted(&self, magazine: &Magazine, class: SizeClass, blank: Rack) -> Option<Rack> {
+        let room = blank.room() as usize;
+        let before = magazine.load(blank);
+        self.tell(room * class.bytes());
+        before
     }
 
     /// Gives home what is loaded, and keeps the rack. Whether there is one.
@@ -166,14 +174,11 @@ impl<S: Source + 'static> Objects<S> {
         rack.is_some()
     }
 
-    /// A batch goes into the store of its class, or else to its spans.
+    /// A batch goes into the store of its class, or else to its spans. (The keeper was told when its rack was loaded.)
     pub(super) fn store(&self, thread: &Thread, class: SizeClass, batch: Rack) {
-        let stored = self
-            .central(class)
-            .store_batch(&self.spans, class, batch, thread.hint());
-        match stored {
-            Ok(()) => self.tell((class.batch() as usize * class.bytes()).div_ceil(PAGE_BYTES)),
-            Err(batch) => self.bring(thread.cache(), class, batch, thread.hint()),
+        let hint = thread.hint();
+        if let Err(batch) = self.central(class).store_batch(&self.spans, class, batch, hint) {
+            self.bring(thread.cache(), class, batch, hint);
         }
     }
 

@@ -347,6 +347,11 @@ impl Thread {
         self.stock.open();
     }
 
+    /// Whether no magazine has a rack loaded: then no block is freed into one before another is.
+    pub(super) fn is_bare(&self) -> bool {
+        self.magazines.iter().all(|magazine| magazine.room() == 0)
+    }
+
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {

@@ -215,3 +215,79 @@ fn blocks_of_all_sizes_are_freed_in_no_order_by_threads_that_then_sleep() {
         asleep.into_iter().for_each(|thread| thread.join().unwrap());
     }
 }
+
+/// So many bytes of each size from 1 KiB to 32 KiB, each block written to: as a thread has them in its magazines when
+/// it frees them.
+fn of_every_size(bytes: usize) -> Vec<Vec<Vec<u8>>> {
+    let sizes = std::iter::successors(Some(1024), |size| Some(size + size / 8));
+    let sizes = sizes.take_while(|&size| size <= 32 << 10);
+    sizes.map(|size| blocks(bytes, size)).collect()
+}
+
+/// Long enough for the thread that gives memory back to have found nothing left, and to sleep for ever.
+fn until_it_sleeps() {
+    thread::sleep(SILENCE * 2);
+}
+
+/// What threads free that then sleep, while the one that would find it is not there yet, or sleeps for ever; `kept` for
+/// them till then, or taken by themselves.
+fn in_magazines(threads: usize, bytes: usize, kept: bool) {
+    let before = resident();
+    let barrier = Arc::new(Barrier::new(threads + 1));
+    let asleep: Vec<_> = (0..threads)
+        .map(|_| {
+            let barrier = barrier.clone();
+            thread::spawn(move || {
+                let blocks = kept.then(|| of_every_size(bytes));
+                barrier.wait();
+                barrier.wait();
+                drop(blocks.unwrap_or_else(|| of_every_size(bytes)));
+                barrier.wait();
+                barrier.wait();
+            })
+        })
+        .collect();
+    barrier.wait();
+    if kept {
+        until_it_sleeps();
+    }
+    barrier.wait();
+    barrier.wait();
+    settle(before, 0);
+    barrier.wait();
+    asleep.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// No block of theirs goes further than into a magazine, and no run is freed.
+#[test]
+fn what_is_freed_lies_in_magazines_alone() {
+    if !is_child() {
+        return assert!(run("shapes::what_is_freed_lies_in_magazines_alone"));
+    }
+    // Nobody is there yet.
+    let before = resident();
+    drop(of_every_size(400_000));
+    settle(before, 0);
+    // He sleeps.
+    until_it_sleeps();
+    drop(of_every_size(400_000));
+    settle(before, 0);
+}
+
+#[test]
+fn several_threads_free_into_their_magazines_and_nobody_is_there() {
+    if !is_child() {
+        return assert!(run(
+            "shapes::several_threads_free_into_their_magazines_and_nobody_is_there"
+        ));
+    }
+    in_magazines(4, 200_000, false);
+}
+
+#[test]
+fn several_threads_free_what_they_had_before_he_slept() {
+    if !is_child() {
+        return assert!(run("shapes::several_threads_free_what_they_had_before_he_slept"));
+    }
+    in_magazines(4, 200_000, true);
+}

@@ -242,3 +242,27 @@ fn where_there_are_no_such_files_nothing_is_said_and_nothing_goes() {
     assert_eq!(FILLED.load(Ordering::Relaxed) + EVENTS.load(Ordering::Relaxed), 0);
     drop(busy);
 }
+
+/// Who only grows has nothing to give back, and wants to know most of all.
+#[test]
+fn a_program_that_frees_nothing_is_told_too() {
+    const NAME: &str = "pressure::a_program_that_frees_nothing_is_told_too";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    write("proc/self/cgroup", "0::/a\n");
+    let file = |name: &str, text: &str| write(Path::new("sys/fs/cgroup/a").join(name), text);
+    file("memory.current", "99000000\n");
+    file("memory.max", "100000000\n");
+    use std::alloc::GlobalAlloc;
+    let grow = |size: usize| {
+        // SAFETY: the layout is not empty; never freed.
+        unsafe { assert!(!WATCHED.alloc(layout(size)).is_null()) };
+    };
+    // Not by the first, however large.
+    grow(64 << 20);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(ALARMED.load(Ordering::Relaxed), 0);
+    grow(1 << 20);
+    assert!(soon(|| ALARMED.load(Ordering::Relaxed) > 0), "{}", WATCHED.stats());
+}
