@@ -12,9 +12,10 @@
 //! beside a page fault that costs a hundred times as much), and where a thread that goes over the limit **assists**: it
 //! releases as many free pages as it has taken, or 2 MiB if that is more, looking at 64 chunks at the most and those it
 //! could have taken: some 100 µs at the worst, or a part of what its own page faults will cost. What it does not find
-//! is noted, for the layer above has stores that it can empty ([`shortfall`](PageHeap::shortfall)). If there was
-//! nothing to release, which is to say that all is live, nobody tries again until a 64th of the limit more is backed. A
-//! soft limit refuses nothing.
+//! is noted, for the layer above has stores that it can empty ([`shortfall`](PageHeap::shortfall)); and for each 64th
+//! of the limit that there is too much it empties what threads keep ([`wants_round`](PageHeap::wants_round)). If there
+//! was nothing to release, which is to say that all is live, nobody tries again until a 64th of the limit more is
+//! backed. A soft limit refuses nothing.
 //!
 //! Worked: a limit of 1 GiB, 1 GiB backed, 300 MiB of it free in short runs, and a request for 1 MiB in one piece. 128
 //! pages are taken that have no memory behind them; the thread then releases 128 others, from the top.
@@ -43,6 +44,8 @@ pub(super) struct Ceiling {
     soft: AtomicUsize,
     /// Above this it is worth a try.
     next: AtomicUsize,
+    /// Above this threads are to be asked for what they keep to themselves.
+    round: AtomicUsize,
     /// The chunk behind the one to look at next.
     end: AtomicUsize,
     /// Pages that should have been released, and were not found.
@@ -63,6 +66,7 @@ impl Ceiling {
             peak: AtomicUsize::new(0),
             soft: AtomicUsize::new(soft),
             next: AtomicUsize::new(soft),
+            round: AtomicUsize::new(a_step_above(soft, soft)),
             end: AtomicUsize::new(0),
             short: AtomicUsize::new(0),
             deferred: AtomicUsize::new(0),
@@ -77,14 +81,12 @@ impl Ceiling {
         if fewer > more {
             // All was live, perhaps, when there was more; that says nothing of now.
             let backed = before.wrapping_add(more).saturating_sub(fewer);
-            self.next.fetch_min(self.next_above(backed), Ordering::Relaxed);
+            let soft = self.soft.load(Ordering::Relaxed);
+            self.next
+                .fetch_min(a_step_above(backed, soft).max(soft), Ordering::Relaxed);
+            self.round
+                .fetch_min(a_step_above(backed.max(soft), soft), Ordering::Relaxed);
         }
-    }
-
-    /// When to try again if nothing was found with so many backed.
-    fn next_above(&self, backed: usize) -> usize {
-        let soft = self.soft.load(Ordering::Relaxed);
-        backed.saturating_add((soft / 64).max(16)).max(soft)
     }
 
     pub(super) fn backed(&self) -> usize {
@@ -108,6 +110,11 @@ impl Ceiling {
     }
 }
 
+/// So many pages, and a 64th of the limit.
+fn a_step_above(pages: usize, soft: usize) -> usize {
+    pages.saturating_add((soft / 64).max(16))
+}
+
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The most pages that should have memory behind them. More than the heap can have: no limit.
     pub fn soft_limit(&self) -> PageCount {
@@ -119,6 +126,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn set_soft_limit(&self, limit: PageCount) {
         self.driver.ceiling.soft.store(limit.0, Ordering::Relaxed);
         self.driver.ceiling.next.store(limit.0, Ordering::Relaxed);
+        let round = a_step_above(limit.0, limit.0);
+        self.driver.ceiling.round.store(round, Ordering::Relaxed);
     }
 
     /// Pages with memory behind them: grown, and not scavenged. O(1).
@@ -203,6 +212,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.driver.ceiling.short.swap(0, Ordering::Relaxed)
     }
 
+    /// Whether there is so much more than there should be, a 64th and more, that a layer above is to empty what threads
+    /// keep to themselves: which says so to one caller, and not again before there is as much more.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn wants_round(&self) -> bool {
+        let ceiling = &self.driver.ceiling;
+        let (backed, soft) = (ceiling.backed(), ceiling.soft.load(Ordering::Relaxed));
+        let round = ceiling.round.load(Ordering::Relaxed);
+        let step = || {
+            let next = a_step_above(backed, soft);
+            ceiling
+                .round
+                .compare_exchange(round, next, Ordering::Relaxed, Ordering::Relaxed)
+        };
+        backed > round && step().is_ok()
+    }
+
     /// A layer above has given back what it had: up to so many pages go on to the source, if there are still too many.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn assist_again(&self, pages: usize) {
@@ -233,7 +258,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .end
             .store(end + usize::from(released >= wanted), Ordering::Relaxed);
         let next = if released == 0 {
-            ceiling.next_above(backed)
+            a_step_above(backed, soft).max(soft)
         } else {
             soft
         };

@@ -34,7 +34,7 @@ use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, seize, wake};
 use crate::units::PageCount;
 
-use super::register::{Listed, Rounds};
+use super::register::{Listed, Registered, Rounds};
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
 
@@ -54,7 +54,18 @@ const BYTES_TO_RING: usize = 1 << 20;
 const MOST_GROWN: usize = BYTES_TO_RING / 2;
 
 /// Threads whose structures are emptied at a time. Who begins meanwhile waits for these: 7 us each, if they are full.
-const PART: usize = 64;
+pub(super) const PART: usize = 64;
+
+/// What came of it when threads' structures were emptied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seized {
+    /// It was done: the system has the fence for it.
+    fenced: bool,
+    /// Nobody was at work on his.
+    all: bool,
+    /// Pages that it freed.
+    pub(super) pages: usize,
+}
 
 /// Whether somebody keeps the heap, and what he might have found since he was last seen.
 #[derive(Debug)]
@@ -224,20 +235,30 @@ impl<S: Source + 'static> Objects<S> {
         rounds.begin();
         let mut all = true;
         rounds.go(PART, |part| {
-            self.heap.count_barriers(1);
-            let (mut threads, mut emptied) = (0, 0);
-            part.for_each(|_| threads += 1);
-            let fenced = seize(
-                |visit| part.for_each(visit),
-                |thread: &Thread| {
-                    self.empty(thread, None);
-                    emptied += u32::from(thread.is_bare());
-                },
-            );
-            all &= emptied == threads;
-            fenced
+            let seized = self.seize_part(part);
+            all &= seized.all;
+            seized.fenced
         });
         all
+    }
+
+    /// The same for a part of them, by who has the right to rounds.
+    pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
+        self.heap.count_barriers(1);
+        let (mut threads, mut emptied, mut pages) = (0, 0, 0);
+        part.for_each(|_| threads += 1);
+        let fenced = seize(
+            |visit| part.for_each(visit),
+            |thread: &Thread| {
+                pages += self.empty(thread, None);
+                emptied += u32::from(thread.is_bare());
+            },
+        );
+        Seized {
+            fenced,
+            all: emptied == threads,
+            pages,
+        }
     }
 
     /// Empties the structures that no thread uses. A round, as above.

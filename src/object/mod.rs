@@ -64,6 +64,7 @@ mod twice;
 mod threads;
 mod shared;
 mod keeper;
+mod relief;
 mod close;
 mod fork;
 #[cfg(test)]

@@ -94,6 +94,8 @@ pub struct Register<T> {
     /// Rounds begun in which everything is emptied.
     begun: AtomicU32,
     /// Below: only under the lock.
+    /// Where the next round by the piece goes on; null: at the first.
+    next: Cell<*const T>,
     all: Cell<*const T>,
     /// Where to look next for one whose user has gone.
     suspect: Cell<*const T>,
@@ -119,6 +121,7 @@ impl<T: Listed> Register<T> {
             lock: Lock::new(),
             rounds: Lock::new(),
             begun: AtomicU32::new(0),
+            next: Cell::new(ptr::null()),
             all: Cell::new(ptr::null()),
             suspect: Cell::new(ptr::null()),
             vacant: Cell::new(ptr::null()),
@@ -267,6 +270,11 @@ impl<T: Listed> Register<T> {
         self.with_right(self.rounds.lock())
     }
 
+    /// The same, if nobody does.
+    pub fn try_rounds(&self) -> Option<Rounds<'_, T>> {
+        Some(self.with_right(self.rounds.try_lock()?))
+    }
+
     /// The same, if it can be had within so many milliseconds.
     pub fn rounds_within(&self, milliseconds: u32) -> Option<Rounds<'_, T>> {
         Some(self.with_right(self.rounds.lock_within(milliseconds)?))
@@ -322,19 +330,24 @@ impl<T: Listed> Rounds<'_, T> {
     pub fn go(&self, most: usize, mut visit: impl FnMut(&Registered<'_, T>) -> bool) {
         let mut part = self.register.hold_all();
         while !part.first.is_null() {
-            part.behind = part.first;
-            for _ in 0..most {
-                // SAFETY: structures are never unmade; `next` is written under the lock.
-                let Some(thread) = (unsafe { part.behind.as_ref() }) else {
-                    break;
-                };
-                part.behind = thread.listing().next.get();
-            }
+            part.end_after(most);
             if !visit(&part) {
                 return;
             }
             (part.first, part.guard) = (part.behind, part.guard.after_others());
         }
+    }
+
+    /// Structures in a row, `most` at the most: those behind the ones that were visited so last, or the first.
+    pub fn go_on(&self, most: usize, visit: impl FnOnce(&Registered<'_, T>)) {
+        let mut part = self.register.hold_all();
+        let next = &self.register.next;
+        if !next.get().is_null() {
+            part.first = next.get();
+        }
+        part.end_after(most);
+        next.set(part.behind);
+        visit(&part);
     }
 }
 
@@ -347,6 +360,18 @@ pub struct Registered<'a, T> {
 }
 
 impl<T: Listed> Registered<'_, T> {
+    /// Makes it the first `most`.
+    fn end_after(&mut self, most: usize) {
+        self.behind = self.first;
+        for _ in 0..most {
+            // SAFETY: structures are never unmade; `next` is written under the lock.
+            let Some(thread) = (unsafe { self.behind.as_ref() }) else {
+                break;
+            };
+            self.behind = thread.listing().next.get();
+        }
+    }
+
     /// Each of them, used or not. Only the counts of its magazines may be read, but by who has barred it.
     pub fn for_each(&self, visit: impl FnMut(&T)) {
         // SAFETY: ours is the lock, and they are of this register.

@@ -19,16 +19,10 @@ use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
-use super::size_class::{PAGE_BYTES, SizeClass};
+use super::size_class::PAGE_BYTES;
 use super::span::Span;
 use super::spans::Room;
 use super::{Objects, Thread};
-
-/// Slots that one call takes out of stores at the most, and a batch, if it does not take very much.
-const RELIEF_SLOTS: usize = 8192;
-
-/// As many for a page that it takes: who takes many touches them, which costs more.
-const RELIEF_BY_PAGE: usize = 64;
 
 /// Whether a large block like this is in the table. One aligned to more than a page may stand alone far up, where the
 /// table need not reach.
@@ -136,7 +130,7 @@ impl<S: Source + 'static> Objects<S> {
             self.reclaim(thread);
             attempt()
         })?;
-        self.clear_shelf_over_limit(thread);
+        self.keep_below(thread);
         Some(allocation)
     }
 
@@ -144,7 +138,7 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn allocate_apart(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         let pages = PageCount(Length::of(layout)?.pages());
         let memory = self.enter_run(thread, self.heap.try_apart(pages, pages)?.run)?;
-        self.clear_shelf_over_limit(thread);
+        self.keep_below(thread);
         Some(memory)
     }
 
@@ -165,21 +159,6 @@ impl<S: Source + 'static> Objects<S> {
         self.spans.entry(head.start()).enter_large(length.pages());
         self.free_run(thread.cache(), tail);
         Some(head)
-    }
-
-    /// Behind pages just taken: a heap over its soft limit has no shelves, but for what lies on other threads'.
-    pub(super) fn clear_shelf_over_limit(&self, thread: &Thread) {
-        if self.heap.backed() <= self.heap.soft_limit() {
-            return;
-        }
-        let mut freed = 0;
-        thread.shelf().clear(&self.spans, |run| {
-            freed += run.pages().0;
-            self.give_pages(None, run);
-        });
-        if freed > 0 {
-            self.heap.assist_again(freed);
-        }
     }
 
     /// Whether a large block like this could be had if all else were free.
@@ -331,30 +310,6 @@ impl<S: Source + 'static> Objects<S> {
     #[cold]
     pub fn refuse<T>(&self) -> Option<T> {
         self.heap.refuse(1)
-    }
-
-    /// The heap is over its soft limit and found too little to release: stores are emptied until as much has come out
-    /// of them, or for some 100 µs, and what that frees goes on to the source. A store holds few bytes and many spans:
-    /// one slot keeps a span, so what is freed is not known before.
-    #[cold]
-    #[inline(never)]
-    fn relieve(&self) {
-        let wanted = self.heap.take_shortfall();
-        let most = RELIEF_SLOTS.max(wanted.saturating_mul(RELIEF_BY_PAGE));
-        let (mut freed, mut left) = (0, most);
-        for class in SizeClass::all() {
-            while freed < wanted
-                && left > 0
-                && let Some(batch) = self.central(class).take_batch(&self.spans, class, 0)
-            {
-                left = left.saturating_sub(batch.len() as usize);
-                freed += self.give_rack(None, class, Some(batch));
-            }
-        }
-        // Also where no span was emptied: the next call goes on.
-        if left < most {
-            self.heap.assist_again(wanted);
-        }
     }
 
     pub(super) fn free_run(&self, cache: Option<usize>, run: PageRun) {

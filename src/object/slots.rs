@@ -21,6 +21,9 @@ use super::size_class::SizeClass;
 use super::spans::Room;
 use super::{Magazine, Objects, Thread};
 
+/// Slots that a magazine gets at a time where the heap is over its soft limit.
+const FEW_SLOTS: u32 = 4;
+
 // As many as there is room for on the stack.
 const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
 
@@ -118,26 +121,35 @@ impl<S: Source + 'static> Objects<S> {
             return;
         }
         self.heed_calls(thread);
-        if !magazine.is_wide(class) {
+        // Over the soft limit it stays as it is, and gets few.
+        let few = magazine.room() > 0 && self.is_over();
+        if !few && !magazine.is_wide(class) {
             if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
                 self.recycle(thread, self.load_counted(magazine, class, wider));
             }
-        } else if let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
+        } else if !few && let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
             self.recycle(thread, magazine.load(batch));
             return;
         }
         let Some(mut rack) = magazine.unload() else { return };
         // Not all that there is room for while that grows.
         let room = rack.room();
-        let wanted = if room == class.batch() { room } else { room / 2 + 1 };
+        let wanted = match room {
+            _ if few => FEW_SLOTS.min(room),
+            _ if room == class.batch() => room,
+            _ => room / 2 + 1,
+        };
         self.take_slots(thread.cache(), class, wanted, &mut rack);
         let _none = magazine.load(rack);
-        self.clear_shelf_over_limit(thread);
+        self.keep_below(thread);
     }
 
     /// Makes room in a full magazine. Whether it could: not where there is no memory for a rack, and none to empty.
     fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         self.heed_calls(thread);
+        if self.is_over() && self.give_loaded(thread, magazine, class) {
+            return true;
+        }
         let is_wide = magazine.is_wide(class);
         if is_wide && let Some(batch) = magazine.take_spare(class) {
             self.store(thread, class, batch);
@@ -356,13 +368,15 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Gives away the blank racks of a thread.
-    pub(super) fn give_stock(&self, thread: &Thread, cache: Option<usize>) {
+    /// Gives away the blank racks of a thread; how many pages that freed.
+    pub(super) fn give_stock(&self, thread: &Thread, cache: Option<usize>) -> usize {
+        let mut pages = 0;
         for room in Blanks::rooms() {
             while let Some(blank) = thread.stock().pop(room) {
-                self.keep(cache, blank, 0);
+                pages += self.keep(cache, blank, 0);
             }
         }
+        pages
     }
 
     /// Gives home the blank racks that are kept for all. Waits for who is at work where they come from.

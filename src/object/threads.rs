@@ -119,14 +119,26 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Gives back the slots and runs of a thread that the caller is, or has seized: pages by `cache`, if there is one.
-    pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) {
+    /// How many pages that freed.
+    pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) -> usize {
+        let mut pages = 0;
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
-            self.give_rack(cache, class, magazine.take_spare(class));
-            self.give_rack(cache, class, magazine.unload());
+            pages += self.give_rack(cache, class, magazine.take_spare(class));
+            pages += self.give_rack(cache, class, magazine.unload());
         }
-        self.give_stock(thread, cache);
-        thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
+        pages += self.give_stock(thread, cache);
+        pages + self.clear_shelf(thread, cache)
+    }
+
+    /// Gives back the runs on a thread's shelf, as `empty` does.
+    pub(super) fn clear_shelf(&self, thread: &Thread, cache: Option<usize>) -> usize {
+        let mut pages = 0;
+        thread.shelf().clear(&self.spans, |run| {
+            pages += run.pages().0;
+            self.free_run(cache, run);
+        });
+        pages
     }
 
     /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.

@@ -121,3 +121,49 @@ fn under_a_soft_limit_what_is_resident_stays() {
     println!("{:.1} MiB at most, of 64", most as f64 / MIB as f64);
     assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
 }
+
+/// The same of several threads, whose sizes change by and by: what each keeps in its magazines, and what that pins.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn under_a_soft_limit_what_several_threads_have_stays() {
+    const NAME: &str = "limits::under_a_soft_limit_what_several_threads_have_stays";
+    const THREADS: usize = 4;
+    if !is_child() {
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_SOFT_LIMIT", "64M")));
+    }
+    let before = resident();
+    let work = |number: usize| {
+        let mut random = number as u64 * 7919 + 1;
+        let mut below = move |end: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 11) as usize % end
+        };
+        let (mut kept, mut bytes, mut most): (Vec<Vec<u8>>, _, _) = (Vec::new(), 0, 0);
+        for _ in 0..30 {
+            let about = [40, 700, 3000, 9000, 30_000, 60_000, 200_000, 1_000_000][below(8)];
+            let mut written = 0;
+            while written < 32 * MIB {
+                while bytes > 40 * MIB / THREADS {
+                    bytes -= kept.swap_remove(below(kept.len())).capacity();
+                }
+                kept.push(vec![1; about + about * (written % 7) / 7]);
+                let last = kept.last().unwrap().capacity();
+                (bytes, written) = (bytes + last, written + last.max(1000));
+            }
+            most = most.max(resident().saturating_sub(before));
+            // In order: what stays is not to hold a page for each block.
+            while bytes > 10 * MIB / THREADS {
+                bytes -= kept.pop().unwrap().capacity();
+            }
+        }
+        most
+    };
+    let most = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+    });
+    println!("{:.1} MiB at most, of 64", most as f64 / MIB as f64);
+    assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
+}

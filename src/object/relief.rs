@@ -1,0 +1,106 @@
+//! What the layer does for a soft limit: it gives up what it keeps, so that the heap below has pages to release.
+//!
+//! ```text
+//!   over the limit by │ anything       the stores of classes, and the shelf of who takes pages; magazines stay as
+//!                     │                small as they are, get few slots at a time, and go home when they are full
+//!                     │ a 64th of it   his magazines, and, where that was not enough, those of others, spare spans
+//! ```
+//!
+//! The heap asks when pages are taken that get memory, and it has found too little to release (`heap/limit.rs`). Slots
+//! that nobody uses are not free pages, and one slot keeps a span: of 75 MiB that were resident under a limit of 64
+//! with 40 MiB live, 34 lay in spans of which 7.5 MiB in magazines were all that was not home.
+//!
+//! Neither does without the other: four threads whose sizes change, 37 MiB live, had 99 MiB resident with neither, 90
+//! with small magazines alone, 63 with both; sixteen of all sizes 84, 83 with rounds alone, and 66.
+//!
+//! What is emptied has to be filled again, at some cost to all. So threads are asked once for each 64th of the limit
+//! that the heap has beyond it, by the one who comes first then, and 64 of them at a time: 2 system calls and 7 µs for
+//! each that is full, beside the faults of a MiB, for a limit of 64. Nobody waits: who cannot have the right to a round
+//! goes without.
+
+#![forbid(unsafe_code)]
+
+use crate::source::Source;
+
+use super::keeper::PART;
+use super::size_class::SizeClass;
+use super::{Objects, Thread};
+
+/// Slots that one call takes out of stores at the most, and a batch, if it does not take very much.
+const RELIEF_SLOTS: usize = 8192;
+
+/// As many for a page that it takes: who takes many touches them, which costs more.
+const RELIEF_BY_PAGE: usize = 64;
+
+impl<S: Source + 'static> Objects<S> {
+    /// The heap is over its soft limit and found too little to release: stores are emptied until as much has come out
+    /// of them, or for some 100 µs, and what that frees goes on to the source. A store holds few bytes and many spans:
+    /// one slot keeps a span, so what is freed is not known before.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn relieve(&self) {
+        let wanted = self.heap.take_shortfall();
+        let most = RELIEF_SLOTS.max(wanted.saturating_mul(RELIEF_BY_PAGE));
+        let (mut freed, mut left) = (0, most);
+        for class in SizeClass::all() {
+            while freed < wanted
+                && left > 0
+                && let Some(batch) = self.central(class).take_batch(&self.spans, class, 0)
+            {
+                left = left.saturating_sub(batch.len() as usize);
+                freed += self.give_rack(None, class, Some(batch));
+            }
+        }
+        // Also where no span was emptied: the next call goes on.
+        if left < most {
+            self.heap.assist_again(wanted);
+        }
+    }
+
+    /// Whether there is more memory behind pages than there should be.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.heap.backed() > self.heap.soft_limit()
+    }
+
+    /// Behind pages just taken: a heap over its soft limit has no shelves, and, far over it, nothing in magazines.
+    #[inline]
+    pub(super) fn keep_below(&self, thread: &Thread) {
+        if self.is_over() {
+            self.lighten(thread);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lighten(&self, thread: &Thread) {
+        let mut freed = self.clear_shelf(thread, None);
+        let mut asks_others = false;
+        // Who finds another at it has asked for nothing yet.
+        if let Some(rounds) = self.register.try_rounds()
+            && self.heap.wants_round()
+        {
+            freed += self.empty(thread, None);
+            if let Some(cache) = thread.cache() {
+                self.heap.cache_at(cache).flush();
+            }
+            let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
+            // Under the lock of the shared structure nobody else is asked: they may be waiting for it.
+            asks_others = thread.has_user() && freed < over;
+            if asks_others && self.heap.barrier() {
+                let _pass = self.heap.pass();
+                rounds.go_on(PART, |part| freed += self.seize_part(part).pages);
+            }
+        }
+        // Without the right to rounds: a fork takes that behind the right to seize caches.
+        if asks_others {
+            self.empty_stores(None);
+            self.heap.seize_caches();
+            // How much that was is not known; whatever it was, it may go.
+            freed = freed.max(1);
+        }
+        if freed > 0 {
+            self.heap.assist_again(freed);
+        }
+    }
+}
