@@ -66,7 +66,7 @@ impl Ceiling {
             peak: AtomicUsize::new(0),
             soft: AtomicUsize::new(soft),
             next: AtomicUsize::new(soft),
-            round: AtomicUsize::new(a_step_above(soft, soft)),
+            round: AtomicUsize::new(a_round_above(soft, soft)),
             end: AtomicUsize::new(0),
             short: AtomicUsize::new(0),
             deferred: AtomicUsize::new(0),
@@ -115,6 +115,11 @@ fn a_step_above(pages: usize, soft: usize) -> usize {
     pages.saturating_add((soft / 64).max(16))
 }
 
+/// The same, and at least 128: a round takes longer than a step.
+fn a_round_above(pages: usize, soft: usize) -> usize {
+    pages.saturating_add((soft / 64).max(128))
+}
+
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The most pages that should have memory behind them. More than the heap can have: no limit.
     pub fn soft_limit(&self) -> PageCount {
@@ -126,7 +131,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn set_soft_limit(&self, limit: PageCount) {
         self.driver.ceiling.soft.store(limit.0, Ordering::Relaxed);
         self.driver.ceiling.next.store(limit.0, Ordering::Relaxed);
-        let round = a_step_above(limit.0, limit.0);
+        let round = a_round_above(limit.0, limit.0);
         self.driver.ceiling.round.store(round, Ordering::Relaxed);
     }
 
@@ -220,7 +225,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (backed, soft) = (ceiling.backed(), ceiling.soft.load(Ordering::Relaxed));
         let round = ceiling.round.load(Ordering::Relaxed);
         let step = || {
-            let next = a_step_above(backed, soft);
+            let next = a_round_above(backed, soft);
             ceiling
                 .round
                 .compare_exchange(round, next, Ordering::Relaxed, Ordering::Relaxed)

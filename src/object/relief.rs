@@ -1,8 +1,8 @@
 //! What the layer does for a soft limit: it gives up what it keeps, so that the heap below has pages to release.
 //!
 //! ```text
-//!   over the limit by │ anything       the stores of classes, and the shelf of who takes pages; magazines stay as
-//!                     │                small as they are, get few slots at a time, and go home when they are full
+//!   over the limit by │ anything       the stores of classes, and the shelf of who takes pages; magazines stay
+//!                     │                small (32 KiB), and bring home what they have when they are full
 //!                     │ a 64th of it   his magazines, and, where that was not enough, those of others, spare spans
 //! ```
 //!
@@ -13,10 +13,12 @@
 //! Neither does without the other: four threads whose sizes change, 37 MiB live, had 99 MiB resident with neither, 90
 //! with small magazines alone, 63 with both; sixteen of all sizes 84, 83 with rounds alone, and 66.
 //!
-//! What is emptied has to be filled again, at some cost to all. So threads are asked once for each 64th of the limit
-//! that the heap has beyond it, by the one who comes first then, and 64 of them at a time: 2 system calls and 7 µs for
-//! each that is full, beside the faults of a MiB, for a limit of 64. Nobody waits: who cannot have the right to a round
-//! goes without.
+//! It costs what it must: a program that has more live than its soft limit pays for small magazines and rounds all the
+//! time (binary trees 1.1 times as long, larson by eight threads 3 times), as it does for the faults.
+//!
+//! What is emptied has to be filled again, at some cost to all. So threads are asked once for each 64th of the limit,
+//! and MiB, that the heap has beyond it, by the one who comes first then, and 64 of them at a time: 2 system calls and
+//! 7 µs for each that is full, beside the faults of a MiB. Who cannot have the right to a round goes without.
 
 #![forbid(unsafe_code)]
 
@@ -24,13 +26,17 @@ use crate::source::Source;
 
 use super::keeper::PART;
 use super::size_class::SizeClass;
-use super::{Objects, Thread};
+use super::{Magazine, Objects, Thread};
 
 /// Slots that one call takes out of stores at the most, and a batch, if it does not take very much.
 const RELIEF_SLOTS: usize = 8192;
 
 /// As many for a page that it takes: who takes many touches them, which costs more.
 const RELIEF_BY_PAGE: usize = 64;
+
+/// What a magazine has room for that is to be small, or six slots; and how many it gets at least.
+const SMALL_BYTES: usize = 32 << 10;
+const FEW_SLOTS: usize = 4;
 
 impl<S: Source + 'static> Objects<S> {
     /// The heap is over its soft limit and found too little to release: stores are emptied until as much has come out
@@ -61,6 +67,33 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.heap.backed() > self.heap.soft_limit()
+    }
+
+    /// Whether this magazine is not to grow any more, for the soft limit's sake: it gets few slots at a time, and
+    /// brings them home when it is full.
+    #[inline]
+    pub(super) fn is_to_be_small(&self, magazine: &Magazine, class: SizeClass) -> bool {
+        let next = magazine.next_room(class) as usize * class.bytes();
+        self.is_over() && next > SMALL_BYTES && magazine.room() > 0
+    }
+
+    /// How many slots such a magazine gets.
+    pub(super) fn few_of(class: SizeClass) -> u32 {
+        (SMALL_BYTES / class.bytes()).max(FEW_SLOTS) as u32
+    }
+
+    /// Gives home what is loaded in a magazine, and keeps the rack, if the lock of the class is not held for long.
+    /// Whether it could.
+    pub(super) fn bring_home(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        let Some(mut rack) = magazine.unload() else {
+            return false;
+        };
+        let leaving = self.central(class).give_soon(&self.spans, class, &mut rack);
+        let _none = magazine.load(rack);
+        if let Some(leaving) = leaving {
+            self.give_spans(thread.cache(), class, leaving);
+        }
+        leaving.is_some()
     }
 
     /// Behind pages just taken: a heap over its soft limit has no shelves, and, far over it, nothing in magazines.

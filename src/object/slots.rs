@@ -7,8 +7,9 @@
 //!
 //! **Racks** are what slots go in (`rack.rs`), and slots themselves: out of spans one by one, home again where there
 //! are too many blank ones. No lock of a class is held meanwhile, nor is any magazine used, so nothing here comes back
-//! to where it began. Where there is no memory for a rack slots go out of spans, and home, one by one: there, and only
-//! there, a free may wait for who holds the lock of the class.
+//! to where it began. Where there is no memory for a rack slots go out of spans, and home, one by one: there, and
+//! where stores and magazines are emptied for the soft limit (`relief.rs`), a call may wait for who holds the lock of a
+//! class.
 
 use core::ptr::NonNull;
 
@@ -20,9 +21,6 @@ use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
 use super::size_class::SizeClass;
 use super::spans::Room;
 use super::{Magazine, Objects, Thread};
-
-/// Slots that a magazine gets at a time where the heap is over its soft limit.
-const FEW_SLOTS: u32 = 4;
 
 // As many as there is room for on the stack.
 const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
@@ -121,8 +119,7 @@ impl<S: Source + 'static> Objects<S> {
             return;
         }
         self.heed_calls(thread);
-        // Over the soft limit it stays as it is, and gets few.
-        let few = magazine.room() > 0 && self.is_over();
+        let few = self.is_to_be_small(magazine, class);
         if !few && !magazine.is_wide(class) {
             if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
                 self.recycle(thread, self.load_counted(magazine, class, wider));
@@ -135,7 +132,7 @@ impl<S: Source + 'static> Objects<S> {
         // Not all that there is room for while that grows.
         let room = rack.room();
         let wanted = match room {
-            _ if few => FEW_SLOTS.min(room),
+            _ if few => room.min(Self::few_of(class)),
             _ if room == class.batch() => room,
             _ => room / 2 + 1,
         };
@@ -147,7 +144,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Makes room in a full magazine. Whether it could: not where there is no memory for a rack, and none to empty.
     fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         self.heed_calls(thread);
-        if self.is_over() && self.give_loaded(thread, magazine, class) {
+        if self.is_to_be_small(magazine, class) && self.bring_home(thread, magazine, class) {
             return true;
         }
         let is_wide = magazine.is_wide(class);
