@@ -99,7 +99,8 @@ mod instance;
 #[cfg(feature = "internals")]
 pub mod internals;
 
-pub use geometry::Geometry;
+pub use check::Fault;
+pub use geometry::{Geometry, Shape};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use global::GlobalHeap;
 pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, MapEntry, NewHeapError, PageHeap, PageUse, Stats};

@@ -172,7 +172,8 @@ impl<'w, W: fmt::Write> Film<'w, W> {
         })
     }
 
-    /// Draws the heap once more, below what is there.
+    /// Draws the heap once more, below what is there. Characters of the title that XML does not allow (`\0`) become
+    /// U+FFFD.
     ///
     /// # Errors
     /// Those of the writer.
@@ -182,7 +183,11 @@ impl<'w, W: fmt::Write> Film<'w, W> {
         for char in title.chars() {
             match char {
                 '<' => self.out.write_str("&lt;")?,
+                // Only behind `]]` it must be.
+                '>' => self.out.write_str("&gt;")?,
                 '&' => self.out.write_str("&amp;")?,
+                '\t' | '\n' | '\r' => self.out.write_char(char)?,
+                '\0'..' ' | '\u{fffe}' | '\u{ffff}' => self.out.write_char(char::REPLACEMENT_CHARACTER)?,
                 char => self.out.write_char(char)?,
             }
         }

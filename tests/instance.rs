@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::thread;
 
 use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
-use pageheap::{Config, Heap, PageCount};
+use pageheap::{Config, Heap, MapEntry, PageCount, PageUse};
 
 use common::addresses;
 
@@ -112,6 +112,54 @@ fn a_limit_is_its_own() {
     assert!(fill(&one).len() >= blocks.len() / 10 * 9);
     other.set_limit(PageCount(1024));
     assert_eq!(other.limit(), PageCount(1024));
+}
+
+#[test]
+fn a_soft_limit_is_its_own_and_can_be_changed() {
+    let heap = Heap::new(System, Config::new(256 << 20).soft_limit(PageCount(4096))).unwrap();
+    assert_eq!(heap.soft_limit(), PageCount(4096));
+    let layouts = [100_000, 3 << 20].map(|size| Layout::from_size_align(size, 8).unwrap());
+    // Free runs that are too short for what comes next.
+    let fill = |layout: Layout, bytes: usize| {
+        let blocks: Vec<_> = (0..bytes / layout.size())
+            .map(|_| heap.allocate(layout).unwrap())
+            .collect();
+        // SAFETY: this test's blocks, each freed once, with its layout.
+        blocks.into_iter().for_each(|block| unsafe { heap.free(block, layout) });
+    };
+    heap.set_soft_limit(PageCount(1024));
+    assert_eq!(heap.soft_limit(), PageCount(1024));
+    for layout in layouts {
+        fill(layout, 7 << 20);
+    }
+    assert!(heap.stats().pages.backed.0 <= 1024, "{}", heap.stats());
+    heap.check().unwrap();
+}
+
+#[test]
+fn what_it_tells_of_itself_agrees() {
+    let heap = small();
+    let layouts = [24, 1000, 20_000, 70_000].map(|size| Layout::from_size_align(size, 8).unwrap());
+    for layout in layouts {
+        (0..50).for_each(|_| assert!(heap.allocate(layout).is_some()));
+    }
+    let snapshot = heap.snapshot();
+    assert_eq!(snapshot.stats, heap.stats());
+    let live = snapshot.classes.iter().map(|class| class.live * class.slot_bytes);
+    assert_eq!(live.sum::<usize>(), snapshot.stats.slot_bytes);
+    assert!(snapshot.resident > 0 || !cfg!(target_os = "linux"));
+    let pages = |is: fn(PageUse) -> bool| {
+        let entries = heap.map().filter(|entry| is(entry.is));
+        entries.map(|MapEntry { run, .. }| run.pages().0).sum::<usize>()
+    };
+    let (stats, span_pages) = (snapshot.stats.pages, snapshot.stats.span_pages);
+    assert_eq!(pages(|is| matches!(is, PageUse::Span { .. })), span_pages.0);
+    assert_eq!(pages(|is| is == PageUse::Run), stats.in_use.0 - span_pages.0);
+    assert_eq!(
+        pages(|is| is != PageUse::Metadata),
+        stats.grown.0,
+        "every page is named once"
+    );
 }
 
 #[test]

@@ -13,6 +13,7 @@ use core::fmt;
 
 /// An arena at one moment, in bytes. Other threads may be at work: the parts are then of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ArenaStats {
     /// The most that `reserved` may be; `usize::MAX` without a limit.
     pub limit: usize,

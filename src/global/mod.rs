@@ -65,6 +65,8 @@ pub(crate) use nowhere::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
 
+pub(crate) use local::resident;
+
 mod exhausted;
 mod options;
 mod calls;
@@ -201,6 +203,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ------------------------------------------------------------------------------------------------------
 
     /// Counts. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
+    #[must_use]
     pub fn stats(&self) -> GlobalStats {
         self.opened().map(Objects::stats).unwrap_or_default()
     }
@@ -223,9 +226,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// assert!(text.contains("pageheap_live_bytes "));
     /// # drop(words);
     /// ```
+    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.opened()
-            .map(|objects| objects.snapshot(local::resident()))
+            .map(|objects| objects.snapshot(resident()))
             .unwrap_or_default()
     }
 
@@ -262,6 +266,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///     HEAP.dealloc(block, layout);
     /// }
     /// ```
+    #[must_use]
     pub fn contains(&self, address: *const u8) -> bool {
         self.opened().is_some_and(|objects| objects.contains(address))
     }
@@ -314,6 +319,54 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// wait before the next; see [`PageHeap::tick`](crate::PageHeap::tick) for what it gives back, and when.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         self.opened().map_or(Duration::MAX, |objects| objects.tick(clock))
+    }
+
+    // ---- its limits, while it is in use
+    // -------------------------------------------------------------------------------------
+
+    /// The most bytes of pages that may be had at a time, as it is now. `None` before the first allocation.
+    #[must_use]
+    pub fn current_limit(&self) -> Option<usize> {
+        Some(self.opened()?.heap().limit().0 << SizeClass::PAGE_SHIFT)
+    }
+
+    /// Changes the most bytes of pages that may be had at a time, whatever the `static` and the environment said:
+    /// rounded down to pages of 8 KiB. What the heap has grown to stays. Opens the heap if it is not open; `false` if
+    /// it cannot be: nothing has changed.
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// static HEAP: GlobalHeap = GlobalHeap::new();
+    ///
+    /// assert!(HEAP.set_limit(64 << 20) && HEAP.set_soft_limit(32 << 20));
+    /// assert_eq!((HEAP.current_limit(), HEAP.current_soft_limit()), (Some(64 << 20), Some(32 << 20)));
+    /// ```
+    pub fn set_limit(&self, bytes: usize) -> bool {
+        let objects = self.objects();
+        objects.is_some_and(|objects| {
+            objects.heap().set_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+            true
+        })
+    }
+
+    /// The most bytes of pages that should have memory behind them, as it is now; `usize::MAX` and the like are no
+    /// limit. `None` before the first allocation.
+    #[must_use]
+    pub fn current_soft_limit(&self) -> Option<usize> {
+        let pages = self.opened()?.heap().soft_limit();
+        Some(pages.0.saturating_mul(1 << SizeClass::PAGE_SHIFT))
+    }
+
+    /// As [`set_limit`](Self::set_limit), for the most bytes of pages that should have memory behind them; see
+    /// [`soft_limit`](Self::soft_limit). Takes effect with the next page that gets some, and with the next
+    /// [`tick`](Self::tick).
+    pub fn set_soft_limit(&self, bytes: usize) -> bool {
+        let objects = self.objects();
+        objects.is_some_and(|objects| {
+            objects.heap().set_soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+            true
+        })
     }
 
     // ---- opening

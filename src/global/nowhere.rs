@@ -29,7 +29,7 @@ impl Opening {
 }
 
 /// Nobody says.
-pub(super) fn resident() -> usize {
+pub(crate) fn resident() -> usize {
     0
 }
 

@@ -25,6 +25,9 @@
 //! in memory that nobody has used lately: a group that reads files is full of them in the end, and the kernel drops
 //! them first.
 //!
+//! Which group is ours is read line by line, as version 1 has a line for each of a dozen hierarchies. Its path may be
+//! 980 bytes long; a longer one may be taken for none.
+//!
 //! From nine tenths of the limit, or when tasks have stalled for a tenth of the last ten seconds, or when the group
 //! has met one of its limits since the last look, all that is free goes back at once, what caches hold too, whatever
 //! was to be kept: a cgroup that is full reclaims or kills, and our free pages are the cheapest there are. Where that
@@ -39,27 +42,32 @@ use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled
 use crate::source::{KeepErrno, Source, System};
 
 /// Text of a fixed size, ended by zero.
-#[derive(Clone, Copy)]
-struct Text {
-    bytes: [u8; 256],
+struct Text<const BYTES: usize = 256> {
+    bytes: [u8; BYTES],
     len: usize,
 }
 
-impl core::fmt::Write for Text {
+/// The path of a folder or a file.
+type Path = Text<1024>;
+
+/// A line may be so long, its end included: what a [`Path`] has room for, and what stands before it.
+const LINE_BYTES: usize = 1024;
+
+impl<const BYTES: usize> core::fmt::Write for Text<BYTES> {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         let end = self.len + text.len();
         // One byte stays zero.
-        let place = self.bytes[..255].get_mut(self.len..end).ok_or(core::fmt::Error)?;
+        let place = self.bytes[..BYTES - 1].get_mut(self.len..end).ok_or(core::fmt::Error)?;
         place.copy_from_slice(text.as_bytes());
         self.len = end;
         Ok(())
     }
 }
 
-impl Text {
+impl<const BYTES: usize> Text<BYTES> {
     const fn new() -> Self {
         Self {
-            bytes: [0; 256],
+            bytes: [0; BYTES],
             len: 0,
         }
     }
@@ -70,10 +78,9 @@ impl Text {
 }
 
 /// Where to look, which is found out once, and what was seen.
-#[derive(Clone, Copy)]
 pub(super) struct Watch {
     /// The group's folder; empty where there is none.
-    folder: Text,
+    folder: Path,
     /// As much of its path is that of the root of all groups.
     top: usize,
     second: bool,
@@ -86,28 +93,34 @@ impl Watch {
     /// Of the group this process is in, by what lies below `root`.
     pub(super) fn new(root: &'static str) -> Self {
         let mut watch = Self {
-            folder: Text::new(),
+            folder: Path::new(),
             top: 0,
             second: false,
             root,
             events: None,
         };
-        let groups = read_at(root, "/proc/self/cgroup");
-        let Some((path, second)) = group(groups.text()) else {
-            return watch;
-        };
+        // Version 1 wins where both are there: then the controller is there.
+        find_at(root, "/proc/self/cgroup", |line| {
+            let (path, second) = group(line)?;
+            watch.follow(path, second);
+            (!second).then_some(())
+        });
+        watch
+    }
+
+    /// That is the group.
+    fn follow(&mut self, path: &str, second: bool) {
         let top = if second {
             "/sys/fs/cgroup"
         } else {
             "/sys/fs/cgroup/memory"
         };
-        watch.second = second;
-        let path = path.trim_end_matches('/');
-        if write!(watch.folder, "{root}{top}{path}").is_err() {
-            watch.folder = Text::new();
+        self.second = second;
+        self.top = self.root.len() + top.len();
+        self.folder = Path::new();
+        if write!(self.folder, "{}{top}{}", self.root, path.trim_end_matches('/')).is_err() {
+            self.folder = Path::new();
         }
-        watch.top = root.len() + top.len();
-        watch
     }
 
     /// The paths of the groups that limit this one, itself first, the root of all last.
@@ -190,8 +203,8 @@ fn tighter(one: Pressure, other: Pressure) -> Pressure {
 }
 
 /// Resident bytes of the process; 0 where the system does not say.
-pub(super) fn resident() -> usize {
-    let pages = read(c"/proc/self/statm");
+pub(crate) fn resident() -> usize {
+    let pages = File::open(c"/proc/self/statm").map_or(Text::new(), |file| file.beginning());
     let pages = pages
         .text()
         .split_whitespace()
@@ -200,16 +213,15 @@ pub(super) fn resident() -> usize {
     pages.unwrap_or(0).saturating_mul(System.granule())
 }
 
-/// As [`read`], of the file that lies at `path` below `folder`.
+/// The first bytes of the file that lies at `path` below `folder`. Empty if it cannot be read.
 fn read_at(folder: &str, path: &str) -> Text {
-    name(folder, path).as_ref().and_then(as_path).map_or(Text::new(), read)
+    open_at(folder, path).map_or(Text::new(), |file| file.beginning())
 }
 
 /// The first answer to a line of the file that lies at `path` below `folder`.
-fn find_at(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<u64>) -> Option<u64> {
-    let whole = name(folder, path)?;
-    let file = File::open(as_path(&whole)?)?;
-    let (mut bytes, mut len) = ([0; 512], 0);
+fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T>) -> Option<T> {
+    let file = open_at(folder, path)?;
+    let (mut bytes, mut len) = ([0; LINE_BYTES], 0);
     loop {
         let read = file.read(&mut bytes[len..]);
         len += read;
@@ -233,23 +245,13 @@ fn find_at(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<u64>
     }
 }
 
-/// A path, as text that ends with zero; none if it is too long.
-fn name(folder: &str, path: &str) -> Option<Text> {
-    let mut whole = Text::new();
-    write!(whole, "{folder}{path}").is_ok().then_some(whole)
-}
-
-fn as_path(name: &Text) -> Option<&CStr> {
-    CStr::from_bytes_until_nul(&name.bytes).ok()
-}
-
-/// The first bytes of a file. Empty if it cannot be read.
-fn read(path: &CStr) -> Text {
-    let mut text = Text::new();
-    if let Some(file) = File::open(path) {
-        text.len = file.read(&mut text.bytes[..255]);
-    }
-    text
+/// Opens the file that lies at `path` below `folder`; none if both together are too long. Not inlined: so its path is
+/// off the stack, which is small, before anything is read.
+#[inline(never)]
+fn open_at(folder: &str, path: &str) -> Option<File> {
+    let mut whole = Path::new();
+    write!(whole, "{folder}{path}").ok()?;
+    File::open(CStr::from_bytes_until_nul(&whole.bytes).ok()?)
 }
 
 /// A file that is read, and closed again.
@@ -271,6 +273,13 @@ impl File {
         // SAFETY: a buffer of the length that is named.
         let read = unsafe { libc::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
         usize::try_from(read).unwrap_or(0)
+    }
+
+    /// Its first bytes.
+    fn beginning(&self) -> Text {
+        let mut text = Text::new();
+        text.len = self.read(&mut text.bytes[..255]);
+        text
     }
 }
 
@@ -401,5 +410,52 @@ mod tests {
         let text = format!("{lines}inactive_file 1\n{lines}total_inactive_file 150\n");
         files.write("sys/fs/cgroup/memory/b/memory.stat", &text);
         assert_eq!(Watch::new(files.root).look().used, 800);
+    }
+
+    /// As Docker has it of version 1, but that `memory` stands as far behind as it can; `last` is one line more.
+    fn dockers(last: &str) -> String {
+        let controllers = "rdma perf_event pids freezer hugetlb cpuset net_cls,net_prio devices blkio cpu,cpuacct \
+                           name=systemd memory";
+        let id = "0123456789abcdef".repeat(4);
+        let line = |(number, controllers)| format!("{}:{controllers}:/docker/{id}\n", 12 - number);
+        let lines: String = controllers.split(' ').enumerate().map(line).collect();
+        lines + last
+    }
+
+    #[test]
+    fn a_group_is_found_wherever_its_line_stands() {
+        let files = Files::new("docker");
+        let group = format!("docker/{}", "0123456789abcdef".repeat(4));
+        files.write(&format!("sys/fs/cgroup/memory/{group}/memory.limit_in_bytes"), "100\n");
+        files.write(&format!("sys/fs/cgroup/memory/{group}/memory.usage_in_bytes"), "70\n");
+        // Of version 2, which has no such controller where version 1 has it.
+        files.write("sys/fs/cgroup/system.slice/memory.max", "100\n");
+        files.write("sys/fs/cgroup/system.slice/memory.current", "10\n");
+        for (text, filled) in [
+            (dockers(""), 70),
+            (dockers("0::/system.slice\n"), 70),
+            (format!("0::/system.slice\n{}", dockers("")), 70),
+            (dockers("").replace("memory", "freezer") + "0::/system.slice", 10),
+            (dockers("").replace("memory", "freezer"), 0),
+        ] {
+            files.write("proc/self/cgroup", &text);
+            assert_eq!(Watch::new(files.root).look().filled(), filled, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_followed_however_deep() {
+        let files = Files::new("deep");
+        let group = |bytes| -> String { "/container".chars().cycle().take(bytes).collect() };
+        for (bytes, used) in [(200, 61), (260, 62), (600, 63), (900, 64)] {
+            files.write("proc/self/cgroup", &format!("0::{}\n", group(bytes)));
+            let path = format!("sys/fs/cgroup{}", group(bytes));
+            files.write(&format!("{path}/memory.max"), "100\n");
+            files.write(&format!("{path}/memory.current"), &format!("{used}\n"));
+            assert_eq!(Watch::new(files.root).look().used, used, "{bytes} bytes");
+        }
+        // Too long: nothing, and no harm.
+        files.write("proc/self/cgroup", &format!("0::{}\n", group(2000)));
+        assert_eq!(Watch::new(files.root).look().limit, u64::MAX);
     }
 }

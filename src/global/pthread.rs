@@ -65,7 +65,7 @@ pub(super) fn here() -> usize {
     current::place().addr()
 }
 
-pub(super) use super::pressure::resident;
+pub(crate) use super::pressure::resident;
 
 std::thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };

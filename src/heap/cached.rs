@@ -53,12 +53,14 @@ pub struct Cache<'h, S: Source, G: Shape = Geometry> {
 impl<S: Source, G: Shape> Cache<'_, S, G> {
     /// As [`PageHeap::allocate`], from the cache if it can serve: up to 16 pages, the lowest run of its word.
     #[inline(always)]
+    #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         self.allocate_tracked(pages).map(|allocation| allocation.run)
     }
 
     /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
     #[inline(always)]
+    #[must_use]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
         self.allocate_or(pages, PageHeap::allocate_beyond_or_refuse)
     }
@@ -152,6 +154,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// Under a lock of its own: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot, and up to 128 pages,
     /// for ever.
+    #[must_use]
     pub fn cache(&self) -> Option<Cache<'_, S, G>> {
         let index = self.lend()?;
         Some(Cache {
@@ -226,6 +229,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// As [`allocate`](Self::allocate), through the cache of shard `shard` (modulo how many there are).
+    #[must_use]
     pub fn allocate_on(&self, shard: usize, pages: PageCount) -> Option<PageRun> {
         let Some(slot) = self.shard(shard) else {
             return self.allocate(pages);

@@ -9,6 +9,7 @@ use crate::fatal;
 
 /// Why there is no heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NewHeapError {
     /// The source would not reserve even the smallest range for pages, aligned as asked ([`Config::align`]). Or what it
     /// reserved was shorter, or aligned to less, than it was asked for.

@@ -23,6 +23,7 @@ use super::PageHeap;
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PageUse {
     /// Allocated: a run of somebody's; of a [`GlobalHeap`](crate::GlobalHeap), a block of its own.
     Run,

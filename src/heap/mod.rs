@@ -20,6 +20,7 @@
 //!
 //! The heap never reads or writes the pages.
 
+mod address;
 mod cached;
 mod config;
 mod scan;
@@ -217,6 +218,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// for, unless the heap was made to ([`Config::wait_for_release`]): they are an eighth of the heap for each who
     /// scavenges, or a huge page, and missed only where the heap cannot grow.
     #[inline]
+    #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         match self.try_with(&Request::of(pages.0)) {
             Some(allocation) => Some(allocation.run),
@@ -226,6 +228,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
     #[inline]
+    #[must_use]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
         self.allocate_with(&Request::of(pages.0))
     }
@@ -234,6 +237,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// `None` if there is no room, for zero pages, or if `align` is no power of two. Alignments up to a page cost
     /// nothing.
+    #[must_use]
     pub fn allocate_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         if !align.is_power_of_two() {
             return None;
@@ -261,6 +265,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Takes exactly the pages of `run`, if they are free or not yet grown, to where the heap grows. `None` if one of
     /// them is taken, in a cache, just being released, past the limit, or could not be grown; that is no refusal, and
     /// not counted as one. ~15 ns, more for runs of more than a word or where the heap grows.
+    #[must_use]
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
         while self.set.grown() < end {
@@ -272,6 +277,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Makes `run`, which is the caller's, longer in place: the longer run, and what was added. `None` if the pages
     /// behind it cannot be had, or `to` is not more than it has.
+    #[must_use]
     pub fn grow_in_place(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
         let longer = PageRun::new(run.start(), to)?;
         let more = PageRun::new(run.end(), PageCount(to.0.checked_sub(run.pages().0)?))?;
@@ -471,6 +477,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// # Safety
     ///
     /// The caller owns the run, and nothing uses the pages given up.
+    #[must_use]
     pub unsafe fn shrink(&self, run: PageRun, to: PageCount) -> PageRun {
         let Some((head, tail)) = run.split_at(to) else {
             return run;
@@ -497,41 +504,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         FreeError::free_already(self.address(PageIndex(page)), self.base)
     }
 
-    // ---- addresses
-    // ----------------------------------------------------------------------------------------------------------
-
-    /// The address of a page below [`capacity`](Self::capacity). May be a bare number, if the source is one of numbers.
-    /// Of a page farther away it is no address of the heap's, and may be that of anything else: nothing is checked.
-    #[inline(always)]
-    pub fn address(&self, page: PageIndex) -> NonNull<u8> {
-        offset(self.base, page.0 << G::PAGE_SHIFT)
-    }
-
-    /// The bytes of a run. May be bare numbers. As for [`address`](Self::address), the run is one of the heap's.
-    #[inline(always)]
-    pub fn pointer(&self, run: PageRun) -> NonNull<[u8]> {
-        NonNull::slice_from_raw_parts(self.address(run.start()), run.pages().0 << G::PAGE_SHIFT)
-    }
-
-    /// The page an address lies in, if it lies in the grown part of the heap.
-    #[inline(always)]
-    pub fn page_of(&self, address: *const u8) -> Option<PageIndex> {
-        let page = address.addr().wrapping_sub(self.base.addr().get()) >> G::PAGE_SHIFT;
-        (page < self.set.grown()).then_some(PageIndex(page))
-    }
-
-    /// The run of pages that `bytes` bytes from `address` take, if it begins on a page and lies in the grown part of
-    /// the heap.
-    #[inline(always)]
-    pub fn run_of(&self, address: *const u8, bytes: usize) -> Option<PageRun> {
-        let offset = address.addr().wrapping_sub(self.base.addr().get());
-        let (start, grown) = (offset >> G::PAGE_SHIFT, self.set.grown());
-        let pages = PageCount::holding(bytes, G::PAGE_SHIFT);
-        if offset & (G::PAGE_BYTES - 1) != 0 || start >= grown || pages.0 > grown - start {
-            return None;
-        }
-        PageRun::new(PageIndex(start), pages)
-    }
+    // ---- itself
+    // -------------------------------------------------------------------------------------------------------------
 
     /// The most pages the heap may grow to.
     pub fn limit(&self) -> PageCount {

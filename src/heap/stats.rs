@@ -72,6 +72,7 @@ impl Counters {
 /// How often a heap has asked its source, or the system, by cause. With [`System`](crate::source::System) each is one
 /// system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Calls {
     /// Address space reserved.
     pub reserve: u64,
@@ -93,6 +94,7 @@ pub struct Calls {
 
 /// A heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Bytes in a page.
     pub page_bytes: usize,

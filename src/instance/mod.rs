@@ -24,10 +24,10 @@ use core::fmt;
 use core::ptr::NonNull;
 use core::time::Duration;
 
-use crate::global::Opening;
+use crate::global::{Opening, resident};
 use crate::guard::{self, Place, Plain};
-use crate::heap::{Clock, Config, NewHeapError};
-use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass};
+use crate::heap::{Clock, Config, MapEntry, NewHeapError};
+use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot};
 use crate::scavenge::pressure::Notices;
 use crate::source::{Memory, Source};
 use crate::units::PageCount;
@@ -102,12 +102,14 @@ impl<S: Source + 'static> Heap<S> {
 
     /// A block for `layout`, of whose bytes nothing is known. `None` if there is no room, or no such layout; a layout
     /// of no bytes gets a block of its own.
+    #[must_use]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         guard::allocate(self, layout, false)
     }
 
     /// As [`allocate`](Self::allocate); every byte of the layout's size is zero. Pages that are known to be zero are
     /// not touched.
+    #[must_use]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         guard::allocate(self, layout, true)
     }
@@ -130,6 +132,7 @@ impl<S: Source + 'static> Heap<S> {
     ///
     /// It was allocated from this heap with this layout and is the caller's; on success it is not, but what is
     /// returned.
+    #[must_use]
     pub unsafe fn resize(&self, block: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         // SAFETY: the caller's promise.
         unsafe { guard::resize(self, block, layout, size) }
@@ -162,6 +165,18 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().heap().set_limit(limit);
     }
 
+    /// The most pages that should have memory behind them; see [`PageHeap::soft_limit`](crate::PageHeap::soft_limit).
+    #[must_use]
+    pub fn soft_limit(&self) -> PageCount {
+        self.objects().heap().soft_limit()
+    }
+
+    /// Changes the most pages that should have memory behind them. Takes effect with the next page that gets some, and
+    /// with the next [`tick`](Self::tick).
+    pub fn set_soft_limit(&self, limit: PageCount) {
+        self.objects().heap().set_soft_limit(limit);
+    }
+
     /// Gives memory behind free pages back to the source: what the magazines and the cache hold, too. Nobody else does
     /// unless [`tick`](Self::tick) is called: a heap like this has no thread of its own. Says how many pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
@@ -187,6 +202,19 @@ impl<S: Source + 'static> Heap<S> {
     #[must_use]
     pub fn stats(&self) -> GlobalStats {
         self.objects().stats()
+    }
+
+    /// Counts by classes too, and asks the system what the whole process has resident; see
+    /// [`GlobalHeap::snapshot`](crate::GlobalHeap::snapshot). O(heap).
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.objects().snapshot(resident())
+    }
+
+    /// What every page is, in order of address; see [`PageHeap::map`](crate::PageHeap::map). To be drawn by a
+    /// [`Picture`](crate::Picture).
+    pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
+        self.objects().map()
     }
 
     /// Re-derives all the heap says of itself from its bits and spans. O(heap).

@@ -16,6 +16,7 @@ const PATIENCE: u32 = 8;
 
 /// A broken invariant of the object layer, or of the pages below.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ObjectFault {
     /// Of the heap of pages.
     Pages(Fault),

@@ -27,6 +27,7 @@ use super::{GlobalStats, Objects};
 
 /// One size class at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClassStats {
     /// Bytes in a slot.
     pub slot_bytes: usize,
@@ -69,6 +70,7 @@ impl ClassStats {
 
 /// A global heap at one moment, with its classes and what the system says of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The heap.
     pub stats: GlobalStats,

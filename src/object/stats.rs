@@ -26,6 +26,7 @@ const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazine
 
 /// A global heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GlobalStats {
     /// The pages. [`Stats::in_use`] counts those of spans and those of large blocks; calls and metadata are those of
     /// both layers.

@@ -18,6 +18,7 @@
 
 /// How things stand, as a callback is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Pressure {
     /// Bytes that count against the limit, without what the kernel would drop first (files that nobody has used
     /// lately); 0 where there is no limit.
@@ -150,21 +151,12 @@ impl Patience {
     }
 }
 
-/// Of `/proc/self/cgroup`, the path of the group that accounts for memory, and whether it is of version 2. Version 1
-/// wins where both are there: then the controller is there.
-pub fn group(text: &str) -> Option<(&str, bool)> {
-    let mut second = None;
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        if controllers.split(',').any(|controller| controller == "memory") {
-            return Some((path, false));
-        }
-        if controllers.is_empty() {
-            second = Some((path, true));
-        }
-    }
-    second
+/// Of a line of `/proc/self/cgroup`, the path of a group that may account for memory, and whether it is of version 2.
+pub fn group(line: &str) -> Option<(&str, bool)> {
+    let mut parts = line.splitn(3, ':');
+    let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let first = controllers.split(',').any(|controller| controller == "memory");
+    (first || controllers.is_empty()).then_some((path, !first))
 }
 
 /// A limit or a size. `max`, and the kernel's way to say so in version 1, are none.
@@ -305,12 +297,11 @@ mod tests {
 
     #[test]
     fn groups_of_both_versions_are_found() {
-        assert_eq!(group("0::/user.slice/a\n"), Some(("/user.slice/a", true)));
-        assert_eq!(
-            group("12:cpu:/x\n4:memory:/docker/1:2\n0::/\n"),
-            Some(("/docker/1:2", false))
-        );
-        assert_eq!(group("1:name=systemd:/\n"), None);
+        assert_eq!(group("0::/user.slice/a"), Some(("/user.slice/a", true)));
+        assert_eq!(group("4:memory:/docker/1:2"), Some(("/docker/1:2", false)));
+        assert_eq!(group("4:cpu,memory:/a"), Some(("/a", false)));
+        assert_eq!(group("12:cpu:/x"), None);
+        assert_eq!(group("1:name=systemd:/"), None);
         assert_eq!(group("nonsense"), None);
         assert_eq!(group(""), None);
     }

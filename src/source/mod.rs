@@ -80,6 +80,7 @@ pub enum Contents {
 /// Huge pages make addresses quicker to translate and first touches cheaper, and make a program that touches little of
 /// each pay for all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum HugePages {
     /// Nothing: the system does what it has been told to do with programs that say nothing.
     #[default]

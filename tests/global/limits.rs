@@ -158,3 +158,53 @@ fn what_is_found_in_the_end_is_no_refusal() {
     }
     HEAP.check().unwrap();
 }
+
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
+fn a_limit_can_be_changed_while_the_heap_is_in_use() {
+    static HEAP: GlobalHeap = new_heap().limit(4 << 20).background(false);
+    assert_eq!((HEAP.current_limit(), HEAP.current_soft_limit()), (None, None));
+    let blocks = exhaust(&HEAP, 100 << 10);
+    assert_eq!(HEAP.current_limit(), Some(4 << 20));
+    assert!(HEAP.set_limit((8 << 20) + 8191));
+    assert_eq!(HEAP.current_limit(), Some(8 << 20));
+    let more = exhaust(&HEAP, 100 << 10);
+    assert!(
+        more.len() * 10 >= blocks.len() * 9,
+        "{} and {}",
+        blocks.len(),
+        more.len()
+    );
+    // Less than there is: what there is stays, and is all there is.
+    assert!(HEAP.set_limit(1 << 20));
+    let there = more.len() + blocks.len();
+    blocks.into_iter().chain(more).for_each(|block| block.free(&HEAP));
+    assert!(
+        exhaust(&HEAP, 100 << 10)
+            .into_iter()
+            .map(|block| block.free(&HEAP))
+            .count()
+            >= there / 10 * 9
+    );
+    HEAP.check().unwrap();
+}
+
+/// Before anything is allocated, too.
+#[test]
+fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
+    static HEAP: GlobalHeap = new_heap().background(false);
+    assert!(HEAP.set_soft_limit(8 << 20));
+    assert_eq!(HEAP.current_soft_limit(), Some(8 << 20));
+    let fill = |size: usize| {
+        let blocks: Vec<_> = (0..(7 << 20) / size)
+            .map(|_| Block::new(&HEAP, layout(size, 8), 0).unwrap())
+            .collect();
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+    };
+    // Free runs that are too short for what comes next.
+    [100_000, 3 << 20].into_iter().for_each(fill);
+    assert!(HEAP.stats().pages.backed.0 * 8192 <= 8 << 20, "{}", HEAP.stats());
+    assert!(HEAP.set_soft_limit(usize::MAX));
+    assert!(HEAP.current_soft_limit() > Some(usize::MAX - 8192));
+    HEAP.check().unwrap();
+}

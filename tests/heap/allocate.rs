@@ -1,7 +1,6 @@
 //! Taking pages: which ones, and when there are none.
 
-use pageheap::internals::Shape;
-use pageheap::{Geometry, NewHeapError};
+use pageheap::{Fault, Geometry, NewHeapError, Shape};
 
 use super::*;
 
@@ -266,7 +265,9 @@ fn every_page_size_has_its_heap() {
         let all = heap.allocate(heap.capacity()).expect("all of it");
         assert_eq!(heap.pointer(all).len(), 64 << 20);
         assert_eq!(heap.allocate(PageCount(1)), None);
-        assert_eq!(heap.stats().page_bytes, G::PAGE_BYTES);
+        assert_eq!([heap.page_bytes(), heap.stats().page_bytes], [G::PAGE_BYTES; 2]);
+        let checked: Result<(), Fault> = heap.check();
+        assert_eq!(checked, Ok(()));
     }
     of::<Geometry<5, 12>>();
     of::<Geometry<5, 13>>();

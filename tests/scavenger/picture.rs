@@ -90,6 +90,28 @@ fn a_picture_of_zeros_is_one_of_ones() {
     assert_eq!(drawn(Picture { pages, columns }), drawn(Picture::new(1, 1)));
 }
 
+/// XML has no place for some characters, not even as a number.
+#[test]
+fn a_title_may_be_any_text() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
+    let titled = |title: &str| {
+        let mut svg = String::new();
+        Picture::new(16, 8).svg(title, 128, heap.map(), &mut svg).unwrap();
+        let begin = svg.find("y=\"44\">").unwrap() + "y=\"44\">".len();
+        let end = svg[begin..].find("</text>").unwrap();
+        svg[begin..][..end].to_owned()
+    };
+    assert_eq!(titled("a < b && c ]]> d \"'"), "a &lt; b &amp;&amp; c ]]&gt; d \"'");
+    assert_eq!(
+        titled("\t\n\r \u{7f}\u{85}\u{fffd}\u{10ffff}"),
+        "\t\n\r \u{7f}\u{85}\u{fffd}\u{10ffff}"
+    );
+    let none = ('\0'..' ').filter(|char| !"\t\n\r".contains(*char));
+    for char in none.chain(['\u{fffe}', '\u{ffff}']) {
+        assert_eq!(titled(&format!("a{char}b")), "a\u{fffd}b", "{char:?}");
+    }
+}
+
 #[test]
 fn a_film_is_well_formed_and_as_high_as_it_says() {
     let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();

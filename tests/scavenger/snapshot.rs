@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pageheap::source::{Contents, Failure, OverSystem, Purpose, Refused, Reservation, Source, System, Verb, Verbs};
-use pageheap::{Calls, ClassStats, GlobalHeap, GlobalStats, HugePages, PageUse, Snapshot, Stats};
+use pageheap::{ClassStats, GlobalHeap, HugePages, PageUse, Snapshot};
 use serde_json::Value;
 
 use super::*;
@@ -66,12 +66,8 @@ fn agree(snapshot: &Snapshot) {
 /// Of a gigabyte half is in blocks: a hundred times that is more than 32 bits can tell.
 #[test]
 fn much_has_its_hundredths() {
-    let class = ClassStats {
-        slot_bytes: 1024,
-        span_pages: 1 << 17,
-        live: 1 << 19,
-        ..ClassStats::default()
-    };
+    let mut class = ClassStats::default();
+    (class.slot_bytes, class.span_pages, class.live) = (1024, 1 << 17, 1 << 19);
     assert_eq!(class.fragmentation(8192), 50);
     let mut whole = Snapshot::default();
     (whole.stats.pages.backed, whole.stats.pages.page_bytes) = (PageCount(1 << 17), 8192);
@@ -222,28 +218,30 @@ fn distinct(by: u64) -> Snapshot {
         last += by;
         last
     };
-    let mut pages = Stats {
-        page_bytes: 8192,
-        metadata_bytes: next() as usize,
-        refills: next(),
-        flushes: next(),
-        growths: next(),
-        refusals: next(),
-        released: next(),
-        released_lazily: next(),
-        scavenge_nanoseconds: next(),
-        calls: Calls {
-            reserve: next(),
-            prepare: next(),
-            commit: next(),
-            release: next(),
-            advise: next(),
-            discard: next(),
-            unreserve: next(),
-            barrier: next(),
-        },
-        ..Stats::default()
-    };
+    let mut snapshot = Snapshot::default();
+    let stats = &mut snapshot.stats;
+    let pages = &mut stats.pages;
+    let calls = &mut pages.calls;
+    for counter in [
+        &mut pages.refills,
+        &mut pages.flushes,
+        &mut pages.growths,
+        &mut pages.refusals,
+        &mut pages.released,
+        &mut pages.released_lazily,
+        &mut pages.scavenge_nanoseconds,
+        &mut calls.reserve,
+        &mut calls.prepare,
+        &mut calls.commit,
+        &mut calls.release,
+        &mut calls.advise,
+        &mut calls.discard,
+        &mut calls.unreserve,
+        &mut calls.barrier,
+        &mut stats.batches,
+    ] {
+        *counter = next();
+    }
     for count in [
         &mut pages.grown,
         &mut pages.in_use,
@@ -252,34 +250,33 @@ fn distinct(by: u64) -> Snapshot {
         &mut pages.scavenged,
         &mut pages.backed,
         &mut pages.peak_backed,
+        &mut stats.span_pages,
     ] {
         *count = PageCount(next() as usize);
     }
-    let mut snapshot = Snapshot {
-        stats: GlobalStats {
-            pages,
-            span_pages: PageCount(next() as usize),
-            spans: next() as usize,
-            slot_bytes: next() as usize,
-            batches: next(),
-            threads: next() as usize,
-            ..GlobalStats::default()
-        },
-        resident: next() as usize,
-        ..Snapshot::default()
-    };
+    for number in [
+        &mut pages.metadata_bytes,
+        &mut stats.spans,
+        &mut stats.slot_bytes,
+        &mut stats.threads,
+        &mut snapshot.resident,
+    ] {
+        *number = next() as usize;
+    }
+    pages.page_bytes = 8192;
     for class in &mut snapshot.classes {
-        *class = ClassStats {
-            slot_bytes: next() as usize,
-            spans: next() as usize,
-            span_pages: next() as usize,
-            live: next() as usize,
-            refills: next(),
-            flushes: next(),
-            metadata_bytes: next() as usize,
-            released_spans: next(),
-            ..ClassStats::default()
-        };
+        for number in [
+            &mut class.slot_bytes,
+            &mut class.spans,
+            &mut class.span_pages,
+            &mut class.live,
+            &mut class.metadata_bytes,
+        ] {
+            *number = next() as usize;
+        }
+        for counter in [&mut class.refills, &mut class.flushes, &mut class.released_spans] {
+            *counter = next();
+        }
     }
     snapshot
 }
