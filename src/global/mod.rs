@@ -236,7 +236,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Re-derives all the heap says of itself from its bits and spans. O(heap).
     ///
     /// For a heap nobody uses meanwhile: while somebody does, a fault that is none may be found, and no harm done. A
-    /// thread that ends uses it until it has been joined; [`std::thread::scope`] alone waits for less.
+    /// thread that ends uses it until it has been joined; `std::thread::scope` alone waits for less.
     ///
     /// # Errors
     /// The first broken invariant.
