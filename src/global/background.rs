@@ -1,17 +1,20 @@
 //! The thread that gives memory back while the program does something else, or nothing.
 //!
 //! ```text
-//!   a call, the slow way ─▶ 1 MiB to find and nobody about? ─▶ after all constructors? ─▶ a thread, once
+//!   a free, the slow way ─▶ 1 MiB to find and nobody about? ─▶ after all constructors? ─▶ a thread, once
 //!
 //!   thread   tick ─▶ pause ─▶ tick ─▶ … nothing left: sleep until there is 1 MiB more to find
 //! ```
 //!
-//! **Its birth.** It is started by whoever goes the slow way, at the end of the call, with nothing held, when there is
-//! a MiB that has been freed, or could be without anybody's seeing it (`object/keeper.rs`): never by the first
-//! allocation, of which less is counted; never before the constructors of the program have run. It is made from the C
-//! library's own parts on a stack of our own mapping, so nothing here asks this allocator for memory. A system that
-//! refuses (a limit on threads, a filter) is asked again after the next MiB, sixteen times in all, for all heaps; they
-//! work without.
+//! **Its birth.** It is started when there is a MiB that has been freed, or could be without anybody's seeing it
+//! (`object/keeper.rs`): by whoever frees the slow way, at the end of the call, with nothing held; by a thread that
+//! begins to use the heap; and by an allocation in a process that has one thread, but not by the first. For an
+//! allocation may be made in a callback of `dl_iterate_phdr`, with a lock of the loader's, and to make a thread takes
+//! another: it would wait for who loads a library at the moment, who waits for the first. (A free in such a callback,
+//! be it the one in a `realloc` that moves, may still do so, if it is the one that makes the MiB full.) Never before
+//! the constructors of the program have run. It is made from the C library's own parts on a stack of our own mapping,
+//! so nothing here asks this allocator for memory. A system that refuses (a limit on threads, a filter) is asked again
+//! after the next MiB, sixteen times in all, for all heaps; they work without.
 //!
 //! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
 //! two clocks, once a second the limits of the process's group, and sleeps; with nothing left to do it waits on a futex
@@ -88,7 +91,7 @@ pub(super) fn forbid() -> bool {
     STARTED.load(Ordering::SeqCst)
 }
 
-/// Whoever has gone the slow way calls this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or
+/// Whoever may is to call this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or
 /// cannot be done.
 #[cold]
 pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {

@@ -377,7 +377,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let objects = self.objects()?;
         let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
         let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
-        self.call_keeper(objects);
+        self.call_keeper_alone(objects);
         memory.or_else(|| objects.refuse())
     }
 
@@ -389,7 +389,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             Some(objects.zero(fresh, layout))
         };
         let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
-        self.call_keeper(objects);
+        self.call_keeper_alone(objects);
         memory.or_else(|| objects.refuse())
     }
 
@@ -435,7 +435,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             self.retry(objects, layout, attempt)
         });
         let moved = moved.or_else(|| objects.refuse());
-        self.call_keeper(objects);
+        self.call_keeper_alone(objects);
         moved
     }
 
@@ -448,9 +448,19 @@ impl<S: Source + 'static> GlobalHeap<S> {
             .and_then(|hook| exhausted::retry(hook, layout, attempt))
     }
 
+    /// Behind an allocation: as [`call_keeper`](Self::call_keeper), where no other thread is. The program may be in a
+    /// callback of the loader's (`dl_iterate_phdr`, as who symbolises a backtrace is), which holds what the making of a
+    /// thread waits for as long as another thread loads a library.
+    #[inline]
+    fn call_keeper_alone(&self, objects: &'static Objects<S>) {
+        if objects.keeper().is_wanted_by_anybody() && local::is_alone() {
+            self.call_keeper(objects);
+        }
+    }
+
     /// With nothing held: starts the background thread, if it is time for one.
     #[inline]
-    fn call_keeper(&self, objects: &'static Objects<S>) {
+    pub(super) fn call_keeper(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted()
             && let Some(start) = self.background
         {

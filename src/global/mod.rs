@@ -435,6 +435,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     fn own(&self, objects: &'static Objects<S>) -> Option<Working<'static>> {
         self.enter().or_else(|| {
             local::enlist(objects)?;
+            self.call_keeper(objects);
             #[cfg(all(target_os = "linux", feature = "std"))]
             unload::register_again();
             self.enter()

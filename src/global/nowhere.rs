@@ -29,6 +29,11 @@ impl Opening {
 }
 
 /// Nobody says.
+pub(super) fn is_alone() -> bool {
+    false
+}
+
+/// The same.
 pub(crate) fn resident() -> usize {
     0
 }

@@ -30,9 +30,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// for [`new`](GlobalHeap::new), off for other sources.
     ///
     /// The thread is started when the first MiB has been freed, or threads have room for as much in their magazines,
-    /// after the program's constructors have run, by a thread that allocates or frees; never by the first allocation.
-    /// It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program is
-    /// silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it
+    /// after the program's constructors have run: by a thread that frees, or begins, or is alone; never by the first
+    /// allocation. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program
+    /// is silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it
     /// memory goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is
     /// called.
     ///
@@ -56,8 +56,8 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// highest threshold reached, or, where the group has met a limit and none is, that of the lowest.
     ///
     /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free;
-    /// it must not unwind, nor fork. The thread exists from the first MiB freed on, or allocated, where there
-    /// is a hook.
+    /// it must not unwind, nor fork. The thread exists from the first MiB freed on, or allocated by a thread
+    /// that is alone.
     ///
     /// ```
     /// use pageheap::{GlobalHeap, Pressure};

@@ -202,6 +202,18 @@ fn tighter(one: Pressure, other: Pressure) -> Pressure {
     }
 }
 
+/// Whether the process is known to have one thread. Linux keeps a folder for each.
+#[cold]
+pub(super) fn is_alone() -> bool {
+    let _errno = KeepErrno::new();
+    let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a path that ends with zero, and a place to write to, which is read where it was.
+    unsafe {
+        // Links of the folder: its own, its parent's, and one of each in it.
+        libc::stat(c"/proc/self/task".as_ptr(), status.as_mut_ptr()) == 0 && status.assume_init().st_nlink == 3
+    }
+}
+
 /// Resident bytes of the process; 0 where the system does not say.
 pub(crate) fn resident() -> usize {
     let pages = File::open(c"/proc/self/statm").map_or(Text::new(), |file| file.beginning());

@@ -65,6 +65,7 @@ pub(super) fn here() -> usize {
     current::place().addr()
 }
 
+pub(super) use super::pressure::is_alone;
 pub(crate) use super::pressure::resident;
 
 std::thread_local! {

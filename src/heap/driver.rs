@@ -286,7 +286,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// assert!(pause <= Duration::from_secs(10) || pause == Duration::MAX);
     /// ```
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        self.tick_with(clock, false, || 0, |_| true)
+        self.tick_with(clock, || false, || 0, |_| true)
     }
 
     /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what
@@ -295,7 +295,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn tick_with<C: Clock + ?Sized>(
         &self,
         clock: &C,
-        settle: bool,
+        settle: impl FnOnce() -> bool,
         activity: impl Fn() -> u64,
         trim: impl FnOnce(bool) -> bool,
     ) -> Duration {
@@ -307,6 +307,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
         // What lies in store is brought back at a stroke: paid for, but no measure of how long to pause.
         let mut trimmed = 0;
+        // Asked for with the turn: who settled before he that drives was about to sleep has not settled for him.
+        let settle = settle();
         state.settled &= settle;
         if state.retention.is_due(now) {
             self.look(&mut state, now, settle, &activity, |all| {
@@ -572,7 +574,7 @@ mod tests {
                 worked.set(worked.get() + Duration::from_millis(20));
                 true
             };
-            let pause = heap.tick_with(&|| now.get(), false, || now.get().as_nanos() as u64, trim);
+            let pause = heap.tick_with(&|| now.get(), || false, || now.get().as_nanos() as u64, trim);
             pass(pause.min(Duration::from_secs(20)));
         }
         // A hundredth, 250 ms, and the last one.

@@ -85,7 +85,7 @@ impl Ceiling {
             self.next
                 .fetch_min(a_step_above(backed, soft).max(soft), Ordering::Relaxed);
             self.round
-                .fetch_min(a_step_above(backed.max(soft), soft), Ordering::Relaxed);
+                .fetch_min(a_round_above(backed.max(soft), soft), Ordering::Relaxed);
         }
     }
 

@@ -50,6 +50,9 @@ pub const ASLEEP: u32 = 3;
 /// Bytes he might find that a keeper is wanted for: 1 MiB.
 const BYTES_TO_RING: usize = 1 << 20;
 
+/// How often an allocation looks whether it may start one: a system call each.
+const MOST_LOOKS: u32 = 64;
+
 /// What one allocation may count for growth: by the first of a program no thread is started.
 const MOST_GROWN: usize = BYTES_TO_RING / 2;
 
@@ -73,6 +76,8 @@ pub struct Keeper {
     state: AtomicU32,
     /// Bytes, while he is away.
     to_find: AtomicUsize,
+    /// How often it was looked whether an allocation may start one.
+    looks: AtomicU32,
     /// Whom he tells of pressure.
     pub notices: Notices,
     /// Below what he looks for the system's files: the root of all, but in tests.
@@ -87,6 +92,7 @@ impl Keeper {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
             to_find: AtomicUsize::new(0),
+            looks: AtomicU32::new(0),
             notices,
             root,
             marks: [const { AtomicUsize::new(0) }; 3],
@@ -137,6 +143,13 @@ impl Keeper {
         self.state.load(Ordering::Relaxed) == ABSENT && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING
     }
 
+    /// The same, and whether it is worth a look if the caller may: not for ever.
+    #[inline]
+    pub fn is_wanted_by_anybody(&self) -> bool {
+        // Relaxed: as in `count`.
+        self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+    }
+
     /// From one state to another, for one thread only.
     pub fn change(&self, from: u32, to: u32) -> bool {
         // Relaxed: as in `count`.
@@ -179,7 +192,7 @@ impl<S: Source + 'static> Objects<S> {
     /// As [`PageHeap::tick`](crate::PageHeap::tick), for both layers.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         // What came into magazines before it was counted is to be found before he sleeps.
-        let settle = self.keeper.is(ASLEEP);
+        let settle = || self.keeper.is(ASLEEP);
         self.heap
             .tick_with(clock, settle, || self.activity(), |silent| self.trim(silent))
     }

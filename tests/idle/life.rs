@@ -194,3 +194,37 @@ fn a_variable_switches_it_off() {
     assert_eq!((keeper(), tasks()), (None, before));
     assert!(HEAP.stats().pages.backed.0 * 8192 >= 64 << 20, "{}", HEAP.stats());
 }
+
+/// Who allocates may be in a callback of the loader's, as who makes a backtrace is, with a lock of its own; the making
+/// of a thread waits for another, if somebody loads a library. So where there are threads, who frees starts it.
+#[test]
+fn an_allocation_starts_none_where_there_are_other_threads() {
+    use std::alloc::{GlobalAlloc, Layout};
+    static HEAP: GlobalHeap = GlobalHeap::new();
+    static MADE: [AtomicUsize; 100] = [const { AtomicUsize::new(0) }; 100];
+    fn layout(number: usize) -> Layout {
+        Layout::from_size_align(600 * (1 + number), 8).unwrap()
+    }
+    extern "C" fn allocate(_: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> libc::c_int {
+        for (number, made) in MADE.iter().enumerate() {
+            // SAFETY: a layout of some bytes.
+            let block = unsafe { HEAP.alloc(layout(number)) };
+            made.store(block.expose_provenance(), Ordering::Relaxed);
+        }
+        1
+    }
+    if !is_child() {
+        return assert!(run("life::an_allocation_starts_none_where_there_are_other_threads"));
+    }
+    let before = tasks();
+    assert!(before > 1, "the harness has two");
+    // SAFETY: a function of this type, that wants nothing.
+    unsafe { libc::dl_iterate_phdr(Some(allocate), std::ptr::null_mut()) };
+    assert_eq!((tasks(), keeper()), (before, None));
+    for (number, made) in MADE.iter().enumerate() {
+        let block = std::ptr::with_exposed_provenance_mut(made.load(Ordering::Relaxed));
+        // SAFETY: allocated above, with this layout.
+        unsafe { HEAP.dealloc(block, layout(number)) };
+    }
+    assert!(soon(|| keeper().is_some()));
+}
