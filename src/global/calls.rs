@@ -434,9 +434,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
             let layout = Layout::from_size_align(size, layout.align()).ok()?;
             self.retry(objects, layout, attempt)
         });
-        let moved = moved.or_else(|| objects.refuse());
-        self.call_keeper_alone(objects);
-        moved
+        if moved.is_some_and(|moved| moved != memory) {
+            // A free, too.
+            self.call_keeper(objects);
+        } else {
+            self.call_keeper_alone(objects);
+        }
+        moved.or_else(|| objects.refuse())
     }
 
     /// The program's hook is asked, if there is one and the layout could ever be met.

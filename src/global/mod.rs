@@ -317,8 +317,14 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// One step of the scavenger, for programs with a loop of their own and no background thread. Returns how long to
     /// wait before the next; see [`PageHeap::tick`](crate::PageHeap::tick) for what it gives back, and when.
+    ///
+    /// While there is a background thread, that is its work, by its own clock: then this does nothing, and returns
+    /// [`Duration::MAX`].
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        self.opened().map_or(Duration::MAX, |objects| objects.tick(clock))
+        match self.opened() {
+            Some(objects) if !objects.keeper().is_there() => objects.tick(clock),
+            _ => Duration::MAX,
+        }
     }
 
     // ---- its limits, while it is in use

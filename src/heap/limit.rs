@@ -57,7 +57,7 @@ pub(super) struct Ceiling {
     owed: AtomicUsize,
 }
 
-// Relaxed throughout: numbers that nothing is concluded from but to try.
+// Relaxed throughout: numbers that nothing is concluded from but to try; SeqCst where it is said.
 
 impl Ceiling {
     pub(super) fn new(soft: usize) -> Self {
@@ -129,10 +129,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Changes the most pages that should have memory behind them. Takes effect with the next page that gets some, and
     /// with the next [`tick`](Self::tick).
     pub fn set_soft_limit(&self, limit: PageCount) {
-        self.driver.ceiling.soft.store(limit.0, Ordering::Relaxed);
-        self.driver.ceiling.next.store(limit.0, Ordering::Relaxed);
-        let round = a_round_above(limit.0, limit.0);
-        self.driver.ceiling.round.store(round, Ordering::Relaxed);
+        let ceiling = &self.driver.ceiling;
+        // SeqCst, both, and both in `aim`: either who assists meanwhile sees the new limit, or our zero stands behind
+        // what he has worked out from the old one. A zero, for then it does not matter who of several changes what
+        // first: he that takes pages next works it out.
+        ceiling.soft.store(limit.0, Ordering::SeqCst);
+        ceiling.next.store(0, Ordering::SeqCst);
+        ceiling.round.store(0, Ordering::Relaxed);
+    }
+
+    /// It is worth a try above `next`, which was worked out from the limit `soft`.
+    fn aim(&self, next: usize, soft: usize) {
+        let ceiling = &self.driver.ceiling;
+        // SeqCst, both: as in `set_soft_limit`.
+        ceiling.next.store(next, Ordering::SeqCst);
+        if ceiling.soft.load(Ordering::SeqCst) != soft {
+            ceiling.next.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Pages with memory behind them: grown, and not scavenged. O(1).
@@ -246,6 +259,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn assist(&self, backed: usize, taken: usize) {
         let ceiling = &self.driver.ceiling;
         let soft = ceiling.soft.load(Ordering::Relaxed);
+        if backed <= soft {
+            // The limit is new.
+            return self.aim(soft, soft);
+        }
         let wanted = backed.saturating_sub(soft).clamp(1, MOST_PAGES.max(taken));
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
@@ -267,6 +284,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         } else {
             soft
         };
-        ceiling.next.store(next, Ordering::Relaxed);
+        self.aim(next, soft);
     }
 }

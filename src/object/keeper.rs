@@ -13,15 +13,20 @@
 //! load of a shared word for each count, which nobody writes meanwhile. While the keeper is awake nothing is counted:
 //! it looks for itself.
 //!
-//! **What is counted**: runs of pages that are given back, and racks that a thread loads into a magazine, for all that
-//! they have room for. A block that is freed into a magazine is counted by nobody, for that is the quick way; but it
-//! goes where there is room, and who sleeps has emptied all magazines, racks and all, *after* he said that he sleeps.
-//! So whatever lies in one then has come by a rack that was counted; less than a MiB of it, and of what else is free,
-//! is left lying. Should a thread be at work on its magazines just when they are to be emptied, he does not sleep yet.
+//! **What is counted**: runs of pages that are given back, and room in magazines, all of it when it comes into being. A
+//! block that is freed into a magazine is counted by nobody, for that is the quick way; but it goes where there is
+//! room, which only a free makes, by the slow way (`magazine.rs`, shut racks), and behind that it starts the keeper if
+//! one is wanted. Who sleeps has emptied all magazines, racks and all, *after* he said that he sleeps. So less than a
+//! MiB, of what lies in magazines and of what else is free, is ever left lying. Should a thread be at work on its
+//! magazines just when they are to be emptied, he does not sleep yet.
 //!
-//! Worked: 64 threads take a hundred blocks of 3,000 bytes each, free them, and sleep, and no call of theirs but the
-//! first few has gone the slow way. Their racks had room for 6, 30 and 126 such blocks: 486 KB are counted for each,
-//! so the third thread starts the keeper, if there is none.
+//! Worked: 64 threads take a hundred blocks of 3,000 bytes each, free them, and sleep. The first block that each frees
+//! opens a rack that has room for 126 such, the others go the quick way: 378 KB are counted for each thread, so the
+//! third starts the keeper, if there is none.
+//!
+//! **Why no allocation starts him** where there are other threads: the program may be in a callback of
+//! `dl_iterate_phdr`, as who symbolises a backtrace is, which holds what the making of a thread waits for as long as
+//! another thread loads a library. A free in such a callback may be the one that starts him; there must be one.
 
 #![forbid(unsafe_code)]
 
@@ -134,6 +139,11 @@ impl Keeper {
     pub fn is(&self, state: u32) -> bool {
         // Relaxed: as in `count`; whoever sleeps on it is told by the system if it has changed.
         self.state.load(Ordering::Relaxed) == state
+    }
+
+    /// Whether there is one.
+    pub fn is_there(&self) -> bool {
+        self.is(AWAKE) || self.is(ASLEEP)
     }
 
     /// Whether one should be started: by somebody who holds nothing.

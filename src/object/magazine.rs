@@ -14,6 +14,11 @@
 //! costs no store of its own. Who empties the magazine of a thread that sleeps takes the rack, and leaves the top: the
 //! user may have read it already, and will find that it is above no floor and below no limit.
 //!
+//! **Shut.** A rack that an allocation loads to have more room is shut: slots are taken from it, but none is put. The
+//! first slot that comes back goes the slow way, which opens it. So room for what nobody sees comes into being in frees
+//! alone, which tell of it (`keeper.rs`). One that is shut has its limit at its floor, and how much room it has stands
+//! there, in the word by which racks in store hang together.
+//!
 //! **Room** begins at 6 slots and quadruples with each visit to the class, up to a batch: 510 slots or 32 KiB; or else
 //! 126, or 512 KiB (14 slots of the largest). A thread that lives for a moment takes little.
 //!
@@ -49,7 +54,8 @@ pub struct Magazine {
     /// The last slot's entry, or the word below the first. Without a rack anything. I12: with one, the entries up to
     /// here are slots, each this magazine's.
     top: Stake<Entry>,
-    /// The last entry of the rack; null without one. I13: top ≤ limit, limit − floor ≤ a batch.
+    /// The last entry of the rack, the floor if it is shut; null without one. I13: of one that is open top ≤ limit,
+    /// limit − floor ≤ a batch.
     limit: Cell<*mut Entry>,
     /// The word below the first entry; [`NOWHERE`], or null, without a rack.
     floor: AtomicPtr<Entry>,
@@ -208,7 +214,42 @@ impl Magazine {
         }
         // Relaxed: as in `set`.
         let (limit, floor) = (self.limit.get(), self.floor.load(Ordering::Relaxed));
+        if limit == floor {
+            // SAFETY: a rack that is shut, whose head ends with this word (`shut`).
+            return unsafe { floor.cast::<usize>().read() as u32 };
+        }
         (limit.addr().wrapping_sub(floor.addr()) / size_of::<Entry>()) as u32
+    }
+
+    /// Whether there is a rack that takes no slot in.
+    pub fn is_shut(&self) -> bool {
+        // Relaxed: as in `set`.
+        !self.limit.get().is_null() && self.limit.get() == self.floor.load(Ordering::Relaxed)
+    }
+
+    /// Shuts the rack that is loaded, if there is one: from here on it takes no slot in.
+    pub fn shut(&self) {
+        let room = self.room();
+        if room > 0 {
+            // Relaxed: as in `set`.
+            let floor = self.floor.load(Ordering::Relaxed);
+            // SAFETY: the last word of the head of the rack that is loaded, which nobody reads but `room`: what leads
+            // on in a store is written when it gets there.
+            unsafe { floor.cast::<usize>().write(room as usize) };
+            self.limit.set(floor);
+        }
+    }
+
+    /// Opens a rack that is shut: for how many slots. 0: none was.
+    pub fn open(&self) -> u32 {
+        if !self.is_shut() {
+            return 0;
+        }
+        let room = self.room();
+        // Relaxed: as in `set`.
+        let floor = self.floor.load(Ordering::Relaxed);
+        self.limit.set(floor.wrapping_add(room as usize));
+        room
     }
 
     /// Whether it has room for a batch: then batches come and go.
@@ -247,7 +288,7 @@ impl Magazine {
         Some(rack)
     }
 
-    /// Loads a rack, with what is in it, and takes the one out that is loaded.
+    /// Loads a rack, open, with what is in it, and takes the one out that is loaded.
     pub fn load(&self, rack: Rack) -> Option<Rack> {
         let before = self.loaded();
         let floor = rack.first().as_ptr().wrapping_sub(1);

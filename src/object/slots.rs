@@ -112,23 +112,37 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans.
+    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans. Where it
+    /// gets more room by that, and where it was shut before, it is shut.
     fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        let is_open = magazine.room() > 0 && !magazine.is_shut();
+        let is_wider = self.refill_open(thread, magazine, class);
+        if is_wider || !is_open {
+            magazine.shut();
+        }
+    }
+
+    /// The same, and leaves it open. Whether it has more room now.
+    fn refill_open(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if let Some(batch) = magazine.take_spare(class) {
             self.recycle(thread, magazine.load(batch));
-            return;
+            return false;
         }
         self.heed_calls(thread);
         let few = self.is_to_be_small(magazine, class);
+        let mut is_wider = false;
         if !few && !magazine.is_wide(class) {
             if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
-                self.recycle(thread, self.load_counted(magazine, class, wider));
+                self.recycle(thread, magazine.load(wider));
+                is_wider = true;
             }
         } else if !few && let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
             self.recycle(thread, magazine.load(batch));
-            return;
+            return false;
         }
-        let Some(mut rack) = magazine.unload() else { return };
+        let Some(mut rack) = magazine.unload() else {
+            return false;
+        };
         // Not all that there is room for while that grows.
         let room = rack.room();
         let wanted = match room {
@@ -139,10 +153,17 @@ impl<S: Source + 'static> Objects<S> {
         self.take_slots(thread.cache(), class, wanted, &mut rack);
         let _none = magazine.load(rack);
         self.keep_below(thread);
+        is_wider
     }
 
-    /// Makes room in a full magazine. Whether it could: not where there is no memory for a rack, and none to empty.
+    /// Makes room in a magazine that is full or shut. Whether it could: not where there is no memory for a rack, and
+    /// none to empty.
     fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        let opened = magazine.open();
+        if opened > 0 {
+            self.tell_room(class, opened);
+            return true;
+        }
         self.heed_calls(thread);
         if self.is_to_be_small(magazine, class) && self.bring_home(thread, magazine, class) {
             return true;
@@ -161,16 +182,16 @@ impl<S: Source + 'static> Objects<S> {
             full.pour(&mut blank);
             self.recycle(thread, Some(full));
         }
-        let _none = self.load_counted(magazine, class, blank);
+        let room = blank.room();
+        let _none = magazine.load(blank);
+        self.tell_room(class, room);
         true
     }
 
-    /// Loads a blank rack, for all of which the keeper is told: what is freed into it nobody sees.
-    fn load_counted(&self, magazine: &Magazine, class: SizeClass, blank: Rack) -> Option<Rack> {
-        let room = blank.room() as usize;
-        let before = magazine.load(blank);
-        self.tell(room * class.bytes());
-        before
+    /// Tells the keeper of room in a magazine: what is freed into it nobody sees. By frees alone, behind which somebody
+    /// looks whether one is to be started.
+    fn tell_room(&self, class: SizeClass, room: u32) {
+        self.tell(room as usize * class.bytes());
     }
 
     /// Gives home what is loaded, and keeps the rack. Whether there is one.
@@ -183,7 +204,7 @@ impl<S: Source + 'static> Objects<S> {
         rack.is_some()
     }
 
-    /// A batch goes into the store of its class, or else to its spans. (The keeper was told when its rack was loaded.)
+    /// A batch goes into the store of its class, or else to its spans. (The keeper has been told of the room it had.)
     pub(super) fn store(&self, thread: &Thread, class: SizeClass, batch: Rack) {
         let hint = thread.hint();
         if let Err(batch) = self.central(class).store_batch(&self.spans, class, batch, hint) {

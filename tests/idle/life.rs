@@ -195,6 +195,26 @@ fn a_variable_switches_it_off() {
     assert!(HEAP.stats().pages.backed.0 * 8192 >= 64 << 20, "{}", HEAP.stats());
 }
 
+/// By a clock that began with the program: to the thread, whose clock is the system's, time seemed to go back and
+/// forth, and nothing seemed silent.
+#[test]
+fn who_ticks_beside_it_does_not_disturb_it() {
+    if !is_child() {
+        return assert!(run("life::who_ticks_beside_it_does_not_disturb_it"));
+    }
+    let before = resident();
+    drop(blocks(100 << 20, 100_000));
+    assert!(soon(|| keeper().is_some()));
+    std::thread::spawn(|| {
+        let begin = std::time::Instant::now();
+        loop {
+            HEAP.tick(&|| begin.elapsed());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    });
+    settle(before, 0);
+}
+
 /// Who allocates may be in a callback of the loader's, as who makes a backtrace is, with a lock of its own; the making
 /// of a thread waits for another, if somebody loads a library. So where there are threads, who frees starts it.
 #[test]

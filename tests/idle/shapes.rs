@@ -253,10 +253,6 @@ fn in_magazines(threads: usize, bytes: usize, kept: bool) {
     }
     barrier.wait();
     barrier.wait();
-    if !kept {
-        // Where there are threads, one that begins sees that somebody is wanted.
-        thread::spawn(|| ()).join().unwrap();
-    }
     settle(before, 0);
     barrier.wait();
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
@@ -300,6 +296,41 @@ fn several_threads_free_into_their_magazines_and_nobody_is_there() {
         ));
     }
     in_magazines(4, 200_000, false);
+}
+
+/// No thread begins later, and of no size does any free more than its magazine has had in it.
+#[test]
+fn several_threads_free_as_much_as_they_took_and_nobody_is_there() {
+    if !is_child() {
+        return assert!(run(
+            "shapes::several_threads_free_as_much_as_they_took_and_nobody_is_there"
+        ));
+    }
+    const THREADS: usize = 16;
+    let barrier = Arc::new(Barrier::new(THREADS + 1));
+    let asleep: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let barrier = barrier.clone();
+            thread::spawn(move || {
+                barrier.wait();
+                barrier.wait();
+                // Not in a `Vec`, whose growth would free.
+                let blocks: [_; 100] = std::array::from_fn(|_| Box::new([1_u8; 3_000]));
+                barrier.wait();
+                drop(blocks);
+                barrier.wait();
+                barrier.wait();
+            })
+        })
+        .collect();
+    barrier.wait();
+    let before = resident();
+    barrier.wait();
+    barrier.wait();
+    barrier.wait();
+    settle(before, 0);
+    barrier.wait();
+    asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 #[test]

@@ -78,6 +78,24 @@ fn a_tick_brings_a_heap_below_its_soft_limit_while_work_goes_on() {
 }
 
 #[test]
+fn below_a_limit_that_is_new_nothing_is_released() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let [hole, kept] = [100; 2].map(|pages| heap.allocate(PageCount(pages)).unwrap());
+    // SAFETY: just allocated.
+    unsafe { heap.free(hole) };
+    heap.set_soft_limit(PageCount(5000));
+    let long = heap.allocate(PageCount(3000)).unwrap();
+    assert_eq!(heap.source().calls(Verb::Release), 0, "{}", heap.stats());
+    // And above it the hole goes.
+    heap.set_soft_limit(PageCount(2000));
+    heap.allocate(PageCount(3000)).unwrap();
+    assert!(heap.source().calls(Verb::Release) > 0, "{}", heap.stats());
+    agree(&heap);
+    // SAFETY: as above.
+    [kept, long].into_iter().for_each(|run| unsafe { heap.free(run) });
+}
+
+#[test]
 fn what_is_backed_is_counted_whatever_the_source_does() {
     let sources = [
         Simulated::new(4096).failing(Verb::Release, Failure::Every(3)),
