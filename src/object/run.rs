@@ -16,6 +16,7 @@ use crate::fatal;
 use crate::free_set::Request;
 use crate::heap::Allocation;
 use crate::source::Source;
+use crate::sync::Ordering;
 use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
@@ -130,6 +131,8 @@ impl<S: Source + 'static> Objects<S> {
             self.reclaim(thread);
             attempt()
         })?;
+        // Relaxed: a number by itself.
+        thread.shelf().share(self.cached.load(Ordering::Relaxed));
         self.keep_below(thread);
         Some(allocation)
     }

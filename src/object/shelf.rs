@@ -11,7 +11,8 @@
 //!
 //! **The hand.** A program that allocates and frees one large block by turns finds it there, and no link is written or
 //! followed: two stores to free it, two to allocate it. There is room for one run of each length, 1,536 pages if all of
-//! them are there; the lists hold 2,560 pages at the most, all together. So a shelf is 32 MiB at the most.
+//! them are there; the lists hold 2,560 pages at the most, all together, and half as many for each time that there are
+//! twice as many threads. So a shelf is 32 MiB at the most, and the lists of all shelves are 40.
 //!
 //! **Wanted.** A list takes as many runs as were asked of it: each time the hand is empty when a block of its length is
 //! allocated counts for one. What others allocated, or was made shorter since, goes to the heap, where it is of use to
@@ -44,7 +45,7 @@ use super::spans::Spans;
 /// Pages on a shelf at the most: 32 MiB.
 const SHELF_PAGES: u32 = 4096;
 
-/// Of those, what the lists may hold: one run of each length lies in its hand.
+/// Of those, what the lists may hold where there is one thread: one run of each length lies in its hand.
 const LISTED_PAGES: u32 = {
     let (mut pages, mut index) = (SHELF_PAGES, 0);
     while index < LENGTHS {
@@ -102,10 +103,21 @@ pub struct Shelf {
     wanted: [AtomicU8; LENGTHS],
     /// Pages of the runs on lists.
     listed: AtomicU32,
+    /// As many there may be. 0 at first: the thread's first large block comes by the slow way.
+    most: AtomicU32,
 }
 
 impl Shelf {
     // Relaxed throughout: one owner, or one who has seized it.
+
+    /// There are so many threads now: what the lists may hold is said anew, on the slow way. More may lie there for a
+    /// while.
+    #[inline]
+    pub fn share(&self, threads: usize) {
+        let most = LISTED_PAGES.checked_shr((threads | 1).ilog2()).unwrap_or(0);
+        // Relaxed: see above.
+        self.most.store(most, Ordering::Relaxed);
+    }
 
     /// How many pages lie there, read from anywhere: a moment's picture.
     pub fn pages(&self) -> PageCount {
@@ -144,13 +156,13 @@ impl Shelf {
         let (Some(list), Some(wanted)) = (self.lists.get(index), self.wanted.get(index)) else {
             return false;
         };
-        // Relaxed, thrice: see above.
+        // Relaxed, four times: see above.
         let listed = self.listed.load(Ordering::Relaxed) + length.pages() as u32;
         let Some(left) = wanted.load(Ordering::Relaxed).checked_sub(1) else {
             cold_path();
             return false;
         };
-        if listed > LISTED_PAGES {
+        if listed > self.most.load(Ordering::Relaxed) {
             cold_path();
             return false;
         }
@@ -234,6 +246,7 @@ mod tests {
             lists: core::array::from_fn(|_| Link::none()),
             wanted: core::array::from_fn(|_| AtomicU8::new(u8::MAX)),
             listed: AtomicU32::new(0),
+            most: AtomicU32::new(LISTED_PAGES),
         }
     }
 
@@ -302,6 +315,23 @@ mod tests {
         let (pages, mut out, mut sum) = (shelf.pages().0, 0, 0);
         shelf.clear(&spans, |run| (out, sum) = (out + 1, sum + run.pages().0));
         assert_eq!((out, sum), (most, pages));
+    }
+
+    /// Of many threads each has its part, and what lies there when others begin may be taken.
+    #[test]
+    fn lists_are_shared_among_threads() {
+        let (shelf, spans) = (empty(), Spans::for_test(2000));
+        let seven = Length::of(layout(7)).unwrap();
+        let fill = |from: usize| {
+            (from..from + 100)
+                .filter(|run| put(&shelf, &spans, run * 10, 7))
+                .count()
+        };
+        assert_eq!(fill(0), 100);
+        shelf.share(40);
+        assert_eq!(fill(100), 0, "more lies there than its part");
+        while take(&shelf, &spans, seven).is_some() {}
+        assert_eq!(fill(0), 1 + LISTED_PAGES as usize / 32 / 7);
     }
 
     /// The shortest that is longer and of which there are many.
