@@ -90,6 +90,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/source/numbers.rs",
     "src/source/over_system.rs",
     "src/source/region.rs",
+    "src/source/shared.rs",
     "src/source/simulated.rs",
     "src/source/simulated/map.rs",
     "src/source/split.rs",

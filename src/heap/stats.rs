@@ -69,7 +69,7 @@ impl Counters {
     }
 }
 
-/// How often a heap has asked its source, or the system, by cause. With [`System`](crate::source::System) each is one
+/// How often a heap has asked its source, or the system, by cause. With `System` each is one
 /// system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -134,7 +134,7 @@ pub struct Stats {
     pub released_lazily: u64,
     /// Nanoseconds spent on giving memory back: in [`tick`](PageHeap::tick) by its clock; in
     /// [`release`](PageHeap::release), in [`scavenge`](PageHeap::scavenge) and for a soft limit by the time the thread
-    /// has worked, where the source knows it ([`Source::worked`]), as [`System`](crate::source::System) does.
+    /// has worked, where the source knows it ([`Source::worked`]), as `System` does.
     pub scavenge_nanoseconds: u64,
     /// Requests to the source.
     pub calls: Calls,

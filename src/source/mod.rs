@@ -34,6 +34,7 @@ mod numbers;
 #[cfg(all(unix, feature = "std", any(test, feature = "internals")))]
 mod over_system;
 mod region;
+mod shared;
 #[cfg(any(test, feature = "internals"))]
 mod simulated;
 mod split;
@@ -277,68 +278,3 @@ pub unsafe trait Source {
 /// Pages that are Ready (or Prepared, where nothing [commits](Source::COMMITS)) may be read and written through the
 /// addresses of their reservation, until they are released or unreserved.
 pub unsafe trait Memory: Source {}
-
-// SAFETY: a reference's pages are the source's.
-unsafe impl<S: Memory> Memory for &S {}
-
-// SAFETY: every verb is the referenced source's own, whose promises hold for it.
-unsafe impl<S: Source> Source for &S {
-    const COMMITS: bool = S::COMMITS;
-    const APART: bool = S::APART;
-
-    fn granule(&self) -> usize {
-        (**self).granule()
-    }
-
-    fn budget(&self) -> usize {
-        (**self).budget()
-    }
-
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        (**self).reserve(purpose, bytes, align)
-    }
-
-    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).prepare(purpose, start, bytes) }
-    }
-
-    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).commit(start, bytes) }
-    }
-
-    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).release(start, bytes) }
-    }
-
-    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).release_lazily(start, bytes) }
-    }
-
-    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).advise(start, bytes, huge) }
-    }
-
-    unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).discard(start, bytes) }
-    }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).unreserve(purpose, reservation) }
-    }
-
-    unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).trim(purpose, start, bytes) }
-    }
-
-    fn worked(&self) -> Option<Duration> {
-        (**self).worked()
-    }
-}

@@ -1,6 +1,7 @@
 //! What a source does to a heap: failures at every call, tables that grow, everything returned at the end.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use pageheap::source::{Contents, Failure, Purpose, Refused, Reservation, Source, Verb};
 use pageheap::{Geometry, NewHeapError};
@@ -205,6 +206,30 @@ fn heaps_share_a_source() {
     assert!(second.allocate(PageCount(1000)).is_some());
     drop(second);
     source.assert_all_returned();
+}
+
+/// What they share goes with the last of them.
+#[test]
+fn heaps_own_a_source_together() {
+    fn used<S: Source>(source: S) {
+        let heap: PageHeap<S> = PageHeap::new(source, Config::new(1 << 24)).expect("a heap");
+        assert!(heap.allocate(PageCount(3)).is_some());
+        heap.check().expect("in order");
+    }
+    let source = Arc::new(Simulated::new(4096));
+    let heap = || -> PageHeap<Arc<Simulated>> { PageHeap::new(source.clone(), Config::new(1 << 24)).expect("a heap") };
+    let heaps = [heap(), heap()];
+    let [a, b] = heaps
+        .each_ref()
+        .map(|heap| heap.pointer(heap.allocate(PageCount(3)).expect("room")));
+    assert_ne!(a, b);
+    drop(heaps);
+    assert_eq!(Arc::strong_count(&source), 1);
+    used(source.clone());
+    used(Box::new(source.clone()));
+    used(std::rc::Rc::new(source.clone()));
+    source.assert_all_returned();
+    assert_eq!(Arc::strong_count(&source), 1);
 }
 
 #[test]
