@@ -116,6 +116,9 @@ impl<S: Source + 'static> Objects<S> {
                 scavenged: PageCount::ZERO,
             });
         }
+        // Relaxed: a number by itself.
+        let threads = self.cached.load(Ordering::Relaxed);
+        thread.shelf().share(self.heap.limit(), threads);
         let attempt = || {
             let allocation = if layout.align() <= PAGE_BYTES {
                 self.pages(thread.cache(), pages)
@@ -127,12 +130,7 @@ impl<S: Source + 'static> Objects<S> {
             }
             Some(allocation)
         };
-        let allocation = attempt().or_else(|| {
-            self.reclaim(thread);
-            attempt()
-        })?;
-        // Relaxed: a number by itself.
-        thread.shelf().share(self.cached.load(Ordering::Relaxed));
+        let allocation = attempt().or_else(|| self.try_at_last(thread, attempt))?;
         self.keep_below(thread);
         Some(allocation)
     }

@@ -11,8 +11,10 @@
 //!
 //! **The hand.** A program that allocates and frees one large block by turns finds it there, and no link is written or
 //! followed: two stores to free it, two to allocate it. There is room for one run of each length, 1,536 pages if all of
-//! them are there; the lists hold 2,560 pages at the most, all together, and half as many for each time that there are
-//! twice as many threads. So a shelf is 32 MiB at the most, and the lists of all shelves are 40.
+//! them are there; the lists hold 2,560 pages at the most, all together. So a shelf is 32 MiB at the most.
+//!
+//! **Its share.** Lists hold no more than an eighth of the heap's limit, and half as much for each time that there are
+//! twice as many threads: those of all shelves together 40 MiB at the most.
 //!
 //! **Wanted.** A list takes as many runs as were asked of it: each time the hand is empty when a block of its length is
 //! allocated counts for one. What others allocated, or was made shorter since, goes to the heap, where it is of use to
@@ -54,6 +56,9 @@ const LISTED_PAGES: u32 = {
     }
     pages
 };
+
+/// The lists of all shelves may hold one part in so many of what the heap may have, or two.
+const LIMIT_PART: usize = 8;
 
 /// So many runs on one list are more than the program goes on to ask for, if it asks for other lengths.
 const MANY: usize = 8;
@@ -110,13 +115,14 @@ pub struct Shelf {
 impl Shelf {
     // Relaxed throughout: one owner, or one who has seized it.
 
-    /// There are so many threads now: what the lists may hold is said anew, on the slow way. More may lie there for a
-    /// while.
+    /// The heap may have so many pages, and there are so many threads now: what the lists may hold is said anew, by who
+    /// asked in vain for a run. More may lie there for a while.
     #[inline]
-    pub fn share(&self, threads: usize) {
-        let most = LISTED_PAGES.checked_shr((threads | 1).ilog2()).unwrap_or(0);
+    pub fn share(&self, limit: PageCount, threads: usize) {
+        let all = (limit.0 / LIMIT_PART).min(LISTED_PAGES as usize);
+        let most = all.checked_shr((threads | 1).ilog2()).unwrap_or(0);
         // Relaxed: see above.
-        self.most.store(most, Ordering::Relaxed);
+        self.most.store(most as u32, Ordering::Relaxed);
     }
 
     /// How many pages lie there, read from anywhere: a moment's picture.
@@ -328,10 +334,14 @@ mod tests {
                 .count()
         };
         assert_eq!(fill(0), 100);
-        shelf.share(40);
+        shelf.share(PageCount(usize::MAX), 40);
         assert_eq!(fill(100), 0, "more lies there than its part");
         while take(&shelf, &spans, seven).is_some() {}
         assert_eq!(fill(0), 1 + LISTED_PAGES as usize / 32 / 7);
+        // And of a small heap little.
+        while take(&shelf, &spans, seven).is_some() {}
+        shelf.share(PageCount(64 * LIMIT_PART), 1);
+        assert_eq!(fill(0), 1 + 64 / 7);
     }
 
     /// The shortest that is longer and of which there are many.

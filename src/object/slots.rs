@@ -32,10 +32,7 @@ impl<S: Source + 'static> Objects<S> {
         let slot = self
             .pop_or_refill(thread, class)
             .or_else(|| self.take_slot(thread.cache(), class))
-            .or_else(|| {
-                self.reclaim(thread);
-                self.take_slot(thread.cache(), class)
-            })?;
+            .or_else(|| self.try_at_last(thread, || self.take_slot(thread.cache(), class)))?;
         Some(self.hand_out(slot, class))
     }
 

@@ -26,6 +26,9 @@ const INHERITED_BYTES: usize = 16 << 10;
 /// A round of waiting in which a thread lets others run.
 const YIELDING_ROUND: u32 = 1 << 7;
 
+/// How often everything is emptied before somebody is told no, if not everything could be.
+const LAST_TRIES: u32 = 8;
+
 /// How long somebody who has run out of memory waits for others who empty sleeping threads.
 const ROUNDS_MILLISECONDS: u32 = 20;
 
@@ -149,20 +152,35 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Empties what can be reached, and calls on the others to do so when they can. Before saying no.
+    /// Tries once more when everything that can be reached was emptied; and again, if somebody was at work on what he
+    /// keeps: he may have been preempted there, with a full shelf. Before saying no.
     #[cold]
-    pub(super) fn reclaim(&self, thread: &Thread) {
+    pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
+        for _ in 0..LAST_TRIES {
+            let all = self.reclaim(thread);
+            let got = attempt();
+            if got.is_some() || all {
+                return got;
+            }
+            // Others run.
+            relax(YIELDING_ROUND);
+        }
+        None
+    }
+
+    /// Empties what can be reached, and calls on the others to do so when they can. Whether it reached all threads.
+    fn reclaim(&self, thread: &Thread) -> bool {
         // Held by the caller, if he is the shared thread: then it is emptied with him.
         if let Some(shared) = self.try_shared() {
             self.flush(&shared);
         }
         self.flush(thread);
         // Where many are refused at once, one round does for all who waited while it was made. Not for ever.
-        let begun = self.register.begun();
+        let (begun, mut all) = (self.register.begun(), false);
         if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS)
             && self.register.begun() == begun
         {
-            self.seize_threads(&rounds);
+            all = self.seize_threads(&rounds);
         }
         self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
@@ -174,6 +192,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         // Those of threads that sleep.
         self.heap.seize_caches();
+        all
     }
 
     /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, racks too.

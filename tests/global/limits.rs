@@ -1,5 +1,6 @@
 //! Running out, and coming back.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::*;
@@ -108,6 +109,43 @@ fn what_a_thread_has_that_sleeps_is_there_for_others() {
         sleeper.join().unwrap();
         assert!(had, "{}", HEAP.stats());
     });
+}
+
+/// A thread that is preempted while it is at work on its shelf cannot be asked for what lies there, which is most of a
+/// small heap: who runs out meanwhile was told no, with an eighth of the limit live. Threads drop what others made.
+#[test]
+fn nobody_is_refused_for_what_lies_on_shelves() {
+    static HEAP: GlobalHeap = new_heap().limit(32 << 20);
+    const THREADS: usize = 6;
+    const LIVE: usize = 4 << 20;
+    let live = AtomicUsize::new(0);
+    let refused = AtomicUsize::new(0);
+    let pools: [_; THREADS] = std::array::from_fn(|_| std::sync::Mutex::new(Vec::<(usize, usize)>::new()));
+    let work = |number: usize| {
+        let mut random = Random(1 + number as u64);
+        for _ in 0..rounds(1_000_000) {
+            let pool = &pools[random.below(THREADS)];
+            if random.below(2) == 0 {
+                let size = 1 + random.below(1 << 20);
+                if live.fetch_add(size, Ordering::SeqCst) + size <= LIVE {
+                    // SAFETY: not a layout of zero bytes.
+                    let block = unsafe { HEAP.alloc(layout(size, 8)) };
+                    if !block.is_null() {
+                        pool.lock().unwrap().push((block.expose_provenance(), size));
+                        continue;
+                    }
+                    refused.fetch_add(1, Ordering::SeqCst);
+                }
+                live.fetch_sub(size, Ordering::SeqCst);
+            } else if let Some((block, size)) = pool.lock().unwrap().pop() {
+                // SAFETY: allocated with this layout, and taken out of the pool by us alone.
+                unsafe { HEAP.dealloc(std::ptr::with_exposed_provenance_mut(block), layout(size, 8)) };
+                live.fetch_sub(size, Ordering::SeqCst);
+            }
+        }
+    };
+    on_threads(THREADS, work);
+    assert_eq!(refused.into_inner(), 0, "{}", HEAP.stats());
 }
 
 #[test]
