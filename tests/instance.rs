@@ -114,6 +114,66 @@ fn a_limit_is_its_own() {
     assert_eq!(other.limit(), PageCount(1024));
 }
 
+/// The rest of a heap is full, of blocks of a kibibyte: what is made shorter stays, or its first pages serve.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_block_can_be_made_shorter_where_there_is_no_memory() {
+    let layout = |size| Layout::from_size_align(size, 8).unwrap();
+    let sizes = [3_000, 20_000, 32_768, 40_000, 100_000, 1 << 20, 3 << 20];
+    let to = [1, 8, 100, 700, 1_024, 1_025, 2_000, 12_000, 30_000];
+    for (from, to) in sizes.iter().flat_map(|&from| to.map(|to| (from, to))) {
+        let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(512))).unwrap();
+        let block = heap.allocate(layout(from)).unwrap();
+        // SAFETY: ours, of that size.
+        unsafe { (0..from).for_each(|at| block.add(at).write(at as u8 ^ 0x5a)) };
+        let others: Vec<_> = [40_000, 1_000, to]
+            .into_iter()
+            .flat_map(|size| {
+                std::iter::from_fn(|| heap.allocate(layout(size)))
+                    .zip(std::iter::repeat(size))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        // SAFETY: allocated with this layout.
+        let shorter = unsafe { heap.resize(block, layout(from), to) };
+        let (is_large, may_stay) = (from > 32 << 10, to > 1 << 10 || to > from);
+        if to >= from {
+            // SAFETY: as above, with what it is.
+            unsafe {
+                heap.free(
+                    shorter.unwrap_or(block),
+                    layout(if shorter.is_some() { to } else { from }),
+                )
+            };
+        } else if is_large || may_stay {
+            let shorter = shorter.unwrap_or_else(|| panic!("{from} to {to}: {}", heap.stats()));
+            // SAFETY: as above.
+            unsafe { (0..to).for_each(|at| assert_eq!(shorter.add(at).read(), at as u8 ^ 0x5a, "{from} to {to}")) };
+            // What is left of a large one serves others.
+            assert!(
+                from < 1 << 20 || heap.allocate(layout(50_000)).is_some(),
+                "{from} to {to}: {}",
+                heap.stats()
+            );
+            heap.check().unwrap();
+            // SAFETY: as above.
+            unsafe { heap.free(shorter, layout(to)) };
+        } else {
+            assert_eq!(shorter, None, "{from} to {to}");
+            // SAFETY: as it was.
+            unsafe { (0..from).for_each(|at| assert_eq!(block.add(at).read(), at as u8 ^ 0x5a)) };
+            // SAFETY: as above.
+            unsafe { heap.free(block, layout(from)) };
+        }
+        // SAFETY: as above.
+        others
+            .into_iter()
+            .for_each(|(block, size)| unsafe { heap.free(block, layout(size)) });
+        assert_eq!(heap.stats().roomy_bytes, 0, "{from} to {to}");
+        heap.check().unwrap();
+    }
+}
+
 #[test]
 fn a_soft_limit_is_its_own_and_can_be_changed() {
     let heap = Heap::new(System, Config::new(256 << 20).soft_limit(PageCount(4096))).unwrap();

@@ -205,7 +205,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return unsafe { self.grow(memory, layout, size, from) };
         }
         let new = Layout::from_size_align(size, layout.align()).ok()?;
-        let moved = self.take(new, false)?;
+        let Some(moved) = self.take(new, false) else {
+            if size > layout.size() {
+                return None;
+            }
+            // SAFETY: the caller's promise. It may stay where it is.
+            return unsafe { self.realloc_slow(memory, layout, size) };
+        };
         // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
@@ -434,8 +440,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
             let layout = Layout::from_size_align(size, layout.align()).ok()?;
             self.retry(objects, layout, attempt)
         });
-        if moved.is_some_and(|moved| moved != memory) {
-            // A free, too.
+        if moved.is_some_and(|moved| moved != memory || size < layout.size()) {
+            // A free, too: of all, or of its end.
             self.call_keeper(objects);
         } else {
             self.call_keeper_alone(objects);

@@ -101,6 +101,10 @@ const CACHES: usize = 1 << 14;
 ///
 /// static HEAP: GlobalHeap = GlobalHeap::new().limit(256 << 20);
 /// ```
+///
+/// A program may have several, and each is whole. But a thread has magazines of its own in one of them, the first that
+/// it calls, as long as it lives; in the others it works under a lock that all such threads share: six times as long
+/// for a small block.
 pub struct GlobalHeap<
     #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
     #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
@@ -302,10 +306,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().map_or(PageCount::ZERO, |objects| objects.scavenge(pages))
     }
 
-    /// Gives all memory behind free pages back, `bytes` bytes at the most, at once: free pages of the heap, spans in
-    /// store, and what threads keep for themselves, magazines and shelves included, though they sleep. What stays are
-    /// live blocks, free blocks beside them, and what threads that are at work meanwhile have in their hands (and those
-    /// that sleep, where the system has no `membarrier`). Returns how many bytes.
+    /// Gives all memory behind free pages back, `bytes` bytes or a little more (not less than a page, or a huge page
+    /// that would be cut), at once: free pages of the heap, spans in store, and what threads keep for themselves,
+    /// magazines and shelves included, though they sleep. What stays are live blocks, free blocks beside them, and what
+    /// threads that are at work meanwhile have in their hands (and those that sleep, where the system has no
+    /// `membarrier`). Returns how many bytes.
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it.
@@ -330,15 +335,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ---- its limits, while it is in use
     // -------------------------------------------------------------------------------------
 
-    /// The most bytes of pages that may be had at a time, as it is now. `None` before the first allocation.
+    /// The most bytes of pages the heap may grow to, as it is now. `None` before the first allocation.
     #[must_use]
     pub fn current_limit(&self) -> Option<usize> {
         Some(self.opened()?.heap().limit().0 << SizeClass::PAGE_SHIFT)
     }
 
-    /// Changes the most bytes of pages that may be had at a time, whatever the `static` and the environment said:
-    /// rounded down to pages of 8 KiB. What the heap has grown to stays. Opens the heap if it is not open; `false` if
-    /// it cannot be: nothing has changed.
+    /// Changes the most bytes of pages the heap may grow to, whatever the `static` and the environment said: rounded
+    /// down to pages of 8 KiB. What it has grown to stays, and can be had, but for blocks longer than the limit. Opens
+    /// the heap if it is not open; `false` if it cannot be: nothing has changed.
     ///
     /// ```
     /// use pageheap::GlobalHeap;

@@ -212,9 +212,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[cold]
     fn settle_some(&self, debt: usize) {
         let backed = self.driver.ceiling.backed();
-        if backed > self.soft_limit().0 {
-            self.timed(|| self.assist(backed, debt));
-        }
+        self.timed(|| self.assist(backed, debt));
     }
 
     /// Pages that should have gone back and were not found free: a layer above may have some in store.
@@ -243,7 +241,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 .round
                 .compare_exchange(round, next, Ordering::Relaxed, Ordering::Relaxed)
         };
-        backed > round && step().is_ok()
+        // Nothing from a limit that is not exceeded: somebody may just have set another.
+        backed > round.max(soft) && step().is_ok()
     }
 
     /// A layer above has given back what it had: up to so many pages go on to the source, if there are still too many.

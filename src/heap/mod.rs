@@ -495,8 +495,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     #[cold]
     fn outside(&self, run: PageRun) -> FreeError {
-        let bytes = self.set.grown() << G::PAGE_SHIFT;
-        FreeError::outside(run.start().0, G::PAGE_BYTES, self.base, bytes)
+        let grown = self.set.grown();
+        // The first that is not: others grow meanwhile.
+        let page = grown.clamp(run.start().0, run.end().0 - 1);
+        FreeError::outside(page, G::PAGE_BYTES, self.base, grown << G::PAGE_SHIFT)
     }
 
     #[cold]
@@ -513,8 +515,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(self.limit.load(Ordering::Relaxed))
     }
 
-    /// Changes the most pages the heap may grow to. What has grown stays. More than [`capacity`](Self::capacity) is
-    /// as much as that.
+    /// Changes the most pages the heap may grow to. What has grown stays, and can be had: a limit below that makes the
+    /// heap no smaller. More than [`capacity`](Self::capacity) is as much as that.
     pub fn set_limit(&self, limit: PageCount) {
         // Relaxed: a number by itself.
         self.limit.store(limit.0.min(self.capacity), Ordering::Relaxed);

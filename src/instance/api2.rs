@@ -1,7 +1,7 @@
 //! `Allocator` for [`Heap`](super::Heap), in each version of the crate `allocator-api2` that somebody asks for.
 //!
 //! ```text
-//!   Vec<u32, &Heap>     hashbrown::HashMap<K, V, S, &Heap>     Box<T, Arc<Heap>>
+//!   Vec<u32, &Heap>     hashbrown::HashMap<K, V, S, &Heap>     Box<T, &Heap>
 //! ```
 //!
 //! Versions 0.2 and 0.4 have a trait each, of one shape; the features `allocator-api2-02` and `allocator-api2-04` are

@@ -128,6 +128,9 @@ impl<S: Source + 'static> Heap<S> {
     /// Makes a block `size` bytes long, where it is or elsewhere; the bytes up to the shorter length stay, and so does
     /// the alignment. `None` leaves it as it was.
     ///
+    /// A block that is made shorter is refused only where there is no memory at all, and then only one of up to 32 KiB
+    /// that is to have 1 KiB or less, or one aligned to more than a page. (With the feature `checks` any: all move.)
+    ///
     /// # Safety
     ///
     /// It was allocated from this heap with this layout and is the caller's; on success it is not, but what is
@@ -160,7 +163,8 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().heap().limit()
     }
 
-    /// Changes the most pages the heap may grow to. What has grown stays.
+    /// Changes the most pages the heap may grow to. What has grown stays, and can be had; but no block longer than
+    /// the limit.
     pub fn set_limit(&self, limit: PageCount) {
         self.objects().heap().set_limit(limit);
     }
@@ -184,9 +188,9 @@ impl<S: Source + 'static> Heap<S> {
         objects.scavenge(pages)
     }
 
-    /// Gives all memory behind free pages back, `bytes` bytes at the most, at once, also of a heap that
-    /// [releases lazily](Config::release_lazily); returns how many bytes. See
-    /// [`GlobalHeap::release`](crate::GlobalHeap::release).
+    /// Gives all memory behind free pages back, `bytes` bytes or a little more (not less than a page, or a huge page
+    /// that would be cut), at once, also of a heap that [releases lazily](Config::release_lazily); returns how many
+    /// bytes. See [`GlobalHeap::release`](crate::GlobalHeap::release).
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
         self.objects().release(pages).0 << SizeClass::PAGE_SHIFT

@@ -122,6 +122,10 @@ impl<S: Source + 'static> Forks for Objects<S> {
             let forget = |cache| self.heap.forget_cache(cache);
             thread.bereave(&self.spans, forget, |run| self.give_pages(None, run));
         });
+        // Nobody counts what he that is gone had been told of.
+        own.into_iter().for_each(Thread::shut);
+        // SAFETY: in the tables, as `shared` says; its lock is held.
+        unsafe { self.tables.shared_thread().as_ref() }.shut();
         let cached = own.is_some_and(|own| own.cache().is_some());
         // Relaxed, twice: numbers by themselves. Batches that a thread had in hand are in no store.
         self.cached.store(cached.into(), Ordering::Relaxed);

@@ -141,9 +141,10 @@ impl Keeper {
         self.state.load(Ordering::Relaxed) == state
     }
 
-    /// Whether there is one.
+    /// Whether there is one; not one that is just being made, which may fail.
     pub fn is_there(&self) -> bool {
-        self.is(AWAKE) || self.is(ASLEEP)
+        // Relaxed: a number by itself.
+        self.marks[0].load(Ordering::Relaxed) != 0 && (self.is(AWAKE) || self.is(ASLEEP))
     }
 
     /// Whether one should be started: by somebody who holds nothing.
@@ -180,8 +181,8 @@ impl Keeper {
         wake(&self.state);
     }
 
-    /// There is none, and none for what there was to find so far: in the child of a fork, which may end soon. What its
-    /// one thread, who calls this, frees into the racks it has loaded is therefore not counted.
+    /// There is none, and none for what there was to find so far: in the child of a fork, which may end soon. Its
+    /// magazines are shut then, so that what is freed into them from here on is counted.
     pub fn has_gone(&self) {
         // Relaxed: the child has one thread.
         if self.state.load(Ordering::Relaxed) != OFF {

@@ -60,6 +60,7 @@ mod snapshot;
 mod check;
 mod slots;
 mod run;
+mod shorten;
 mod twice;
 mod threads;
 mod shared;
@@ -141,6 +142,8 @@ enum Moved {
     Not,
     /// There is memory for it.
     To(NonNull<u8>),
+    /// It is there already, with what is in it, and the old one is freed.
+    With(NonNull<u8>),
 }
 
 impl<S: Source + 'static> Objects<S> {
@@ -317,6 +320,7 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: the caller's promise.
         match unsafe { self.place_resized(thread, memory, layout, size) }? {
             Moved::Not => Some(memory),
+            Moved::With(moved) => Some(moved),
             Moved::To(moved) => {
                 // SAFETY: as `place_resized` says; the old is given up.
                 unsafe {
@@ -344,12 +348,12 @@ impl<S: Source + 'static> Objects<S> {
         if old_class.is_some() && old_class == new_class || self.stays(thread, memory, layout, new) {
             return Some(Moved::Not);
         }
-        let moved = if size > layout.size() {
-            self.allocate_grown(thread, memory, layout, new)
-        } else {
-            self.allocate(thread, new)
-        }?;
-        Some(Moved::To(moved))
+        if size > layout.size() {
+            return self.allocate_grown(thread, memory, layout, new).map(Moved::To);
+        }
+        let moved = self.allocate(thread, new).map(Moved::To);
+        // SAFETY: the caller's promise.
+        moved.or_else(|| unsafe { self.shorten(thread, memory, layout, new) })
     }
 
     /// Brings what is in memory of `layout` to where it was placed anew, `size` bytes long.

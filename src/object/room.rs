@@ -62,7 +62,7 @@ const SHARE: usize = 32;
 
 /// Whether blocks of this layout have flags that are looked at: more than 1 KiB, and in the table.
 #[inline]
-fn has_flag(layout: Layout) -> bool {
+pub(super) fn has_flag(layout: Layout) -> bool {
     match SizeClass::of(layout.size(), layout.align()) {
         Some(class) => class.is_flagged(),
         None => layout.align() <= PAGE_BYTES,
@@ -71,7 +71,7 @@ fn has_flag(layout: Layout) -> bool {
 
 impl<S: Source + 'static> Objects<S> {
     /// What the block lies in, if that is longer than its layout says.
-    fn room_of(&self, memory: NonNull<u8>, layout: Layout) -> Option<Room> {
+    pub(super) fn room_of(&self, memory: NonNull<u8>, layout: Layout) -> Option<Room> {
         has_flag(layout).then(|| self.spans.room_at(memory)).flatten()
     }
 
@@ -171,7 +171,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(room)
     }
 
-    fn leave_room(&self, memory: NonNull<u8>, room: Room) {
+    pub(super) fn leave_room(&self, memory: NonNull<u8>, room: Room) {
         self.spans.leave_room(memory);
         self.discharge(room.bytes());
     }
@@ -200,6 +200,12 @@ impl<S: Source + 'static> Objects<S> {
             self.discharge(bytes);
         }
         fits
+    }
+
+    /// The same, whether there may be or not.
+    pub(super) fn charge_anyway(&self, bytes: usize) {
+        // Relaxed: see `charge`.
+        self.roomy.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn discharge(&self, bytes: usize) {

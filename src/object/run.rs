@@ -110,15 +110,13 @@ impl<S: Source + 'static> Objects<S> {
         if !self.fits(layout) {
             return None;
         }
+        self.share_shelves(thread);
         if let Some(run) = self.cut_from_shelf(thread, layout) {
             return Some(Allocation {
                 run,
                 scavenged: PageCount::ZERO,
             });
         }
-        // Relaxed: a number by itself.
-        let threads = self.cached.load(Ordering::Relaxed);
-        thread.shelf().share(self.heap.limit(), threads);
         let attempt = || {
             let allocation = if layout.align() <= PAGE_BYTES {
                 self.pages(thread.cache(), pages)
@@ -193,7 +191,7 @@ impl<S: Source + 'static> Objects<S> {
             }
             Some(page) if self.spans.entry(page).is_shelved() => "large block freed twice; its address, its size",
             Some(page) if self.heap.is_free(page) => "large block freed twice; its address, its size",
-            Some(_) => "a block was freed as a large one, with the wrong layout; its address, its size",
+            Some(_) => "a block was freed twice, or as a large one, with the wrong layout; its address, its size",
         };
         fatal::abort(message, memory.addr().get(), layout.size())
     }
@@ -221,6 +219,7 @@ impl<S: Source + 'static> Objects<S> {
                 .or_else(|| self.take_from_list(thread, length))
         };
         shelved.or_else(|| {
+            self.share_shelves(thread);
             // At the heap's limit somebody may need it more.
             if self.heap.grown() >= self.heap.limit() {
                 return None;
@@ -228,6 +227,14 @@ impl<S: Source + 'static> Objects<S> {
             let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
             self.enter_run(thread, run)
         })
+    }
+
+    /// For who asked his shelf in vain: what it may hold from now on.
+    #[inline]
+    fn share_shelves(&self, thread: &Thread) {
+        // Relaxed: a number by itself.
+        let threads = self.cached.load(Ordering::Relaxed);
+        thread.shelf().share(self.heap.limit(), threads);
     }
 
     /// Frees a run that had room: onto the shelf, if the thread has one.

@@ -86,6 +86,7 @@ impl<S: Source + 'static> Objects<S> {
         let placed = unsafe { self.place_resized(&self.shared(), memory, layout, size) }?;
         match placed {
             Moved::Not => Some(memory),
+            Moved::With(moved) => Some(moved),
             Moved::To(moved) => {
                 // SAFETY: as `place_resized` says; the old is given up, and the structure is held again.
                 unsafe {

@@ -57,7 +57,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// A slot of the caller's becomes the program's.
     #[inline]
-    fn hand_out(&self, slot: NonNull<u8>, class: SizeClass) -> NonNull<u8> {
+    pub(super) fn hand_out(&self, slot: NonNull<u8>, class: SizeClass) -> NonNull<u8> {
         if class.is_flagged() {
             // SAFETY: the slot is ours.
             unsafe { self.spans.hand_out(slot) };

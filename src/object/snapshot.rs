@@ -37,7 +37,7 @@ pub struct ClassStats {
     pub span_pages: usize,
     /// The most pages its spans ever had.
     pub peak_span_pages: usize,
-    /// Slots that the program has.
+    /// Slots that the program has; of one class those that threads' structures are, too, 3 KiB each.
     pub live: usize,
     /// Free slots in magazines of threads, and in the class's store.
     pub cached: usize,

@@ -56,7 +56,7 @@ pub struct GlobalStats {
 }
 
 impl GlobalStats {
-    /// Bytes in blocks of the program, rounded up to slots and pages.
+    /// Bytes in blocks of the program, rounded up to slots and pages, and in threads' structures, 3 KiB each.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         let large = self

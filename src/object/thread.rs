@@ -347,6 +347,15 @@ impl Thread {
         self.stock.open();
     }
 
+    /// Shuts all magazines: what comes back to them is counted from here on.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(super) fn shut(&self) {
+        self.magazines.iter().for_each(Magazine::shut);
+    }
+
     /// Whether no magazine has a rack loaded: then no block is freed into one before another is.
     pub(super) fn is_bare(&self) -> bool {
         self.magazines.iter().all(|magazine| magazine.room() == 0)
@@ -406,7 +415,9 @@ impl Thread {
         allow(dead_code, reason = "for fork, which needs an operating system")
     )]
     pub(super) fn bereave(&self, spans: &Spans, forget: impl FnOnce(usize), free: impl FnMut(PageRun)) {
-        if !self.listing.is_vacant() {
+        if self.listing.is_vacant() {
+            self.shut();
+        } else {
             self.forget();
         }
         self.shelf.clear(spans, free);

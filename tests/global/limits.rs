@@ -149,6 +149,30 @@ fn nobody_is_refused_for_what_lies_on_shelves() {
 }
 
 #[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn where_all_is_taken_blocks_can_be_made_shorter() {
+    static HEAP: GlobalHeap = new_heap().limit(8 << 20);
+    let sizes = [
+        (20_000, 12_000),
+        (20_000, 1_100),
+        (2_000, 1_500),
+        (100_000, 100),
+        (2 << 20, 30),
+        (1 << 20, 9_000),
+    ];
+    let blocks = sizes.map(|(from, _)| Block::new(&HEAP, layout(from, 8), 0xa5).unwrap());
+    let others = [64 << 10, 12_000, 1_500, 1_100, 100, 30, 8].map(|size| exhaust(&HEAP, size));
+    for (mut block, (_, to)) in blocks.into_iter().zip(sizes) {
+        assert!(block.resize(&HEAP, to), "to {to}: {}", HEAP.stats());
+        block.free(&HEAP);
+    }
+    HEAP.check().unwrap();
+    others.into_iter().flatten().for_each(|block| block.free(&HEAP));
+    assert_eq!(HEAP.stats().roomy_bytes, 0);
+    HEAP.check().unwrap();
+}
+
+#[test]
 fn what_other_threads_keep_is_asked_back() {
     static HEAP: GlobalHeap = new_heap().limit(8 << 20);
     let (to, from) = std::sync::mpsc::sync_channel::<()>(0);

@@ -75,7 +75,7 @@ fn what_is_outside_is_not_freed() {
     assert_eq!(refused(&heap, 0, 1), (false, 0), "nothing has grown");
     take(&heap, 512);
     assert_eq!(refused(&heap, 512, 1), (false, 512));
-    assert_eq!(refused(&heap, 500, 13), (false, 500));
+    assert_eq!(refused(&heap, 500, 13), (false, 512), "its end");
     assert_eq!(refused(&heap, 4096, 1), (false, 4096));
     assert_eq!(refused(&heap, FAR, 1), (false, FAR));
     check(&heap, 512, 0);

@@ -333,6 +333,35 @@ fn several_threads_free_as_much_as_they_took_and_nobody_is_there() {
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
+/// What is cut off large blocks that stay where they are is free, and nobody need have freed a block.
+#[test]
+fn several_threads_make_blocks_shorter_and_nobody_is_there() {
+    if !is_child() {
+        return assert!(run("shapes::several_threads_make_blocks_shorter_and_nobody_is_there"));
+    }
+    let before = resident();
+    let barrier = Arc::new(Barrier::new(5));
+    let asleep: Vec<_> = (0..4)
+        .map(|_| {
+            let barrier = barrier.clone();
+            thread::spawn(move || {
+                let mut block = vec![1_u8; 16 << 20];
+                barrier.wait();
+                block.truncate(100 << 10);
+                block.shrink_to_fit();
+                barrier.wait();
+                barrier.wait();
+                block
+            })
+        })
+        .collect();
+    barrier.wait();
+    barrier.wait();
+    settle(before, 4 * (100 << 10));
+    barrier.wait();
+    asleep.into_iter().for_each(|thread| drop(thread.join().unwrap()));
+}
+
 #[test]
 fn several_threads_free_what_they_had_before_he_slept() {
     if !is_child() {

@@ -338,7 +338,8 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
         // SAFETY: it is refused.
         let error = unsafe { self.heap.try_free(run) };
-        let at = if outside { page } else { free.unwrap_or(page) };
+        let first_outside = page.max(self.model.grown());
+        let at = if outside { first_outside } else { free.unwrap_or(page) };
         let expected = (!outside, self.heap.address(PageIndex(at)).addr().get());
         let real = error.map_err(|error| (error.is_free_already(), error.address()));
         self.expect(real, Err(expected), "try_free of what is not in use", at);

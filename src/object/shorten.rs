@@ -1,0 +1,125 @@
+//! A block is made shorter though there is no memory for a shorter one.
+//!
+//! ```text
+//!   was             becomes         what is done
+//!   large           large           its end goes back, always (`run.rs`)
+//!   large, 1-32 KiB more than 1 KiB it stays where it is, as a block with room; of a run no more than 40 KiB
+//!   large           up to 1 KiB     its first pages become a span, of which it is a slot; the rest goes back
+//!   1-32 KiB        up to 1 KiB     refused
+//! ```
+//!
+//! Who makes a block shorter has no use for a refusal: `Vec::shrink_to_fit` ends the program. And where a heap is full
+//! it is wanted most. So it is done in place, if a block may lie in more than it says: above 1 KiB its flag can say so
+//! (`room.rs`). One that is shorter must lie in a slot of its class, and a run is long enough to be made a span. A slot
+//! is not; nor is a block that is aligned to more than a page in the table: it is refused, too.
+//!
+//! Worked: a heap of 64 MiB is full, 40 of them one block of which 100 bytes are used. Its first page becomes a span of
+//! 78 slots of 104 bytes, the block one of them, and 5,119 pages are free.
+//!
+//! **Cost**: a copy of up to 1 KiB onto the stack and back, and what a free of pages costs. Nothing of it is on a path
+//! where there is memory.
+
+use core::alloc::Layout;
+use core::ptr::{self, NonNull};
+
+use crate::source::Source;
+use crate::units::{PageCount, PageRun};
+
+use super::rack::Few;
+use super::room::has_flag;
+use super::size_class::{MarkedSize, SizeClass, SmallSize};
+use super::spans::Room;
+use super::{Moved, Objects, Thread};
+
+/// The longest slot without a flag.
+const UNFLAGGED_BYTES: usize = MarkedSize::MOST_BYTES;
+
+/// The shortest large block: a run of so many bytes is no slot's.
+const SHORTEST_RUN: Layout = match Layout::from_size_align(SmallSize::MOST_BYTES + 1, 1) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a layout"),
+};
+
+impl<S: Source + 'static> Objects<S> {
+    /// Makes a block shorter, which is to be a slot's, without memory for it. `None`: it is as it was.
+    ///
+    /// # Safety
+    ///
+    /// The memory was allocated from this heap with the old layout and is the caller's; if it moves, it is not. The
+    /// structure as for [`free`](Self::free).
+    #[cold]
+    pub(super) unsafe fn shorten(
+        &self,
+        thread: &Thread,
+        memory: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Option<Moved> {
+        let class = SizeClass::of(new.size(), new.align()).filter(|_| has_flag(old))?;
+        let room = self.room_of(memory, old);
+        if class.is_flagged() {
+            if room.is_none() {
+                self.give_room(thread, memory, old);
+            }
+            return Some(Moved::Not);
+        }
+        let run = match room {
+            Some(Room::Run(run)) => run,
+            None if SizeClass::of(old.size(), old.align()).is_none() => self.run_of(memory, old),
+            _ => return None,
+        };
+        let pages = PageCount(class.pages());
+        if run.pages() < pages {
+            return None;
+        }
+        if let Some(room) = room {
+            self.leave_room(memory, room);
+        }
+        // SAFETY: the run is the caller's, as `memory` is, and long enough for a span.
+        let slot = unsafe { self.make_slot(thread, class, run, new.size()) }?;
+        Some(Moved::With(slot))
+    }
+
+    /// The block stays where it is, and has room there.
+    fn give_room(&self, thread: &Thread, memory: NonNull<u8>, old: Layout) {
+        let bytes = match SizeClass::of(old.size(), old.align()) {
+            Some(class) => class.bytes(),
+            None => {
+                self.resize_large(thread, memory, old, SHORTEST_RUN);
+                Self::usable_size(SHORTEST_RUN)
+            }
+        };
+        self.charge_anyway(bytes);
+        self.spans.enter_room(memory);
+    }
+
+    /// Makes the beginning of a run a span, and what stands in its first `size` bytes a slot of it; the rest of the run
+    /// is free.
+    ///
+    /// # Safety
+    ///
+    /// The run is a large block's of this heap, which the caller gives up, without room, and in the table. It is as
+    /// long as a span of the class at least, which has slots of `size` bytes and no flags.
+    unsafe fn make_slot(&self, thread: &Thread, class: SizeClass, run: PageRun, size: usize) -> Option<NonNull<u8>> {
+        let mut kept = [0_u8; UNFLAGGED_BYTES];
+        let size = size.min(UNFLAGGED_BYTES);
+        // SAFETY: the caller's promise: memory of his, of more bytes than that.
+        unsafe { ptr::copy_nonoverlapping(self.spans.address(run.start()).as_ptr(), kept.as_mut_ptr(), size) };
+        self.spans.entry(run.start()).leave();
+        let (span, rest) = match run.split_at(PageCount(class.pages())) {
+            Some((span, rest)) => (span, Some(rest)),
+            None => (run, None),
+        };
+        if let Some(rest) = rest {
+            self.free_run(thread.cache(), rest);
+        }
+        let mut few = Few::default();
+        // SAFETY: used here only.
+        let mut rack = unsafe { few.rack() };
+        self.central(class).take_fresh(&self.spans, class, span, 1, &mut rack);
+        let slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
+        // SAFETY: a slot of the class, just taken, so of `size` bytes at least; `kept` is on the stack.
+        unsafe { ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size) };
+        Some(slot)
+    }
+}
