@@ -174,6 +174,41 @@ fn a_block_can_be_made_shorter_where_there_is_no_memory() {
     }
 }
 
+/// What has grown in steps lies in a run with room, which it keeps no more of than it must.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_block_with_room_gives_some_back_where_there_is_no_memory() {
+    let layout = |size| Layout::from_size_align(size, 8).unwrap();
+    let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(8192))).unwrap();
+    // A run on the shelf, for where it gets room.
+    for size in [72_000, 80_000, 88_000, 96_000, 112_000, 128_000] {
+        let run = heap.allocate(layout(size)).unwrap();
+        // SAFETY: just allocated.
+        unsafe { heap.free(run, layout(size)) };
+    }
+    let mut size = 700;
+    let mut block = heap.allocate(layout(size)).unwrap();
+    while size < 2_500 {
+        let more = size * 5 / 4;
+        // SAFETY: ours, with this layout.
+        block = unsafe { heap.resize(block, layout(size), more) }.unwrap();
+        size = more;
+    }
+    assert!(heap.stats().roomy_bytes > 48 << 10, "{}", heap.stats());
+    for size in [1 << 20, 40_000, 1_100] {
+        while heap.allocate(layout(size)).is_some() {}
+    }
+    // SAFETY: as above.
+    let shorter = unsafe { heap.resize(block, layout(size), 1_100) };
+    assert_eq!(shorter, Some(block));
+    assert_eq!(heap.stats().roomy_bytes, 40 << 10, "{}", heap.stats());
+    heap.check().unwrap();
+    // SAFETY: as above.
+    unsafe { heap.free(block, layout(1_100)) };
+    assert_eq!(heap.stats().roomy_bytes, 0);
+    heap.check().unwrap();
+}
+
 #[test]
 fn a_soft_limit_is_its_own_and_can_be_changed() {
     let heap = Heap::new(System, Config::new(256 << 20).soft_limit(PageCount(4096))).unwrap();

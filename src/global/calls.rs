@@ -49,6 +49,19 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
+    /// Fast: a slot that lies in this thread's magazine.
+    #[inline(always)]
+    fn take_at_hand(&self, layout: Layout) -> Option<NonNull<u8>> {
+        // Relaxed: as in `take_slot`.
+        let (thread, objects) = (local::current(), self.objects.load(Ordering::Relaxed));
+        if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
+            return thread.pop(objects, Seat::of_marked(size));
+        }
+        let seat = Seat::of(SmallSize::of(layout.size(), layout.align())?);
+        // SAFETY: the spans are asked for when the thread's structure is of this address.
+        unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), seat) }
+    }
+
     /// Fast: a slot that `push` puts into this thread's magazine in the seat, if there is room, and it is of this heap:
     /// it looks. If it says no the slow way goes by the seat: by the size it would have to be kept in a register, and
     /// that to be saved.
@@ -205,12 +218,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return unsafe { self.grow(memory, layout, size, from) };
         }
         let new = Layout::from_size_align(size, layout.align()).ok()?;
-        let Some(moved) = self.take(new, false) else {
-            if size > layout.size() {
-                return None;
-            }
-            // SAFETY: the caller's promise. It may stay where it is.
-            return unsafe { self.realloc_slow(memory, layout, size) };
+        let moved = if size > layout.size() {
+            self.take(new, false)?
+        } else {
+            // Where there is none it may stay: so nobody is to be asked for memory, and nothing to be refused, before.
+            let Some(moved) = self.take_at_hand(new) else {
+                // SAFETY: the caller's promise.
+                return unsafe { self.realloc_slow(memory, layout, size) };
+            };
+            moved
         };
         // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
         unsafe {

@@ -15,10 +15,11 @@
 //! **When.** A block that has moved twice to grow, and is to grow again, gets room; if it grows to less than twice as
 //! much it does so in steps, and one move is enough. Room is eight times what is asked for; where that is little, 64
 //! times, up to 128 KiB, if there may be so much: most of its way lies before it. What that leaves unused is bounded:
-//! all roomy blocks together are at most 1 MiB, or a 32nd of the memory behind the heap if that is more, and never more
-//! than a 32nd of the heap's limit; there are none over the soft limit, and where a heap has reached its limit only
-//! what lies in a magazine, or on a shelf, is given; a block that is made shorter, by a class or more, gives its room
-//! up. Pages that a block has not grown into are not touched.
+//! all that grew have at most 1 MiB together, or a 32nd of the memory behind the heap if that is more, and never more
+//! than a 32nd of the heap's limit; they get none over the soft limit, and where a heap has reached its limit only what
+//! lies in a magazine, or on a shelf. A block that is made shorter, by a class or more, gives its room up; but if there
+//! is no memory for it elsewhere it gets some, as it stays where it is (`shorten.rs`), however much others have. Pages
+//! that a block has not grown into are not touched.
 //!
 //! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
 //! may be more, by what threads that are not there were about to count.

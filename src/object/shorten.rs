@@ -58,9 +58,7 @@ impl<S: Source + 'static> Objects<S> {
         let class = SizeClass::of(new.size(), new.align()).filter(|_| has_flag(old))?;
         let room = self.room_of(memory, old);
         if class.is_flagged() {
-            if room.is_none() {
-                self.give_room(thread, memory, old);
-            }
+            self.give_room(thread, memory, old, room);
             return Some(Moved::Not);
         }
         let run = match room {
@@ -80,12 +78,21 @@ impl<S: Source + 'static> Objects<S> {
         Some(Moved::With(slot))
     }
 
-    /// The block stays where it is, and has room there.
-    fn give_room(&self, thread: &Thread, memory: NonNull<u8>, old: Layout) {
-        let bytes = match SizeClass::of(old.size(), old.align()) {
-            Some(class) => class.bytes(),
-            None => {
-                self.resize_large(thread, memory, old, SHORTEST_RUN);
+    /// The block stays where it is, and has room there; but in a run no more than the shortest one has.
+    fn give_room(&self, thread: &Thread, memory: NonNull<u8>, old: Layout, room: Option<Room>) {
+        let bytes = match (room, SizeClass::of(old.size(), old.align())) {
+            (Some(Room::Slot(_)), _) => return,
+            (None, Some(class)) => class.bytes(),
+            (room, _) => {
+                let run = match room {
+                    Some(Room::Run(run)) => run,
+                    _ => self.run_of(memory, old),
+                };
+                // Before it is shorter, as in `stays`.
+                if let Some(room) = room {
+                    self.leave_room(memory, room);
+                }
+                self.resize_run(thread, run, SHORTEST_RUN);
                 Self::usable_size(SHORTEST_RUN)
             }
         };

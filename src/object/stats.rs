@@ -45,7 +45,8 @@ pub struct GlobalStats {
     pub stored_bytes: usize,
     /// Slots that are tables of free slots' addresses, in magazines, in stores, and blank.
     pub rack_bytes: usize,
-    /// Slots and pages in which blocks lie that have grown and have room to grow on; a part of what is in use.
+    /// Slots and pages in which blocks lie that have room: they have grown and may grow on, or were made shorter where
+    /// there was no memory. A part of what is in use.
     pub roomy_bytes: usize,
     /// Batches that went between magazines and classes.
     pub batches: u64,

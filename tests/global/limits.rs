@@ -162,10 +162,12 @@ fn where_all_is_taken_blocks_can_be_made_shorter() {
     ];
     let blocks = sizes.map(|(from, _)| Block::new(&HEAP, layout(from, 8), 0xa5).unwrap());
     let others = [64 << 10, 12_000, 1_500, 1_100, 100, 30, 8].map(|size| exhaust(&HEAP, size));
+    let refused = HEAP.stats().pages.refusals;
     for (mut block, (_, to)) in blocks.into_iter().zip(sizes) {
         assert!(block.resize(&HEAP, to), "to {to}: {}", HEAP.stats());
         block.free(&HEAP);
     }
+    assert_eq!(HEAP.stats().pages.refusals, refused, "none of them");
     HEAP.check().unwrap();
     others.into_iter().flatten().for_each(|block| block.free(&HEAP));
     assert_eq!(HEAP.stats().roomy_bytes, 0);
