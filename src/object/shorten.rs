@@ -4,7 +4,7 @@
 //!   was             becomes         what is done
 //!   large           large           its end goes back, always (`run.rs`)
 //!   large, 1-32 KiB more than 1 KiB it stays where it is, as a block with room; of a run no more than 40 KiB
-//!   large           up to 1 KiB     its first pages become a span, of which it is a slot; the rest goes back
+//!   large           up to 1 KiB     its first page becomes a span, of which it is a slot; the rest goes back
 //!   1-32 KiB        up to 1 KiB     refused
 //! ```
 //!
@@ -57,69 +57,53 @@ impl<S: Source + 'static> Objects<S> {
     ) -> Option<Moved> {
         let class = SizeClass::of(new.size(), new.align()).filter(|_| has_flag(old))?;
         let room = self.room_of(memory, old);
+        let leave = || room.into_iter().for_each(|room| self.leave_room(memory, room));
+        let place = room.unwrap_or_else(|| match SizeClass::of(old.size(), old.align()) {
+            Some(class) => Room::Slot(class),
+            None => Room::Run(self.run_of(memory, old)),
+        });
         if class.is_flagged() {
-            self.give_room(thread, memory, old, room);
+            // Before it may be shorter, as in `stays`.
+            leave();
+            let bytes = match place {
+                Room::Slot(class) => class.bytes(),
+                Room::Run(run) => {
+                    self.resize_run(thread, run, SHORTEST_RUN);
+                    Self::usable_size(SHORTEST_RUN)
+                }
+            };
+            self.charge_anyway(bytes);
+            self.spans.enter_room(memory);
             return Some(Moved::Not);
         }
-        let run = match room {
-            Some(Room::Run(run)) => run,
-            None if SizeClass::of(old.size(), old.align()).is_none() => self.run_of(memory, old),
-            _ => return None,
-        };
-        let pages = PageCount(class.pages());
-        if run.pages() < pages {
-            return None;
-        }
-        if let Some(room) = room {
-            self.leave_room(memory, room);
-        }
-        // SAFETY: the run is the caller's, as `memory` is, and long enough for a span.
-        let slot = unsafe { self.make_slot(thread, class, run, new.size()) }?;
+        let Room::Run(run) = place else { return None };
+        let (span, rest) = run.split_at(PageCount(class.pages()))?;
+        leave();
+        // SAFETY: the run is the caller's, as `memory` is, and has no room any more; `span` is as long as a span.
+        let slot = unsafe { self.make_slot(thread, class, (span, rest), new.size()) }?;
         Some(Moved::With(slot))
     }
 
-    /// The block stays where it is, and has room there; but in a run no more than the shortest one has.
-    fn give_room(&self, thread: &Thread, memory: NonNull<u8>, old: Layout, room: Option<Room>) {
-        let bytes = match (room, SizeClass::of(old.size(), old.align())) {
-            (Some(Room::Slot(_)), _) => return,
-            (None, Some(class)) => class.bytes(),
-            (room, _) => {
-                let run = match room {
-                    Some(Room::Run(run)) => run,
-                    _ => self.run_of(memory, old),
-                };
-                // Before it is shorter, as in `stays`.
-                if let Some(room) = room {
-                    self.leave_room(memory, room);
-                }
-                self.resize_run(thread, run, SHORTEST_RUN);
-                Self::usable_size(SHORTEST_RUN)
-            }
-        };
-        self.charge_anyway(bytes);
-        self.spans.enter_room(memory);
-    }
-
-    /// Makes the beginning of a run a span, and what stands in its first `size` bytes a slot of it; the rest of the run
-    /// is free.
+    /// Makes the first part of a run a span, and what stands in its first `size` bytes a slot of it; the second part is
+    /// free. (`None` would be a fresh span without a slot.)
     ///
     /// # Safety
     ///
-    /// The run is a large block's of this heap, which the caller gives up, without room, and in the table. It is as
-    /// long as a span of the class at least, which has slots of `size` bytes and no flags.
-    unsafe fn make_slot(&self, thread: &Thread, class: SizeClass, run: PageRun, size: usize) -> Option<NonNull<u8>> {
+    /// The two are a large block's run of this heap, which the caller gives up, without room, and in the table. The
+    /// first is as long as a span of the class, which has slots of `size` bytes and no flags: so of 1 KiB at the most.
+    unsafe fn make_slot(
+        &self,
+        thread: &Thread,
+        class: SizeClass,
+        (span, rest): (PageRun, PageRun),
+        size: usize,
+    ) -> Option<NonNull<u8>> {
         let mut kept = [0_u8; UNFLAGGED_BYTES];
         let size = size.min(UNFLAGGED_BYTES);
-        // SAFETY: the caller's promise: memory of his, of more bytes than that.
-        unsafe { ptr::copy_nonoverlapping(self.spans.address(run.start()).as_ptr(), kept.as_mut_ptr(), size) };
-        self.spans.entry(run.start()).leave();
-        let (span, rest) = match run.split_at(PageCount(class.pages())) {
-            Some((span, rest)) => (span, Some(rest)),
-            None => (run, None),
-        };
-        if let Some(rest) = rest {
-            self.free_run(thread.cache(), rest);
-        }
+        // SAFETY: the caller's promise: memory of his, of a page at least, and `kept` has room for so many.
+        unsafe { ptr::copy_nonoverlapping(self.spans.address(span.start()).as_ptr(), kept.as_mut_ptr(), size) };
+        self.spans.entry(span.start()).leave();
+        self.free_run(thread.cache(), rest);
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut rack = unsafe { few.rack() };

@@ -409,7 +409,8 @@ impl Thread {
     }
 
     /// In the child of a fork, which does not have its user: empties it. What was in its magazines, which may be half
-    /// changed, is lost; `forget` gets its cache of pages, and `free` the runs on its shelf.
+    /// changed, is lost; but one that is vacant had none half changed, and keeps them, shut. `forget` gets its cache of
+    /// pages, and `free` the runs on its shelf.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
