@@ -81,6 +81,20 @@ fn idle_groups(free: &[u64], scavenged: &[u64], word: usize, group: usize) -> u6
     }
 }
 
+/// Leaves marks of groups alone that are marked altogether. `group` is a power of two, pages in a granule: of a longer
+/// page of the system that has memory, part of which was never used, all of it has.
+pub fn keep_whole(scavenged: &mut [u64], group: usize) {
+    let words = (group / WORD_PAGES).max(1);
+    for group_of in scavenged.chunks_mut(words) {
+        if words > 1 && group_of.iter().any(|&word| word != u64::MAX) {
+            group_of.fill(0);
+        }
+        group_of
+            .iter_mut()
+            .for_each(|word| *word = !fill_aligned(!*word, group.min(WORD_PAGES)));
+    }
+}
+
 /// Each aligned group of `group` bits that has a one in it made all ones. `group` is a power of two, at most 64.
 #[must_use]
 pub const fn fill_aligned(bits: u64, group: usize) -> u64 {

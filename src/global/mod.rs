@@ -308,9 +308,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// Gives all memory behind free pages back, `bytes` bytes or a little more (not less than a page, or a huge page
     /// that would be cut), at once: free pages of the heap, spans in store, and what threads keep for themselves,
-    /// magazines and shelves included, though they sleep. What stays are live blocks, free blocks beside them, and what
-    /// threads that are at work meanwhile have in their hands (and those that sleep, where the system has no
-    /// `membarrier`). Returns how many bytes.
+    /// magazines and shelves included, though they sleep; then what lies between live blocks of more than 1 KiB, by
+    /// whole pages of the system. What stays are live blocks, what shares a page with them, and what threads that are
+    /// at work meanwhile have in their hands (and those that sleep, where the system has no `membarrier`). Returns how
+    /// many bytes.
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it.

@@ -35,6 +35,7 @@ use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Pass
 use crate::units::PageCount;
 
 use super::PageHeap;
+use super::above::{Above, Nothing};
 use super::limit::Ceiling;
 use super::scan::Released;
 
@@ -88,6 +89,8 @@ struct State {
     silent: bool,
     /// Nothing has happened for a second, and caches have been emptied to see whether anybody misses them.
     asked: bool,
+    /// Below which page the layer above may yet have parts of pages to give back, when nothing else is left.
+    unpunched: usize,
     /// Pages with memory behind them, as the last look and the work since have left them.
     backed: usize,
     looks: u32,
@@ -166,6 +169,7 @@ impl Driver {
                 settled: false,
                 silent: false,
                 asked: false,
+                unpunched: usize::MAX,
                 backed: 0,
                 looks: 0,
                 over: false,
@@ -286,19 +290,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// assert!(pause <= Duration::from_secs(10) || pause == Duration::MAX);
     /// ```
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        self.tick_with(clock, || false, || 0, |_| true)
+        self.tick_with(clock, &Nothing)
     }
 
-    /// As [`tick`](Self::tick), for a layer above: `activity` changes with what it does, `trim` makes it give up what
-    /// it keeps in store, all of it or some, and says whether it has all. To `settle`, for who sleeps for ever after
-    /// [`Duration::MAX`], is to say so only when it has given up all since that was first asked for.
-    pub(crate) fn tick_with<C: Clock + ?Sized>(
-        &self,
-        clock: &C,
-        settle: impl FnOnce() -> bool,
-        activity: impl Fn() -> u64,
-        trim: impl FnOnce(bool) -> bool,
-    ) -> Duration {
+    /// As [`tick`](Self::tick), for a layer above. If it settles, [`Duration::MAX`] is said only when it has given up
+    /// all since that was first asked for.
+    pub(crate) fn tick_with<C: Clock + ?Sized>(&self, clock: &C, above: &impl Above) -> Duration {
         let driver = &self.driver;
         let Some(_turn) = driver.turn.try_lock() else {
             return Duration::from_nanos(PERIOD);
@@ -308,27 +305,29 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // What lies in store is brought back at a stroke: paid for, but no measure of how long to pause.
         let mut trimmed = 0;
         // Asked for with the turn: who settled before he that drives was about to sleep has not settled for him.
-        let settle = settle();
+        let settle = above.settles();
         state.settled &= settle;
         if state.retention.is_due(now) {
-            self.look(&mut state, now, settle, &activity, |all| {
+            self.look(&mut state, now, settle, above, |all| {
                 let begin = nanoseconds(clock.work());
-                let has_all = trim(all);
+                let has_all = above.trim(all);
                 trimmed = nanoseconds(clock.work()).saturating_sub(begin);
                 has_all
             });
         }
         let looked = nanoseconds(clock.work()).saturating_sub(begin);
         let mut granules = 0;
+        let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked.saturating_add(QUANTUM);
         if let Some(campaign) = &mut state.campaign {
             let lazily = self.lazily && !campaign.at_once;
-            let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked.saturating_add(QUANTUM);
             let released = self.work(campaign, lazily, go_on);
             granules = released.pages.div_ceil(self.granule_pages());
             state.backed -= released.marked.min(state.backed);
             if campaign.is_over() {
                 state.campaign = None;
             }
+        } else if state.silent && state.unpunched > 0 {
+            state.unpunched = above.punch(state.unpunched, &go_on);
         }
         let worked = nanoseconds(clock.work()).saturating_sub(begin);
         self.counters.scavenging.add(worked);
@@ -342,6 +341,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         driver.state.set(state);
         match state.campaign {
             Some(_) => Duration::from_nanos(pause),
+            None if state.silent && state.unpunched > 0 => Duration::from_nanos(pause),
             None if state.resting && state.settled == settle => Duration::MAX,
             None => Duration::from_nanos(pause.max(PERIOD)),
         }
@@ -376,20 +376,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    fn granule_pages(&self) -> usize {
+    pub(super) fn granule_pages(&self) -> usize {
         (self.source.granule() >> G::PAGE_SHIFT).max(1)
     }
 
     /// Counts, and plans.
-    fn look(
-        &self,
-        state: &mut State,
-        now: u64,
-        settle: bool,
-        activity: impl Fn() -> u64,
-        trim: impl FnOnce(bool) -> bool,
-    ) {
-        let mut look = self.see(activity(), state.retention.turns(now), false);
+    fn look(&self, state: &mut State, now: u64, settle: bool, above: &impl Above, trim: impl FnOnce(bool) -> bool) {
+        let mut look = self.see(above.activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };
         let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
@@ -400,24 +393,25 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         state.asked = quiet;
         // Once a second, too: some of the program's threads may sleep.
         let fell_silent = silent && !state.silent;
-        let over = look.live + look.idle > self.driver.ceiling.goal();
+        // As much as there should be, where parts of what is live have no memory.
+        let goal = self.driver.ceiling.goal().saturating_add(self.holes().0);
+        let over = look.live + look.idle > goal;
         let settles = settle && silent && !state.settled;
         if asks || fell_silent || settles || state.looks.is_multiple_of(LOOKS_TO_TRIM) {
             state.settled = trim(quiet || over) && settle || state.settled;
             self.flush_shards();
             self.seize_caches();
-            look = self.see(activity(), false, fell_silent);
+            look = self.see(above.activity(), false, fell_silent);
             state.retention.overlook(look.print);
         }
         if asks {
             (state.silent, state.resting, state.backed) = (false, false, look.live + look.idle);
             return;
         }
-        let goal = self.driver.ceiling.goal();
         let over = look.live + look.idle > goal;
         if over && !state.over && self.lazily {
             // What has been released lazily is to go now.
-            look = self.see(activity(), false, true);
+            look = self.see(above.activity(), false, true);
             state.retention.overlook(look.print);
         }
         state.over = over;
@@ -427,6 +421,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             keep.min(goal).max(look.live)
         };
         let pages = (look.live + look.idle - look.settled).saturating_sub(keep);
+        if !silent || fell_silent {
+            state.unpunched = usize::MAX;
+        }
         (state.silent, state.backed) = (silent, look.live + look.idle);
         // What cannot be released is not asked for again.
         state.resting = silent && (pages == 0 || self.is_done());
@@ -559,8 +556,23 @@ mod tests {
     use core::cell::Cell;
     use core::time::Duration;
 
-    use crate::heap::{Config, PageHeap};
+    use crate::heap::{Above, Config, PageHeap};
     use crate::source::Simulated;
+
+    struct Slow<'a>(&'a Cell<Duration>, &'a Cell<Duration>);
+
+    impl Above for Slow<'_> {
+        fn activity(&self) -> u64 {
+            self.0.get().as_nanos() as u64
+        }
+
+        fn trim(&self, _all: bool) -> bool {
+            [self.0, self.1]
+                .into_iter()
+                .for_each(|time| time.set(time.get() + Duration::from_millis(20)));
+            true
+        }
+    }
 
     /// A layer above whose stores take 20 ms to empty, once a second, of a program that is never silent.
     #[test]
@@ -569,12 +581,7 @@ mod tests {
         let (now, worked) = (Cell::new(Duration::from_secs(1)), Cell::new(Duration::ZERO));
         let pass = |time| now.set(now.get() + time);
         while now.get() < Duration::from_secs(101) {
-            let trim = |_| {
-                pass(Duration::from_millis(20));
-                worked.set(worked.get() + Duration::from_millis(20));
-                true
-            };
-            let pause = heap.tick_with(&|| now.get(), || false, || now.get().as_nanos() as u64, trim);
+            let pause = heap.tick_with(&|| now.get(), &Slow(&now, &worked));
             pass(pause.min(Duration::from_secs(20)));
         }
         // A hundredth, 250 ms, and the last one.

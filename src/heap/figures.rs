@@ -31,9 +31,10 @@ pub(crate) enum Kind {
 /// One figure: its name, what it means, its kind, its value.
 pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
-const GAUGES: [(&str, &str); 8] = [
+const GAUGES: [(&str, &str); 9] = [
     ("backed_bytes", "Pages with memory behind them"),
     ("peak_backed_bytes", "The most of them there ever were"),
+    ("holes_bytes", "Pages allocated without memory: free parts of spans"),
     ("grown_bytes", "Pages the heap has grown to"),
     ("in_use_bytes", "Pages allocated"),
     ("cached_bytes", "Pages in caches of threads"),
@@ -119,6 +120,7 @@ impl Stats {
         let gauges = [
             bytes(self.backed),
             bytes(self.peak_backed),
+            bytes(self.holes),
             bytes(self.grown),
             bytes(self.in_use),
             bytes(self.cached),

@@ -41,6 +41,8 @@ pub(super) struct Ceiling {
     backed: AtomicUsize,
     /// The most of them.
     peak: AtomicUsize,
+    /// Bytes of pages allocated that a layer above has given back the memory of: whole pages of them are not backed.
+    holes: AtomicUsize,
     soft: AtomicUsize,
     /// Above this it is worth a try.
     next: AtomicUsize,
@@ -64,6 +66,7 @@ impl Ceiling {
         Self {
             backed: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
+            holes: AtomicUsize::new(0),
             soft: AtomicUsize::new(soft),
             next: AtomicUsize::new(soft),
             round: AtomicUsize::new(a_round_above(soft, soft)),
@@ -148,7 +151,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Pages with memory behind them: grown, and not scavenged. O(1).
+    /// Pages with memory behind them: grown, and neither scavenged nor, under a layer of objects, holes. O(1).
     pub fn backed(&self) -> PageCount {
         PageCount(self.driver.ceiling.backed())
     }
@@ -163,11 +166,48 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline(never)]
     pub(super) fn count_taken(&self, pages: usize) {
         let ceiling = &self.driver.ceiling;
-        let backed = ceiling.backed.fetch_add(pages, Ordering::Relaxed).wrapping_add(pages);
-        ceiling.peak.fetch_max(backed, Ordering::Relaxed);
+        ceiling.change(pages, 0);
+        self.assist_above_aim(pages);
+    }
+
+    /// Assists, where it is worth a try, for pages that have been counted.
+    pub(crate) fn assist_above_aim(&self, taken: usize) {
+        let ceiling = &self.driver.ceiling;
+        let backed = ceiling.backed();
         if backed > ceiling.next.load(Ordering::Relaxed) {
-            self.assist_or_owe(backed, pages);
+            self.assist_or_owe(backed, taken);
         }
+    }
+
+    /// So many bytes of pages that are allocated have no memory behind them any more; `fewer`: may have some again.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    #[cold]
+    pub(crate) fn count_holes(&self, more: usize, fewer: usize) {
+        let holes = &self.driver.ceiling.holes;
+        let before = holes.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
+        // Each counts the step it has made: the sum of all is the whole pages there are.
+        let after = before.wrapping_add(more).wrapping_sub(fewer);
+        let (before, after) = (before >> G::PAGE_SHIFT, after >> G::PAGE_SHIFT);
+        let (gone, come) = (after.saturating_sub(before), before.saturating_sub(after));
+        self.driver.ceiling.change(come, gone);
+        self.counters.released.add(gone as u64);
+    }
+
+    /// In the child of a fork, behind [`recover`](Self::recover): there are so many.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn recount_holes(&self, bytes: usize) {
+        self.driver.ceiling.holes.store(bytes, Ordering::Relaxed);
+        self.driver.ceiling.change(0, bytes >> G::PAGE_SHIFT);
+    }
+
+    /// Bytes of pages allocated that have no memory behind them. O(1).
+    pub(crate) fn hole_bytes(&self) -> usize {
+        self.driver.ceiling.holes.load(Ordering::Relaxed)
+    }
+
+    /// The same in whole pages, of which each may be several holes.
+    pub(super) fn holes(&self) -> PageCount {
+        PageCount(self.hole_bytes() >> G::PAGE_SHIFT)
     }
 
     /// Assists, if nothing is held meanwhile that others wait for.

@@ -20,6 +20,7 @@
 //!
 //! The heap never reads or writes the pages.
 
+mod above;
 mod address;
 mod cached;
 mod config;
@@ -35,6 +36,7 @@ mod map;
 mod stats;
 pub(crate) mod figures;
 
+pub(crate) use above::Above;
 pub use cached::Cache;
 pub use config::Config;
 pub(crate) use driver::Beside;

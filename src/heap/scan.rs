@@ -17,7 +17,8 @@ use crate::geometry::{Block, MAX_CHUNK_WORDS, Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::scavenge::{self, Limits};
 use crate::source::{Contents, Source};
-use crate::units::{PageCount, PageRun};
+use crate::sync::Pass;
+use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::PageHeap;
 
@@ -142,6 +143,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A run of the chunk worth releasing; but for those of `not`; see [`scavenge::candidate`].
     fn candidate(&self, chunk: usize, from: usize, limits: Limits, not: &Block) -> Option<(usize, usize)> {
         let (free, mut scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+        let granule = self.granule_pages();
+        if granule > 1 {
+            scavenge::keep_whole(&mut scavenged[..G::CHUNK_WORDS], granule);
+        }
         scavenged.iter_mut().zip(not).for_each(|(word, not)| *word |= not);
         scavenge::candidate(&free[..G::CHUNK_WORDS], &scavenged[..G::CHUNK_WORDS], from, limits)
     }
@@ -204,6 +209,33 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         } else if self.set.scavenged_in(start, pages) > 0 {
             self.to_mark(Contents::Unknown, true);
         }
+    }
+
+    /// Whether memory that goes back by and by may stay until it is wanted.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn is_lazy(&self) -> bool {
+        self.lazily
+    }
+
+    /// For who is about to [punch](Self::punch) pages near this one: until the pass is dropped what he holds is
+    /// nobody's.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn scavenges(&self, page: PageIndex) -> Pass<'_> {
+        self.scavengers.enter(page.0 >> G::CHUNK_SHIFT)
+    }
+
+    /// Gives the memory back behind a part of pages that stay allocated. Whether it has gone; what it reads as
+    /// afterwards is not known. Nothing where pages have to be committed.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn punch(&self, page: PageIndex, begin: usize, bytes: usize) -> bool {
+        let start = (page.0 << G::PAGE_SHIFT) + begin;
+        if S::COMMITS || !(start | bytes).is_multiple_of(self.source.granule()) {
+            return false;
+        }
+        self.counters.release.add(1);
+        // SAFETY: the caller's memory, whose contents he gives up; prepared, inside the reservation, on granule
+        // borders. Where the source does not commit it can be used again at once.
+        unsafe { self.source.release(offset(self.base, start), bytes) }.is_ok()
     }
 
     /// Makes a run that the caller holds read as zero, by giving its memory back instead of writing to it. Whether it

@@ -122,11 +122,13 @@ pub struct Stats {
     /// [`grow_in_place`](PageHeap::grow_in_place)). Under a layer of objects every block refused is one, whatever was
     /// asked for.
     pub refusals: u64,
-    /// Pages with memory behind them: grown, and not scavenged. Those that were given back lazily are counted, for
-    /// nobody knows whether the system has them yet.
+    /// Pages with memory behind them: grown, and neither scavenged nor holes. Those that were given back lazily are
+    /// counted, for nobody knows whether the system has them yet.
     pub backed: PageCount,
     /// The most of them there ever were.
     pub peak_backed: PageCount,
+    /// Pages allocated without memory behind them: parts of spans in which no block is, under a layer of objects.
+    pub holes: PageCount,
     /// Pages given back to the source, each as often as it was.
     pub released: u64,
     /// Of those, the ones that the system takes when it wants them; see
@@ -142,7 +144,7 @@ pub struct Stats {
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Does something that is giving memory back, not in a tick, and counts how long it took.
-    pub(super) fn timed<R>(&self, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn timed<R>(&self, work: impl FnOnce() -> R) -> R {
         let begin = self.source.worked();
         let done = work();
         if let (Some(begin), Some(end)) = (begin, self.source.worked()) {
@@ -173,6 +175,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         stats.growths = self.counters.growths.get();
         stats.refusals = self.counters.refusals.get();
         (stats.backed, stats.peak_backed) = (self.backed(), self.peak_backed());
+        stats.holes = self.holes();
         stats.released = self.counters.released.get();
         stats.released_lazily = self.counters.lazily.get();
         stats.scavenge_nanoseconds = self.counters.scavenging.get();
@@ -208,6 +211,12 @@ impl fmt::Display for Stats {
             "  (scavenged {:>6}  {:>9.1} MiB of the cached and free)",
             self.scavenged.0,
             mib(self.scavenged)
+        )?;
+        writeln!(
+            f,
+            "  (holes   {:>9}  {:>9.1} MiB of those in use)",
+            self.holes.0,
+            mib(self.holes)
         )?;
         writeln!(
             f,

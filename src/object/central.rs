@@ -9,7 +9,8 @@
 //! Magazines come here for slots by the batch, and bring them back by the batch. Slots are taken from the first span
 //! with room; a span that has none left leaves the list, and comes back to its head with the first slot that comes
 //! back. A span all of whose slots are back is kept if it is the only one, as the spare; the
-//! next one is handed to the caller, who gives its pages to the heap of pages.
+//! next one is handed to the caller, who gives its pages to the heap of pages. What lies between a span's slots may go
+//! back to the source without it (`holes.rs`).
 //!
 //! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
 //! as it is: without the lock (`store.rs`), and no slot is touched, only its rack. So what goes round between threads,
@@ -31,6 +32,7 @@
 use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
 
+use super::holes::{Claim, Grains};
 use super::mark;
 use super::rack::{Entry, Heads, Rack};
 use super::size_class::SizeClass;
@@ -255,24 +257,23 @@ impl Central {
     }
 
     /// Takes up to `wanted` slots into the rack, which has room for them. Fewer, or none, if the spans have no more.
-    /// Whether that could be seen: not if the lock is held for long.
-    pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> bool {
-        let guard = self.hold_soon(spans, class);
-        if guard.is_some() {
-            self.take_held(spans, class, wanted, rack);
-        }
-        guard.is_some()
+    /// How many grains that were holes are none any more, of which the caller is to tell the heap; `None` if nothing
+    /// could be seen, as the lock is held for long.
+    pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> Option<u32> {
+        let _guard = self.hold_soon(spans, class)?;
+        Some(self.take_held(spans, class, wanted, rack))
     }
 
     /// The same, however long that takes.
-    pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) {
+    #[must_use]
+    pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> u32 {
         let _guard = self.hold(spans, class);
-        self.take_held(spans, class, wanted, rack);
+        self.take_held(spans, class, wanted, rack)
     }
 
     /// Under the lock.
-    fn take_held(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) {
-        let mut left = wanted;
+    fn take_held(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> u32 {
+        let (mut left, mut filled) = (wanted, 0);
         while left > 0
             && let Some(span) = self.first.get()
         {
@@ -282,6 +283,9 @@ impl Central {
                 self.spare.set(None);
             }
             left -= draw(spans, class, span, &mut slots, left, rack);
+            if slots.holes(class) != 0 {
+                filled += slots.fill(class);
+            }
             entry.set_slots(slots);
             if slots.used >= class.slots() {
                 self.unlink(spans, span);
@@ -289,10 +293,11 @@ impl Central {
         }
         add(&self.out, u64::from(wanted - left));
         count_one(&self.refills);
+        filled
     }
 
     /// Takes slots back, all of the rack's. The first of the spans that are none any more, linked by `Span::behind`:
-    /// their pages are the caller's.
+    /// their pages are the caller's, and their entries say which grains are holes.
     #[must_use]
     pub fn give(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<PageIndex> {
         let _guard = self.hold(spans, class);
@@ -347,12 +352,7 @@ impl Central {
                     None => break Some(other),
                 }
             };
-            entry.set_slots(slots);
-            if was_full {
-                self.link_first(spans, span);
-            }
-            if slots.used == 0 && !self.keep_spare(span) {
-                self.release(spans, class, span);
+            if self.came_home(spans, class, span, slots, was_full) {
                 entry.behind.set(leaving);
                 leaving = Some(span);
             }
@@ -360,6 +360,62 @@ impl Central {
         add(&self.out, u64::from(count).wrapping_neg());
         count_one(&self.flushes);
         leaving
+    }
+
+    /// Writes back what a span's slots are, of which some have come home. Whether it is a span no more. Under the lock.
+    #[inline]
+    fn came_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slots: Slots, was_full: bool) -> bool {
+        spans.entry(span).set_slots(slots);
+        if was_full {
+            self.link_first(spans, span);
+        }
+        let leaves = slots.used == 0 && !self.keep_spare(span);
+        if leaves {
+            self.release(spans, class, span);
+        }
+        leaves
+    }
+
+    /// Takes slots out of a span of the class, if it is one, that reach into grains which may go; not of the spare. Not
+    /// if the lock is held for long.
+    pub fn claim(&self, spans: &Spans, class: SizeClass, span: PageIndex, granule: usize) -> Option<Claim> {
+        let _guard = self.hold_soon(spans, class)?;
+        let entry = spans.entry(span);
+        if entry.tag() != Some((class, 0)) || self.spare.get() == Some(span) {
+            return None;
+        }
+        let mut slots = entry.slots();
+        let claim = slots.claim(class, span, granule)?;
+        entry.set_slots(slots);
+        if slots.used == class.slots() {
+            self.unlink(spans, span);
+        }
+        add(&self.out, claim.slots.count_ones().into());
+        Some(claim)
+    }
+
+    /// Takes them home again; `gone` are those grains that are holes now, of which the new ones are `counted` under the
+    /// lock. The span, if it is one no more: its pages are the caller's.
+    #[must_use]
+    pub fn end_claim(
+        &self,
+        spans: &Spans,
+        (class, span): (SizeClass, PageIndex),
+        claim: Claim,
+        gone: Grains,
+        counted: impl FnOnce(u32),
+    ) -> Option<PageIndex> {
+        let _guard = self.hold(spans, class);
+        let entry = spans.entry(span);
+        let mut slots = entry.slots();
+        let was_full = slots.used == class.slots();
+        counted(slots.end_claim(class, claim, gone));
+        add(&self.out, u64::from(claim.slots.count_ones()).wrapping_neg());
+        let leaves = self.came_home(spans, class, span, slots, was_full);
+        leaves.then(|| {
+            entry.behind.set(None);
+            span
+        })
     }
 
     /// Takes the spare out: a span no more, its pages are the caller's.

@@ -43,6 +43,11 @@ pub enum ObjectFault {
         /// Counted and found.
         bytes: [usize; 2],
     },
+    /// The heap counts other holes than there are (I19).
+    Holes {
+        /// Counted and found.
+        bytes: [usize; 2],
+    },
     /// A class counts other spans, slots, or spans with room than there are.
     Class {
         /// Bytes in a slot.
@@ -96,6 +101,10 @@ impl<S: Source + 'static> Objects<S> {
             return Err(ObjectFault::Room {
                 bytes: [self.roomy_bytes(), roomy],
             });
+        }
+        let bytes = [self.heap.hole_bytes(), self.spans.hole_bytes(self.heap.grown().0)];
+        if bytes[0] != bytes[1] {
+            return Err(ObjectFault::Holes { bytes });
         }
         SizeClass::all().try_for_each(|class| self.check_class(class, found[class.index()]))
     }
@@ -158,6 +167,7 @@ impl fmt::Display for ObjectFault {
                 "{} bytes in roomy blocks are counted; there are {}",
                 bytes[0], bytes[1]
             ),
+            Self::Holes { bytes } => write!(f, "{} bytes in holes are counted; there are {}", bytes[0], bytes[1]),
             Self::Class {
                 bytes,
                 spans,

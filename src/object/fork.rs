@@ -117,6 +117,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
     fn recover(&self, own: Option<NonNull<Thread>>) {
         self.keeper.has_gone();
         self.heap.recover();
+        self.heap.recount_holes(self.spans.hole_bytes(self.heap.grown().0));
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
         let own = self.register.bereave(is_own, |thread| {
             let forget = |cache| self.heap.forget_cache(cache);

@@ -33,7 +33,7 @@
 use core::ptr::NonNull;
 use core::time::Duration;
 
-use crate::heap::Clock;
+use crate::heap::{Above, Clock};
 use crate::scavenge::pressure::Notices;
 use crate::source::Source;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, seize, wake};
@@ -57,6 +57,11 @@ const BYTES_TO_RING: usize = 1 << 20;
 
 /// How often an allocation looks whether it may start one: a system call each.
 const MOST_LOOKS: u32 = 64;
+
+/// While holes are punched the clock is read once for so many pages that are looked at, or an eighth of as many grains
+/// that go.
+const BETWEEN_LOOKS: usize = 256;
+const GRAIN_PAGES: usize = 8;
 
 /// What one allocation may count for growth: by the first of a program no thread is started.
 const MOST_GROWN: usize = BYTES_TO_RING / 2;
@@ -202,25 +207,27 @@ impl Keeper {
 impl<S: Source + 'static> Objects<S> {
     /// As [`PageHeap::tick`](crate::PageHeap::tick), for both layers.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
-        // What came into magazines before it was counted is to be found before he sleeps.
-        let settle = || self.keeper.is(ASLEEP);
-        self.heap
-            .tick_with(clock, settle, || self.activity(), |silent| self.trim(silent))
+        self.heap.tick_with(clock, self)
     }
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
     /// for who scavenges at the moment, and for a fork, which need not wait for all of this; but not for ever, for both
     /// may wait for the caller; and for who empties threads' structures, who waits for nobody.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        self.heap.release_in_turns(pages, || {
+        let released = self.heap.release_in_turns(pages, || {
             self.trim(true);
-        })
+        });
+        self.punch_for(pages, released)
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.empty_unshared();
-        self.heap.scavenge(pages)
+        let released = self.heap.scavenge(pages);
+        if self.heap.is_lazy() {
+            return released;
+        }
+        self.punch_for(pages, released)
     }
 
     /// Empties what anybody may at any time: the shared thread's structure, vacant ones, stores.
@@ -235,13 +242,6 @@ impl<S: Source + 'static> Objects<S> {
     /// Whoever keeps the heap.
     pub fn keeper(&self) -> &Keeper {
         &self.keeper
-    }
-
-    /// A number that changes whenever slots go between threads and classes.
-    fn activity(&self) -> u64 {
-        let states = SizeClass::all().map(|class| self.central(class).state(&self.spans, class));
-        let visits = states.map(|state| state.refills.wrapping_add(state.flushes));
-        visits.fold(0, u64::wrapping_add)
     }
 
     /// Empties the magazines and shelves of all threads that are not at work on them: whether nobody was. Nothing where
@@ -307,6 +307,20 @@ impl<S: Source + 'static> Objects<S> {
             self.register.give(NonNull::from(thread));
         }
     }
+}
+
+impl<S: Source + 'static> Above for Objects<S> {
+    /// What came into magazines before it was counted is to be found before he sleeps.
+    fn settles(&self) -> bool {
+        self.keeper.is(ASLEEP)
+    }
+
+    /// It changes whenever slots go between threads and classes.
+    fn activity(&self) -> u64 {
+        let states = SizeClass::all().map(|class| self.central(class).state(&self.spans, class));
+        let visits = states.map(|state| state.refills.wrapping_add(state.flushes));
+        visits.fold(0, u64::wrapping_add)
+    }
 
     /// Gives what lies in store back to the heap: what threads that have ended left, spare spans, batches that nobody
     /// has needed since this was last done, and what the shared thread keeps; of a program that is silent, or where all
@@ -338,5 +352,20 @@ impl<S: Source + 'static> Objects<S> {
             self.give_spare(None, class);
         }
         false
+    }
+
+    fn punch(&self, end: usize, go_on: &dyn Fn() -> bool) -> usize {
+        // By and by is not what can be done with a part of a span: nothing would tell which has gone.
+        if self.heap.is_lazy() {
+            return 0;
+        }
+        let mut passed = 0;
+        self.punch_below(end, |grains, pages| {
+            passed += pages + GRAIN_PAGES * grains;
+            passed < BETWEEN_LOOKS || {
+                passed = 0;
+                go_on()
+            }
+        })
     }
 }

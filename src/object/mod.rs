@@ -42,6 +42,7 @@
 
 mod size_class;
 mod length;
+mod holes;
 mod span;
 mod mark;
 mod store;
@@ -66,6 +67,7 @@ mod threads;
 mod shared;
 mod keeper;
 mod relief;
+mod punch;
 mod close;
 mod fork;
 #[cfg(test)]

@@ -11,6 +11,7 @@
 
 pub(super) mod size_class;
 pub(super) mod length;
+pub(super) mod holes;
 pub(super) mod span;
 pub(super) mod mark;
 pub(super) mod store;
@@ -37,6 +38,7 @@ use span::Span;
 use spans::Spans;
 
 pub use central::CentralState;
+pub use holes::Claim;
 pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;
 pub use store::{BatchLinks, BatchPlace, Chain, Store};
@@ -63,10 +65,12 @@ pub struct Class {
     memory: NonNull<u8>,
     layout: Layout,
     racks: Cell<usize>,
+    /// Grains that were holes and are none any more.
+    filled: Cell<usize>,
 }
 
-// SAFETY: the memory is reached by who has a slot of it. The cell is used by one thread at a time: a checker runs one,
-// and goes over to another in operations of its own only, of which there is none between reading and writing it.
+// SAFETY: the memory is reached by who has a slot of it. The cells are used by one thread at a time: a checker runs
+// one, and goes over to another in operations of its own only, of which there is none between reading and writing it.
 unsafe impl Send for Class {}
 // SAFETY: as above.
 unsafe impl Sync for Class {}
@@ -100,6 +104,7 @@ impl Class {
             memory,
             layout,
             racks: Cell::new(pages * PAGE_BYTES),
+            filled: Cell::new(0),
         }
     }
 
@@ -118,7 +123,9 @@ impl Class {
     pub fn take(&self, wanted: u32) -> Option<Slots> {
         let mut taken = false;
         let slots = with_rack(wanted, |rack| {
-            taken = self.central.take(&self.spans, self.class, wanted, rack);
+            let filled = self.central.take(&self.spans, self.class, wanted, rack);
+            self.filled.set(self.filled.get() + filled.unwrap_or(0) as usize);
+            taken = filled.is_some();
         });
         taken.then_some(slots)
     }
@@ -172,9 +179,36 @@ impl Class {
         self.central.has_stored_lately(&self.spans, self.class, slot, 0)
     }
 
+    /// Whatever may go of a run, if that is a span: what is in the way of it, the grains that would go, and the claim.
+    pub fn claim(&self, run: usize) -> Option<(Slots, Claim)> {
+        let span = PageIndex(run * self.class.pages());
+        let claim = self.central.claim(&self.spans, self.class, span, 1)?;
+        let slots = (0..self.class.slots()).filter(|slot| claim.slots & 1 << slot != 0);
+        let slots = slots.map(|slot| self.spans.slot(self.class, span, slot).expose_provenance());
+        Some((slots.collect(), claim))
+    }
+
+    /// All of it has gone. How many spans are none any more, and how many grains are holes that were not.
+    pub fn end_claim(&self, run: usize, claim: Claim) -> (usize, usize) {
+        let (span, mut holes) = (PageIndex(run * self.class.pages()), 0);
+        let left = self
+            .central
+            .end_claim(&self.spans, (self.class, span), claim, claim.grains, |more| {
+                holes = more
+            });
+        (self.left(left), holes as usize)
+    }
+
+    /// Grains that were holes and are none any more; and those that are.
+    pub fn holes(&self) -> (usize, usize) {
+        let holes = self.spans.hole_bytes(usize::MAX) >> holes::GRAIN_SHIFT;
+        (self.filled.get(), holes)
+    }
+
     /// The span kept though it has no slot out, taken out: whether there was one.
     pub fn take_spare(&self) -> bool {
-        self.central.take_spare(&self.spans, self.class).is_some()
+        let spare = self.central.take_spare(&self.spans, self.class);
+        spare.inspect(|&page| self.end(page)).is_some()
     }
 
     /// What the class says of itself.
@@ -186,9 +220,16 @@ impl Class {
         let mut count = 0;
         while let Some(page) = span {
             span = self.spans.entry(page).behind.get();
+            self.end(page);
             count += 1;
         }
         count
+    }
+
+    /// A span is none any more, nor are its holes.
+    fn end(&self, span: PageIndex) {
+        let holes = self.spans.holes_of(self.class, span) >> holes::GRAIN_SHIFT;
+        self.filled.set(self.filled.get() + holes);
     }
 
     fn batch(&self, slots: &Slots) -> Rack {

@@ -225,7 +225,9 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
         let central = self.central(class);
         loop {
-            let is_busy = !central.take(&self.spans, class, wanted, rack);
+            let filled = central.take(&self.spans, class, wanted, rack);
+            self.tell_filled(filled.unwrap_or(0));
+            let is_busy = filled.is_none();
             if !rack.is_empty() {
                 return;
             }
@@ -237,7 +239,7 @@ impl<S: Source + 'static> Objects<S> {
             match self.new_span(cache, class) {
                 Some(run) => central.take_fresh(&self.spans, class, run, wanted, rack),
                 // Before saying no.
-                None if is_busy => central.take_at_last(&self.spans, class, wanted, rack),
+                None if is_busy => self.tell_filled(central.take_at_last(&self.spans, class, wanted, rack)),
                 None => {}
             }
             return;
@@ -290,6 +292,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut pages = 0;
         while let Some(span) = leaving {
             leaving = self.spans.entry(span).behind.get();
+            self.tell_left(class, span);
             self.free_run(cache, PageRun::known(span.0, class.pages()));
             pages += class.pages();
         }
@@ -325,7 +328,8 @@ impl<S: Source + 'static> Objects<S> {
         let (class, cache) = (Rack::class(room)?, thread.cache());
         let central = self.central(class);
         let wanted = Rack::at_once(room);
-        central.take(&self.spans, class, wanted, &mut slots);
+        let filled = central.take(&self.spans, class, wanted, &mut slots);
+        self.tell_filled(filled.unwrap_or(0));
         if slots.is_empty()
             && let Some(run) = self.new_span(cache, class)
         {

@@ -34,6 +34,7 @@ use crate::fatal;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::PageIndex;
 
+use super::holes::{self, Claim, Grains};
 use super::length::Length;
 use super::size_class::SizeClass;
 
@@ -50,7 +51,7 @@ pub struct Span {
     listed: AtomicU32,
     /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the next quarter.
     fresh: AtomicU32,
-    /// The upper half of the map.
+    /// The upper half of the map; of a span of several pages, which has few slots, its holes (`holes.rs`).
     upper: AtomicU64,
     /// The neighbours in the class's list of spans with room, or on the shelf; see [`Link`].
     pub(super) before: Link,
@@ -343,6 +344,38 @@ impl Slots {
         Some(core::mem::replace(&mut self.listed, slot + 1))
     }
 
+    /// The holes of a span of the class.
+    #[inline(always)]
+    pub fn holes(&self, class: SizeClass) -> Grains {
+        if class.is_flagged() { self.upper as Grains } else { 0 }
+    }
+
+    /// Takes out what reaches into grains that may go; see [`holes::claim`].
+    pub fn claim(&mut self, class: SizeClass, span: PageIndex, granule: usize) -> Option<Claim> {
+        let claim = holes::claim(class, span, self.listed, self.holes(class), granule)?;
+        self.listed |= claim.slots;
+        self.used += claim.slots.count_ones();
+        Some(claim)
+    }
+
+    /// Puts home what was claimed, of which these grains have gone. How many more are holes now.
+    pub fn end_claim(&mut self, class: SizeClass, claim: Claim, gone: Grains) -> u32 {
+        self.listed ^= claim.slots;
+        self.used -= claim.slots.count_ones();
+        let before = self.holes(class);
+        self.upper = u64::from(before | gone);
+        (gone & !before).count_ones()
+    }
+
+    /// Ends the holes that slots reach into which are out now: how many grains.
+    #[cold]
+    pub fn fill(&mut self, class: SizeClass) -> u32 {
+        let before = self.holes(class);
+        let left = before & holes::at_home(class, self.listed);
+        self.upper = left.into();
+        (before ^ left).count_ones()
+    }
+
     /// Whether the slot is home. O(slots).
     pub fn is_home(mut self, class: SizeClass, span: PageIndex, slot: u32, next: impl Fn(u32) -> u32) -> bool {
         if is_mapped(class) {
@@ -357,9 +390,14 @@ impl Slots {
     /// How many are home, of the map or following the links; `None` if that cannot be. For checks.
     pub fn count_home(mut self, class: SizeClass, next: impl Fn(u32) -> u32) -> Option<u32> {
         if is_mapped(class) {
+            let mut filled = 0;
+            if class.is_flagged() {
+                filled = self.fill(class);
+                self.upper = 0;
+            }
             let beyond = (0..WORDS).any(|word| self.word(word) & !all_of(class, word) != 0);
             let out: u32 = (0..WORDS).map(|word| self.word(word).count_ones()).sum();
-            return (!beyond).then(|| class.slots() - out);
+            return (!beyond && filled == 0).then(|| class.slots() - out);
         }
         // Before a link is followed: nothing outside the span is read, whatever is written down.
         if self.fresh > class.slots() || self.listed > self.fresh {

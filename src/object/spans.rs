@@ -19,6 +19,7 @@ use crate::metadata::offset;
 use crate::sync::{AtomicU8, AtomicUsize, Ordering, Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
 
+use super::holes::bytes_of;
 use super::length::Length;
 use super::mark;
 use super::size_class::{FLAG_SHIFT, PAGE_BYTES, PAGE_SHIFT, SizeClass};
@@ -128,6 +129,8 @@ pub struct Spans {
     covered: AtomicUsize,
     /// Bytes in the stores of all classes.
     pub(super) stored: AtomicUsize,
+    /// The page above those where the next holes are looked for.
+    pub(super) punched: AtomicUsize,
 }
 
 // Nor is what is written often in the same line.
@@ -150,6 +153,7 @@ impl Spans {
             table,
             covered: AtomicUsize::new(0),
             stored: AtomicUsize::new(0),
+            punched: AtomicUsize::new(0),
         }
     }
 
@@ -456,6 +460,21 @@ impl Spans {
 }
 
 impl Spans {
+    /// Bytes of holes of the span that begins there, or did until the caller got it.
+    pub(super) fn holes_of(&self, class: SizeClass, span: PageIndex) -> usize {
+        bytes_of(self.entry(span).slots().holes(class).count_ones())
+    }
+
+    /// Bytes of holes below page `end`. For who has all locks, or is alone.
+    pub(super) fn hole_bytes(&self, end: usize) -> usize {
+        let pages = (0..self.covered().min(end)).map(PageIndex);
+        let holes = pages.filter_map(|page| match self.entry(page).tag()? {
+            (class, 0) => Some(self.holes_of(class, page)),
+            _ => None,
+        });
+        holes.sum()
+    }
+
     /// How many slots of the span are home; `None` if what is written down cannot be. For checks, under the lock of the
     /// class.
     pub(super) fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {

@@ -19,6 +19,11 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
 ///
 /// What is overridden keeps the promises of [`Source`], of which each function here is one.
 pub unsafe trait Verbs {
+    /// See [`Source::granule`].
+    fn granule(&self) -> usize {
+        System.granule()
+    }
+
     /// See [`Source::reserve`].
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         System.reserve(purpose, bytes, align)
@@ -93,7 +98,7 @@ impl<T> Deref for OverSystem<T> {
 // SAFETY: the verbs are the system's, or keep its promises (that of `Verbs`).
 unsafe impl<T: Verbs> Source for OverSystem<T> {
     fn granule(&self) -> usize {
-        System.granule()
+        self.0.granule()
     }
 
     fn budget(&self) -> usize {

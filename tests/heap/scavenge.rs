@@ -73,6 +73,22 @@ fn whole_granules_only() {
     check(&heap, 1024, 19);
 }
 
+/// A page that is touched brings memory behind all of its granule; those beside it are marked as scavenged, as they
+/// have never been used.
+#[test]
+fn a_granule_that_was_used_in_part_goes_back() {
+    for granule in [2, 8, 64, 128] {
+        let heap = used(Simulated::new(granule * PAGE));
+        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(1024));
+        take(&heap, 1);
+        give(&heap, 0, 1);
+        assert_eq!(heap.backed(), PageCount(1));
+        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(granule), "{granule}");
+        assert_eq!((heap.backed(), marked(&heap).len()), (PageCount(0), 1024), "{granule}");
+        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount::ZERO, "{granule}");
+    }
+}
+
 #[test]
 fn a_granule_of_several_words() {
     let heap = used(Simulated::new(128 * PAGE));

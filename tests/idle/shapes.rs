@@ -258,6 +258,29 @@ fn in_magazines(threads: usize, bytes: usize, kept: bool) {
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
+/// One block of eight stays, of any length from 1 to 32 KiB: of the others nothing does, also where they share spans.
+#[test]
+fn what_lies_between_blocks_that_stay() {
+    if !is_child() {
+        return assert!(run("shapes::what_lies_between_blocks_that_stay"));
+    }
+    const OS_PAGE: usize = 4096;
+    let before = resident();
+    let mut blocks: Vec<Vec<u8>> = (0..8192).map(|number| vec![1; 1100 + number * 7919 % 31_000]).collect();
+    let mut number = 0;
+    blocks.retain(|_| {
+        number += 1;
+        number % 8 == 0
+    });
+    let pages = blocks.iter().flat_map(|block| {
+        let range = block.as_ptr_range();
+        range.start.addr() / OS_PAGE..range.end.addr().div_ceil(OS_PAGE)
+    });
+    let live = pages.collect::<std::collections::BTreeSet<_>>().len() * OS_PAGE;
+    settle(before, live);
+    assert!(blocks.iter().flatten().all(|&byte| byte == 1));
+}
+
 /// No block goes further than into a magazine, and no run is freed.
 #[test]
 fn what_is_freed_lies_in_magazines_alone() {

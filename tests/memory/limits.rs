@@ -167,3 +167,38 @@ fn under_a_soft_limit_what_several_threads_have_stays() {
     println!("{:.1} MiB at most, of 64", most as f64 / MIB as f64);
     assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
 }
+
+/// One thread whose sizes change, and which frees at random: few of its spans come to be free. In blocks of more than 1
+/// KiB, so that what lies between them can go.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn under_a_soft_limit_what_lies_between_blocks_goes() {
+    const NAME: &str = "limits::under_a_soft_limit_what_lies_between_blocks_goes";
+    if !is_child() {
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_SOFT_LIMIT", "64M")));
+    }
+    let before = resident();
+    let mut random = 7919_u64;
+    let mut below = move |end: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 11) as usize % end
+    };
+    let (mut kept, mut bytes, mut most): (Vec<Vec<u8>>, _, _) = (Vec::new(), 0, 0);
+    for _ in 0..60 {
+        let about = [1500, 3000, 6000, 9000, 14_000, 20_000, 30_000][below(7)];
+        let mut written = 0;
+        while written < 16 * MIB {
+            while bytes > 40 * MIB {
+                bytes -= kept.swap_remove(below(kept.len())).capacity();
+            }
+            kept.push(vec![1; about + about * below(7) / 7]);
+            let last = kept.last().unwrap().capacity();
+            (bytes, written) = (bytes + last, written + last);
+        }
+        most = most.max(resident().saturating_sub(before));
+    }
+    println!("{:.1} MiB at most, of 64", most as f64 / MIB as f64);
+    assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
+}

@@ -14,6 +14,7 @@ mod churn;
 mod common;
 mod filter;
 mod forks;
+mod holes;
 mod hostile;
 mod huge;
 mod lazy;

@@ -359,10 +359,11 @@ impl Model {
 
     // ---- scavenging -------------------------------------------------------------------------------------------------
 
-    /// Whether all pages of the granule that `page` lies in are free and backed by memory.
+    /// Whether all pages of the granule that `page` lies in are free, and some are backed by memory.
     pub fn is_idle(&self, page: usize) -> bool {
         let first = page & !(self.setup.granule - 1);
-        (first..first + self.setup.granule).all(|page| self.is_free(page) && !self.scavenged[page])
+        let mut granule = first..first + self.setup.granule;
+        granule.clone().all(|page| self.is_free(page)) && granule.any(|page| !self.scavenged[page])
     }
 
     /// Pages in caches; scavenged ones, free or cached.

@@ -8,6 +8,7 @@ use pageheap::{Clock, Config, PageCount, PageHeap};
 
 #[path = "../common/mod.rs"]
 mod common;
+mod holes;
 mod index;
 mod lazy;
 mod limit;

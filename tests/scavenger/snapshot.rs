@@ -22,7 +22,11 @@ fn agree(snapshot: &Snapshot) {
         pages.in_use.0 + pages.cached.0 + pages.free.0,
         "{snapshot}"
     );
-    assert_eq!(pages.backed.0, pages.grown.0 - pages.scavenged.0, "{snapshot}");
+    assert_eq!(
+        pages.backed.0,
+        pages.grown.0 - pages.scavenged.0 - pages.holes.0,
+        "{snapshot}"
+    );
     assert!(pages.peak_backed >= pages.backed && pages.in_use >= stats.span_pages);
     assert!(pages.released_lazily <= pages.released);
     let sum = |figure: fn(&pageheap::ClassStats) -> usize| snapshot.classes.iter().map(figure).sum::<usize>();
@@ -205,7 +209,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 45 && full.to_string().contains("resident"),
+        names.len() == 46 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
@@ -250,6 +254,7 @@ fn distinct(by: u64) -> Snapshot {
         &mut pages.scavenged,
         &mut pages.backed,
         &mut pages.peak_backed,
+        &mut pages.holes,
         &mut stats.span_pages,
     ] {
         *count = PageCount(next() as usize);
@@ -332,7 +337,7 @@ fn pages_and_objects_have_the_same_figures_by_the_same_names() {
     let (pages, objects, all) = (parse(&pages), parse(&objects), json_of(&snapshot));
     assert_eq!(
         (pages.len(), objects.len(), all.as_object().unwrap().len()),
-        (23, 32, 35)
+        (24, 33, 36)
     );
     assert!(pages.iter().all(|(name, value)| objects[name] == *value));
     assert!(objects.iter().all(|(name, value)| all[name] == *value));

@@ -22,6 +22,8 @@ const RUNS: usize = 4;
 struct World {
     class: Class,
     contents: Vec<UnsafeCell<usize>>,
+    /// Holes that were ever made, in grains.
+    made: AtomicUsize,
 }
 
 // SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
@@ -34,7 +36,8 @@ impl World {
         let class = Class::new(32 << 10, RUNS);
         assert_eq!(class.counts(), (4, 6));
         let contents = (0..RUNS * 4).map(UnsafeCell::new).collect();
-        Arc::new(Self { class, contents })
+        let made = AtomicUsize::new(0);
+        Arc::new(Self { class, contents, made })
     }
 
     /// With a batch in store.
@@ -89,6 +92,18 @@ impl World {
         self.class.give(slots)
     }
 
+    /// Gives back what may go of a run, if it is a span: how many spans are none any more.
+    fn punch(&self, run: usize) -> usize {
+        let Some((slots, claim)) = self.class.claim(run) else {
+            return 0;
+        };
+        // The memory goes: it is as if it were written to.
+        self.touch(&slots);
+        let (left, holes) = self.class.end_claim(run, claim);
+        self.made.fetch_add(holes, Ordering::Relaxed);
+        left
+    }
+
     /// When all have gone: what is in store comes out, everything goes home, and `runs` runs that were spans are whole.
     fn finish(&self, left: usize, runs: usize) {
         let mut left = left;
@@ -103,6 +118,8 @@ impl World {
             "slots were lost or made"
         );
         assert_eq!(left, runs, "spans were lost or made");
+        let made = self.made.load(Ordering::Relaxed);
+        assert_eq!(self.class.holes(), (made, 0), "holes were lost or made");
         assert_eq!(
             state.released_spans, runs as u64,
             "not every span that went was counted"
@@ -248,5 +265,59 @@ fn a_store_is_emptied_while_batches_come_and_none_is_lost() {
         left += usize::from(world.class.take_spare());
         left += thread.join().unwrap();
         world.finish(left, 4);
+    });
+}
+
+#[test]
+fn what_is_given_back_between_slots_is_nobodys() {
+    explore(2, || {
+        let world = World::new();
+        let kept = world.fresh(0, 1);
+        let other = world.clone();
+        let thread = spawn(move || {
+            let slots = other.take(1, 2);
+            other.give(slots)
+        });
+        let left = world.punch(0) + thread.join().unwrap();
+        let left = left + world.give(kept);
+        let runs = left + world.class.state().spans as usize;
+        assert!(runs == 1 || runs == 2, "{runs}");
+        world.finish(left, runs);
+    });
+}
+
+#[test]
+fn two_give_back_between_slots_that_are_freed_meanwhile() {
+    explore(2, || {
+        let world = World::new();
+        let (kept, last) = (world.fresh(0, 3), world.fresh(1, 4));
+        // The spare is another span.
+        assert_eq!(world.give(last), 0);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.punch(0));
+        let third = spawn(move || third.give(kept));
+        let left = world.punch(0) + second.join().unwrap() + third.join().unwrap();
+        world.finish(left, 2);
+    });
+}
+
+#[test]
+fn a_slot_that_is_taken_ends_the_holes_it_reaches_into() {
+    explore(2, || {
+        let world = World::new();
+        let kept = world.fresh(0, 1);
+        assert_eq!(world.punch(0), 0);
+        // Three slots of 32 KiB.
+        assert_eq!(world.class.holes(), (0, 24));
+        let other = world.clone();
+        let thread = spawn(move || other.take(1, 1));
+        let left = world.punch(0);
+        let mine = thread.join().unwrap();
+        let (filled, holes) = world.class.holes();
+        assert_eq!(holes + filled, world.made.load(Ordering::Relaxed));
+        assert!(holes == 16 || holes == 24, "{holes}");
+        let left = left + world.give(mine) + world.give(kept);
+        let runs = left + world.class.state().spans as usize;
+        world.finish(left, runs);
     });
 }
