@@ -212,11 +212,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Assists, if nothing is held meanwhile that others wait for.
     fn assist_or_owe(&self, backed: usize, taken: usize) {
-        let ceiling = &self.driver.ceiling;
-        if ceiling.deferred.load(Ordering::Relaxed) == 0 {
+        if !self.owes(taken) {
             self.timed(|| self.assist(backed, taken));
-        } else {
-            ceiling.owed.fetch_add(taken, Ordering::Relaxed);
         }
     }
 
@@ -227,6 +224,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn assist_at_once(&self, at_once: bool) {
         let deferred = usize::from(!at_once);
         self.driver.ceiling.deferred.store(deferred, Ordering::Relaxed);
+    }
+
+    /// Where somebody holds a lock over allocations: he owes so many pages. Whether he does.
+    pub(crate) fn owes(&self, pages: usize) -> bool {
+        let ceiling = &self.driver.ceiling;
+        let owes = ceiling.deferred.load(Ordering::Relaxed) != 0;
+        if owes {
+            ceiling.owed.fetch_add(pages, Ordering::Relaxed);
+        }
+        owes
     }
 
     /// What is owed, to be [settled](Self::settle) by the caller.
@@ -240,17 +247,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         owed.swap(0, Ordering::Relaxed)
     }
 
-    /// Assists for pages that were taken under a lock, without it. Nothing for none.
+    /// Assists for pages that were taken under a lock, without it.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
-    #[inline]
-    pub(crate) fn settle(&self, debt: usize) {
-        if debt != 0 {
-            self.settle_some(debt);
-        }
-    }
-
     #[cold]
-    fn settle_some(&self, debt: usize) {
+    pub(crate) fn settle(&self, debt: usize) {
         let backed = self.driver.ceiling.backed();
         self.timed(|| self.assist(backed, debt));
     }

@@ -64,12 +64,19 @@ impl<S: Source + 'static> Objects<S> {
             }
         }
         // Also where no span was emptied: the next call goes on.
-        if freed < wanted {
-            self.punch_some(wanted - freed, LOOKED_AT);
-        }
         if left < most {
             self.heap.assist_again(wanted);
         }
+        let missing = wanted.saturating_sub(freed);
+        if missing > 0 && !self.heap.owes(missing) {
+            self.punch_some(missing, LOOKED_AT);
+        }
+    }
+
+    /// What is above the limit when all that is free has gone goes from between live blocks: by who holds nothing.
+    pub(super) fn punch_over(&self) {
+        let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
+        self.punch_some(over, LOOKED_AT);
     }
 
     /// Whether there is more memory behind pages than there should be.
@@ -144,9 +151,8 @@ impl<S: Source + 'static> Objects<S> {
         if freed > 0 {
             self.heap.assist_again(freed);
         }
-        let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
-        if asks_others && over > 0 {
-            self.punch_some(over, LOOKED_AT);
+        if asks_others {
+            self.punch_over();
         }
     }
 }

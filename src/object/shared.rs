@@ -43,7 +43,7 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
         // Ours, as long as we hold the lock.
         let debt = heap.take_debt();
         self.guard = None;
-        heap.settle(debt);
+        self.objects.settle_debt(debt);
     }
 }
 
@@ -72,7 +72,16 @@ impl<S: Source + 'static> Objects<S> {
     /// limit what it would have released at once.
     #[inline]
     pub fn settle_debts(&self) {
-        self.heap.settle(self.heap.take_debt());
+        self.settle_debt(self.heap.take_debt());
+    }
+
+    /// Pays what the caller owes, with nothing held.
+    #[inline]
+    fn settle_debt(&self, debt: usize) {
+        if debt > 0 {
+            self.heap.settle(debt);
+            self.punch_over();
+        }
     }
 
     /// As [`resize`](Self::resize), with the shared structure.

@@ -163,3 +163,69 @@ fn who_holds_the_shared_structure_keeps_nobody_from_assisting() {
         assert!(released >= 500, "{released} pages for 512 taken");
     });
 }
+
+/// The system, but that who gives back less than a chunk waits for another thread's allocation; and whether it came.
+#[derive(Debug, Default)]
+struct Waits {
+    waiting: AtomicBool,
+    allocated: AtomicBool,
+    holes: AtomicUsize,
+    in_vain: AtomicUsize,
+}
+
+// SAFETY: the verb is the system's, later.
+unsafe impl Verbs for Waits {
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        // Once: the other may come to release something himself.
+        if bytes < MIB && !self.waiting.swap(true, Ordering::SeqCst) {
+            let comes = (0..500).any(|_| {
+                thread::sleep(Duration::from_millis(10));
+                self.allocated.load(Ordering::SeqCst)
+            });
+            self.in_vain.fetch_add(usize::from(!comes), Ordering::SeqCst);
+        }
+        self.holes.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+}
+
+/// What lies between the blocks of a `Heap` is given back by who went over its soft limit, when he has let go of the
+/// structure that all share.
+#[test]
+fn between_blocks_nothing_is_released_under_the_lock_of_a_heap() {
+    let source: &OverSystem<Waits> = Box::leak(Box::default());
+    let heap = Heap::new(source, Config::new(256 * MIB).soft_limit(PageCount(1024))).expect("a heap");
+    let of = |bytes| Layout::from_size_align(bytes, 16).unwrap();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+                if source.waiting.load(Ordering::SeqCst) && !source.allocated.load(Ordering::SeqCst) {
+                    heap.allocate(of(64)).expect("room");
+                    source.allocated.store(true, Ordering::SeqCst);
+                }
+            }
+        });
+        // 7 MiB, of which each fourth block stays, and then blocks of other lengths: no span is free.
+        let first: Vec<_> = (0..700).map(|_| heap.allocate(of(10_000)).expect("room")).collect();
+        for (number, block) in first.into_iter().enumerate() {
+            if number % 4 != 0 {
+                // SAFETY: allocated above, and nothing uses it any more.
+                unsafe { heap.free(block, of(10_000)) };
+            }
+        }
+        for number in 0..600 {
+            heap.allocate(of(2000 + number % 7 * 300)).expect("room");
+        }
+        ended.store(true, Ordering::SeqCst);
+    });
+    let stats = heap.stats();
+    assert_eq!(source.in_vain.load(Ordering::SeqCst), 0, "{stats}");
+    assert!(
+        source.holes.load(Ordering::SeqCst) > 0 && stats.pages.holes.0 > 0,
+        "{stats}"
+    );
+    assert!(heap.stats().pages.backed.0 <= 1024 + 1024 / 20, "{stats}");
+}

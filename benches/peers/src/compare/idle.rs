@@ -26,6 +26,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "256 MiB of small, medium and large blocks, freed at random by four threads",
     ),
     ("asleep", "a thread asleep with full caches"),
+    (
+        "thinned",
+        "128 MiB in blocks of 1 to 32 KiB, of which one in eight stays",
+    ),
 ];
 
 /// What was seen of one process.
@@ -197,7 +201,7 @@ pub fn svg(names: &[String], scene: &Scene) -> String {
     let title = format!("Resident size after {}", scene.about);
     chart::lines(
         &title,
-        "All is freed at 0 s; from then on no call into the allocator.",
+        "Freed at 0 s; from then on no call into the allocator.",
         names,
         &lines,
     )

@@ -11,6 +11,7 @@ use super::block::Block;
 use super::meter::{Reading, say};
 use super::programs::{json_text, parse_json, parse_rust, rust_text};
 use super::random::Random;
+use std::mem;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -26,6 +27,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("mixed-1t", || mixed(1)),
     ("mixed-4t", || mixed(4)),
     ("asleep", asleep),
+    ("thinned", thinned),
 ];
 
 /// Runs it, and is silent for so long.
@@ -130,6 +132,23 @@ fn asleep() {
         sleep_for_ever();
     });
     wait(&all_freed);
+}
+
+/// 128 MiB in blocks of 1..32 KiB, of which one in eight stays, by chance.
+fn thinned() {
+    let (mut random, mut blocks, mut left) = (Random::new(1), Vec::new(), 128 << 20);
+    while left > 0 {
+        let block = Block::new(random.between(1 << 10, 32 << 10));
+        block.fill(1, usize::MAX);
+        left = left.saturating_sub(block.size());
+        blocks.push(block);
+    }
+    say("full\n");
+    let stay = blocks.len() / 8;
+    while blocks.len() > stay {
+        drop(blocks.swap_remove(random.below(blocks.len())));
+    }
+    mem::forget(blocks);
 }
 
 fn wait(all_freed: &Receiver<()>) {
