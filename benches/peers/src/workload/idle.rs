@@ -136,7 +136,7 @@ fn asleep() {
 
 /// 128 MiB in blocks of 1..32 KiB, of which one in eight stays, by chance.
 fn thinned() {
-    let (mut random, mut blocks, mut left) = (Random::new(1), Vec::new(), 128 << 20);
+    let (mut random, mut blocks, mut left) = (Random::new(1), Vec::new(), 128_usize << 20);
     while left > 0 {
         let block = Block::new(random.between(1 << 10, 32 << 10));
         block.fill(1, usize::MAX);
