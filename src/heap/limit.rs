@@ -15,7 +15,7 @@
 //! is noted, for the layer above has stores that it can empty ([`shortfall`](PageHeap::shortfall)); and for each 64th
 //! of the limit that there is too much it empties what threads keep ([`wants_round`](PageHeap::wants_round)). If there
 //! was nothing to release, which is to say that all is live, nobody tries again until a 64th of the limit more is
-//! backed. A soft limit refuses nothing.
+//! backed, or an eighth of what it is over, if that is more. A soft limit refuses nothing.
 //!
 //! Worked: a limit of 1 GiB, 1 GiB backed, 300 MiB of it free in short runs, and a request for 1 MiB in one piece. 128
 //! pages are taken that have no memory behind them; the thread then releases 128 others, from the top.
@@ -113,9 +113,11 @@ impl Ceiling {
     }
 }
 
-/// So many pages, and a 64th of the limit.
+/// So many pages, and a 64th of the limit, or, far above it, an eighth of what is too much: that is live, and who
+/// releases what lies between it and takes it again gets nowhere.
 fn a_step_above(pages: usize, soft: usize) -> usize {
-    pages.saturating_add((soft / 64).max(16))
+    let over = pages.saturating_sub(soft);
+    pages.saturating_add((soft / 64).max(16).max(over / 8))
 }
 
 /// The same, and at least 128: a round takes longer than a step.

@@ -217,6 +217,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.lazily
     }
 
+    /// What changes when somebody begins to release, or has done.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn releases(&self) -> impl Eq {
+        self.scavengers.look()
+    }
+
     /// For who is about to [punch](Self::punch) pages near this one: until the pass is dropped what he holds is
     /// nobody's.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]

@@ -284,7 +284,7 @@ impl Central {
             }
             left -= draw(spans, class, span, &mut slots, left, rack);
             if slots.holes(class) != 0 {
-                filled += slots.fill(class);
+                filled += slots.fill(class, span, spans.granule);
             }
             entry.set_slots(slots);
             if slots.used >= class.slots() {
@@ -376,16 +376,22 @@ impl Central {
         leaves
     }
 
-    /// Takes slots out of a span of the class, if it is one, that reach into grains which may go; not of the spare. Not
-    /// if the lock is held for long.
-    pub fn claim(&self, spans: &Spans, class: SizeClass, span: PageIndex, granule: usize) -> Option<Claim> {
+    /// Takes slots out of a span of the class, if it is one, that reach into grains which may go. Not of the spare,
+    /// nor, where `one_stays`, of the only one with room. Not if the lock is held for long.
+    pub fn claim(&self, spans: &Spans, class: SizeClass, span: PageIndex, one_stays: bool) -> Option<Claim> {
         let _guard = self.hold_soon(spans, class)?;
         let entry = spans.entry(span);
         if entry.tag() != Some((class, 0)) || self.spare.get() == Some(span) {
             return None;
         }
+        // It may have arrived since the lock was held: it is entered behind that.
+        self.receive(spans, class);
+        let is_only = self.first.get() == Some(span) && entry.behind.get().is_none();
+        if one_stays && is_only {
+            return None;
+        }
         let mut slots = entry.slots();
-        let claim = slots.claim(class, span, granule)?;
+        let claim = slots.claim(class, span, spans.granule)?;
         entry.set_slots(slots);
         if slots.used == class.slots() {
             self.unlink(spans, span);
@@ -394,15 +400,15 @@ impl Central {
         Some(claim)
     }
 
-    /// Takes them home again; `gone` are those grains that are holes now, of which the new ones are `counted` under the
-    /// lock. The span, if it is one no more: its pages are the caller's.
+    /// Takes them home again, of which the grains `gone` are holes now: the new ones are `counted` under the lock. The
+    /// span, if it is one no more: its pages are the caller's.
     #[must_use]
     pub fn end_claim(
         &self,
         spans: &Spans,
-        (class, span): (SizeClass, PageIndex),
-        claim: Claim,
-        gone: Grains,
+        class: SizeClass,
+        span: PageIndex,
+        (claim, gone): (Claim, Grains),
         counted: impl FnOnce(u32),
     ) -> Option<PageIndex> {
         let _guard = self.hold(spans, class);

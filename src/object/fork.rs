@@ -4,7 +4,8 @@
 //! classes', the register's, the tables', then the heap's. So in the child every list is whole. Threads that the child
 //! does not have may have been anywhere outside the locks:
 //!
-//! * a slot or a span in their hands stays out: it is lost to the child;
+//! * a slot or a span in their hands stays out: it is lost to the child, as is what somebody has in hand who gives
+//!   memory back between blocks, and the holes it has count as memory;
 //! * a magazine may be half changed, and is not read: its slots are lost, its structure serves the next thread;
 //! * so with a cache of pages.
 //!

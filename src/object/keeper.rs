@@ -59,7 +59,7 @@ const BYTES_TO_RING: usize = 1 << 20;
 const MOST_LOOKS: u32 = 64;
 
 /// While holes are punched the clock is read once for so many pages that are looked at, or an eighth of as many grains
-/// that go.
+/// that go, or calls that are refused.
 const BETWEEN_LOOKS: usize = 256;
 const GRAIN_PAGES: usize = 8;
 
@@ -360,8 +360,8 @@ impl<S: Source + 'static> Above for Objects<S> {
             return 0;
         }
         let mut passed = 0;
-        self.punch_below(end, |grains, pages| {
-            passed += pages + GRAIN_PAGES * grains;
+        self.punch_below(end, |punched| {
+            passed += punched.looked + GRAIN_PAGES * (punched.gone + punched.refusals);
             passed < BETWEEN_LOOKS || {
                 passed = 0;
                 go_on()

@@ -95,7 +95,7 @@ impl Class {
             let table = Table::new(NonNull::dangling(), pages);
             (table, Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS))
         };
-        let spans = Spans::new(table, flags, memory);
+        let spans = Spans::new(table, flags, memory, 1);
         spans.reaches(pages);
         Self {
             class,
@@ -182,7 +182,7 @@ impl Class {
     /// Whatever may go of a run, if that is a span: what is in the way of it, the grains that would go, and the claim.
     pub fn claim(&self, run: usize) -> Option<(Slots, Claim)> {
         let span = PageIndex(run * self.class.pages());
-        let claim = self.central.claim(&self.spans, self.class, span, 1)?;
+        let claim = self.central.claim(&self.spans, self.class, span, false)?;
         let slots = (0..self.class.slots()).filter(|slot| claim.slots & 1 << slot != 0);
         let slots = slots.map(|slot| self.spans.slot(self.class, span, slot).expose_provenance());
         Some((slots.collect(), claim))
@@ -191,11 +191,8 @@ impl Class {
     /// All of it has gone. How many spans are none any more, and how many grains are holes that were not.
     pub fn end_claim(&self, run: usize, claim: Claim) -> (usize, usize) {
         let (span, mut holes) = (PageIndex(run * self.class.pages()), 0);
-        let left = self
-            .central
-            .end_claim(&self.spans, (self.class, span), claim, claim.grains, |more| {
-                holes = more
-            });
+        let (ended, counted) = ((claim, claim.grains), |more| holes = more);
+        let left = self.central.end_claim(&self.spans, self.class, span, ended, counted);
         (self.left(left), holes as usize)
     }
 

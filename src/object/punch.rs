@@ -6,7 +6,8 @@
 //!
 //! The slots that reach into what is to go are taken out of the span, as by a thread that allocates, and taken home
 //! again when it has gone. They count as out meanwhile: that sentence is the safety proof, as it is for runs of free
-//! pages (`heap/scan.rs`). No lock is held over the system call, and one span is in hand at a time.
+//! pages (`heap/scan.rs`). The holes that they reach into are in hand with them. No lock is held over the system call,
+//! and one span is in hand at a time: in a heap that cannot grow not the only one of its class that has room.
 //!
 //! **When**: where all that is free has gone, and more was to go: when somebody asks for it
 //! ([`release`](Objects::release)), when the program is silent, and when the heap is over its soft limit. From the top
@@ -32,6 +33,27 @@ use super::Objects;
 use super::holes::{GRAIN_SHIFT, MAX_SPAN_GRAINS, PAGE_GRAINS, between, bytes_of, rows};
 use super::size_class::SizeClass;
 
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Punched {
+    /// Grains that have gone.
+    pub gone: usize,
+    /// Pages looked at.
+    pub looked: usize,
+    /// System calls, and those that were refused.
+    pub calls: usize,
+    pub refusals: usize,
+}
+
+impl Punched {
+    fn add(&mut self, more: Self) {
+        self.gone += more.gone;
+        self.looked += more.looked;
+        self.calls += more.calls;
+        self.refusals += more.refusals;
+    }
+}
+
 impl<S: Source + 'static> Objects<S> {
     /// Tells the heap of holes that came to an end where slots were taken. That may have the caller assist, as where
     /// pages are: with no lock of a class held.
@@ -55,19 +77,19 @@ impl<S: Source + 'static> Objects<S> {
     /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all.
     pub(super) fn punch_for(&self, wanted: PageCount, released: PageCount) -> PageCount {
         let more = wanted.0.saturating_sub(released.0);
-        PageCount(released.0 + self.punch_some(more, usize::MAX))
+        PageCount(released.0 + self.punch_some(more, |_| true))
     }
 
     /// Punches holes until there are `wanted` pages of them, from the top of the heap down and from where it stopped
-    /// the last time; looks at `most` pages. How many pages have gone.
-    pub(super) fn punch_some(&self, wanted: usize, most: usize) -> usize {
+    /// the last time, while what was done `is_little`. How many pages have gone.
+    pub(super) fn punch_some(&self, wanted: usize, is_little: impl Fn(&Punched) -> bool) -> usize {
         if wanted == 0 {
             return 0;
         }
-        let (wanted, mut gone, mut looked) = (wanted.saturating_mul(PAGE_GRAINS), 0, 0);
-        let mut go_on = |grains, pages| {
-            (gone, looked) = (gone + grains, looked + pages);
-            gone < wanted && looked < most
+        let (wanted, mut all) = (wanted.saturating_mul(PAGE_GRAINS), Punched::default());
+        let mut go_on = |more: Punched| {
+            all.add(more);
+            all.gone < wanted && is_little(&all)
         };
         self.heap.timed(|| {
             // Relaxed, twice: where two are at it, pages are looked at twice, or the next time.
@@ -78,14 +100,12 @@ impl<S: Source + 'static> Objects<S> {
             }
             self.spans.punched.store(end, Ordering::Relaxed);
         });
-        gone / PAGE_GRAINS
+        all.gone / PAGE_GRAINS
     }
 
-    /// Punches holes below page `end`; `go_on` is told of grains that have gone, and pages that were looked at. Below
-    /// which page is left.
-    pub(super) fn punch_below(&self, end: usize, mut go_on: impl FnMut(usize, usize) -> bool) -> usize {
-        let granule = self.heap.source().granule().div_ceil(1 << GRAIN_SHIFT);
-        if S::COMMITS || granule > MAX_SPAN_GRAINS {
+    /// Punches holes below page `end`; `go_on` is told of each step. Below which page is left.
+    pub(super) fn punch_below(&self, end: usize, mut go_on: impl FnMut(Punched) -> bool) -> usize {
+        if S::COMMITS || self.spans.granule > MAX_SPAN_GRAINS {
             return 0;
         }
         let mut end = end.min(self.spans.covered()).min(self.heap.grown().0);
@@ -95,29 +115,150 @@ impl<S: Source + 'static> Objects<S> {
             let pages = tag.map_or(1, |(_, back)| end.min(1 + back));
             end -= pages;
             let class = tag.map(|(class, _)| class).filter(|class| class.is_flagged());
-            let gone = class.map_or(0, |class| self.punch_span(class, PageIndex(end), granule));
-            goes_on = go_on(gone, pages);
+            let mut punched = class.map_or_else(Punched::default, |class| self.punch_span(class, PageIndex(end)));
+            punched.looked = pages;
+            goes_on = go_on(punched);
         }
         end
     }
 
-    /// Punches what holes may be in a span, if one of the class begins there. How many grains have gone.
-    fn punch_span(&self, class: SizeClass, span: PageIndex, granule: usize) -> usize {
+    /// Punches what holes may be in a span, if one of the class begins there.
+    fn punch_span(&self, class: SizeClass, span: PageIndex) -> Punched {
         let central = self.central(class);
-        // Until the slots are home: whoever is about to say that there is no room looks again when they are.
+        // Until the slots are home: whoever is about to say that there is no room looks again if we have come or gone
+        // meanwhile, and waits for us if he waits for releases at all (`threads.rs`, `heap/grow.rs`).
         let _pass = self.heap.scavenges(span);
-        let Some(claim) = central.claim(&self.spans, class, span, granule) else {
-            return 0;
+        // He that does not is to find another span, where none can be made.
+        let is_full = self.heap.grown() >= self.heap.limit();
+        let Some(claim) = central.claim(&self.spans, class, span, is_full) else {
+            return Punched::default();
         };
-        let punch = |&(first, count): &_| self.heap.punch(span, first << GRAIN_SHIFT, count << GRAIN_SHIFT);
-        let gone = rows(claim.grains).filter(punch);
-        let gone = gone.fold(0, |gone, (first, count)| gone | between(first, first + count));
-        let mut more = 0;
-        let leaving = central.end_claim(&self.spans, (class, span), claim, gone, |grains| {
-            more = grains as usize;
-            self.heap.count_holes(bytes_of(grains), 0);
-        });
+        let (mut gone, mut calls, mut refusals) = (0, 0, 0);
+        for (first, count) in rows(claim.grains) {
+            calls += 1;
+            if self.heap.punch(span, first << GRAIN_SHIFT, count << GRAIN_SHIFT) {
+                gone |= between(first, first + count);
+            } else {
+                refusals += 1;
+            }
+        }
+        let counted = |more| self.heap.count_holes(bytes_of(more), 0);
+        let leaving = central.end_claim(&self.spans, class, span, (claim, gone), counted);
         self.give_spans(None, class, leaving);
-        more
+        Punched {
+            gone: gone.count_ones() as usize,
+            looked: 0,
+            calls,
+            refusals,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+
+    use super::super::holes::Claim;
+    use super::super::span::Slots;
+    use super::*;
+
+    /// A span, and what memory there is behind it.
+    struct World {
+        class: SizeClass,
+        span: PageIndex,
+        granule: usize,
+        slots: Slots,
+        out: BTreeSet<u32>,
+        claims: [Option<Claim>; 2],
+        absent: BTreeSet<usize>,
+        /// Holes, as the heap was told.
+        counted: u32,
+    }
+
+    impl World {
+        fn take(&mut self, wanted: u32) {
+            let mut taken = std::vec::Vec::new();
+            self.slots
+                .draw(self.class, self.span, wanted, |_| 0, |slot| taken.push(slot));
+            for slot in taken {
+                assert!(self.out.insert(slot));
+                let bytes = slot as usize * self.class.bytes()..(slot as usize + 1) * self.class.bytes();
+                for grain in bytes.start >> GRAIN_SHIFT..=(bytes.end - 1) >> GRAIN_SHIFT {
+                    let begin = self.span.0 * PAGE_GRAINS;
+                    let first = ((begin + grain) / self.granule * self.granule).wrapping_sub(begin);
+                    (0..self.granule).for_each(|next| {
+                        self.absent.remove(&first.wrapping_add(next));
+                    });
+                }
+            }
+            self.counted -= self.slots.fill(self.class, self.span, self.granule);
+        }
+
+        fn put(&mut self, random: u32) {
+            let slot = self.out.iter().nth(random as usize % self.out.len().max(1)).copied();
+            if let Some(slot) = slot {
+                self.out.remove(&slot);
+                assert_eq!(self.slots.put(self.class, self.span, slot), None);
+            }
+        }
+
+        /// One of two begins, or ends with so many rows gone.
+        fn punch(&mut self, who: usize, most: usize) {
+            let Some(claim) = self.claims[who].take() else {
+                self.claims[who] = self.slots.claim(self.class, self.span, self.granule);
+                return;
+            };
+            let gone = rows(claim.grains).take(most);
+            let gone = gone.fold(0, |all, (first, count)| all | between(first, first + count));
+            self.absent.extend((0..32).filter(|grain| gone & 1 << grain != 0));
+            self.counted += self.slots.end_claim(self.class, claim, gone);
+        }
+    }
+
+    /// In every class, by every granule, with slots taken and freed while others are claimed.
+    #[test]
+    fn a_grain_is_a_hole_from_when_it_has_gone_until_a_slot_is_taken_that_reaches_it() {
+        let (mut most, mut random) = (0, 0x9E37_79B9_u32);
+        for class in SizeClass::all().filter(|class| class.is_flagged()) {
+            let worlds = [(1, 0), (1, 5), (4, 0), (4, 3), (16, 0), (16, 5)];
+            for (granule, span) in worlds.into_iter().cycle().take(60) {
+                let mut world = World {
+                    class,
+                    span: PageIndex(span),
+                    granule,
+                    slots: Slots::default(),
+                    out: BTreeSet::new(),
+                    claims: [None; 2],
+                    absent: BTreeSet::new(),
+                    counted: 0,
+                };
+                for step in 0..60 {
+                    random = random.wrapping_mul(0x915F_77F5).wrapping_add(12345);
+                    let by = random >> 20;
+                    match random >> 16 & 7 {
+                        0..2 => world.take(1 + by % 3),
+                        2..5 => world.put(by),
+                        _ => world.punch(by as usize & 1, by as usize % 4),
+                    }
+                    let written = world.slots.holes(class);
+                    let hidden = world.claims.iter().flatten().fold(0, |all, claim| all | claim.holes);
+                    let absent = world.absent.iter().fold(0, |all, &grain| all | 1 << grain);
+                    let drawn = std::format!(
+                        "{class:?} by {granule} from {span}, step {step}: {absent:#b} are absent, {written:#b} written \
+                         down and {hidden:#b} in {:?}; out are {:?}",
+                        world.claims,
+                        world.out
+                    );
+                    assert_eq!(written & !absent, 0, "{drawn}");
+                    assert_eq!(absent & !(written | hidden), 0, "{drawn}");
+                    assert_eq!((written | hidden).count_ones(), world.counted, "{drawn}");
+                    assert_eq!(written & hidden, 0, "{drawn}");
+                    most = most.max(world.counted);
+                }
+            }
+        }
+        assert!(most > 20, "{most}");
     }
 }

@@ -37,8 +37,10 @@ const RELIEF_SLOTS: usize = 8192;
 /// As many for a page that it takes: who takes many touches them, which costs more.
 const RELIEF_BY_PAGE: usize = 64;
 
-/// Pages among which one call looks for holes, at the most: some 50 µs.
-const LOOKED_AT: usize = 1 << 15;
+/// Pages among which one call looks for holes at the most, some 30 µs, and system calls that it makes for them: a
+/// millisecond at the most, and 200 µs as a rule. Half as many are not enough for who frees at random.
+const LOOKED_AT: usize = 1 << 14;
+const CALLS: usize = 128;
 
 /// What a magazine has room for that is to be small, or six slots; and how many it gets at least.
 const SMALL_BYTES: usize = 32 << 10;
@@ -69,14 +71,20 @@ impl<S: Source + 'static> Objects<S> {
         }
         let missing = wanted.saturating_sub(freed);
         if missing > 0 && !self.heap.owes(missing) {
-            self.punch_some(missing, LOOKED_AT);
+            self.punch_few(missing);
         }
     }
 
     /// What is above the limit when all that is free has gone goes from between live blocks: by who holds nothing.
     pub(super) fn punch_over(&self) {
-        let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
-        self.punch_some(over, LOOKED_AT);
+        self.punch_few(self.heap.backed().0.saturating_sub(self.heap.soft_limit().0));
+    }
+
+    /// Not many in one call, and none where the source says no: he that allocates waits for it.
+    fn punch_few(&self, wanted: usize) {
+        self.punch_some(wanted, |punched| {
+            punched.looked < LOOKED_AT && punched.calls < CALLS && punched.refusals == 0
+        });
     }
 
     /// Whether there is more memory behind pages than there should be.

@@ -355,23 +355,25 @@ impl Slots {
         let claim = holes::claim(class, span, self.listed, self.holes(class), granule)?;
         self.listed |= claim.slots;
         self.used += claim.slots.count_ones();
+        self.upper ^= u64::from(claim.holes);
         Some(claim)
     }
 
-    /// Puts home what was claimed, of which these grains have gone. How many more are holes now.
+    /// Puts home what was claimed; of it `gone` are holes from now on. How many were none: of two who claim, both may
+    /// have what lies behind the last slot.
     pub fn end_claim(&mut self, class: SizeClass, claim: Claim, gone: Grains) -> u32 {
         self.listed ^= claim.slots;
         self.used -= claim.slots.count_ones();
         let before = self.holes(class);
-        self.upper = u64::from(before | gone);
+        self.upper |= u64::from(claim.holes | gone);
         (gone & !before).count_ones()
     }
 
     /// Ends the holes that slots reach into which are out now: how many grains.
     #[cold]
-    pub fn fill(&mut self, class: SizeClass) -> u32 {
+    pub fn fill(&mut self, class: SizeClass, span: PageIndex, granule: usize) -> u32 {
         let before = self.holes(class);
-        let left = before & holes::at_home(class, self.listed);
+        let left = before & holes::granules_at_home(class, span, self.listed, granule);
         self.upper = left.into();
         (before ^ left).count_ones()
     }
@@ -392,7 +394,7 @@ impl Slots {
         if is_mapped(class) {
             let mut filled = 0;
             if class.is_flagged() {
-                filled = self.fill(class);
+                filled = self.holes(class) & !holes::at_home(class, self.listed);
                 self.upper = 0;
             }
             let beyond = (0..WORDS).any(|word| self.word(word) & !all_of(class, word) != 0);

@@ -131,6 +131,8 @@ pub struct Spans {
     pub(super) stored: AtomicUsize,
     /// The page above those where the next holes are looked for.
     pub(super) punched: AtomicUsize,
+    /// Grains in a granule of the source: 1 where that is shorter.
+    pub(super) granule: usize,
 }
 
 // Nor is what is written often in the same line.
@@ -143,8 +145,8 @@ unsafe impl Send for Spans {}
 unsafe impl Sync for Spans {}
 
 impl Spans {
-    /// Spans over `table`, of the heap whose page 0 is at `base`, with their flags.
-    pub fn new(table: Table<Span>, flags: Table<Flag>, base: NonNull<u8>) -> Self {
+    /// Spans over `table`, of the heap whose page 0 is at `base`, with their flags, over a source with such granules.
+    pub fn new(table: Table<Span>, flags: Table<Flag>, base: NonNull<u8>, granule: usize) -> Self {
         Self {
             base,
             origin: base.as_ptr().wrapping_sub(PAGE_BYTES),
@@ -154,6 +156,7 @@ impl Spans {
             covered: AtomicUsize::new(0),
             stored: AtomicUsize::new(0),
             punched: AtomicUsize::new(0),
+            granule: granule.div_ceil(bytes_of(1)),
         }
     }
 
@@ -163,7 +166,7 @@ impl Spans {
         let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
         // SAFETY: vacant entries, which are zero bytes; nobody else has them, and they are never freed.
         let table = unsafe { Table::new(NonNull::from(std::boxed::Box::leak(entries)).cast(), pages) };
-        let spans = Self::new(table, Table::empty(), NonNull::dangling());
+        let spans = Self::new(table, Table::empty(), NonNull::dangling(), PAGE_BYTES);
         spans.reaches(pages);
         spans
     }

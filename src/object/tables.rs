@@ -144,7 +144,10 @@ impl Tables {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
             let spans = Table::new(self.base.add(self.spans), self.pages);
             let flags = Table::new(self.base.add(self.flags), self.pages * PAGE_FLAGS);
-            (centrals, Spans::new(spans, flags, heap.address(PageIndex(0))))
+            (
+                centrals,
+                Spans::new(spans, flags, heap.address(PageIndex(0)), self.granule),
+            )
         }
     }
 

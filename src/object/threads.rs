@@ -153,13 +153,16 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Tries once more when everything that can be reached was emptied; and again, if somebody was at work on what he
-    /// keeps: he may have been preempted there, with a full shelf. Before saying no.
+    /// keeps: he may have been preempted there, with a full shelf; and if somebody has come or gone who releases, and
+    /// had slots in his hands (`punch.rs`). Before saying no.
     #[cold]
     pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
+        let mut all = false;
         for _ in 0..LAST_TRIES {
-            let all = self.reclaim(thread);
+            let seen = self.heap.releases();
+            all = all || self.reclaim(thread);
             let got = attempt();
-            if got.is_some() || all {
+            if got.is_some() || all && self.heap.releases() == seen {
                 return got;
             }
             // Others run.

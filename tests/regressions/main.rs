@@ -6,6 +6,7 @@ mod commit;
 mod common;
 mod debts;
 mod gather;
+mod holes;
 mod idle;
 mod limit;
 mod lock;

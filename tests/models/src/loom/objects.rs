@@ -321,3 +321,16 @@ fn a_slot_that_is_taken_ends_the_holes_it_reaches_into() {
         world.finish(left, runs);
     });
 }
+
+#[test]
+fn between_the_slots_of_a_span_that_arrives_meanwhile() {
+    explore(2, || {
+        let world = World::new();
+        let other = world.clone();
+        let thread = spawn(move || other.fresh(1, 1));
+        let left = world.punch(1);
+        let mine = thread.join().unwrap();
+        let left = left + world.give(mine);
+        world.finish(left, 1);
+    });
+}

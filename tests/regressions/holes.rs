@@ -1,0 +1,145 @@
+//! What is done to find memory between blocks keeps nobody from his own, nor is it done for ever.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use pageheap::source::{Contents, OverSystem, Refused, Source, System, Verbs};
+use pageheap::{Config, Heap, PageCount};
+
+const ONE: Layout = Layout::new::<[u8; 24 << 10]>();
+
+/// The system, but that it waits until another has allocated, the first time that as much goes as a block has.
+#[derive(Debug, Default)]
+struct Slow {
+    asked: AtomicBool,
+    /// 1: there was a block for him; 2: there was none.
+    answer: AtomicU32,
+}
+
+// SAFETY: the verb is the system's, later.
+unsafe impl Verbs for Slow {
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        if bytes == ONE.size() && !self.asked.swap(true, Ordering::SeqCst) {
+            while self.answer.load(Ordering::SeqCst) == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+}
+
+/// Of a full heap with one free block nothing goes: somebody may ask for it. With two, in two spans, there is one for
+/// who asks while memory goes from the other.
+#[test]
+fn in_a_full_heap_a_block_is_there_while_memory_goes() {
+    let source: &OverSystem<Slow> = Box::leak(Box::default());
+    let heap = Heap::new(source, Config::new(1 << 24).limit(PageCount(60))).expect("a heap");
+    let blocks: Vec<_> = core::iter::from_fn(|| heap.allocate(ONE)).collect();
+    assert!(blocks.len() > 12, "{}", blocks.len());
+    let (done, mut answers) = (AtomicBool::new(false), Vec::new());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+                if source.asked.load(Ordering::SeqCst) && source.answer.load(Ordering::SeqCst) == 0 {
+                    let got = heap.allocate(ONE);
+                    source.answer.store(if got.is_some() { 1 } else { 2 }, Ordering::SeqCst);
+                }
+            }
+        });
+        for block in [0, blocks.len() - 1] {
+            // SAFETY: allocated above; nothing uses it.
+            unsafe { heap.free(blocks[block], ONE) };
+            heap.release(usize::MAX);
+            answers.push(source.answer.load(Ordering::SeqCst));
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(answers, [0, 1], "{}", heap.stats());
+    assert!(heap.stats().pages.holes.0 > 0, "{}", heap.stats());
+    heap.check().unwrap();
+    assert!(heap.allocate(ONE).is_some() && heap.allocate(ONE).is_none());
+}
+
+/// The system, with a count; it may say no.
+#[derive(Debug, Default)]
+struct Counted {
+    refuses: AtomicBool,
+    calls: AtomicUsize,
+}
+
+// SAFETY: the verb is the system's, or does nothing and says so.
+unsafe impl Verbs for Counted {
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(Refused);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+}
+
+/// Blocks of lengths that change come and go at random in a heap that has far more live than it should: how many calls
+/// the source got in all, and the most while one block was taken.
+fn calls_of(refuses: bool, blocks: usize, steps: usize) -> (usize, usize) {
+    let source: &OverSystem<Counted> = Box::leak(Box::default());
+    source.refuses.store(refuses, Ordering::SeqCst);
+    let heap = Heap::new(source, Config::new(1 << 30).soft_limit(PageCount(256))).expect("a heap");
+    let (mut random, mut live, mut most) = (7_u64, Vec::new(), 0);
+    for _ in 0..steps {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let layout = Layout::from_size_align(1100 + random as usize % 31_000, 8).unwrap();
+        let before = source.calls.load(Ordering::SeqCst);
+        live.push((heap.allocate(layout).expect("room"), layout));
+        most = most.max(source.calls.load(Ordering::SeqCst) - before);
+        if live.len() > blocks {
+            let (block, layout) = live.swap_remove((random >> 20) as usize % live.len());
+            // SAFETY: allocated above; nothing uses it.
+            unsafe { heap.free(block, layout) };
+        }
+    }
+    heap.check().unwrap();
+    (source.calls.load(Ordering::SeqCst), most)
+}
+
+/// Where each hole has 4 KiB.
+#[test]
+fn one_allocation_waits_for_a_bounded_number_of_calls() {
+    let source: &OverSystem<Counted> = Box::leak(Box::default());
+    let heap = Heap::new(source, Config::new(1 << 28)).expect("a heap");
+    let layout = Layout::new::<[u8; 6144]>();
+    let blocks: Vec<_> = (0..4000).map(|_| heap.allocate(layout).expect("room")).collect();
+    for &block in blocks.iter().step_by(2) {
+        // SAFETY: allocated above; nothing uses it.
+        unsafe { heap.free(block, layout) };
+    }
+    heap.set_soft_limit(PageCount(256));
+    let mut most = 0;
+    for _ in 0..1000 {
+        let before = source.calls.load(Ordering::SeqCst);
+        heap.allocate(Layout::new::<[u8; 40_000]>()).expect("room");
+        most = most.max(source.calls.load(Ordering::SeqCst) - before);
+    }
+    assert!((100..300).contains(&most), "{most} calls\n{}", heap.stats());
+}
+
+/// Far above the limit what is given back is taken again at once.
+#[test]
+fn a_heap_far_above_its_limit_does_not_turn_over_all_it_has() {
+    let (all, _) = calls_of(false, 10_000, 40_000);
+    assert!(all < 40_000 / 3, "{all} calls");
+}
+
+#[test]
+fn where_the_source_says_no_it_is_not_asked_for_each_span() {
+    let (all, most) = calls_of(true, 3000, 20_000);
+    assert!(all > 10, "{all} calls");
+    assert!(most <= 64, "{most} calls of {all}");
+}
