@@ -13,6 +13,7 @@ use crate::geometry::{SEARCHES_TO_GROW, Shape};
 use crate::metadata::offset;
 use crate::source::{Contents, Purpose, Source};
 use crate::sync::{Ordering, relax};
+use crate::units::PageCount;
 
 use super::{Allocation, PageHeap};
 
@@ -107,7 +108,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if end > limit {
             return None;
         }
-        self.grow_locked(ahead.min(limit)).or_else(|| self.grow_locked(end))
+        self.grow_ahead(ahead.min(limit), end)
     }
 
     /// Grows to `end` pages at least.
@@ -123,7 +124,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return None;
         }
         let whole = end.checked_next_multiple_of(G::CHUNK_PAGES).unwrap_or(end);
-        self.grow_locked(whole.min(limit)).or_else(|| self.grow_locked(end))
+        self.grow_ahead(whole.min(limit), end)
+    }
+
+    /// Under the lock, to `ahead`, or, where the source refuses that, to `end`.
+    fn grow_ahead(&self, ahead: usize, end: usize) -> Option<()> {
+        let grown = self.grow_locked(ahead).or_else(|| self.grow_locked(end));
+        // Relaxed: a number by itself.
+        self.stuck.store(grown.is_none().into(), Ordering::Relaxed);
+        grown
+    }
+
+    /// Whether so many pages more cannot be had by growth, as far as can be known: the limit is too near, or the source
+    /// has refused the last.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn is_stuck(&self, pages: PageCount) -> bool {
+        // Relaxed: a number by itself.
+        self.set.grown().saturating_add(pages.0) > self.limit().0 || self.stuck.load(Ordering::Relaxed) != 0
     }
 
     /// Under the lock. `end` is above `grown` and at most the limit.

@@ -91,6 +91,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     lock: Lock,
     /// Pages the source has prepared. Only under the lock. I8: grown ≤ prepared.
     prepared: AtomicUsize,
+    /// 1 where the source refused the last growth.
+    stuck: AtomicU32,
     /// For the lending of slots.
     lending: Lock,
     /// First free slot, plus one; slots lent so far. Only under `lending`.
@@ -187,6 +189,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lock: Lock::new(),
             lending: Lock::new(),
             prepared: AtomicUsize::new(0),
+            stuck: AtomicU32::new(0),
             vacant: AtomicU32::new(0),
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),

@@ -7,7 +7,8 @@
 //! The slots that reach into what is to go are taken out of the span, as by a thread that allocates, and taken home
 //! again when it has gone. They count as out meanwhile: that sentence is the safety proof, as it is for runs of free
 //! pages (`heap/scan.rs`). The holes that they reach into are in hand with them. No lock is held over the system call,
-//! and one span is in hand at a time: in a heap that cannot grow not the only one of its class that has room.
+//! and one span is in hand at a time: in a heap that cannot grow not the only one of its class that has room, so that
+//! who asks finds another. (Of two who ask at once one may be refused, as where pages are in hand: `heap/grow.rs`.)
 //!
 //! **When**: where all that is free has gone, and more was to go: when somebody asks for it
 //! ([`release`](Objects::release)), when the program is silent, and when the heap is over its soft limit. From the top
@@ -95,7 +96,7 @@ impl<S: Source + 'static> Objects<S> {
             // Relaxed, twice: where two are at it, pages are looked at twice, or the next time.
             let mut end = self.spans.punched.load(Ordering::Relaxed);
             end = self.punch_below(end, &mut go_on);
-            if end == 0 {
+            if end == 0 && go_on(Punched::default()) {
                 end = self.punch_below(usize::MAX, go_on);
             }
             self.spans.punched.store(end, Ordering::Relaxed);
@@ -129,7 +130,7 @@ impl<S: Source + 'static> Objects<S> {
         // meanwhile, and waits for us if he waits for releases at all (`threads.rs`, `heap/grow.rs`).
         let _pass = self.heap.scavenges(span);
         // He that does not is to find another span, where none can be made.
-        let is_full = self.heap.grown() >= self.heap.limit();
+        let is_full = self.heap.is_stuck(PageCount(class.pages()));
         let Some(claim) = central.claim(&self.spans, class, span, is_full) else {
             return Punched::default();
         };
@@ -139,7 +140,9 @@ impl<S: Source + 'static> Objects<S> {
             if self.heap.punch(span, first << GRAIN_SHIFT, count << GRAIN_SHIFT) {
                 gone |= between(first, first + count);
             } else {
+                // What was refused once is not asked for again, at each row.
                 refusals += 1;
+                break;
             }
         }
         let counted = |more| self.heap.count_holes(bytes_of(more), 0);

@@ -160,6 +160,13 @@ impl<S: Source + 'static> Objects<S> {
         let mut all = false;
         for _ in 0..LAST_TRIES {
             let seen = self.heap.releases();
+            if all {
+                // What somebody had in his hands may have come home to an empty span.
+                SizeClass::all().for_each(|class| self.give_spare(thread.cache(), class));
+                if let Some(cache) = thread.cache() {
+                    self.heap.cache_at(cache).flush();
+                }
+            }
             all = all || self.reclaim(thread);
             let got = attempt();
             if got.is_some() || all && self.heap.releases() == seen {

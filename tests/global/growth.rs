@@ -238,7 +238,7 @@ fn a_small_heap_gives_no_room() {
 #[test]
 fn room_is_bounded() {
     static HEAP: GlobalHeap = new_heap();
-    for _ in 0..3 {
+    for _ in 0..2 {
         let blocks: Vec<_> = (0..2000).map(|seed| grown(&HEAP, 8, 5000, seed as u8)).collect();
         let stats = HEAP.stats();
         let most = (1 << 20).max(stats.pages.backed.0 * stats.pages.page_bytes / 32);
@@ -284,7 +284,7 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
     });
     let count = blocks.len();
     let mut refused = 0;
-    for step in 0..20 * count {
+    for step in 0..5 * count {
         let block = &mut blocks[step % count];
         let size = block.layout.size() * 5 / 4;
         refused += usize::from(!block.resize(&HEAP, size));

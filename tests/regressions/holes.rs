@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pageheap::source::{Contents, OverSystem, Refused, Source, System, Verbs};
+use pageheap::source::{Contents, OverSystem, Purpose, Refused, Source, System, Verbs};
 use pageheap::{Config, Heap, PageCount};
 
 const ONE: Layout = Layout::new::<[u8; 24 << 10]>();
@@ -63,6 +63,122 @@ fn in_a_full_heap_a_block_is_there_while_memory_goes() {
     assert!(heap.stats().pages.holes.0 > 0, "{}", heap.stats());
     heap.check().unwrap();
     assert!(heap.allocate(ONE).is_some() && heap.allocate(ONE).is_none());
+}
+
+/// The system, but that it gives no more pages when it is told so, and that a release between `first` and `end` stays
+/// in its call until so many pages were asked for after it began.
+#[derive(Debug, Default)]
+struct Staged {
+    is_full: AtomicBool,
+    first: AtomicUsize,
+    end: AtomicUsize,
+    inside: AtomicBool,
+    /// Requests for pages meanwhile, and at which of them the call ends.
+    asked: AtomicUsize,
+    last: AtomicUsize,
+    may_end: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+impl Staged {
+    /// Lets the other end his call, and waits for him.
+    fn end_call(&self) {
+        self.may_end.store(true, Ordering::SeqCst);
+        while !self.has_ended.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+    }
+}
+
+// SAFETY: the verbs are the system's, later, or do nothing and say so.
+unsafe impl Verbs for Staged {
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        if purpose == Purpose::Pages && self.is_full.load(Ordering::SeqCst) {
+            let inside = self.inside.load(Ordering::SeqCst);
+            if inside && self.asked.fetch_add(1, Ordering::SeqCst) == self.last.load(Ordering::SeqCst) {
+                self.end_call();
+            }
+            return Err(Refused);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let span = self.first.load(Ordering::SeqCst)..self.end.load(Ordering::SeqCst);
+        if span.contains(&start.addr().get()) && !self.inside.swap(true, Ordering::SeqCst) {
+            while !self.may_end.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.release(start, bytes) }
+    }
+}
+
+/// Full is not only the heap that has grown to its limit: also the one whose limit is nearer than a span is long, and
+/// the one whose source has no more.
+#[test]
+fn a_heap_that_cannot_grow_is_full() {
+    for (limit, refuses) in [(513, false), (1 << 13, true)] {
+        let source: &OverSystem<Staged> = Box::leak(Box::default());
+        let heap = Heap::new(source, Config::new(1 << 26).limit(PageCount(limit))).expect("a heap");
+        let first = heap.allocate(ONE).expect("a block");
+        source.is_full.store(refuses, Ordering::SeqCst);
+        let blocks = core::iter::from_fn(|| heap.allocate(ONE)).count();
+        assert!((100..200).contains(&blocks), "{blocks}");
+        // SAFETY: allocated above; nothing uses it.
+        unsafe { heap.free(first, ONE) };
+        heap.release(usize::MAX);
+        assert_eq!(heap.stats().pages.holes.0, 0, "limit {limit}: {}", heap.stats());
+        assert!(heap.allocate(ONE).is_some() && heap.allocate(ONE).is_none());
+    }
+}
+
+/// A full heap; three of the four blocks of a span are free, and in hand, when the last is freed. Whoever wants a long
+/// block gets the pages when the call ends, at whichever of his tries it does: the span that comes home is empty then,
+/// and the spare of its class.
+#[test]
+fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
+    const LONG: Layout = Layout::new::<[u8; 90 << 10]>();
+    for last in 0..6 {
+        let source: &OverSystem<Staged> = Box::leak(Box::default());
+        source.last.store(last, Ordering::SeqCst);
+        let heap = Heap::new(source, Config::new(1 << 24)).expect("a heap");
+        let mut blocks = vec![heap.allocate(ONE).expect("a block")];
+        source.is_full.store(true, Ordering::SeqCst);
+        blocks.extend(core::iter::from_fn(|| heap.allocate(ONE)));
+        while heap.allocate(Layout::new::<[u8; 40 << 10]>()).is_some() {}
+        blocks.sort_unstable();
+        // Spans of four blocks, the first at the lowest: and one slot in another, so that the first may be in hand.
+        let span = &blocks[..4];
+        source.end.store(span[3].addr().get() + ONE.size(), Ordering::SeqCst);
+        source.first.store(span[0].addr().get(), Ordering::SeqCst);
+        for block in span[..3].iter().chain(&blocks[9..10]) {
+            // SAFETY: allocated above; nothing uses it.
+            unsafe { heap.free(*block, ONE) };
+        }
+        let got = thread::scope(|scope| {
+            scope.spawn(|| {
+                heap.release(usize::MAX);
+                source.has_ended.store(true, Ordering::SeqCst);
+            });
+            while !source.inside.load(Ordering::SeqCst) {
+                assert!(!source.has_ended.load(Ordering::SeqCst), "nothing was released");
+                thread::sleep(Duration::from_millis(1));
+            }
+            // SAFETY: allocated above; nothing uses it.
+            unsafe { heap.free(span[3], ONE) };
+            let got = heap.allocate(LONG);
+            source.end_call();
+            got
+        });
+        // He asked less often, and was refused while the pages were in hand; or he has found them.
+        let early = source.asked.load(Ordering::SeqCst) <= last;
+        assert!(got.is_some() || early, "at {last}: {}", heap.stats());
+        assert_eq!(heap.allocate(LONG).is_some(), got.is_none(), "at {last}");
+        heap.check().unwrap();
+    }
 }
 
 /// The system, with a count; it may say no.
@@ -127,7 +243,7 @@ fn one_allocation_waits_for_a_bounded_number_of_calls() {
         heap.allocate(Layout::new::<[u8; 40_000]>()).expect("room");
         most = most.max(source.calls.load(Ordering::SeqCst) - before);
     }
-    assert!((100..300).contains(&most), "{most} calls\n{}", heap.stats());
+    assert!((100..272).contains(&most), "{most} calls\n{}", heap.stats());
 }
 
 /// Far above the limit what is given back is taken again at once.
@@ -141,5 +257,5 @@ fn a_heap_far_above_its_limit_does_not_turn_over_all_it_has() {
 fn where_the_source_says_no_it_is_not_asked_for_each_span() {
     let (all, most) = calls_of(true, 3000, 20_000);
     assert!(all > 10, "{all} calls");
-    assert!(most <= 64, "{most} calls of {all}");
+    assert!(most <= 4, "{most} calls of {all}");
 }

@@ -2,19 +2,20 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pageheap::source::{Numbers, Split, System};
 use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
 use super::common::{BASE, by_width};
+use super::how_long;
 
 /// In a debug build the subtraction in `grow_locked` overflows; in a release build `grown` goes down, below pages that
 /// are in use.
 #[test]
 fn a_heap_never_shrinks() {
     const BYTES: usize = by_width(1 << 38, 1 << 28);
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + how_long(20);
     while Instant::now() < until {
         let source = Split::new(Numbers::new(BASE, 4 * BYTES), System);
         let heap: PageHeap<Split<Numbers, System>> = PageHeap::new(source, Config::new(BYTES)).expect("a heap");

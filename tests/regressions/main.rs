@@ -16,3 +16,9 @@ mod region;
 mod retire;
 mod scavenge;
 mod search;
+
+/// For so long a race is looked for: `full` where `PAGEHEAP_TEST_FULL` is set.
+fn how_long(full: u64) -> std::time::Duration {
+    let is_full = std::env::var_os("PAGEHEAP_TEST_FULL").is_some();
+    std::time::Duration::from_secs(if is_full { full } else { full.div_ceil(4) })
+}
