@@ -1,4 +1,4 @@
-//! The end of the process, with a message that names the address.
+//! The end of the process, with a message that names the address; and the one warning there is.
 //!
 //! An allocator must not unwind, must not allocate to say why it stops, and must not go on once it knows that memory is
 //! being used twice. The message is put together on the stack and written by one raw write to standard error; then the
@@ -50,6 +50,26 @@ pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
     finish(&mut line)
 }
 
+/// Says something to who looks at standard error, and goes on: `parts` one behind the other, 189 bytes of them at the
+/// most. What a terminal might take for an order is a question mark. May change `errno`.
+#[cold]
+#[inline(never)]
+#[cfg(all(unix, feature = "std"))]
+pub(crate) fn warn(parts: &[&[u8]]) {
+    let mut line = Line {
+        bytes: [0; 200],
+        len: 0,
+    };
+    line.push("pageheap: ");
+    for &byte in parts.iter().copied().flatten().take(189) {
+        line.push_byte(if matches!(byte, b' '..=b'~') { byte } else { b'?' });
+    }
+    line.push("\n");
+    let text = line.text();
+    // SAFETY: the bytes are initialised and live; a failed write changes nothing but `errno`, which the caller minds.
+    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+}
+
 struct Line {
     bytes: [u8; 200],
     len: usize,
@@ -58,10 +78,14 @@ struct Line {
 impl Line {
     fn push(&mut self, text: &str) {
         for &byte in text.as_bytes() {
-            if let Some(cell) = self.bytes.get_mut(self.len) {
-                *cell = byte;
-                self.len += 1;
-            }
+            self.push_byte(byte);
+        }
+    }
+
+    fn push_byte(&mut self, byte: u8) {
+        if let Some(cell) = self.bytes.get_mut(self.len) {
+            *cell = byte;
+            self.len += 1;
         }
     }
 

@@ -5,30 +5,39 @@
 //! | `PAGEHEAP_RESERVE` | [`reserve`](crate::GlobalHeap::reserve) | bytes |
 //! | `PAGEHEAP_LIMIT` | [`limit`](crate::GlobalHeap::limit) | bytes |
 //! | `PAGEHEAP_SOFT_LIMIT` | [`soft_limit`](crate::GlobalHeap::soft_limit) | bytes |
-//! | `PAGEHEAP_BACKGROUND` | [`background`](crate::GlobalHeap::background) | `0`: none |
+//! | `PAGEHEAP_BACKGROUND` | [`background`](crate::GlobalHeap::background) | `0`: none; `1`: as the `static` says |
 //! | `PAGEHEAP_HUGE_PAGES` | [`huge_pages`](crate::GlobalHeap::huge_pages) | `system`, `advise` or `avoid` |
 //! | `PAGEHEAP_RELEASE` | [`release_lazily`](crate::GlobalHeap::release_lazily) | `lazily` or `at-once` |
 //!
 //! Bytes are a decimal number, with `K`, `M`, `G` or `T` behind it for its powers of 1,024: `PAGEHEAP_LIMIT=512M`. What
-//! cannot be read so is as if it were not there; nobody is told, for an allocator has nobody to tell. Nor is a wish to
-//! reserve less than a megabyte heeded, in which hardly a program gets as far as `main`; a limit is kept however small.
-//! Programs that run with more rights than their caller (set-user-ID) do not look.
+//! cannot be read so is as if it were not there, and a line on standard error says so, as a program that was to be held
+//! to a limit and is not should not look as if it were:
+//!
+//! ```text
+//!   pageheap: ignored: PAGEHEAP_LIMIT=512MB, bytes wanted: 512M and the like
+//! ```
+//!
+//! Nor is a wish to reserve less than a megabyte heeded, in which hardly a program gets as far as `main`; a limit is
+//! kept however small. What is set to nothing is not set. Programs that run with more rights than their caller
+//! (set-user-ID) do not look.
 //!
 //! Read once a heap, at its first allocation: six walks through the environment, no memory.
 
 use core::ffi::{CStr, c_char};
 
+use crate::fatal;
 use crate::heap::Config;
 use crate::object::SizeClass;
-use crate::source::HugePages;
+use crate::source::{HugePages, KeepErrno};
 use crate::units::PageCount;
 
 /// The configuration, and whether there is to be a background thread, as the environment wants them.
 #[cold]
 pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool) {
-    let bytes = |name: &CStr| value(name).and_then(parse_bytes);
-    let pages = |name| bytes(name).map(|bytes| PageCount(bytes >> SizeClass::PAGE_SHIFT));
-    if let Some(reserve) = bytes(c"PAGEHEAP_RESERVE").filter(|&bytes| bytes >= Config::LEAST_BYTES) {
+    const BYTES: &str = "bytes wanted: 512M and the like";
+    let pages = |name| Some(PageCount(read(name, BYTES, parse_bytes)? >> SizeClass::PAGE_SHIFT));
+    let enough = |text: &[u8]| parse_bytes(text).filter(|&bytes| bytes >= Config::LEAST_BYTES);
+    if let Some(reserve) = read(c"PAGEHEAP_RESERVE", "bytes wanted: 1M or more", enough) {
         config.reserve = reserve;
     }
     if let Some(limit) = pages(c"PAGEHEAP_LIMIT") {
@@ -37,18 +46,40 @@ pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool)
     if let Some(limit) = pages(c"PAGEHEAP_SOFT_LIMIT") {
         config = config.soft_limit(limit);
     }
-    config.huge_pages = match value(c"PAGEHEAP_HUGE_PAGES") {
-        Some(b"system") => HugePages::System,
-        Some(b"advise") => HugePages::Advise,
-        Some(b"avoid") => HugePages::Avoid,
-        _ => config.huge_pages,
-    };
-    config.lazily = match value(c"PAGEHEAP_RELEASE") {
-        Some(b"lazily") => true,
-        Some(b"at-once") => false,
-        _ => config.lazily,
-    };
-    (config, background && value(c"PAGEHEAP_BACKGROUND") != Some(b"0"))
+    let wish = read(
+        c"PAGEHEAP_HUGE_PAGES",
+        "wanted: system, advise, avoid",
+        |text| match text {
+            b"system" => Some(HugePages::System),
+            b"advise" => Some(HugePages::Advise),
+            b"avoid" => Some(HugePages::Avoid),
+            _ => None,
+        },
+    );
+    config.huge_pages = wish.unwrap_or(config.huge_pages);
+    let lazily = read(c"PAGEHEAP_RELEASE", "wanted: lazily, at-once", |text| match text {
+        b"lazily" => Some(true),
+        b"at-once" => Some(false),
+        _ => None,
+    });
+    config.lazily = lazily.unwrap_or(config.lazily);
+    let may = read(c"PAGEHEAP_BACKGROUND", "wanted: 0, 1", |text| match text {
+        b"0" => Some(false),
+        b"1" => Some(true),
+        _ => None,
+    });
+    (config, background && may.unwrap_or(true))
+}
+
+/// What a variable says, if it is set to anything; who set it to what cannot be read is told what is wanted.
+fn read<T>(name: &CStr, wanted: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    let text = value(name).filter(|text| !text.is_empty())?;
+    let parsed = parse(text);
+    if parsed.is_none() {
+        let _errno = KeepErrno::new();
+        fatal::warn(&[b"ignored: ", name.to_bytes(), b"=", text, b", ", wanted.as_bytes()]);
+    }
+    parsed
 }
 
 /// What a variable is set to.

@@ -42,7 +42,7 @@ const GAUGES: [(&str, &str); 9] = [
     ("released_bytes", "Pages free or cached without memory"),
     ("metadata_bytes", "The heap's own tables, prepared"),
 ];
-const COUNTERS: [(&str, &str); 15] = [
+const COUNTERS: [(&str, &str); 16] = [
     ("refills_total", "Words of pages taken by caches"),
     ("flushes_total", "Words of pages given back by caches"),
     ("growths_total", "Times the heap grew"),
@@ -56,6 +56,10 @@ const COUNTERS: [(&str, &str); 15] = [
     (
         "unreserve_calls_total",
         "System calls to give back addresses of no use, as it opened",
+    ),
+    (
+        "clear_calls_total",
+        "Blocks to be zero of which the system was asked what is not",
     ),
     (
         "barrier_calls_total",
@@ -148,6 +152,7 @@ impl Stats {
             &mut calls.advise,
             &mut calls.discard,
             &mut calls.unreserve,
+            &mut calls.clear,
             &mut calls.barrier,
             &mut self.released,
             &mut self.released_lazily,

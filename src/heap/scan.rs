@@ -244,6 +244,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         unsafe { self.source.release(offset(self.base, start), bytes) }.is_ok()
     }
 
+    /// Makes a run that the caller holds read as zero, by writing to what is not, if the source knows that to be
+    /// little. Whether it does.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn clear(&self, run: PageRun) -> bool {
+        let (start, bytes) = (run.start().0 << G::PAGE_SHIFT, run.pages().0 << G::PAGE_SHIFT);
+        if !(start | bytes).is_multiple_of(self.source.granule()) {
+            return false;
+        }
+        self.counters.clear.add(1);
+        // SAFETY: the caller's pages, whose contents he gives up; allocated, so Ready where the source commits, inside
+        // the reservation, on granule borders.
+        unsafe { self.source.clear(offset(self.base, start), bytes) }.is_ok()
+    }
+
     /// Makes a run that the caller holds read as zero, by giving its memory back instead of writing to it. Whether it
     /// does: one system call, and a page fault for each page touched again.
     pub(crate) fn wipe(&self, run: PageRun) -> bool {

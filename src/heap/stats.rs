@@ -45,6 +45,7 @@ pub(super) struct Counters {
     pub(super) barrier: Counter,
     pub(super) discard: Counter,
     pub(super) unreserve: Counter,
+    pub(super) clear: Counter,
     pub(super) scavenging: Counter,
 }
 
@@ -64,13 +65,14 @@ impl Counters {
             barrier: zero(),
             discard: zero(),
             unreserve: zero(),
+            clear: zero(),
             scavenging: zero(),
         }
     }
 }
 
 /// How often a heap has asked its source, or the system, by cause. With `System` each is one
-/// system call.
+/// system call, but where it says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Calls {
@@ -88,6 +90,9 @@ pub struct Calls {
     pub discard: u64,
     /// Address space given back that was of no use, as the heap opened.
     pub unreserve: u64,
+    /// Blocks that were to be zero, and of which it was asked what is not. With `System` three calls or more, and none
+    /// where the system is known to have no answer.
+    pub clear: u64,
     /// Fences that all threads passed, so that what sleeping ones keep could be taken back. Not of the source.
     pub barrier: u64,
 }
@@ -187,6 +192,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             advise: self.counters.advise.get(),
             discard: self.counters.discard.get(),
             unreserve: self.counters.unreserve.get(),
+            clear: self.counters.clear.get(),
             barrier: self.counters.barrier.get(),
         };
         stats

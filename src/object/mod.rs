@@ -62,6 +62,7 @@ mod check;
 mod slots;
 mod run;
 mod shorten;
+mod clear;
 mod twice;
 mod threads;
 mod shared;
@@ -95,6 +96,7 @@ use crate::sync::{AtomicUsize, Lock, Table};
 use crate::units::{PageIndex, PageRun};
 
 use central::Central;
+use clear::Patience;
 use magazine::Magazine;
 use rack::Blanks;
 use register::Register;
@@ -103,10 +105,6 @@ use tables::Tables;
 
 /// Address space below which no heap is tried: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
-
-/// Blocks from here on that are to be zero, and are not known to be, get fresh memory from the source instead of being
-/// written to: who wants so much often touches a part of it. As the C library does from its largest threshold on.
-const WIPED_BYTES: usize = 32 << 20;
 
 /// The object layer over a heap of pages. It lies in its own tables and is never unmade, but as a value's
 /// ([`Heap`](crate::Heap)) or with a library that is unloaded (`close.rs`).
@@ -124,6 +122,7 @@ pub struct Objects<S: Source> {
     cached: AtomicUsize,
     /// Bytes of the slots and runs in which roomy blocks lie (`room.rs`).
     roomy: AtomicUsize,
+    patience: Patience,
     keeper: Keeper,
     kin: Kin,
 }
@@ -212,6 +211,7 @@ impl<S: Source + 'static> Objects<S> {
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
+                patience: Patience::new(),
                 keeper,
                 kin: Kin::default(),
             });
@@ -250,7 +250,7 @@ impl<S: Source + 'static> Objects<S> {
         let (memory, zeroed) = match fresh {
             ToZero::Slot(memory) => (memory, false),
             ToZero::Run(allocation) => {
-                let zeroed = allocation.is_zeroed() || layout.size() >= WIPED_BYTES && self.heap.wipe(allocation.run);
+                let zeroed = allocation.is_zeroed() || self.clear(allocation.run, layout.size());
                 (self.heap.address(allocation.run.start()), zeroed)
             }
         };

@@ -33,6 +33,8 @@ mod ledger;
 mod numbers;
 #[cfg(all(unix, feature = "std", any(test, feature = "internals")))]
 mod over_system;
+#[cfg(all(any(target_os = "linux", target_os = "android"), feature = "std"))]
+mod pagemap;
 mod region;
 mod shared;
 #[cfg(any(test, feature = "internals"))]
@@ -221,6 +223,20 @@ pub unsafe trait Source {
     unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         // SAFETY: the caller's promise, which is the same.
         unsafe { self.release(start, bytes) }
+    }
+
+    /// Ready → Ready, of [`Purpose::Pages`], and every byte reads as zero: by writing to that part alone which may be
+    /// anything else, if the source knows which that is, and it is a small one. Not overridden, it is refused.
+    ///
+    /// # Errors
+    /// [`Refused`] if it is not done. The contents may be lost, all or in part, and are never counted as zero.
+    ///
+    /// # Safety
+    /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared, where nothing
+    /// [commits](Self::COMMITS)), and nobody else uses it. Its contents are lost.
+    unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        let _ = (start, bytes);
+        Err(Refused)
     }
 
     /// Tells what is wished of huge pages behind a range of [`Purpose::Pages`], from now on. Not overridden, it is

@@ -65,6 +65,18 @@ pub unsafe trait Verbs {
         unsafe { self.release(start, bytes) }
     }
 
+    /// See [`Source::clear`].
+    ///
+    /// # Errors
+    /// As for [`Source::clear`].
+    ///
+    /// # Safety
+    /// As for [`Source::clear`].
+    unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        let _ = (start, bytes);
+        Err(Refused)
+    }
+
     /// See [`Source::discard`].
     ///
     /// # Safety
@@ -126,6 +138,11 @@ unsafe impl<T: Verbs> Source for OverSystem<T> {
     unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         // SAFETY: the caller's promise.
         unsafe { self.0.release_lazily(start, bytes) }
+    }
+
+    unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.clear(start, bytes) }
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {

@@ -57,6 +57,11 @@ macro_rules! pass_on {
                 unsafe { (**self).release_lazily(start, bytes) }
             }
 
+            unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { (**self).clear(start, bytes) }
+            }
+
             unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { (**self).advise(start, bytes, huge) }

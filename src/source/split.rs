@@ -87,6 +87,11 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
         unsafe { self.pages.release_lazily(start, bytes) }
     }
 
+    unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise; a range of pages comes from this source.
+        unsafe { self.pages.clear(start, bytes) }
+    }
+
     unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
         // SAFETY: the caller's promise; a range of pages comes from this source.
         unsafe { self.pages.advise(start, bytes, huge) }

@@ -7,15 +7,17 @@
 //! | `commit` | none | - |
 //! | `release`, `discard` | `madvise` | the memory is the kernel's again, the addresses are still ours |
 //! | `release_lazily` | `madvise(MADV_FREE)` | the kernel's as soon as it wants it; not resident then, but till then |
+//! | `clear` | `openat`, `ioctl`, `close` | zero, of memory that had little behind it; Linux only (`pagemap.rs`) |
 //! | `advise` | `madvise((NO)HUGEPAGE)` | the kernel has been told; Linux only |
 //! | `unreserve` | `munmap` | nothing |
 //! | `worked` | `clock_gettime` | - |
 //!
 //! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter
 //! must let through: **mmap, munmap, mprotect, madvise, prlimit64**. (`worked` reads a clock; where that is refused,
-//! what giving memory back costs is not counted.) The page size comes from `sysconf`, which reads what the kernel
-//! left in the auxiliary vector and calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met like any
-//! other error: not done, state as before. `errno` is put back after every verb.
+//! what giving memory back costs is not counted. Where one of `clear`'s is, large blocks are written with zeros.)
+//! The page size comes from `sysconf`, which reads what the kernel left in the auxiliary vector and calls nothing. A
+//! filter that refuses a call (`EPERM`, `ENOSYS`) is met like any other error: not done, state as before. `errno` is
+//! put back after every verb.
 //!
 //! **A reservation costs no memory.** It is private, `PROT_NONE` and `MAP_NORESERVE`, so it counts against neither the
 //! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
@@ -171,6 +173,17 @@ unsafe impl Source for System {
         drop(errno);
         // SAFETY: the caller's promise.
         unsafe { self.release(start, bytes) }
+    }
+
+    /// By what the kernel knows of each page (`pagemap.rs`); Linux from 6.7 on.
+    unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller promises a range of ours that nobody else uses and whose contents may be lost.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        if unsafe { super::pagemap::clear(start, bytes, page_size()) } {
+            return Ok(());
+        }
+        let _ = (start, bytes);
+        Err(Refused)
     }
 
     /// `madvise`, on Linux with transparent huge pages.

@@ -92,6 +92,43 @@ fn at_a_hard_limit_all_goes_on_and_comes_back() {
     assert_eq!(refusals, 16, "one each time: {}", HEAP.stats());
 }
 
+/// A limit that cannot be read is none, and whoever set it can see that; what can be read, or is empty, is worth no
+/// word.
+#[test]
+fn what_the_environment_says_in_vain_is_named() {
+    const NAME: &str = "limits::what_the_environment_says_in_vain_is_named";
+    if is_child() {
+        return drop(blocks(MIB, 5000));
+    }
+    let said = |variables: &[(&str, &str)]| {
+        let output = command(NAME).envs(variables.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let ours = text.lines().filter(|line| line.starts_with("pageheap"));
+        ours.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let good = [
+        ("PAGEHEAP_LIMIT", "512M"),
+        ("PAGEHEAP_SOFT_LIMIT", ""),
+        ("PAGEHEAP_BACKGROUND", "1"),
+        ("PAGEHEAP_HUGE_PAGES", "avoid"),
+    ];
+    assert_eq!(said(&good), [""; 0]);
+    let bad = [
+        ("PAGEHEAP_LIMIT", "512MB"),
+        ("PAGEHEAP_RESERVE", "4K"),
+        ("PAGEHEAP_BACKGROUND", "off\x1b[2J"),
+        ("PAGEHEAP_RELEASE", "never"),
+    ];
+    let wanted = [
+        "pageheap: ignored: PAGEHEAP_RESERVE=4K, bytes wanted: 1M or more",
+        "pageheap: ignored: PAGEHEAP_LIMIT=512MB, bytes wanted: 512M and the like",
+        "pageheap: ignored: PAGEHEAP_RELEASE=never, wanted: lazily, at-once",
+        "pageheap: ignored: PAGEHEAP_BACKGROUND=off?[2J, wanted: 0, 1",
+    ];
+    assert_eq!(said(&bad), wanted);
+}
+
 /// Under a soft limit the resident size stays within 5 %, as long as what is live does.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]

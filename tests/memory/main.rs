@@ -20,6 +20,7 @@ mod huge;
 mod lazy;
 mod limits;
 mod pressure;
+mod zeroed;
 
 use common::by_width;
 

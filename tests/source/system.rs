@@ -62,6 +62,51 @@ fn memory_is_zero_when_prepared_and_when_released() {
     give_back(pages);
 }
 
+/// Linux from 6.7 on knows which pages may be anything but zero, and writes to no others.
+#[test]
+fn sparse_memory_is_cleared_where_it_is_not_zero() {
+    let page = System.granule();
+    let pages = System.reserve(Purpose::Pages, 1026 * page, page).expect("pages");
+    let (first, last) = (at(pages, 0), at(pages, 1025 * page));
+    // SAFETY: prepared before it is used; read and written inside.
+    unsafe {
+        assert_eq!(System.prepare(Purpose::Pages, first, 1026 * page), Ok(Contents::Zero));
+        first.write_bytes(0xAB, page);
+        last.write_bytes(0xAB, page);
+        let middle = at(pages, page);
+        if System.clear(middle, 1024 * page).is_err() {
+            give_back(pages);
+            return println!("skipped: the system does not say what is zero");
+        }
+        let memory = std::slice::from_raw_parts_mut(middle.as_ptr(), 1024 * page);
+        for (step, sparse) in [(1024, true), (100, true), (9, true), (8, false), (1, false)] {
+            assert_eq!(System.release(middle, 1024 * page), Ok(Contents::Zero));
+            // Read too, which is no reason to write.
+            assert_eq!(memory[0] + memory[500 * page], 0);
+            memory.iter_mut().step_by(step * page).for_each(|byte| *byte = 1);
+            let resident = || {
+                let mut pages = [0_u8; 1024];
+                assert_eq!(
+                    libc::mincore(memory.as_ptr().cast_mut().cast(), 1024 * page, pages.as_mut_ptr()),
+                    0
+                );
+                pages.iter().filter(|&&page| page & 1 != 0).count()
+            };
+            let before = resident();
+            assert_eq!(System.clear(middle, 1024 * page).is_ok(), sparse, "one page of {step}");
+            assert_eq!(resident(), before, "one page of {step}");
+            assert!(!sparse || memory.iter().all(|&byte| byte == 0), "one page of {step}");
+        }
+        for edge in [first, last] {
+            assert!(
+                (0..page).all(|byte| edge.add(byte).read() == 0xAB),
+                "nothing beside the range"
+            );
+        }
+    }
+    give_back(pages);
+}
+
 #[test]
 fn reservations_are_aligned_and_disjoint() {
     let page = System.granule();

@@ -1,0 +1,185 @@
+//! Large blocks that are to be zero, where a part of them has memory behind it, or all, or nobody knows.
+
+use std::alloc::GlobalAlloc;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pageheap::Config;
+use pageheap::source::{OverSystem, Refused, Source, System, Verbs};
+
+use super::filter::{Refusal, refuse_in};
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+/// A block that is to be zero is, and is then touched in some places or all over.
+fn use_block(heap: &impl GlobalAlloc, size: usize, step: usize) {
+    // SAFETY: the layout is not empty; read and written inside, freed with it.
+    unsafe {
+        let block = heap.alloc_zeroed(layout(size));
+        assert!(!block.is_null());
+        let bytes = std::slice::from_raw_parts_mut(block, size);
+        let other = bytes.iter().position(|&byte| byte != 0);
+        assert_eq!(other, None, "of {size} bytes, touched every {step}");
+        bytes.iter_mut().step_by(step).for_each(|byte| *byte = 0xee);
+        heap.dealloc(block, layout(size));
+    }
+}
+
+/// As `use_block`, but looks only where it touches.
+fn touch_block(size: usize, step: usize) {
+    // SAFETY: as in `use_block`.
+    unsafe {
+        let block = HEAP.alloc_zeroed(layout(size));
+        for at in (0..size).step_by(step) {
+            assert_eq!(block.add(at).replace(1), 0, "{at} of {size}");
+        }
+        HEAP.dealloc(block, layout(size));
+    }
+}
+
+/// Whether the system says what of memory is not zero.
+fn is_told() -> bool {
+    let bytes = 64 * System.granule();
+    let pages = System.reserve(pageheap::source::Purpose::Pages, bytes, System.granule());
+    let start = pages.expect("64 pages").base;
+    // SAFETY: reserved just now, prepared before it is used, and left.
+    unsafe {
+        System
+            .prepare(pageheap::source::Purpose::Pages, start, bytes)
+            .expect("64 pages");
+        System.clear(start, bytes).is_ok()
+    }
+}
+
+/// Pages that nobody has written to are not written to, and so have no memory, as often as the block goes round.
+#[test]
+fn what_is_zero_is_not_written() {
+    if !is_child() {
+        return assert!(run("zeroed::what_is_zero_is_not_written"));
+    }
+    if !is_told() {
+        return println!("skipped: this system does not say what is zero");
+    }
+    for size in [MIB, 3 * MIB, 16 * MIB, 64 * MIB] {
+        touch_block(size, size / 16);
+        let (before, calls) = (resident(), HEAP.stats().pages.calls);
+        (0..50).for_each(|_| touch_block(size, size / 16));
+        let (after, new) = (resident(), HEAP.stats().pages.calls);
+        println!(
+            "{} MiB: {} KiB more, {} questions",
+            size >> 20,
+            after.saturating_sub(before) >> 10,
+            new.clear - calls.clear
+        );
+        assert!(after <= before + size / 8, "{before}, then {after}, of {size}");
+        let questions = new.clear - calls.clear;
+        assert!((40..=50).contains(&questions), "{questions}: some are known to be zero");
+        assert_eq!(
+            new.release, calls.release,
+            "nothing given back, and nothing faulted in again"
+        );
+    }
+}
+
+/// A dense block is written, and hardly ever asked about.
+#[test]
+fn what_is_dense_is_written() {
+    if !is_child() {
+        return assert!(run("zeroed::what_is_dense_is_written"));
+    }
+    for size in [MIB, 2 * MIB] {
+        let before = HEAP.stats().pages.calls.clear;
+        (0..200).for_each(|_| use_block(&HEAP, size, 500));
+        let questions = HEAP.stats().pages.calls.clear - before;
+        assert!((1..=10).contains(&questions), "{questions}");
+    }
+}
+
+/// By several threads, in no order, and while memory goes back.
+#[test]
+fn every_block_is_zero() {
+    if !is_child() {
+        return assert!(run("zeroed::every_block_is_zero"));
+    }
+    let rounds = if cfg!(debug_assertions) { 30 } else { 300 };
+    std::thread::scope(|scope| {
+        for seed in 1..4 {
+            scope.spawn(move || every_way(&HEAP, rounds, seed));
+        }
+        for _ in 0..rounds {
+            HEAP.release(4 * MIB);
+        }
+    });
+}
+
+fn every_way(heap: &impl GlobalAlloc, rounds: usize, seed: usize) {
+    let mut random = seed;
+    for _ in 0..rounds {
+        random = random.wrapping_mul(1_103_515_245).wrapping_add(12345) & 0x7fff_ffff;
+        let size = MIB + (random >> 8) % (if random & 64 == 0 { 40 } else { 3 } * MIB);
+        use_block(heap, size, [5000, 100_000, size / 3][random % 3]);
+    }
+}
+
+/// Where the file cannot be opened, or says nothing.
+#[test]
+fn where_nobody_answers() {
+    const NAME: &str = "zeroed::where_nobody_answers";
+    static NO_ANSWER: &[Refusal] = &[Refusal::new(libc::SYS_ioctl, libc::ENOTTY)];
+    if !is_child() {
+        let mut command = command(NAME);
+        refuse_in(&mut command, NO_ANSWER);
+        return assert!(ends_well(&mut command));
+    }
+    // SAFETY: reads a number.
+    let errno = || unsafe { *libc::__errno_location() };
+    // SAFETY: as above, written.
+    unsafe { *libc::__errno_location() = 77 };
+    every_way(&HEAP, 10, 1);
+    assert_eq!(errno(), 77);
+    assert!(!is_told());
+}
+
+/// The system, which does as it is told, or loses half of what there is and says no.
+struct Vague {
+    asked: AtomicUsize,
+    cleared: AtomicUsize,
+}
+
+// SAFETY: every verb is the system's, or writes to all of what it is given; what is refused is of contents that nobody
+// knows.
+unsafe impl Verbs for Vague {
+    unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let part = [bytes, bytes / 2, 0][asked % 3];
+        // SAFETY: the caller's promise.
+        unsafe { start.write_bytes(0, part) };
+        if part == bytes {
+            self.cleared.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        Err(Refused)
+    }
+}
+
+#[test]
+fn a_refusal_is_of_contents_that_nobody_knows() {
+    if !is_child() {
+        return assert!(run("zeroed::a_refusal_is_of_contents_that_nobody_knows"));
+    }
+    static SOURCE: OverSystem<Vague> = OverSystem(Vague {
+        asked: AtomicUsize::new(0),
+        cleared: AtomicUsize::new(0),
+    });
+    // SAFETY: the system's pages are memory.
+    static VAGUE: GlobalHeap<&OverSystem<Vague>> =
+        unsafe { GlobalHeap::with_source(&SOURCE, Config::new(by_width(1 << 32, 512 << 20))) };
+    every_way(&VAGUE, if cfg!(debug_assertions) { 60 } else { 600 }, 7);
+    let [asked, cleared] = [&SOURCE.asked, &SOURCE.cleared].map(|count| count.load(Ordering::Relaxed));
+    assert!(
+        asked > 2 * cleared && cleared > 2,
+        "{asked} questions, {cleared} answers"
+    );
+    VAGUE.check().unwrap();
+}
