@@ -8,6 +8,7 @@
 //! | `PAGEHEAP_BACKGROUND` | [`background`](crate::GlobalHeap::background) | `0`: none; `1`: as the `static` says |
 //! | `PAGEHEAP_HUGE_PAGES` | [`huge_pages`](crate::GlobalHeap::huge_pages) | `system`, `advise` or `avoid` |
 //! | `PAGEHEAP_RELEASE` | [`release_lazily`](crate::GlobalHeap::release_lazily) | `lazily` or `at-once` |
+//! | `PAGEHEAP_SPARSE_ZEROING` | [`sparse_zeroing`](crate::GlobalHeap::sparse_zeroing) | `0` or `1` |
 //!
 //! Bytes are a decimal number, with `K`, `M`, `G` or `T` behind it for its powers of 1,024: `PAGEHEAP_LIMIT=512M`. What
 //! cannot be read so is as if it were not there, and a line on standard error says so, as a program that was to be held
@@ -21,7 +22,7 @@
 //! kept however small. What is set to nothing is not set. Programs that run with more rights than their caller
 //! (set-user-ID) do not look.
 //!
-//! Read once a heap, at its first allocation: six walks through the environment, no memory.
+//! Read once a heap, at its first allocation: seven walks through the environment, no memory.
 
 use core::ffi::{CStr, c_char};
 
@@ -63,12 +64,15 @@ pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool)
         _ => None,
     });
     config.lazily = lazily.unwrap_or(config.lazily);
-    let may = read(c"PAGEHEAP_BACKGROUND", "wanted: 0, 1", |text| match text {
-        b"0" => Some(false),
-        b"1" => Some(true),
-        _ => None,
-    });
-    (config, background && may.unwrap_or(true))
+    let switch = |name| {
+        read(name, "wanted: 0, 1", |text| match text {
+            b"0" => Some(false),
+            b"1" => Some(true),
+            _ => None,
+        })
+    };
+    config.sparse = switch(c"PAGEHEAP_SPARSE_ZEROING").unwrap_or(config.sparse);
+    (config, background && switch(c"PAGEHEAP_BACKGROUND").unwrap_or(true))
 }
 
 /// What a variable says, if it is set to anything; who set it to what cannot be read is told what is wanted.

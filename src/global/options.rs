@@ -9,6 +9,7 @@
 //!                     .huge_pages(…)     what is wished of them
 //!                     .release_lazily(true) what goes back may stay resident until it is wanted elsewhere
 //!                     .wait_for_release(true) nobody is refused what comes back in a moment
+//!                     .sparse_zeroing(false) no file is opened to know what is zero
 //! ```
 
 #![forbid(unsafe_code)]
@@ -147,6 +148,21 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[must_use]
     pub const fn wait_for_release(mut self, on: bool) -> Self {
         self.config = self.config.wait_for_release(on);
+        self
+    }
+
+    /// Whether a used block of 1 MiB or more that is to be zero is written only where the system says that it is not
+    /// zero. On by default. See [`Config::sparse_zeroing`](crate::Config::sparse_zeroing).
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// // Behind a filter of system calls that ends who opens a file.
+    /// static HEAP: GlobalHeap = GlobalHeap::new().background(false).sparse_zeroing(false);
+    /// ```
+    #[must_use]
+    pub const fn sparse_zeroing(mut self, on: bool) -> Self {
+        self.config = self.config.sparse_zeroing(on);
         self
     }
 

@@ -20,6 +20,7 @@ pub struct Config {
     pub(crate) huge_pages: HugePages,
     pub(crate) lazily: bool,
     pub(crate) patient: bool,
+    pub(crate) sparse: bool,
 }
 
 impl Config {
@@ -40,6 +41,7 @@ impl Config {
             huge_pages: HugePages::System,
             lazily: false,
             patient: false,
+            sparse: true,
         }
     }
 
@@ -89,6 +91,17 @@ impl Config {
     #[must_use]
     pub const fn wait_for_release(mut self, on: bool) -> Self {
         self.patient = on;
+        self
+    }
+
+    /// Whether a layer of objects asks the source which pages of a used block of 1 MiB or more are zero, when it is to
+    /// be zero, and writes to the others alone. On by default.
+    ///
+    /// With [`System`](crate::source::System) on Linux it opens `/proc/self/pagemap` for that, and closes it again. To be
+    /// switched off in a program that lives under a filter of system calls which ends it where it opens a file.
+    #[must_use]
+    pub const fn sparse_zeroing(mut self, on: bool) -> Self {
+        self.sparse = on;
         self
     }
 

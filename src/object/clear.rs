@@ -42,7 +42,11 @@ const SIZES: usize = 8;
 
 /// How often asking was in vain, for blocks of each size. All-zero bytes: never.
 #[derive(Debug)]
-pub struct Patience([Hope; SIZES]);
+pub struct Patience {
+    /// Nobody is to be asked.
+    off: bool,
+    hopes: [Hope; SIZES],
+}
 
 /// For one size. Several threads may count at once, and a count be lost: it says how seldom to ask, and no more.
 #[derive(Debug)]
@@ -54,16 +58,19 @@ struct Hope {
 }
 
 impl Patience {
-    /// Nobody has asked yet.
-    pub fn new() -> Self {
-        Self(core::array::from_fn(|_| Hope {
-            failures: AtomicU8::new(0),
-            waits: AtomicU8::new(0),
-        }))
+    /// Nobody has asked yet; unless it is `on`, nobody will.
+    pub fn new(on: bool) -> Self {
+        Self {
+            off: !on,
+            hopes: core::array::from_fn(|_| Hope {
+                failures: AtomicU8::new(0),
+                waits: AtomicU8::new(0),
+            }),
+        }
     }
 
     fn of(&self, bytes: usize) -> &Hope {
-        &self.0[((bytes / ASKED_BYTES).max(1).ilog2() as usize).min(SIZES - 1)]
+        &self.hopes[((bytes / ASKED_BYTES).max(1).ilog2() as usize).min(SIZES - 1)]
     }
 }
 
@@ -97,7 +104,7 @@ impl<S: Source + 'static> Objects<S> {
             return false;
         }
         let hope = self.patience.of(bytes);
-        if hope.asks() {
+        if !self.patience.off && hope.asks() {
             let cleared = self.heap.clear(run);
             hope.learns(cleared);
             if cleared {
@@ -114,7 +121,7 @@ mod tests {
 
     #[test]
     fn dense_blocks_are_asked_about_ever_more_seldom_and_sparse_ones_always() {
-        let patience = Patience::new();
+        let patience = Patience::new(true);
         let ask = |bytes, sparse| {
             let hope = patience.of(bytes);
             let asks = hope.asks();

@@ -176,7 +176,7 @@ impl<S: Source + 'static> Objects<S> {
                         ..config
                     },
                 ) {
-                    Ok(heap) => return Ok(Self::settle(heap, tables, keeper)),
+                    Ok(heap) => return Ok(Self::settle(heap, tables, keeper, config.sparse)),
                     Err((back, reason)) => {
                         // SAFETY: just reserved; `tables` has no drop, and is not used again.
                         unsafe { back.unreserve(Purpose::Metadata, reservation) };
@@ -192,7 +192,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Moves in.
-    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper) -> &'static Self {
+    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper, sparse: bool) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the one call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
         // SAFETY: in the tables, zeroed; nobody else has it yet.
@@ -211,7 +211,7 @@ impl<S: Source + 'static> Objects<S> {
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
-                patience: Patience::new(),
+                patience: Patience::new(sparse),
                 keeper,
                 kin: Kin::default(),
             });

@@ -82,6 +82,21 @@ fn what_is_zero_is_not_written() {
     }
 }
 
+/// In the `static`, or in the environment.
+#[test]
+fn nobody_is_asked_where_that_is_not_wished() {
+    const NAME: &str = "zeroed::nobody_is_asked_where_that_is_not_wished";
+    if !is_child() {
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_SPARSE_ZEROING", "0")));
+    }
+    static DEAF: GlobalHeap = GlobalHeap::new().background(false).sparse_zeroing(false);
+    for _ in 0..10 {
+        use_block(&HEAP, MIB, 100_000);
+        use_block(&DEAF, MIB, 100_000);
+    }
+    assert_eq!((HEAP.stats().pages.calls.clear, DEAF.stats().pages.calls.clear), (0, 0));
+}
+
 /// A dense block is written, and hardly ever asked about.
 #[test]
 fn what_is_dense_is_written() {
