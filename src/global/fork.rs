@@ -19,6 +19,9 @@
 //! before ours in the parent-to-be, and after ours in both processes, and may allocate. Only what a library registered
 //! earlier still must not ask for memory between the two.
 //!
+//! What no heap holds, but the child would have for ever, is a file that somebody has open for a moment
+//! (`source/pagemap.rs`): he is waited for last, for 0.1 s at the most.
+//!
 //! `posix_spawn` and `vfork`, which `std::process::Command` prefers, run none of this and need none of it.
 
 use core::cell::Cell;
@@ -28,7 +31,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::object::{Forks, Objects};
-use crate::source::{KeepErrno, Source};
+use crate::source::{self, KeepErrno, Source};
 use crate::sync::{Guard, Lock, wait_for};
 
 use super::{background, pthread};
@@ -172,6 +175,8 @@ unsafe extern "C" fn before() {
     }
     FORKING.store(pthread::here(), Ordering::Relaxed);
     heaps().for_each(Forks::hold);
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    source::hold_questions();
 }
 
 /// Keeps the scavengers of all heaps away, or those of none: whether it could. The caller holds `OPENING`.
@@ -185,12 +190,16 @@ fn hold_drivers() -> bool {
 
 unsafe extern "C" fn parent() {
     if is_last() {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        source::let_go_questions();
         let_go();
     }
 }
 
 unsafe extern "C" fn child() {
     if is_last() {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        source::recover_questions();
         let own = pthread::own();
         pthread::forget_leaving();
         heaps().for_each(|heap| heap.recover(own));

@@ -138,8 +138,8 @@ impl GlobalHeap<System> {
     /// What the `static` says can be overridden, when the heap opens, by environment variables: `PAGEHEAP_RESERVE`,
     /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), `PAGEHEAP_BACKGROUND=0`,
     /// `PAGEHEAP_HUGE_PAGES` (`system`, `advise`, `avoid`), `PAGEHEAP_RELEASE` (`at-once`, `lazily`) and
-    /// `PAGEHEAP_SPARSE_ZEROING` (`0`, `1`). None is needed; what cannot be read, and a wish to reserve less than a megabyte, is ignored with a line on standard
-    /// error, and set-user-ID programs do not look.
+    /// `PAGEHEAP_SPARSE_ZEROING` (`0`, `1`). None is needed; what cannot be read, and a wish to reserve less than a
+    /// megabyte, is ignored with a line on standard error, and set-user-ID programs do not look.
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.

@@ -97,8 +97,11 @@ impl Config {
     /// Whether a layer of objects asks the source which pages of a used block of 1 MiB or more are zero, when it is to
     /// be zero, and writes to the others alone. On by default.
     ///
-    /// With [`System`](crate::source::System) on Linux it opens `/proc/self/pagemap` for that, and closes it again. To be
-    /// switched off in a program that lives under a filter of system calls which ends it where it opens a file.
+    /// With `System` on Linux it opens `/proc/thread-self/pagemap` for that, and closes it
+    /// again. To be switched off in a program that lives under a filter of system calls which ends it where it opens a
+    /// file, and in one that is restored page by page from elsewhere (`userfaultfd`, as by CRIU): what has not come yet
+    /// counts as zero. No child of a fork inherits the file if there is a [`GlobalHeap`](crate::GlobalHeap); where
+    /// there are other heaps only it may, once in a while.
     #[must_use]
     pub const fn sparse_zeroing(mut self, on: bool) -> Self {
         self.sparse = on;

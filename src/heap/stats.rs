@@ -90,8 +90,8 @@ pub struct Calls {
     pub discard: u64,
     /// Address space given back that was of no use, as the heap opened.
     pub unreserve: u64,
-    /// Blocks that were to be zero, and of which it was asked what is not. With `System` three calls or more, and none
-    /// where the system is known to have no answer.
+    /// Blocks that were to be zero, and of which it was asked what is not. With `System` three calls or
+    /// more.
     pub clear: u64,
     /// Fences that all threads passed, so that what sleeping ones keep could be taken back. Not of the source.
     pub barrier: u64,

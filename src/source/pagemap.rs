@@ -5,21 +5,31 @@
 //!                     ╰─ 0 ─╯       ╰──╯                █ has a page, or one in swap: is written with zeros
 //! ```
 //!
-//! `/proc/self/pagemap` answers by an `ioctl` of its own, `PAGEMAP_SCAN` (Linux 6.7): stretches of pages that are
-//! present or swapped, but for those that are the kernel's page of zeros. So it needs no guess about swap, as `mincore`
-//! would, and no pass over a word for each page, as reading that file would.
+//! `/proc/thread-self/pagemap` answers by an `ioctl` of its own, `PAGEMAP_SCAN` (Linux 6.7): stretches of pages that
+//! are present or swapped, but for those that are the kernel's page of zeros. So it needs no guess about swap, as
+//! `mincore` would, and no pass over a word for each page, as reading that file would. (By way of `self` it would be
+//! the file of the thread that began the process: which may have ended, and then older kernels fall over the question.)
 //!
 //! Worked: a block of 64 MiB was touched in 64 places when it was freed, and is to be zero. To give it back and take 64
 //! faults costs 190 µs, to write it 3 ms; to ask and to write 64 pages 30. Asking costs 2.5 µs for the file and 2 for
-//! each MiB with little in it, and ends where an eighth of the pages has been found: then it is refused.
+//! each MiB with little in it. It ends where an eighth of the pages has been found, or one in swap: then it is refused,
+//! and has cost as much as an eighth at the most. One byte touched in a huge page is 512 pages.
 //!
-//! The file is opened for each question and closed behind it. One that stayed open could be closed by the program, and
-//! its number be another file's, whose bytes say nothing of our pages; and in the child of a fork it would tell of the
-//! parent's. All three calls are made past the C library, whose own could be points at which a thread is cancelled.
-//! Where the file is not there, or not to be had, or knows no such question, nobody asks again.
+//! **The file** is opened for each question and closed behind it. One that stayed open could be closed by the program,
+//! and its number be another file's. So there is a number in use for some microseconds that the program has not asked
+//! for; who sends files to numbers of his own choice (`dup2`) while other threads run meets such numbers from any
+//! library. In the child of a fork it would stay for ever: a fork waits for who asks, and nobody asks meanwhile. All
+//! three calls are made past the C library, whose own could be points at which a thread is cancelled.
+//!
+//! **Not zero, though not there**, is memory that somebody else fills in where it is first touched: in a process that
+//! is being restored page by page (`userfaultfd`, as CRIU's lazy pages). Nobody says so here; such a process is to be
+//! started with `PAGEHEAP_SPARSE_ZEROING=0`.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+
+use crate::sync::wait_for;
 
 use super::KeepErrno;
 
@@ -73,25 +83,82 @@ struct Question {
 
 const _: () = assert!(size_of::<Question>() == 96);
 
-/// Nobody here answers.
-static UNKNOWN: AtomicBool = AtomicBool::new(false);
+/// How many ask, in steps of [`ONE`]; and [`FORKING`].
+static ASKING: AtomicU32 = AtomicU32::new(0);
+
+/// The process forks: nobody begins.
+const FORKING: u32 = 1;
+
+const ONE: u32 = 2;
+
+/// How long a fork waits for who asks, in steps of 100 µs: he has the file for less, unless he is preempted.
+const PATIENCE: u32 = 1000;
+
+/// Before a fork: nobody has the file, so that the child does not either. One at a time.
+pub(crate) fn hold() {
+    // Acquire, twice: pairs with the release of who has closed it.
+    let mut asking = ASKING.fetch_or(FORKING, Ordering::Acquire) | FORKING;
+    for _ in 0..PATIENCE {
+        if asking == FORKING {
+            break;
+        }
+        // Nobody wakes us: who asks has nobody to think of.
+        wait_for(&ASKING, asking, Some(Duration::from_micros(100)));
+        asking = ASKING.load(Ordering::Acquire);
+    }
+}
+
+/// Behind it, in the parent.
+pub(crate) fn let_go() {
+    // Relaxed, here and in the child: who asks has nothing of ours to read.
+    ASKING.fetch_and(!FORKING, Ordering::Relaxed);
+}
+
+/// Behind it, in the child, which has one thread.
+pub(crate) fn recover() {
+    // Relaxed: as above.
+    ASKING.store(0, Ordering::Relaxed);
+}
+
+/// The right to ask.
+struct Turn;
+
+impl Turn {
+    fn begin() -> Option<Self> {
+        // Relaxed, twice: what is read is this word alone, and all its changes are in one order: we see the fork, or it
+        // sees us. Looked at first, so that who waits there is not woken for nothing.
+        if ASKING.load(Ordering::Relaxed) & FORKING != 0 {
+            return None;
+        }
+        let forking = ASKING.fetch_add(ONE, Ordering::Relaxed) & FORKING != 0;
+        let turn = Self;
+        (!forking).then_some(turn)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Release: the file is closed; partner: `hold`.
+        ASKING.fetch_sub(ONE, Ordering::Release);
+    }
+}
 
 /// The pages of this process.
-struct Pagemap(libc::c_long);
+struct Pagemap {
+    file: libc::c_long,
+    /// Given up behind the file.
+    _turn: Turn,
+}
 
 impl Pagemap {
     fn open() -> Option<Self> {
-        let place = c"/proc/self/pagemap".as_ptr();
+        let turn = Turn::begin()?;
+        let place = c"/proc/thread-self/pagemap".as_ptr();
+        // Should it be no such file, opening it does not wait either.
+        let how = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: a path that ends with zero.
-        let number = unsafe {
-            libc::syscall(
-                libc::SYS_openat,
-                libc::AT_FDCWD,
-                place,
-                libc::O_RDONLY | libc::O_CLOEXEC,
-            )
-        };
-        (number >= 0).then_some(Self(number))
+        let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, place, how) };
+        (file >= 0).then_some(Self { file, _turn: turn })
     }
 
     /// Answers the question: how many stretches.
@@ -100,7 +167,7 @@ impl Pagemap {
         question.answer = answer.as_mut_ptr().addr() as u64;
         question.stretches = STRETCHES as u64;
         // SAFETY: the kernel writes to the question and to as many stretches as it is told there is room for.
-        let count = unsafe { libc::syscall(libc::SYS_ioctl, self.0, SCAN, &raw mut *question) };
+        let count = unsafe { libc::syscall(libc::SYS_ioctl, self.file, SCAN, &raw mut *question) };
         usize::try_from(count).ok().filter(|&count| count <= STRETCHES)
     }
 }
@@ -108,38 +175,29 @@ impl Pagemap {
 impl Drop for Pagemap {
     fn drop(&mut self) {
         // SAFETY: opened by `open`, and closed once.
-        unsafe { libc::syscall(libc::SYS_close, self.0) };
+        unsafe { libc::syscall(libc::SYS_close, self.file) };
     }
 }
 
 /// Makes a range read as zero by writing to those of its pages of `page` bytes that may be anything else. Whether it
-/// does: not if that is more than an eighth of it, or nobody knows.
+/// does: not if that is an eighth of it or more, or one of them is in swap, or nobody knows.
 ///
 /// # Safety
 ///
 /// The range is private anonymous memory of ours, page-aligned, may be written to, and is used by nobody else; its
 /// contents may be lost, all or in part.
 pub(super) unsafe fn clear(start: NonNull<u8>, bytes: usize, page: usize) -> bool {
-    // Relaxed, here and below: the word stands for itself.
-    if UNKNOWN.load(Ordering::Relaxed) {
-        return false;
-    }
-    let errno = KeepErrno::new();
+    let _errno = KeepErrno::new();
     // SAFETY: the caller's promise.
-    let cleared = Pagemap::open().and_then(|pagemap| unsafe { clear_by(&pagemap, start, bytes, page) });
-    // Too many files are open, or the kernel has no memory for the answer: that may change.
-    if cleared.is_none() && ![libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EINTR].contains(&errno.now()) {
-        UNKNOWN.store(true, Ordering::Relaxed);
-    }
-    cleared.unwrap_or(false)
+    Pagemap::open().is_some_and(|pagemap| unsafe { clear_by(&pagemap, start, bytes, page) }.is_some())
 }
 
-/// The same; `None` if there is no answer.
+/// The same.
 ///
 /// # Safety
 ///
 /// As for [`clear`].
-unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: usize) -> Option<bool> {
+unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: usize) -> Option<()> {
     let mut question = Question {
         size: size_of::<Question>() as u64,
         start: start.addr().get() as u64,
@@ -155,26 +213,30 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
     let mut answer = [Stretch::default(); STRETCHES];
     while question.start < end {
         let count = pagemap.ask(&mut question, &mut answer)?;
-        let found: u64 = answer[..count].iter().map(|stretch| stretch.end - stretch.start).sum();
-        question.most_pages = question.most_pages.saturating_sub(found / page as u64);
-        // All that there may be has been found: what is behind it is not known.
-        if question.most_pages == 0 {
-            return Some(false);
+        let answer = &answer[..count];
+        // What leads nowhere, or is not so, is no answer to this question; and what is in swap would be read to be
+        // written.
+        let is_good = |stretch: &Stretch| {
+            begin <= stretch.start
+                && stretch.start <= stretch.end
+                && stretch.end <= end
+                && stretch.categories & SWAPPED == 0
+        };
+        if question.walk_end <= question.start || !answer.iter().all(is_good) {
+            return None;
         }
-        for stretch in &answer[..count] {
-            // What is not so would be no answer to this question.
-            if stretch.start < begin || stretch.end > end || stretch.end < stretch.start {
-                return None;
-            }
+        let found: u64 = answer.iter().map(|stretch| stretch.end - stretch.start).sum();
+        question.most_pages = question.most_pages.saturating_sub(found / page as u64);
+        // As many as it was to look for: what is behind them is not known.
+        if question.most_pages == 0 {
+            return None;
+        }
+        for stretch in answer {
             let (at, len) = ((stretch.start - begin) as usize, (stretch.end - stretch.start) as usize);
             // SAFETY: in the caller's range, just checked.
             unsafe { start.add(at).write_bytes(0, len) };
         }
-        // An answer that leads nowhere is none.
-        if question.walk_end <= question.start {
-            return None;
-        }
         question.start = question.walk_end;
     }
-    Some(true)
+    Some(())
 }

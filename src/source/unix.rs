@@ -12,12 +12,12 @@
 //! | `unreserve` | `munmap` | nothing |
 //! | `worked` | `clock_gettime` | - |
 //!
-//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list a seccomp filter
-//! must let through: **mmap, munmap, mprotect, madvise, prlimit64**. (`worked` reads a clock; where that is refused,
-//! what giving memory back costs is not counted. Where one of `clear`'s is, large blocks are written with zeros.)
-//! The page size comes from `sysconf`, which reads what the kernel left in the auxiliary vector and calls nothing. A
-//! filter that refuses a call (`EPERM`, `ENOSYS`) is met like any other error: not done, state as before. `errno` is
-//! put back after every verb.
+//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list. What a seccomp filter
+//! must let through for a heap to work is **mmap, munmap, mprotect, madvise, prlimit64**. Where the clock that `worked`
+//! reads is refused, what giving memory back costs is not counted; where one of `clear`'s calls is, large blocks are
+//! written with zeros. The page size comes from `sysconf`, which reads what the kernel left in the auxiliary vector and
+//! calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met like any other error: not done, state as
+//! before. `errno` is put back after every verb.
 //!
 //! **A reservation costs no memory.** It is private, `PROT_NONE` and `MAP_NORESERVE`, so it counts against neither the
 //! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
@@ -69,7 +69,9 @@ const NEGLIGIBLE: usize = 512;
 ///
 /// A `System` holds nothing; all values of it are the same source. Its verbs make the system calls mmap, munmap,
 /// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), what it `worked` clock_gettime (of the thread's
-/// processor time), and no others; each may be refused, by a seccomp filter say, and then the verb is refused.
+/// processor time), `clear` on Linux openat, ioctl and close, and no others; each may be refused, by a seccomp filter
+/// say, and then the verb is refused. A filter that ends the process instead has to let them through, or `clear` must
+/// not be called ([`Config::sparse_zeroing`](crate::Config::sparse_zeroing)).
 /// Reservations count against `RLIMIT_AS` and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct System;

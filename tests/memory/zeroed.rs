@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pageheap::Config;
 use pageheap::source::{OverSystem, Refused, Source, System, Verbs};
 
-use super::filter::{Refusal, refuse_in};
+use super::filter::{Refusal, refuse};
 use super::*;
 
 const MIB: usize = 1 << 20;
@@ -55,8 +55,10 @@ fn is_told() -> bool {
 /// Pages that nobody has written to are not written to, and so have no memory, as often as the block goes round.
 #[test]
 fn what_is_zero_is_not_written() {
+    const NAME: &str = "zeroed::what_is_zero_is_not_written";
     if !is_child() {
-        return assert!(run("zeroed::what_is_zero_is_not_written"));
+        // One byte in a huge page is 512 pages.
+        return assert!(ends_well(command(NAME).env("PAGEHEAP_HUGE_PAGES", "avoid")));
     }
     if !is_told() {
         return println!("skipped: this system does not say what is zero");
@@ -141,12 +143,17 @@ fn every_way(heap: &impl GlobalAlloc, rounds: usize, seed: usize) {
 #[test]
 fn where_nobody_answers() {
     const NAME: &str = "zeroed::where_nobody_answers";
-    static NO_ANSWER: &[Refusal] = &[Refusal::new(libc::SYS_ioctl, libc::ENOTTY)];
+    const WHAT: &str = "PAGEHEAP_TEST_REFUSES";
     if !is_child() {
-        let mut command = command(NAME);
-        refuse_in(&mut command, NO_ANSWER);
-        return assert!(ends_well(&mut command));
+        for what in ["openat", "ioctl"] {
+            assert!(ends_well(command(NAME).env(WHAT, what)), "{what}");
+        }
+        return;
     }
+    refuse(&[match std::env::var(WHAT).as_deref() {
+        Ok("openat") => Refusal::new(libc::SYS_openat, libc::EPERM),
+        _ => Refusal::new(libc::SYS_ioctl, libc::ENOTTY),
+    }]);
     // SAFETY: reads a number.
     let errno = || unsafe { *libc::__errno_location() };
     // SAFETY: as above, written.
@@ -154,6 +161,59 @@ fn where_nobody_answers() {
     every_way(&HEAP, 10, 1);
     assert_eq!(errno(), 77);
     assert!(!is_told());
+}
+
+/// Whether one of this process's first files is a table of pages. No memory is allocated.
+fn has_pagemap() -> bool {
+    (3..64).any(|file| {
+        let (mut name, mut target) = ([0_u8; 32], [0_u8; 64]);
+        name[..14].copy_from_slice(b"/proc/self/fd/");
+        [name[14], name[15]] = [b'0' + file / 10, b'0' + file % 10];
+        let name = if file < 10 {
+            [name[14], name[15]] = [name[15], 0];
+            name
+        } else {
+            name
+        };
+        // SAFETY: a path that ends with zero, and a place to write to.
+        let len = unsafe { libc::readlink(name.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
+        usize::try_from(len).is_ok_and(|len| target[..len].ends_with(b"/pagemap"))
+    })
+}
+
+/// The file that is asked is open for some microseconds; a child that is born in them would have it for ever.
+#[test]
+fn no_child_inherits_the_question() {
+    if !is_child() {
+        return assert!(run("zeroed::no_child_inherits_the_question"));
+    }
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let inherited = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                touch_block(MIB, 1 << 16);
+            }
+        });
+        let children = (0..200).filter(|_| {
+            // SAFETY: the child looks, and ends.
+            let status = unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::_exit(has_pagemap().into());
+                }
+                let mut status = -1;
+                assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                status
+            };
+            assert!(libc::WIFEXITED(status), "{status}");
+            libc::WEXITSTATUS(status) != 0
+        });
+        let inherited = children.count();
+        done.store(true, Ordering::Relaxed);
+        inherited
+    });
+    println!("{} questions", HEAP.stats().pages.calls.clear);
+    assert_eq!(inherited, 0, "of 200 children");
 }
 
 /// The system, which does as it is told, or loses half of what there is and says no.
