@@ -167,7 +167,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
-    /// allocation should be tried once more, 16 times at the most.
+    /// allocation should be tried once more, 16 times at the most. It is told the layout of the block; with the feature
+    /// `checks`, that of the block with its seal.
     ///
     /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
     /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,

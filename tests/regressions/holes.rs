@@ -139,6 +139,7 @@ fn a_heap_that_cannot_grow_is_full() {
 /// block gets the pages when the call ends, at whichever of his tries it does: the span that comes home is empty then,
 /// and the spare of its class.
 #[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
     const LONG: Layout = Layout::new::<[u8; 90 << 10]>();
     for last in 0..6 {
