@@ -20,7 +20,7 @@
 //! earlier still must not ask for memory between the two.
 //!
 //! What no heap holds, but the child would have for ever, is a file that somebody has open for a moment
-//! (`source/pagemap.rs`): he is waited for last, for 0.1 s at the most.
+//! (`source/pagemap.rs`): he is waited for before the heaps' other locks are taken, for 0.1 s at the most.
 //!
 //! `posix_spawn` and `vfork`, which `std::process::Command` prefers, run none of this and need none of it.
 
@@ -174,9 +174,9 @@ unsafe extern "C" fn before() {
         wait_for(&AtomicU32::new(0), 0, Some(Duration::from_millis(1)));
     }
     FORKING.store(pthread::here(), Ordering::Relaxed);
-    heaps().for_each(Forks::hold);
     #[cfg(any(target_os = "linux", target_os = "android"))]
     source::hold_questions();
+    heaps().for_each(Forks::hold);
 }
 
 /// Keeps the scavengers of all heaps away, or those of none: whether it could. The caller holds `OPENING`.

@@ -100,8 +100,7 @@ impl Config {
     /// With `System` on Linux it opens `/proc/thread-self/pagemap` for that, and closes it
     /// again. To be switched off in a program that lives under a filter of system calls which ends it where it opens a
     /// file, and in one that is restored page by page from elsewhere (`userfaultfd`, as by CRIU): what has not come yet
-    /// counts as zero. No child of a fork inherits the file if there is a [`GlobalHeap`](crate::GlobalHeap); where
-    /// there are other heaps only it may, once in a while.
+    /// counts as zero. A fork waits for who has the file open, for 0.1 s at the most.
     #[must_use]
     pub const fn sparse_zeroing(mut self, on: bool) -> Self {
         self.sparse = on;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   range     │ · · · █ · · · · · · █ █ · · · · · │     · never written since it was mapped, or released: zero
-//!                     ╰─ 0 ─╯       ╰──╯                █ has a page, or one in swap: is written with zeros
+//!                     ╰─ 0 ─╯       ╰──╯                █ has a page: is written with zeros
 //! ```
 //!
 //! `/proc/thread-self/pagemap` answers by an `ioctl` of its own, `PAGEMAP_SCAN` (Linux 6.7): stretches of pages that
@@ -18,8 +18,9 @@
 //! **The file** is opened for each question and closed behind it. One that stayed open could be closed by the program,
 //! and its number be another file's. So there is a number in use for some microseconds that the program has not asked
 //! for; who sends files to numbers of his own choice (`dup2`) while other threads run meets such numbers from any
-//! library. In the child of a fork it would stay for ever: a fork waits for who asks, and nobody asks meanwhile. All
-//! three calls are made past the C library, whose own could be points at which a thread is cancelled.
+//! library. In the child of a fork it would stay for ever: a fork waits for who asks, for 0.1 s at the most, and nobody
+//! asks meanwhile; who is at a long range makes way. All three calls are made past the C library, whose own could be
+//! points at which a thread is cancelled.
 //!
 //! **Not zero, though not there**, is memory that somebody else fills in where it is first touched: in a process that
 //! is being restored page by page (`userfaultfd`, as CRIU's lazy pages). Nobody says so here; such a process is to be
@@ -28,8 +29,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
+use std::time::Instant;
 
-use crate::sync::wait_for;
+use crate::sync::{relax, wait_for};
 
 use super::KeepErrno;
 
@@ -49,6 +51,11 @@ const PART: usize = 8;
 
 /// Stretches to an answer.
 const STRETCHES: usize = 32;
+
+/// So much of a range is asked about at a time, and so many pages are written at most before the next question: what
+/// takes half a millisecond or so. A fork waits for no more.
+const STEP: u64 = 256 << 20;
+const STEP_PAGES: u64 = 512;
 
 /// `struct page_region`.
 #[derive(Clone, Copy, Default)]
@@ -91,19 +98,26 @@ const FORKING: u32 = 1;
 
 const ONE: u32 = 2;
 
-/// How long a fork waits for who asks, in steps of 100 µs: he has the file for less, unless he is preempted.
-const PATIENCE: u32 = 1000;
+/// How often this process has been born: a file from before is of the parent's pages.
+static BIRTHS: AtomicU32 = AtomicU32::new(0);
 
-/// Before a fork: nobody has the file, so that the child does not either. One at a time.
+/// How long a fork waits for who asks: he has the file for less, unless he is preempted.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Before a fork: nobody has the file, so that the child does not either; unless somebody keeps it too long. One at a
+/// time.
 pub(crate) fn hold() {
     // Acquire, twice: pairs with the release of who has closed it.
     let mut asking = ASKING.fetch_or(FORKING, Ordering::Acquire) | FORKING;
-    for _ in 0..PATIENCE {
-        if asking == FORKING {
-            break;
-        }
+    let (begin, mut round) = (Instant::now(), 0);
+    while asking != FORKING && begin.elapsed() < PATIENCE {
         // Nobody wakes us: who asks has nobody to think of.
-        wait_for(&ASKING, asking, Some(Duration::from_micros(100)));
+        if round < 10 {
+            relax(round);
+        } else {
+            wait_for(&ASKING, asking, Some(Duration::from_micros(100)));
+        }
+        round += 1;
         asking = ASKING.load(Ordering::Acquire);
     }
 }
@@ -116,30 +130,49 @@ pub(crate) fn let_go() {
 
 /// Behind it, in the child, which has one thread.
 pub(crate) fn recover() {
-    // Relaxed: as above.
+    // Relaxed, twice: as above.
+    BIRTHS.fetch_add(1, Ordering::Relaxed);
     ASKING.store(0, Ordering::Relaxed);
 }
 
 /// The right to ask.
-struct Turn;
+struct Turn {
+    births: u32,
+}
 
 impl Turn {
     fn begin() -> Option<Self> {
-        // Relaxed, twice: what is read is this word alone, and all its changes are in one order: we see the fork, or it
-        // sees us. Looked at first, so that who waits there is not woken for nothing.
+        // Relaxed, three times: what is read is one word alone, and all its changes are in one order: we see the fork,
+        // or it sees us. Looked at first, so that who waits is not kept by who will not ask. Births are our own: they
+        // change in a handler of a signal on this thread, if at all.
+        let births = BIRTHS.load(Ordering::Relaxed);
         if ASKING.load(Ordering::Relaxed) & FORKING != 0 {
             return None;
         }
         let forking = ASKING.fetch_add(ONE, Ordering::Relaxed) & FORKING != 0;
-        let turn = Self;
+        let turn = Self { births };
         (!forking).then_some(turn)
+    }
+
+    /// Whether this is still the process that opened the file, and it does not fork: who has a long range makes way.
+    fn lasts(&self) -> bool {
+        // Relaxed: as in `begin`.
+        self.is_ours() && ASKING.load(Ordering::Relaxed) & FORKING == 0
+    }
+
+    fn is_ours(&self) -> bool {
+        // Relaxed: as in `begin`.
+        BIRTHS.load(Ordering::Relaxed) == self.births
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Release: the file is closed; partner: `hold`.
-        ASKING.fetch_sub(ONE, Ordering::Release);
+        // Not in the child of a fork that came from a handler of a signal, which had found us here: it began anew.
+        if self.is_ours() {
+            // Release: the file is closed; partner: `hold`.
+            ASKING.fetch_sub(ONE, Ordering::Release);
+        }
     }
 }
 
@@ -147,7 +180,7 @@ impl Drop for Turn {
 struct Pagemap {
     file: libc::c_long,
     /// Given up behind the file.
-    _turn: Turn,
+    turn: Turn,
 }
 
 impl Pagemap {
@@ -158,7 +191,7 @@ impl Pagemap {
         let how = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: a path that ends with zero.
         let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, place, how) };
-        (file >= 0).then_some(Self { file, _turn: turn })
+        (file >= 0).then(|| Self { file, turn })
     }
 
     /// Answers the question: how many stretches.
@@ -198,37 +231,39 @@ pub(super) unsafe fn clear(start: NonNull<u8>, bytes: usize, page: usize) -> boo
 ///
 /// As for [`clear`].
 unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: usize) -> Option<()> {
+    let begin = start.addr().get() as u64;
+    let end = begin + bytes as u64;
+    let mut left = (bytes / page / PART).max(1) as u64;
     let mut question = Question {
         size: size_of::<Question>() as u64,
-        start: start.addr().get() as u64,
-        end: (start.addr().get() + bytes) as u64,
-        most_pages: (bytes / page / PART).max(1) as u64,
+        start: begin,
         inverted: ZERO_PAGE,
         all_of: ZERO_PAGE,
         any_of: PRESENT | SWAPPED,
         told: PRESENT | SWAPPED,
         ..Question::default()
     };
-    let (begin, end) = (question.start, question.end);
     let mut answer = [Stretch::default(); STRETCHES];
     while question.start < end {
+        question.end = end.min(question.start + STEP);
+        question.most_pages = left.min(STEP_PAGES);
         let count = pagemap.ask(&mut question, &mut answer)?;
         let answer = &answer[..count];
         // What leads nowhere, or is not so, is no answer to this question; and what is in swap would be read to be
         // written.
         let is_good = |stretch: &Stretch| {
-            begin <= stretch.start
+            question.start <= stretch.start
                 && stretch.start <= stretch.end
-                && stretch.end <= end
+                && stretch.end <= question.end
                 && stretch.categories & SWAPPED == 0
         };
-        if question.walk_end <= question.start || !answer.iter().all(is_good) {
+        if question.walk_end <= question.start || question.walk_end > question.end || !answer.iter().all(is_good) {
             return None;
         }
         let found: u64 = answer.iter().map(|stretch| stretch.end - stretch.start).sum();
-        question.most_pages = question.most_pages.saturating_sub(found / page as u64);
-        // As many as it was to look for: what is behind them is not known.
-        if question.most_pages == 0 {
+        left = left.saturating_sub(found / page as u64);
+        // As many as it may be: what is behind them is not known.
+        if left == 0 || !pagemap.turn.lasts() {
             return None;
         }
         for stretch in answer {
