@@ -41,7 +41,7 @@ const MOST_FAILURES: u8 = 6;
 /// Sizes told apart: by doublings, the last are one.
 const SIZES: usize = 8;
 
-/// How often asking was in vain, for blocks of each size. All-zero bytes: never.
+/// How often asking was in vain, for blocks of each size.
 #[derive(Debug)]
 pub struct Patience {
     /// Nobody is to be asked.

@@ -11,9 +11,9 @@
 //! the file of the thread that began the process: which may have ended, and then older kernels fall over the question.)
 //!
 //! Worked: a block of 64 MiB was touched in 64 places when it was freed, and is to be zero. To give it back and take 64
-//! faults costs 190 µs, to write it 3 ms; to ask and to write 64 pages 30. Asking costs 2.5 µs for the file and 2 for
-//! each MiB with little in it. It ends where an eighth of the pages has been found, or one in swap: then it is refused,
-//! and has cost as much as an eighth at the most. One byte touched in a huge page is 512 pages.
+//! faults costs 190 µs, to write it 3 ms; to ask and to write 64 pages 40 to 60. Asking costs 2.5 µs for the file and 2
+//! for each MiB with little in it. It ends where an eighth of the pages has been found, or one in swap: then it is
+//! refused, and has cost as much as an eighth at the most. One byte touched in a huge page is 512 pages.
 //!
 //! **The file** is opened for each question and closed behind it. One that stayed open could be closed by the program,
 //! and its number be another file's. So there is a number in use for some microseconds that the program has not asked
@@ -35,7 +35,7 @@ use crate::sync::{relax, wait_for};
 
 use super::KeepErrno;
 
-/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`, where directions are as on most processors.
+/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`. (Both directions are the same two bits on all processors.)
 const SCAN: libc::c_ulong =
     3 << 30 | (size_of::<Question>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 16;
 
@@ -52,9 +52,10 @@ const PART: usize = 8;
 /// Stretches to an answer.
 const STRETCHES: usize = 32;
 
-/// So much of a range is asked about at a time, and so many pages are written at most before the next question: what
-/// takes half a millisecond or so. A fork waits for no more.
+/// So much of a range is asked about at a time: what takes half a millisecond or so. A fork waits for no more.
 const STEP: u64 = 256 << 20;
+
+/// As [`STEP`], in pages that are written.
 const STEP_PAGES: u64 = 512;
 
 /// `struct page_region`.
@@ -90,19 +91,31 @@ struct Question {
 
 const _: () = assert!(size_of::<Question>() == 96);
 
-/// How many ask, in steps of [`ONE`]; and [`FORKING`].
+/// Who asks, in one word, so that each change is of all of it:
+///
+/// ```text
+///   births · 2¹⁶ │ how many ask · 2 │ whether the process forks
+/// ```
+///
+/// A birth is that of this process by a fork: a file from before tells of the parent's pages.
 static ASKING: AtomicU32 = AtomicU32::new(0);
 
 /// The process forks: nobody begins.
 const FORKING: u32 = 1;
 
+/// One who asks.
 const ONE: u32 = 2;
 
-/// How often this process has been born: a file from before is of the parent's pages.
-static BIRTHS: AtomicU32 = AtomicU32::new(0);
+/// Above both: as many threads do not ask at a time.
+const BIRTH_SHIFT: u32 = 16;
 
 /// How long a fork waits for who asks: he has the file for less, unless he is preempted.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Whether somebody asks.
+fn is_asked(asking: u32) -> bool {
+    (asking & ((1 << BIRTH_SHIFT) - 1)) / ONE != 0
+}
 
 /// Before a fork: nobody has the file, so that the child does not either; unless somebody keeps it too long. One at a
 /// time.
@@ -110,7 +123,7 @@ pub(crate) fn hold() {
     // Acquire, twice: pairs with the release of who has closed it.
     let mut asking = ASKING.fetch_or(FORKING, Ordering::Acquire) | FORKING;
     let (begin, mut round) = (Instant::now(), 0);
-    while asking != FORKING && begin.elapsed() < PATIENCE {
+    while is_asked(asking) && begin.elapsed() < PATIENCE {
         // Nobody wakes us: who asks has nobody to think of.
         if round < 10 {
             relax(round);
@@ -128,11 +141,11 @@ pub(crate) fn let_go() {
     ASKING.fetch_and(!FORKING, Ordering::Relaxed);
 }
 
-/// Behind it, in the child, which has one thread.
+/// Behind it, in the child, which has one thread: nobody asks.
 pub(crate) fn recover() {
     // Relaxed, twice: as above.
-    BIRTHS.fetch_add(1, Ordering::Relaxed);
-    ASKING.store(0, Ordering::Relaxed);
+    let births = (ASKING.load(Ordering::Relaxed) >> BIRTH_SHIFT).wrapping_add(1);
+    ASKING.store(births << BIRTH_SHIFT, Ordering::Relaxed);
 }
 
 /// The right to ask.
@@ -142,37 +155,32 @@ struct Turn {
 
 impl Turn {
     fn begin() -> Option<Self> {
-        // Relaxed, three times: what is read is one word alone, and all its changes are in one order: we see the fork,
-        // or it sees us. Looked at first, so that who waits is not kept by who will not ask. Births are our own: they
-        // change in a handler of a signal on this thread, if at all.
-        let births = BIRTHS.load(Ordering::Relaxed);
+        // Relaxed, twice: what is read is this word alone, and all its changes are in one order: we see the fork, or it
+        // sees us. Looked at first, so that who waits there is not kept by who will not ask.
         if ASKING.load(Ordering::Relaxed) & FORKING != 0 {
             return None;
         }
-        let forking = ASKING.fetch_add(ONE, Ordering::Relaxed) & FORKING != 0;
-        let turn = Self { births };
-        (!forking).then_some(turn)
+        let asking = ASKING.fetch_add(ONE, Ordering::Relaxed);
+        let turn = Self {
+            births: asking >> BIRTH_SHIFT,
+        };
+        (asking & FORKING == 0).then_some(turn)
     }
 
     /// Whether this is still the process that opened the file, and it does not fork: who has a long range makes way.
     fn lasts(&self) -> bool {
         // Relaxed: as in `begin`.
-        self.is_ours() && ASKING.load(Ordering::Relaxed) & FORKING == 0
-    }
-
-    fn is_ours(&self) -> bool {
-        // Relaxed: as in `begin`.
-        BIRTHS.load(Ordering::Relaxed) == self.births
+        let asking = ASKING.load(Ordering::Relaxed);
+        asking >> BIRTH_SHIFT == self.births && asking & FORKING == 0
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         // Not in the child of a fork that came from a handler of a signal, which had found us here: it began anew.
-        if self.is_ours() {
-            // Release: the file is closed; partner: `hold`.
-            ASKING.fetch_sub(ONE, Ordering::Release);
-        }
+        let less = |asking: u32| (asking >> BIRTH_SHIFT == self.births).then(|| asking.wrapping_sub(ONE));
+        // Release: the file is closed; partner: `hold`. Relaxed: what is not changed says nothing.
+        let _ = ASKING.try_update(Ordering::Release, Ordering::Relaxed, less);
     }
 }
 

@@ -1,11 +1,12 @@
 //! Large blocks that are to be zero, where a part of them has memory behind it, or all, or nobody knows.
 
 use std::alloc::GlobalAlloc;
+use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::Config;
-use pageheap::source::{OverSystem, Refused, Source, System, Verbs};
+use pageheap::source::{OverSystem, Purpose, Refused, Source, System, Verbs};
 
 use super::filter::{Refusal, refuse};
 use super::*;
@@ -41,13 +42,11 @@ fn touch_block(size: usize, step: usize) {
 /// Whether the system says what of memory is not zero.
 fn is_told() -> bool {
     let bytes = 64 * System.granule();
-    let pages = System.reserve(pageheap::source::Purpose::Pages, bytes, System.granule());
+    let pages = System.reserve(Purpose::Pages, bytes, System.granule());
     let start = pages.expect("64 pages").base;
     // SAFETY: reserved just now, prepared before it is used, and left.
     unsafe {
-        System
-            .prepare(pageheap::source::Purpose::Pages, start, bytes)
-            .expect("64 pages");
+        System.prepare(Purpose::Pages, start, bytes).expect("64 pages");
         System.clear(start, bytes).is_ok()
     }
 }
@@ -166,16 +165,9 @@ fn where_nobody_answers() {
 
 /// Whether one of this process's first files is a table of pages. No memory is allocated.
 fn has_pagemap() -> bool {
-    (3..64).any(|file| {
+    (3..64).any(|file: u8| {
         let (mut name, mut target) = ([0_u8; 32], [0_u8; 64]);
-        name[..14].copy_from_slice(b"/proc/self/fd/");
-        [name[14], name[15]] = [b'0' + file / 10, b'0' + file % 10];
-        let name = if file < 10 {
-            [name[14], name[15]] = [name[15], 0];
-            name
-        } else {
-            name
-        };
+        write!(&mut name[..], "/proc/self/fd/{file}").expect("room for the zero behind it, too");
         // SAFETY: a path that ends with zero, and a place to write to.
         let len = unsafe { libc::readlink(name.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
         usize::try_from(len).is_ok_and(|len| target[..len].ends_with(b"/pagemap"))
