@@ -75,15 +75,26 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all.
+    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all. In the
+    /// scavenger's turn, as the rest, if that can be had in a while: who checks the heap waits for it, so that he finds
+    /// no slot in hand; who is about to fork is let in between two spans.
     pub(super) fn punch_for(&self, wanted: PageCount, released: PageCount) -> PageCount {
         let more = wanted.0.saturating_sub(released.0);
-        PageCount(released.0 + self.punch_some(more, |_| true))
+        if more == 0 {
+            return released;
+        }
+        let driver = self.heap.driver();
+        let mut turn = driver.turn_within();
+        let punched = self.punch_some(more, |_| {
+            driver.pass_on(&mut turn);
+            true
+        });
+        PageCount(released.0 + punched)
     }
 
     /// Punches holes until there are `wanted` pages of them, from the top of the heap down and from where it stopped
     /// the last time, while what was done `is_little`. How many pages have gone.
-    pub(super) fn punch_some(&self, wanted: usize, is_little: impl Fn(&Punched) -> bool) -> usize {
+    pub(super) fn punch_some(&self, wanted: usize, mut is_little: impl FnMut(&Punched) -> bool) -> usize {
         if wanted == 0 {
             return 0;
         }

@@ -226,6 +226,36 @@ fn calls_of(refuses: bool, blocks: usize, steps: usize) -> (usize, usize) {
     (source.calls.load(Ordering::SeqCst), most)
 }
 
+/// Slots are in hand, by turns, while memory goes from between blocks: a check that saw one so, and its class when it
+/// was home again, would find a fault that is none. It waits for who releases. (Every second time one did; so: eight.)
+#[test]
+fn a_check_waits_until_no_slot_is_in_hand() {
+    const SLOT: Layout = Layout::new::<[u8; 6144]>();
+    for _ in 0..8 {
+        let source: &OverSystem<Counted> = Box::leak(Box::default());
+        let heap = Heap::new(source, Config::new(1 << 28)).expect("a heap");
+        let blocks: Vec<_> = (0..4000).map(|_| heap.allocate(SLOT).expect("room")).collect();
+        for &block in blocks.iter().step_by(2) {
+            // SAFETY: allocated above; nothing uses it.
+            unsafe { heap.free(block, SLOT) };
+        }
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                heap.release(usize::MAX);
+                done.store(true, Ordering::SeqCst);
+            });
+            while !done.load(Ordering::SeqCst) {
+                if source.calls.load(Ordering::SeqCst) > 0 {
+                    heap.check().unwrap();
+                }
+            }
+        });
+        let calls = source.calls.load(Ordering::SeqCst);
+        assert!(calls > 500, "{calls} calls\n{}", heap.stats());
+    }
+}
+
 /// Where each hole has 4 KiB.
 #[test]
 fn one_allocation_waits_for_a_bounded_number_of_calls() {
