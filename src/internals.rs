@@ -20,7 +20,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As the object layer gives memory back: in turns with who forks.
     #[doc(hidden)]
     pub fn release_as_a_layer(&self, pages: PageCount) -> PageCount {
-        self.release_in_turns(pages, || ())
+        let mut turn = self.driver().turn_within();
+        self.release_in_turn(pages, &mut turn, || ())
     }
 
     /// The moment at which a process forks, as far as this heap has to do with it.

@@ -364,15 +364,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.scavenge_with(pages, false, between)
     }
 
-    /// As [`release`](Self::release), for a layer above: in its turn, if that can be had in a while, and lets those go
-    /// first who are about to fork; `trim` makes the layer give up what it keeps.
+    /// As [`release`](Self::release), for a layer above that has the turn, if it could be had: lets those go first who
+    /// are about to fork; `trim` makes the layer give up what it keeps.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
-    pub(crate) fn release_in_turns(&self, pages: PageCount, trim: impl FnOnce()) -> PageCount {
-        let driver = &self.driver;
-        let mut turn = driver.turn_within();
+    pub(crate) fn release_in_turn<'a>(
+        &'a self,
+        pages: PageCount,
+        turn: &mut Option<Guard<'a>>,
+        trim: impl FnOnce(),
+    ) -> PageCount {
         self.timed(|| {
             trim();
-            self.release_with(pages, || driver.pass_on(&mut turn))
+            self.release_with(pages, || self.driver.pass_on(turn))
         })
     }
 

@@ -70,8 +70,8 @@ struct Sum {
 
 impl<S: Source + 'static> Objects<S> {
     /// Re-derives every count from the spans, and checks the heap of pages. For a heap nobody uses meanwhile: otherwise
-    /// what it says means nothing, and does no harm. O(heap). Waits for who scavenges by and by: he may have slots in
-    /// hand.
+    /// what it says means nothing, and does no harm. O(heap). Waits, some seconds at the most, for who ticks or
+    /// releases: he may have slots in hand.
     ///
     /// # Errors
     /// The first invariant found broken.

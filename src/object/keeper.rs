@@ -214,10 +214,11 @@ impl<S: Source + 'static> Objects<S> {
     /// for who scavenges at the moment, and for a fork, which need not wait for all of this; but not for ever, for both
     /// may wait for the caller; and for who empties threads' structures, who waits for nobody.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        let released = self.heap.release_in_turns(pages, || {
+        let mut turn = self.heap.driver().turn_within();
+        let released = self.heap.release_in_turn(pages, &mut turn, || {
             self.trim(true);
         });
-        self.punch_for(pages, released)
+        self.punch_for(pages, released, &mut turn)
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
@@ -227,7 +228,7 @@ impl<S: Source + 'static> Objects<S> {
         if self.heap.is_lazy() {
             return released;
         }
-        self.punch_for(pages, released)
+        self.punch_for(pages, released, &mut None)
     }
 
     /// Empties what anybody may at any time: the shared thread's structure, vacant ones, stores.

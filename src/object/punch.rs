@@ -6,9 +6,11 @@
 //!
 //! The slots that reach into what is to go are taken out of the span, as by a thread that allocates, and taken home
 //! again when it has gone. They count as out meanwhile: that sentence is the safety proof, as it is for runs of free
-//! pages (`heap/scan.rs`). The holes that they reach into are in hand with them. No lock is held over the system call,
-//! and one span is in hand at a time: in a heap that cannot grow not the only one of its class that has room, so that
-//! who asks finds another. (Of two who ask at once one may be refused, as where pages are in hand: `heap/grow.rs`.)
+//! pages (`heap/scan.rs`). The holes that they reach into are in hand with them. No lock that an allocation waits for
+//! is held over the system call, and one span is in hand at a time: in a heap that cannot grow not the only one of its
+//! class that has room, so that who asks finds another. (Of two who ask at once one may be refused, as where pages are
+//! in hand: `heap/grow.rs`.) Who checks the heap waits for the scavenger's turn, and so finds none in hand
+//! (`check.rs`), but for those of who has no turn: `scavenge`, which waits for nobody, and who assists.
 //!
 //! **When**: where all that is free has gone, and more was to go: when somebody asks for it
 //! ([`release`](Objects::release)), when the program is silent, and when the heap is over its soft limit. From the top
@@ -27,7 +29,7 @@
 #![forbid(unsafe_code)]
 
 use crate::source::Source;
-use crate::sync::Ordering;
+use crate::sync::{Guard, Ordering};
 use crate::units::{PageCount, PageIndex};
 
 use super::Objects;
@@ -75,18 +77,17 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all. In the
-    /// scavenger's turn, as the rest, if that can be had in a while: who checks the heap waits for it, so that he finds
-    /// no slot in hand; who is about to fork is let in between two spans.
-    pub(super) fn punch_for(&self, wanted: PageCount, released: PageCount) -> PageCount {
+    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all. Who has
+    /// the scavenger's `turn` meanwhile, for which a check waits, lets those go first who are about to fork.
+    pub(super) fn punch_for<'a>(
+        &'a self,
+        wanted: PageCount,
+        released: PageCount,
+        turn: &mut Option<Guard<'a>>,
+    ) -> PageCount {
         let more = wanted.0.saturating_sub(released.0);
-        if more == 0 {
-            return released;
-        }
-        let driver = self.heap.driver();
-        let mut turn = driver.turn_within();
         let punched = self.punch_some(more, |_| {
-            driver.pass_on(&mut turn);
+            self.heap.driver().pass_on(turn);
             true
         });
         PageCount(released.0 + punched)

@@ -102,8 +102,8 @@ impl Lock {
         self.try_lock().or_else(|| self.spin())
     }
 
-    /// Waits as long as a short critical section, and then so many milliseconds. For who may be waited for, in the end,
-    /// by whoever holds the lock.
+    /// Waits as long as a short critical section, and then so many milliseconds at the most: a wake that somebody else
+    /// was quicker to use counts as one. For who may be waited for, in the end, by whoever holds the lock.
     #[cold]
     pub fn lock_within(&self, milliseconds: u32) -> Option<Guard<'_>> {
         self.lock_soon().or_else(|| {

@@ -239,13 +239,10 @@ fn a_check_waits_until_no_slot_is_in_hand() {
             // SAFETY: allocated above; nothing uses it.
             unsafe { heap.free(block, SLOT) };
         }
-        let done = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| {
-                heap.release(usize::MAX);
-                done.store(true, Ordering::SeqCst);
-            });
-            while !done.load(Ordering::SeqCst) {
+            let release = scope.spawn(|| heap.release(usize::MAX));
+            while !release.is_finished() {
+                // Afterwards it has the turn.
                 if source.calls.load(Ordering::SeqCst) > 0 {
                     heap.check().unwrap();
                 }
