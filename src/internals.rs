@@ -21,7 +21,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[doc(hidden)]
     pub fn release_as_a_layer(&self, pages: PageCount) -> PageCount {
         let mut turn = self.driver().turn_within();
-        self.release_in_turn(pages, &mut turn, || ())
+        self.timed(|| self.release_with(pages, || self.driver().pass_on(&mut turn)))
     }
 
     /// The moment at which a process forks, as far as this heap has to do with it.

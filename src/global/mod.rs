@@ -240,7 +240,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Re-derives all the heap says of itself from its bits and spans. O(heap).
     ///
     /// For a heap nobody uses meanwhile: while somebody does, a fault that is none may be found, and no harm done. A
-    /// thread that ends uses it until it has been joined; `std::thread::scope` alone waits for less.
+    /// thread that ends uses it until it has been joined; `std::thread::scope` alone waits for less. Who releases, or
+    /// ticks, is waited for: some seconds at the most, then what he has in hand may be such a fault.
     ///
     /// # Errors
     /// The first broken invariant.
@@ -314,7 +315,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// many bytes.
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
-    /// waits for it.
+    /// waits for it. It waits for who else releases, ticks, checks or forks, a quarter of a second at the most, and
+    /// then goes on beside him.
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
         let released = self.opened().map_or(PageCount::ZERO, |objects| objects.release(pages));

@@ -67,11 +67,11 @@ const PASSED_OVER: u32 = 256;
 /// Every so many looks, a second, sleeping caches are emptied though the program is not silent.
 const LOOKS_TO_TRIM: u32 = 4;
 
-/// How long the turn is waited for: hundreds of times what a tick has it.
-const TURN_MILLISECONDS: u32 = 250;
+/// How long the turn is waited for, in milliseconds: hundreds of times what a tick has it.
+const TURN_WAITS: u32 = 250;
 
-/// How long who forks waits for one, before he lets go all he has and begins anew.
-const FORK_MILLISECONDS: u32 = 20;
+/// How long who forks waits for one, in milliseconds, before he lets go all he has and begins anew.
+const FORK_WAITS: u32 = 20;
 
 /// How often who lets others go first looks whether they have: about as long.
 const PASS_ROUNDS: u32 = 1 << 18;
@@ -213,17 +213,22 @@ impl Driver {
     /// The turn, if it can be had within a time that is long for who has it: he may be somebody below, whose clock
     /// allocates, or wait for the caller by way of another heap.
     pub(crate) fn turn_within(&self) -> Option<Guard<'_>> {
-        self.turn.lock_within(TURN_MILLISECONDS)
+        self.turn.lock_within(TURN_WAITS)
     }
 
-    /// For who has had the turn for long, and has not done: lets those go first who are about to fork. Afterwards it
-    /// may be gone.
+    /// Between two steps of who has the turn for long: lets those go first who are about to fork. Afterwards it may be
+    /// gone; who could not have it takes it here when it is free.
     pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
         // Relaxed, here and below: a wish, heeded sooner or later; the lock hands over what there is.
-        if turn.is_none() || self.awaited.load(Ordering::Relaxed) == 0 {
+        if self.awaited.load(Ordering::Relaxed) == 0 {
+            if turn.is_none() {
+                *turn = self.turn.try_lock();
+            }
             return;
         }
-        *turn = None;
+        if turn.take().is_none() {
+            return;
+        }
         // Not for ever: who forks may wait for another heap's turn, and we have it.
         for round in 0..PASS_ROUNDS {
             if self.awaited.load(Ordering::Relaxed) == 0 {
@@ -240,7 +245,7 @@ impl Driver {
     pub(crate) fn try_hold(&self) -> bool {
         // Relaxed, twice: as in `pass_on`.
         self.awaited.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn.lock_within(FORK_MILLISECONDS);
+        let turn = self.turn.lock_within(FORK_WAITS);
         self.awaited.fetch_sub(1, Ordering::Relaxed);
         let held = turn.is_some();
         core::mem::forget(turn);
@@ -362,21 +367,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.flush_shards();
         self.seize_caches();
         self.scavenge_with(pages, false, between)
-    }
-
-    /// As [`release`](Self::release), for a layer above that has the turn, if it could be had: lets those go first who
-    /// are about to fork; `trim` makes the layer give up what it keeps.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
-    pub(crate) fn release_in_turn<'a>(
-        &'a self,
-        pages: PageCount,
-        turn: &mut Option<Guard<'a>>,
-        trim: impl FnOnce(),
-    ) -> PageCount {
-        self.timed(|| {
-            trim();
-            self.release_with(pages, || self.driver.pass_on(turn))
-        })
     }
 
     pub(super) fn granule_pages(&self) -> usize {

@@ -224,7 +224,8 @@ impl<S: Source + 'static> Heap<S> {
     /// Re-derives all the heap says of itself from its bits and spans. O(heap).
     ///
     /// For a heap nobody uses meanwhile: while somebody does, a fault that is none may be found, and no harm done. A
-    /// thread that ends uses it until it has been joined; `std::thread::scope` alone waits for less.
+    /// thread that ends uses it until it has been joined; `std::thread::scope` alone waits for less. Who releases, or
+    /// ticks, is waited for: some seconds at the most, then what he has in hand may be such a fault.
     ///
     /// # Errors
     /// The first broken invariant.

@@ -211,14 +211,18 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
-    /// for who scavenges at the moment, and for a fork, which need not wait for all of this; but not for ever, for both
-    /// may wait for the caller; and for who empties threads' structures, who waits for nobody.
+    /// for the scavenger's turn, which who ticks, releases or checks has, and for a fork, which need not wait for all
+    /// of this; but not for ever, for each may wait for the caller; and for who empties threads' structures, who waits
+    /// for nobody.
     pub fn release(&self, pages: PageCount) -> PageCount {
-        let mut turn = self.heap.driver().turn_within();
-        let released = self.heap.release_in_turn(pages, &mut turn, || {
+        let driver = self.heap.driver();
+        let mut turn = driver.turn_within();
+        let mut between = || driver.pass_on(&mut turn);
+        let released = self.heap.timed(|| {
             self.trim(true);
+            self.heap.release_with(pages, &mut between)
         });
-        self.punch_for(pages, released, &mut turn)
+        self.punch_for(pages, released, between)
     }
 
     /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
@@ -228,7 +232,7 @@ impl<S: Source + 'static> Objects<S> {
         if self.heap.is_lazy() {
             return released;
         }
-        self.punch_for(pages, released, &mut None)
+        self.punch_for(pages, released, || ())
     }
 
     /// Empties what anybody may at any time: the shared thread's structure, vacant ones, stores.

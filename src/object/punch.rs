@@ -10,7 +10,8 @@
 //! is held over the system call, and one span is in hand at a time: in a heap that cannot grow not the only one of its
 //! class that has room, so that who asks finds another. (Of two who ask at once one may be refused, as where pages are
 //! in hand: `heap/grow.rs`.) Who checks the heap waits for the scavenger's turn, and so finds none in hand
-//! (`check.rs`), but for those of who has no turn: `scavenge`, which waits for nobody, and who assists.
+//! (`check.rs`), but for those of who has no turn: `scavenge`, which waits for nobody, who assists, and a `release`
+//! that could not have it in time, until it is free.
 //!
 //! **When**: where all that is free has gone, and more was to go: when somebody asks for it
 //! ([`release`](Objects::release)), when the program is silent, and when the heap is over its soft limit. From the top
@@ -29,7 +30,7 @@
 #![forbid(unsafe_code)]
 
 use crate::source::Source;
-use crate::sync::{Guard, Ordering};
+use crate::sync::Ordering;
 use crate::units::{PageCount, PageIndex};
 
 use super::Objects;
@@ -39,7 +40,7 @@ use super::size_class::SizeClass;
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Punched {
-    /// Grains that have gone.
+    /// Grains that have gone, and had not before.
     pub gone: usize,
     /// Pages looked at.
     pub looked: usize,
@@ -77,17 +78,12 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all. Who has
-    /// the scavenger's `turn` meanwhile, for which a check waits, lets those go first who are about to fork.
-    pub(super) fn punch_for<'a>(
-        &'a self,
-        wanted: PageCount,
-        released: PageCount,
-        turn: &mut Option<Guard<'a>>,
-    ) -> PageCount {
+    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all. What he
+    /// does `between` two spans finds nothing in hand.
+    pub(super) fn punch_for(&self, wanted: PageCount, released: PageCount, mut between: impl FnMut()) -> PageCount {
         let more = wanted.0.saturating_sub(released.0);
         let punched = self.punch_some(more, |_| {
-            self.heap.driver().pass_on(turn);
+            between();
             true
         });
         PageCount(released.0 + punched)
@@ -157,11 +153,15 @@ impl<S: Source + 'static> Objects<S> {
                 break;
             }
         }
-        let counted = |more| self.heap.count_holes(bytes_of(more), 0);
+        let mut new = 0;
+        let counted = |more| {
+            new = more;
+            self.heap.count_holes(bytes_of(more), 0);
+        };
         let leaving = central.end_claim(&self.spans, class, span, (claim, gone), counted);
         self.give_spans(None, class, leaving);
         Punched {
-            gone: gone.count_ones() as usize,
+            gone: new as usize,
             looked: 0,
             calls,
             refusals,

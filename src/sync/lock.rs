@@ -102,18 +102,19 @@ impl Lock {
         self.try_lock().or_else(|| self.spin())
     }
 
-    /// Waits as long as a short critical section, and then so many milliseconds at the most: a wake that somebody else
-    /// was quicker to use counts as one. For who may be waited for, in the end, by whoever holds the lock.
+    /// Waits as long as a short critical section, and then so many times a millisecond (or what the system's timer has
+    /// for one): a wake that somebody else was quicker to use counts as one. For who may be waited for, in the end, by
+    /// whoever holds the lock.
     #[cold]
-    pub fn lock_within(&self, milliseconds: u32) -> Option<Guard<'_>> {
+    pub fn lock_within(&self, waits: u32) -> Option<Guard<'_>> {
         self.lock_soon().or_else(|| {
-            (0..=milliseconds).find_map(|round| {
+            (0..=waits).find_map(|round| {
                 // Acquire: as in `try_lock`. Taken as awaited, for others may sleep. The last look is behind the last
                 // wait: who gives up may have been the one that was woken, and leaves the word so that another will be.
                 if self.state.swap(AWAITED, Ordering::Acquire) == FREE {
                     return Some(Guard { lock: self });
                 }
-                if round < milliseconds {
+                if round < waits {
                     wait_for(&self.state, AWAITED, Some(Duration::from_millis(1)));
                 }
                 None

@@ -202,10 +202,14 @@ pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::tim
     unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
 }
 
-/// Without an operating system it is a round of waiting.
+/// Without an operating system there is no clock either: 64 spins, a microsecond or so, for each of the time.
 #[cfg(not(all(unix, feature = "std")))]
-pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time::Duration>) {
-    wait(word, expected, 0);
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
+    let pauses = time.map_or(1, |time| time.as_micros());
+    // Relaxed: the caller looks again.
+    (0..pauses)
+        .take_while(|_| word.load(Ordering::Relaxed) == expected)
+        .for_each(|_| relax(6));
 }
 
 /// Without a futex nobody sleeps.
