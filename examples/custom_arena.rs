@@ -7,6 +7,7 @@
 //! What the heap does: gives runs of pages, makes a run longer in place, says no at the limit, takes all of it back.
 //! What is left to do is the arithmetic, between the two lines below.
 
+use std::cell::Cell;
 use std::hint::black_box;
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -16,57 +17,61 @@ use pageheap::{Config, PageCount, PageHeap, PageRun};
 
 // ---- 8< ----
 
-/// Memory that is freed in the reverse order of its allocation, in a run that grows in place or not at all.
+/// Memory that is freed in the reverse order of its allocation, in a run that grows in place or not at all. Not `Sync`:
+/// what is taken while somebody works is given back before he has done.
 struct Stack<'h> {
     heap: &'h PageHeap<System>,
-    run: PageRun,
-    top: usize,
+    run: Cell<PageRun>,
+    top: Cell<usize>,
 }
 
 impl<'h> Stack<'h> {
     fn new(heap: &'h PageHeap<System>) -> Option<Self> {
-        let run = heap.allocate(PageCount(1))?;
-        Some(Self { heap, run, top: 0 })
+        let run = Cell::new(heap.allocate(PageCount(1))?);
+        let top = Cell::new(0);
+        Some(Self { heap, run, top })
     }
 
     /// `bytes` bytes for `work`, which may take more of the stack; free again when it returns. None if there are none.
-    fn with<R>(&mut self, bytes: usize, work: impl FnOnce(&mut Self, &mut [u8]) -> R) -> Option<R> {
-        let (start, end) = (self.top, self.top.checked_add(bytes)?);
-        if end > self.heap.pointer(self.run).len() {
+    fn with<R>(&self, bytes: usize, work: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
+        let (start, end) = (self.top.get(), self.top.get().checked_add(bytes)?);
+        if end > self.heap.pointer(self.run.get()).len() {
             self.grow(end)?;
         }
-        self.top = end;
-        // SAFETY: inside the run, which is ours and zeroed or written; nobody else has bytes between start and end
-        // until `work` has returned, which gets no other way to them.
-        let memory =
-            unsafe { NonNull::slice_from_raw_parts(self.heap.address(self.run.start()).add(start), bytes).as_mut() };
-        let result = work(self, memory);
-        self.top = start;
+        self.top.set(end);
+        let memory = self.heap.address(self.run.get().start());
+        // SAFETY: inside the run, which is ours, zeroed or written, and stays where it is while we are borrowed.
+        // Nobody else has bytes between start and end: whoever takes some before `work` has returned is called by it,
+        // begins at the end, and takes the top back to there. (If it unwinds, they are taken until we are dropped.)
+        let memory = unsafe { NonNull::slice_from_raw_parts(memory.add(start), bytes).as_mut() };
+        let result = work(memory);
+        self.top.set(start);
         Some(result)
     }
 
     #[cold]
-    fn grow(&mut self, bytes: usize) -> Option<()> {
-        let least = bytes.div_ceil(self.heap.stats().page_bytes);
-        let wish = PageCount(least.max(self.run.pages().0 * 2));
-        let grown = self.heap.grow_in_place(self.run, wish);
-        (self.run, _) = grown.or_else(|| self.heap.grow_in_place(self.run, PageCount(least)))?;
+    fn grow(&self, bytes: usize) -> Option<()> {
+        let (run, least) = (self.run.get(), bytes.div_ceil(self.heap.page_bytes()));
+        let wish = PageCount(least.max(run.pages().0 * 2));
+        let grown = self.heap.grow_in_place(run, wish);
+        let (grown, _) = grown.or_else(|| self.heap.grow_in_place(run, PageCount(least)))?;
+        self.run.set(grown);
         Some(())
     }
 }
 
 impl Drop for Stack<'_> {
     fn drop(&mut self) {
-        // SAFETY: the run is ours, and what was in it is gone with the closures.
-        unsafe { self.heap.free(self.run) };
+        // SAFETY: the run is ours, and what was in it is gone with the closures, which borrowed us.
+        unsafe { self.heap.free(self.run.get()) };
     }
 }
 
 // ---- 8< ----
 
 /// Walks a tree of so many levels, with scratch memory at each node.
-fn walk(stack: &mut Stack<'_>, level: usize) -> Option<usize> {
-    stack.with(64 << level, |stack, scratch| {
+fn walk(stack: &Stack<'_>, level: usize) -> Option<usize> {
+    stack.with(64 << level, |scratch| {
         scratch[0] = level as u8;
         let below = if level == 0 {
             0
@@ -90,13 +95,13 @@ fn walk_boxed(level: usize) -> usize {
 
 fn main() {
     let heap: PageHeap<System> = PageHeap::new(System, Config::new(16 << 20)).expect("address space");
-    let mut stack = Stack::new(&heap).expect("a page");
+    let stack = Stack::new(&heap).expect("a page");
     const LEVELS: usize = 12;
     let nodes = (1 << (LEVELS + 1)) - 1;
     let rounds = 200;
     let begin = Instant::now();
     for _ in 0..rounds {
-        assert_eq!(walk(&mut stack, LEVELS), Some(nodes));
+        assert_eq!(walk(&stack, LEVELS), Some(nodes));
     }
     let stacked = begin.elapsed();
     let begin = Instant::now();
@@ -112,7 +117,7 @@ fn main() {
         heap.stats().in_use
     );
     println!("  Box<[u8]>   {:>8.1} ns a node (zeroed)", each(boxed));
-    assert!(stack.with(1 << 30, |_, _| ()).is_none(), "beyond the heap");
+    assert!(stack.with(1 << 30, |_| ()).is_none(), "beyond the heap");
     drop(stack);
     println!("  afterwards  {} in use", heap.stats().in_use);
 }

@@ -17,15 +17,22 @@ use pageheap::arena::{ArenaConfig, FreeList, Guard, Owner, ShardedFreeList};
 const DIMENSIONS: usize = 1536;
 type Vector = [f32; DIMENSIONS];
 
-/// A table of vectors, each of which can be replaced under readers.
+/// A table of vectors, each of which can be replaced under readers. What is in it came from its list.
 struct Storage<'l> {
     list: &'l ShardedFreeList,
     table: Vec<AtomicPtr<Vector>>,
 }
 
-impl Storage<'_> {
+impl<'l> Storage<'l> {
+    fn new(list: &'l ShardedFreeList, vectors: usize) -> Self {
+        assert_eq!(list.layout(), Layout::new::<Vector>(), "slots for vectors");
+        let table = (0..vectors).map(|_| AtomicPtr::default()).collect();
+        Self { list, table }
+    }
+
     /// Stores a vector; the one before is free when its last reader has left.
     fn put(&self, owner: &Owner<'_>, key: usize, value: f32) {
+        assert!(std::ptr::eq(owner.list(), self.list), "an owner of this storage");
         // There are slots enough but for those that readers hold who were preempted: these are waited for.
         let slot = loop {
             match owner.allocate() {
@@ -33,7 +40,7 @@ impl Storage<'_> {
                 Err(_) => std::thread::yield_now(),
             }
         };
-        // SAFETY: a slot of our own, with room for a vector; the old one cannot be found any more.
+        // SAFETY: a slot of our own, as long as a vector; the old one is the list's too, and cannot be found any more.
         unsafe {
             slot.write([value; DIMENSIONS]);
             if let Some(old) = NonNull::new(self.table[key].swap(slot.as_ptr(), Ordering::AcqRel)) {
@@ -46,7 +53,7 @@ impl Storage<'_> {
     fn get<'g>(&self, guard: &'g Guard<'_>, key: usize) -> Option<&'g Vector> {
         assert!(std::ptr::eq(guard.list(), self.list), "a guard of this storage");
         let found = guard.protect(|| self.table[key].load(Ordering::Acquire));
-        // SAFETY: protected by the guard, and not written to once it can be found.
+        // SAFETY: a slot of the list, protected by its guard, and not written to once it can be found.
         unsafe { found.as_ref() }
     }
 
@@ -74,10 +81,7 @@ fn main() {
     let layout = Layout::new::<Vector>();
     let config = ArenaConfig::new().limit((vectors + vectors / 4 + 1000 * threads) * (layout.size() + 64));
     let list = ShardedFreeList::with_config(layout, threads, config).expect("a list");
-    let storage = Storage {
-        list: &list,
-        table: (0..vectors).map(|_| AtomicPtr::default()).collect(),
-    };
+    let storage = Storage::new(&list, vectors);
 
     let built = clock(|| {
         on_threads(&storage, threads, |owner, thread| {

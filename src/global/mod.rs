@@ -16,8 +16,9 @@
 //! **What it promises** beside [`GlobalAlloc`](core::alloc::GlobalAlloc)'s contract: it never unwinds and never
 //! allocates from itself; `errno` stays as it was; impossible layouts get null; a failed `realloc` leaves the block as
 //! it was. Misuse that is found out (a block freed twice, with another layout, or never allocated) ends the process
-//! with a message that names the address; `docs/reliability.md` says what is found, and when. A block freed twice is
-//! handed out once, unless it was written to in between, or handed out again.
+//! with a message that names the address; `docs/reliability.md` says what is found, and when: of blocks of up to 1 KiB,
+//! which are freed without a look at where they lie, strangers only when they leave the thread's magazine. A block
+//! freed twice is handed out once, unless it was written to in between, or handed out again.
 //!
 //! **fork.** The child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
 //! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.

@@ -17,6 +17,7 @@ use core::ptr::NonNull;
 use crate::source::Source;
 use crate::sync::Guard;
 
+use super::size_class::SizeClass;
 use super::{Moved, Objects, Thread};
 
 /// The shared thread, held.
@@ -84,13 +85,37 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// As [`resize`](Self::resize), with the shared structure.
+    /// As [`free`](Self::free), with the shared structure. Aborts if no block of the layout's class begins there.
+    ///
+    /// # Safety
+    ///
+    /// The memory was allocated from this heap with this layout, and nothing uses it any more.
+    pub unsafe fn free_shared(&self, memory: NonNull<u8>, layout: Layout) {
+        self.certify(memory, layout);
+        // SAFETY: the caller's promise.
+        unsafe { self.free(&self.shared(), memory, layout) };
+    }
+
+    /// Aborts if no slot of the layout's class begins there. A magazine takes what it is given, and gives it out again;
+    /// beside a lock there is time to look, so that two heaps' blocks cannot be mixed up. What is no slot, or one with
+    /// room, and is allowed to be, is told by who frees it, for every heap.
+    #[inline]
+    fn certify(&self, memory: NonNull<u8>, layout: Layout) {
+        if let Some(class) = SizeClass::of(layout.size(), layout.align())
+            && (!class.is_flagged() || self.spans.flag_of(memory).is_some())
+        {
+            self.spans.locate(class, memory.as_ptr());
+        }
+    }
+
+    /// As [`resize`](Self::resize), with the shared structure. Aborts as [`free_shared`](Self::free_shared) does.
     ///
     /// # Safety
     ///
     /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
     /// returned.
     pub unsafe fn resize_shared(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
+        self.certify(memory, layout);
         // SAFETY: the caller's promise; the structure is held, to the end of the statement.
         let placed = unsafe { self.place_resized(&self.shared(), memory, layout, size) }?;
         match placed {

@@ -15,6 +15,8 @@ mod limits;
 mod processes;
 mod random;
 mod sources;
+#[cfg(all(unix, not(feature = "checks")))]
+mod strangers;
 mod threads;
 
 use common::{addresses, by_width};

@@ -1,0 +1,99 @@
+//! Blocks that do not belong where they are freed: a `Heap` says so before it has taken one in. (A `GlobalHeap` takes
+//! those of up to 1 KiB into a magazine, and says so when that goes home: `processes`.) Each in a process of its own.
+
+use std::alloc::Layout;
+use std::process::Command;
+use std::ptr::NonNull;
+
+use pageheap::source::System;
+use pageheap::{Config, Heap};
+
+use super::common::addresses;
+
+const CHILD: &str = "PAGEHEAP_TEST_CHILD";
+
+fn heap() -> Heap<System> {
+    Heap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
+}
+
+/// Lengths of blocks: in slots, with a mark and with a flag, and in pages.
+const SIZES: [usize; 5] = [8, 64, 1000, 5000, 100_000];
+
+/// For each size, in a child: `$work` gets a heap and a block of its own, and says which to free, by which layout. The
+/// process is to end with the message and the address before anything else happens.
+macro_rules! found_at_once {
+    ($($name:ident: $messages:expr, $work:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            let Ok(size) = std::env::var(CHILD) else {
+                for size in SIZES {
+                    let mut command = Command::new(std::env::current_exe().unwrap());
+                    let name = concat!("strangers::", stringify!($name));
+                    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+                    let output = command.env(CHILD, size.to_string()).output().unwrap();
+                    let errors = String::from_utf8_lossy(&output.stderr);
+                    let address = String::from_utf8_lossy(&output.stdout);
+                    let address = address.lines().find_map(|line| line.split_once("frees ")).expect("an address").1;
+                    let messages: &[&str] = &$messages;
+                    let said = messages.iter().any(|message| errors.contains(message)) && errors.contains(address);
+                    assert!(!output.status.success() && said, "{size} bytes: {output:?}");
+                }
+                return;
+            };
+            let (heap, layout) = (heap(), Layout::from_size_align(size.parse().unwrap(), 8).unwrap());
+            let block = heap.allocate(layout).expect("room");
+            // One that has been freed: there is a magazine that could take another.
+            // SAFETY: allocated here; nothing uses it.
+            unsafe { heap.free(heap.allocate(layout).expect("room"), layout) };
+            let work: fn(&Heap<System>, NonNull<u8>, Layout) -> (NonNull<u8>, Layout) = $work;
+            let (block, layout) = work(&heap, block, layout);
+            println!("frees {block:?}");
+            // SAFETY: none: this is what must be found out.
+            unsafe { heap.free(block, layout) };
+            std::process::exit(0);
+        }
+    )*};
+}
+
+found_at_once! {
+    memory_of_nobodys_is_refused: ["not of this heap"], |_, _, layout| {
+        (NonNull::from(vec![0_u64; layout.size().div_ceil(8)].leak()).cast(), layout)
+    };
+    another_heaps_block_is_refused: ["not of this heap"], |_, _, layout| {
+        let other = Box::leak(Box::new(heap()));
+        (other.allocate(layout).expect("room"), layout)
+    };
+    another_layout_is_refused: ["wrong layout"], |_, block, layout| {
+        let size = if layout.size() > 1024 { 100 } else { layout.size() * 2 };
+        (block, Layout::from_size_align(size, 8).expect("a layout"))
+    };
+    an_address_inside_is_refused: ["inside it", "wrong layout", "not allocated"], |_, block, layout| {
+        // In the smallest class the next slot begins there.
+        let within = if layout.size() == 8 { 4 } else { 8 };
+        // SAFETY: inside the block.
+        (unsafe { block.add(within) }, layout)
+    };
+}
+
+/// As when it is freed: what is in it would be copied, and given up.
+#[test]
+fn another_heaps_block_is_not_resized() {
+    const TEST: &str = "strangers::another_heaps_block_is_not_resized";
+    if std::env::var_os(CHILD).is_none() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([TEST, "--exact", "--nocapture", "--test-threads=1"]);
+        let output = command.env(CHILD, "1").output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && errors.contains("not of this heap"),
+            "{output:?}"
+        );
+        return;
+    }
+    let (own, other, layout) = (heap(), heap(), Layout::new::<[u64; 10]>());
+    let _block = own.allocate(layout).expect("room");
+    let block = other.allocate(layout).expect("room");
+    // SAFETY: none: this is what must be found out.
+    let _resized = unsafe { own.resize(block, layout, 800) };
+    std::process::exit(0);
+}
