@@ -24,7 +24,7 @@
 //! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.
 //!
 //! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
-//! `static`.
+//! `static`. (Some dozens of values take all addresses there are, unless [`reserve`](GlobalHeap::reserve) says less.)
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -189,7 +189,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// The address space to reserve, in bytes, 4 TiB where nothing is said; less is taken if there is not as much.
+    /// The address space to reserve, in bytes, 4 TiB where nothing is said; less is taken if there is not as much. The
+    /// smallest heap has 64 KiB, whatever is said.
     #[must_use]
     pub const fn reserve(mut self, bytes: usize) -> Self {
         self.config.reserve = bytes;
