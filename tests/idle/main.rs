@@ -10,6 +10,7 @@
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -45,9 +46,13 @@ fn run(name: &str) -> bool {
 
 /// The same, of a child that is prepared in some way.
 fn run_with(name: &str, prepare: impl Fn(&mut Command)) -> bool {
-    // One at a time: another's noise is not what is to be seen.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // As many at a time as there are processors, and two at most: another's noise is not what is to be seen, but most
+    // of the time they sleep.
+    static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let lanes = std::thread::available_parallelism().map_or(1, |lanes| lanes.get().min(TURNS.len()));
+    let turn = &TURNS[NEXT.fetch_add(1, Ordering::Relaxed) % lanes];
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     for attempt in 1..=TRIES {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
