@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::thread;
 
 use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
-use pageheap::{Config, Heap, MapEntry, PageCount, PageUse};
+use pageheap::{Config, GlobalHeap, Heap, MapEntry, PageCount, PageUse};
 
 use common::addresses;
 
@@ -376,6 +376,67 @@ fn collections_of_both_versions_live_in_it() {
     let moved = Box::new(owned);
     assert!(moved.iter().copied().eq(0..5000));
     heap.check().unwrap();
+}
+
+/// Boxes of both versions make up an address for what is of no bytes, and free that.
+#[test]
+fn what_is_of_no_bytes_is_no_block() {
+    #[repr(align(64))]
+    struct Nothing;
+    let heap = small();
+    for _ in 0..10 {
+        let old = allocator_api2_02::boxed::Box::new_in((), &heap);
+        let new = allocator_api2_04::boxed::Box::new_in(Nothing, &heap);
+        let slice = allocator_api2_04::boxed::Box::<[u8], _>::new_uninit_slice_in(0, &heap);
+        drop((old, new, slice));
+        let small = heap.allocate(Layout::new::<u8>()).expect("room");
+        assert!(heap.contains(small.as_ptr()), "{small:?}");
+        let mut grows = allocator_api2_02::vec::Vec::<u8, _>::new_in(&heap);
+        grows.push(1);
+        grows.clear();
+        grows.shrink_to_fit();
+        grows.extend(0..100);
+        assert!(grows.iter().copied().eq(0..100));
+    }
+    use allocator_api2_04::alloc::Allocator;
+    let layouts = [Layout::new::<()>(), Layout::new::<[u64; 9]>(), Layout::new::<()>()];
+    // SAFETY: blocks of the heap, one for the other.
+    unsafe {
+        let [none, some, rest] = layouts;
+        let block = Allocator::allocate(&heap, none).expect("nothing");
+        let block = heap.grow_zeroed(block.cast(), none, some).expect("room");
+        assert!(block.as_ref().iter().all(|&byte| byte == 0) && block.len() == some.size());
+        let block = heap.shrink(block.cast(), some, rest).expect("nothing");
+        heap.deallocate(block.cast(), rest);
+    }
+    heap.check().unwrap();
+}
+
+/// A global heap that is nobody's global allocator.
+#[test]
+fn collections_of_both_versions_live_in_a_global_heap_beside_the_programs() {
+    static BESIDE: GlobalHeap = GlobalHeap::new().reserve(1 << 28);
+    let mut old = allocator_api2_02::vec::Vec::new_in(&BESIDE);
+    let build = || {
+        let mut new = allocator_api2_04::vec::Vec::new_in(&BESIDE);
+        new.extend(0..100_000_u64);
+        new.truncate(50_000);
+        new.shrink_to_fit();
+        new
+    };
+    old.extend(0..100_000_u64);
+    let new = thread::scope(|scope| scope.spawn(build).join().expect("a vector"));
+    assert!(old.iter().copied().eq(0..100_000) && new.iter().copied().eq(0..50_000));
+    assert!(BESIDE.contains(old.as_ptr().cast()) && BESIDE.contains(new.as_ptr().cast()));
+    let nothing = allocator_api2_02::boxed::Box::new_in((), &BESIDE);
+    let zeroes = allocator_api2_02::boxed::Box::<[u64], _>::new_zeroed_slice_in(3000, &BESIDE);
+    // SAFETY: zero is a number.
+    assert!(unsafe { zeroes.assume_init() }.iter().all(|&number| number == 0));
+    drop((old, new, nothing));
+    BESIDE.check().unwrap();
+    BESIDE.release(usize::MAX);
+    let used = BESIDE.stats().pages.in_use;
+    assert!(used < PageCount(64), "{used:?}");
 }
 
 /// What lay in the first word of larger blocks, from when small ones were there, goes with them where they are copied:

@@ -72,7 +72,7 @@ macro_rules! list_allocator {
             #[inline]
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
                 if layout.size() == 0 {
-                    return Ok(NonNull::slice_from_raw_parts(typed::dangling(layout), 0));
+                    return Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0));
                 }
                 if !slot_box::fits(layout, self.layout()) {
                     return Err($version::alloc::AllocError);

@@ -38,16 +38,9 @@ pub(super) unsafe trait Raw {
 #[inline(always)]
 pub(super) fn bytes<R: Raw + ?Sized>(arena: &R, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
     if layout.size() == 0 {
-        return Ok(dangling(layout));
+        return Ok(layout.dangling_ptr());
     }
     arena.raw(layout)
-}
-
-/// An aligned address for what is of no bytes.
-#[inline(always)]
-pub(super) fn dangling(layout: Layout) -> NonNull<u8> {
-    // An alignment is not zero.
-    NonNull::without_provenance(core::num::NonZero::new(layout.align()).unwrap_or(core::num::NonZero::<usize>::MIN))
 }
 
 /// Room for `len` values.
