@@ -111,6 +111,15 @@ impl<B: Backing> Account<B> {
             .ok_or(ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize))
     }
 
+    /// Refuses so many bytes in all, which are more whole pages than the limit has room for, whatever goes back.
+    pub(super) fn may_reserve(&self, bytes: usize) -> Result<(), ArenaError> {
+        let layout = Layout::from_size_align(bytes, 1).map_err(|_| ArenaError::too_large::<u8>(bytes))?;
+        match bytes.checked_next_multiple_of(self.page_bytes) {
+            Some(pages) if pages <= self.limit => Ok(()),
+            _ => Err(ArenaError::new(Reason::Limit, layout, self.left())),
+        }
+    }
+
     /// Adds `bytes` to what is reserved, if the limit allows, or says how much it leaves.
     fn reserve(&self, bytes: usize) -> Result<(), usize> {
         // Relaxed, twice: a number by itself.

@@ -193,7 +193,8 @@ impl<B: Backing> Arena<B> {
     /// [shrink](Self::shrink_to). What it has already counts, also what a request that would be refused may give back.
     ///
     /// # Errors
-    /// If they cannot be had. What was taken stays.
+    /// If they cannot be had: at once if they are more than the limit, or than there can be. Otherwise what was taken
+    /// stays.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slabs.reserve(bytes)
     }

@@ -166,8 +166,11 @@ impl<B: Backing> ShardedFreeList<B> {
     /// taken at once cannot be had. Nothing is kept then.
     pub fn with_config_in(layout: Layout, owners: usize, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let too_many = ArenaError::no_shards(owners, MOST_OWNERS);
-        let plan = Plan::new(owners).filter(|_| owners <= MOST_OWNERS).ok_or(too_many)?;
+        // First, for a plan counts more shards than there are owners.
+        let plan = (owners <= MOST_OWNERS).then(|| Plan::new(owners)).flatten();
+        let plan = plan.ok_or(too_many)?;
         let slots = Slots::new(backing, layout, &config)?;
+        slots.account().may_reserve(config.prealloc)?;
         let block = slots.account().take(plan.layout)?;
         if let Err(error) = slots.prealloc(&config) {
             // SAFETY: taken above, and nothing refers to it.

@@ -286,10 +286,23 @@ mod checks {
         (0..200).for_each(|_| assert!(arena.bytes().is_ok()));
         assert_eq!(arena.counts().reserved, reserved, "nothing more was taken");
         drop(arena);
-        let error = F::make(layout(1000, 8), config.prealloc(65 * PAGE), heap)
-            .err()
-            .unwrap();
-        assert_eq!(error.reason(), Reason::Limit);
+        // What can never be had is refused at once: nothing is taken on the way.
+        let fresh = small(128);
+        let refused = |config| F::make(layout(1000, 8), config, fresh).err().unwrap();
+        let error = refused(config.prealloc(65 * PAGE));
+        assert_eq!(
+            (error.reason(), error.asked(), error.left()),
+            (Reason::Limit, 65 * PAGE, 64 * PAGE)
+        );
+        assert_eq!(
+            refused(config.limit(64 * PAGE + 10).prealloc(64 * PAGE + 9)).reason(),
+            Reason::Limit
+        );
+        assert_eq!(
+            refused(ArenaConfig::new().slab(PAGE).prealloc(usize::MAX)).reason(),
+            Reason::TooLarge
+        );
+        assert_eq!(fresh.stats().grown, PageCount(0));
         let error = F::make(layout(1000, 8), config.prealloc(8 * PAGE), small(4))
             .err()
             .unwrap();
