@@ -41,6 +41,7 @@
 //! and holds the lock for ever.
 
 use core::alloc::Layout;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
@@ -121,6 +122,11 @@ pub struct ShardedFreeList<B: Backing = ProcessHeap> {
 unsafe impl<B: Backing + Send> Send for ShardedFreeList<B> {}
 // SAFETY: as above.
 unsafe impl<B: Backing + Sync> Sync for ShardedFreeList<B> {}
+
+// Who has caught a panic finds a list that is right: nothing in it unwinds half way. Backings may not (`Backing`); what
+// `Guard::protect` is told to load may, and what was protected stays so.
+impl<B: Backing + UnwindSafe> UnwindSafe for ShardedFreeList<B> {}
+impl<B: Backing + RefUnwindSafe> RefUnwindSafe for ShardedFreeList<B> {}
 
 /// Where the tables are in their block.
 struct Plan {
@@ -391,6 +397,13 @@ impl<B: Backing> SlotList for ShardedFreeList<B> {
         match self.shards.allocate_as_guest(hint()) {
             Some(slot) => Ok((slot, self.slots().address(slot))),
             None => Err(self.slots().exhausted()),
+        }
+    }
+
+    fn number(&self, memory: NonNull<u8>) -> u32 {
+        match self.find(memory) {
+            Ok(found) => found.slot,
+            Err(error) => self.misuse(error),
         }
     }
 
