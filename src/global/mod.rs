@@ -28,6 +28,7 @@
 use core::alloc::Layout;
 use core::cell::Cell;
 use core::fmt;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
@@ -130,6 +131,11 @@ pub struct GlobalHeap<
 unsafe impl<S: Source + Send + Sync + 'static> Sync for GlobalHeap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
+
+// Nothing in it unwinds half way, as in the `PageHeap` below; a hook that does ends the process. It has the source, in
+// the cell or behind the pointer.
+impl<S: Source + UnwindSafe + 'static> UnwindSafe for GlobalHeap<S> {}
+impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for GlobalHeap<S> {}
 
 #[cfg(all(unix, feature = "std"))]
 impl GlobalHeap<System> {

@@ -48,6 +48,7 @@ pub(crate) use map::Joined;
 pub use map::{MapEntry, PageUse};
 pub use stats::{Calls, Stats};
 
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
 use crate::cache::Slot;
@@ -122,6 +123,11 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
 unsafe impl<S: Source + Send, G: Shape> Send for PageHeap<S, G> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
+
+// Who has caught a panic finds a heap that is right: nothing in it unwinds half way. Sources may not (`Source`); a
+// clock may, and is asked between steps that are whole, with nothing held but the turn, which is given back.
+impl<S: Source + UnwindSafe, G: Shape> UnwindSafe for PageHeap<S, G> {}
+impl<S: Source + RefUnwindSafe, G: Shape> RefUnwindSafe for PageHeap<S, G> {}
 
 /// Pages taken, and what is known of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

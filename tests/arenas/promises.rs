@@ -13,7 +13,7 @@ use super::common::addresses;
 const PAGE: usize = 8192;
 const HUGE: usize = 2 << 20;
 
-type Heap = PageHeap<System>;
+pub type Heap = PageHeap<System>;
 
 /// One of the family, on a heap that is lent to it.
 trait Family<'h>: Sized + Send + Sync {
@@ -196,7 +196,7 @@ fn statistics_count_nothing_that_was_not_there() {
 }
 
 /// A heap of at most so many pages.
-fn heap(pages: usize) -> Heap {
+pub fn heap(pages: usize) -> Heap {
     let config = Config::new(addresses(256 << 20)).limit(PageCount(pages.min(1 << 20)));
     PageHeap::new(System, config).expect("a heap")
 }
