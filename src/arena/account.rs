@@ -14,6 +14,7 @@
 //! that 8,192 are left.
 
 use core::alloc::Layout;
+use core::fmt;
 use core::ptr::NonNull;
 
 use super::backing::{Backing, Block};
@@ -167,6 +168,16 @@ impl<B: Backing> Account<B> {
     pub(super) fn blocks(&self) -> usize {
         // Relaxed: a statistic.
         self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// What an arena or a list is to be shown as: its limit, and what it has taken. Waits for nobody.
+    pub(super) fn shown<'a, 'b>(&self, f: &'a mut fmt::Formatter<'b>, name: &str) -> fmt::DebugStruct<'a, 'b> {
+        let mut shown = f.debug_struct(name);
+        shown
+            .field("limit", &Some(self.limit).filter(|&limit| limit != usize::MAX))
+            .field("reserved", &self.reserved())
+            .field("blocks", &self.blocks());
+        shown
     }
 
     /// Where blocks come from.

@@ -140,7 +140,6 @@ impl Piece {
 /// assert_eq!((error.reason(), error.asked()), (Reason::Limit, 40_000));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Arena<B: Backing = ProcessHeap> {
     slabs: Slabs<B>,
     /// Pieces that locals have left, with room in them. Under the lock.
@@ -201,16 +200,19 @@ impl<B: Backing> Arena<B> {
 
     /// Counts. What a [`Local`](super::Local) has taken counts as allocated, also what it has by for later. Waits for
     /// whoever is growing the arena.
+    #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }
 
     /// Bytes that may still be reserved: `usize::MAX` without a limit. What is reserved has room besides.
+    #[must_use]
     pub fn remaining(&self) -> usize {
         self.slabs.account().left()
     }
 
     /// Where the pages come from.
+    #[must_use]
     pub fn backing(&self) -> &B {
         self.slabs.account().backing()
     }
@@ -241,6 +243,12 @@ impl<B: Backing> Arena<B> {
             unsafe { (*piece.as_ptr()).link = self.left.load(Ordering::Relaxed) };
             self.left.store(piece.as_ptr(), Ordering::Relaxed);
         });
+    }
+}
+
+impl<B: Backing> fmt::Debug for Arena<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.slabs.account().shown(f, "Arena").finish_non_exhaustive()
     }
 }
 

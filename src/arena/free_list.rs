@@ -17,6 +17,7 @@
 //! once are the business of the [sharded list](super::ShardedFreeList).
 
 use core::alloc::Layout;
+use core::fmt;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
@@ -69,7 +70,6 @@ use crate::sync::AtomicU32;
 /// drop(list); // error: `list` is borrowed by `number`
 /// assert_eq!(*number, 7);
 /// ```
-#[derive(Debug)]
 pub struct FreeList<B: Backing = ProcessHeap> {
     list: FreeSlots<Slots<B, AtomicU32>>,
 }
@@ -293,6 +293,13 @@ impl<B: Backing> FreeList<B> {
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slots().stats(self.list.count_live())
+    }
+}
+
+impl<B: Backing> fmt::Debug for FreeList<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.slots().account().shown(f, "FreeList");
+        shown.field("layout", &self.layout()).finish_non_exhaustive()
     }
 }
 

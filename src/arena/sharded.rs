@@ -41,6 +41,7 @@
 //! and holds the lock for ever.
 
 use core::alloc::Layout;
+use core::fmt;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
@@ -111,7 +112,6 @@ const MOST_OWNERS: usize = 1 << 16;
 /// assert_eq!(list.stats().allocated, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct ShardedFreeList<B: Backing = ProcessHeap> {
     pub(super) shards: Shards<Slots<B, Node>>,
     /// Where the shards, the records and the spares are.
@@ -383,6 +383,13 @@ impl<B: Backing> Drop for ShardedFreeList<B> {
         // SAFETY: taken from this account, whole. Nobody uses the list; tables have no drop, and the slots', which
         // comes after this, does not look at them.
         unsafe { self.slots().account().give(self.tables) };
+    }
+}
+
+impl<B: Backing> fmt::Debug for ShardedFreeList<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.slots().account().shown(f, "ShardedFreeList");
+        shown.field("layout", &self.layout()).finish_non_exhaustive()
     }
 }
 

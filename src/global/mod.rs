@@ -362,6 +362,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// assert!(HEAP.set_limit(64 << 20) && HEAP.set_soft_limit(32 << 20));
     /// assert_eq!((HEAP.current_limit(), HEAP.current_soft_limit()), (Some(64 << 20), Some(32 << 20)));
     /// ```
+    #[must_use]
     pub fn set_limit(&self, bytes: usize) -> bool {
         let objects = self.objects();
         objects.is_some_and(|objects| {
@@ -381,6 +382,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As [`set_limit`](Self::set_limit), for the most bytes of pages that should have memory behind them; see
     /// [`soft_limit`](Self::soft_limit). Takes effect with the next page that gets some, and with the next
     /// [`tick`](Self::tick).
+    #[must_use]
     pub fn set_soft_limit(&self, bytes: usize) -> bool {
         let objects = self.objects();
         objects.is_some_and(|objects| {

@@ -77,7 +77,6 @@ use stats::Counters;
 /// // SAFETY: the run is ours, and nothing uses it any more.
 /// unsafe { heap.free(run) };
 /// ```
-#[derive(Debug)]
 pub struct PageHeap<S: Source, G: Shape = Geometry> {
     set: FreeSet<G>,
     slots: Table<Slot>,
@@ -131,6 +130,7 @@ impl<S: Source + RefUnwindSafe, G: Shape> RefUnwindSafe for PageHeap<S, G> {}
 
 /// Pages taken, and what is known of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Allocation {
     /// The pages.
     pub run: PageRun,
@@ -521,6 +521,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     // -------------------------------------------------------------------------------------------------------------
 
     /// The most pages the heap may grow to.
+    #[must_use]
     pub fn limit(&self) -> PageCount {
         // Relaxed: a number by itself.
         PageCount(self.limit.load(Ordering::Relaxed))
@@ -553,11 +554,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Pages in the reservation: no limit can go beyond.
+    #[must_use]
     pub fn capacity(&self) -> PageCount {
         PageCount(self.capacity)
     }
 
     /// The source the heap stands on.
+    #[must_use]
     pub fn source(&self) -> &S {
         &self.source
     }

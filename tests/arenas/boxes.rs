@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use pageheap::arena::{Arena, ArenaBox, ArenaError, FreeList, Pool, ShardedFreeList};
+use pageheap::arena::{Arena, ArenaBox, ArenaConfig, ArenaError, FreeList, Pool, ShardedFreeList};
 use pageheap::source::{Numbers, System};
 use pageheap::{GlobalHeap, Heap, PageHeap};
 
@@ -62,4 +62,44 @@ fn a_panic_while_something_is_made_leaves_a_heap_in_order() {
     drop((arena, list));
     assert!(heap.check().is_ok());
     assert_eq!(heap.stats().in_use.0, 0);
+}
+
+/// What is shown fits a line or two, and asks for no lock: limits and a few figures, nothing of what is inside.
+#[test]
+fn heaps_and_arenas_are_shown_in_a_line() {
+    let (heap, config) = (
+        super::promises::heap(256),
+        ArenaConfig::new().limit(1 << 20).slab(1 << 16).prealloc(1 << 16),
+    );
+    let layout = Layout::new::<[u64; 3]>();
+    let (arena, pool) = (
+        Arena::new_in(&heap),
+        Pool::with_config_in(config, &heap).expect("a pool"),
+    );
+    let list = FreeList::with_config_in(layout, config, &heap).expect("a list");
+    let sharded = ShardedFreeList::new_in(layout, 4, &heap).expect("a list");
+    assert_eq!(
+        format!("{arena:?}"),
+        "Arena { limit: None, reserved: 0, blocks: 0, .. }"
+    );
+    let shown = format!("{pool:?}");
+    let begin = "Pool { limit: Some(1048576), reserved: 65536, blocks: 1, generation: ";
+    assert!(shown.starts_with(begin) && shown.len() < 120, "{shown}");
+    let shown = format!("{list:?}");
+    let begin = "FreeList { limit: Some(1048576), reserved: 65536, blocks: 1, layout: Layout { size: 24,";
+    assert!(shown.starts_with(begin) && shown.len() < 160, "{shown}");
+    let shown = format!("{sharded:?}");
+    assert!(
+        shown.starts_with("ShardedFreeList { limit: None, reserved: ") && shown.len() < 160,
+        "{shown}"
+    );
+    let shown = format!("{heap:?}");
+    assert!(
+        shown.starts_with("PageHeap { limit: PageCount(256), capacity: PageCount(") && shown.len() < 160,
+        "{shown}"
+    );
+    // And so is what has a reference to one.
+    for shown in [format!("{:?}", arena.local()), format!("{:?}", heap.cache())] {
+        assert!(shown.len() < 600, "{shown}");
+    }
 }
