@@ -145,11 +145,13 @@ impl<'w, W: fmt::Write> Film<'w, W> {
     /// Those of `out`.
     pub fn begin(picture: Picture, frames: usize, pages: usize, out: &'w mut W) -> Result<Self, fmt::Error> {
         let picture = Picture::new(picture.pages, picture.columns);
-        let width = picture.columns * CELL;
+        // What is too large for a picture is as large as a number can be: nobody draws so far.
+        let width = picture.columns.saturating_mul(CELL);
         // And its tables: less than a hundredth, and some pages at least.
-        let pages = pages + pages / 100 + picture.pages.max(16);
+        let pages = pages.saturating_add(pages / 100).saturating_add(picture.pages.max(16));
         let rows = pages.div_ceil(picture.pages).div_ceil(picture.columns);
-        let height = HEAD + frames * (TITLE + rows * CELL + GAP);
+        let frame = rows.saturating_mul(CELL).saturating_add(TITLE + GAP);
+        let height = frame.saturating_mul(frames).saturating_add(HEAD);
         write!(
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
@@ -207,7 +209,8 @@ impl<'w, W: fmt::Write> Film<'w, W> {
             };
             Ok(())
         })?;
-        rectangle(out, top, stretch, (cell + columns - 1) % columns + 1)?;
+        // Up to the last cell, which may be the last of a row. Where there is none, there is no stretch.
+        rectangle(out, top, stretch, cell.saturating_sub(1) % columns + 1)?;
         self.top += cell.div_ceil(columns) * CELL + GAP;
         Ok(())
     }

@@ -15,13 +15,24 @@
 #![forbid(unsafe_code)]
 
 use core::fmt;
+use core::iter::Sum;
 use core::num::NonZeroUsize;
+use core::ops::{Add, AddAssign};
 
 /// The index of a page: 0 is the first page of its heap's range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageIndex(pub usize);
 
 /// A number of pages.
+///
+/// ```
+/// use pageheap::{PageCount, PageIndex, PageRun};
+///
+/// let runs = [(0, 3), (7, 2)].map(|(start, pages)| PageRun::new(PageIndex(start), PageCount(pages)).unwrap());
+/// let mut pages: PageCount = runs.iter().map(|run| run.pages()).sum();
+/// pages += PageCount(1);
+/// assert_eq!((pages, usize::from(pages)), (PageCount(6), 6));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub usize);
 
@@ -43,6 +54,41 @@ impl PageCount {
 impl From<usize> for PageCount {
     fn from(pages: usize) -> Self {
         Self(pages)
+    }
+}
+
+impl From<PageCount> for usize {
+    fn from(pages: PageCount) -> Self {
+        pages.0
+    }
+}
+
+/// Counts of one heap's pages always have a sum; others overflow as a `usize` does.
+impl Add for PageCount {
+    type Output = Self;
+
+    #[inline]
+    fn add(self, more: Self) -> Self {
+        Self(self.0 + more.0)
+    }
+}
+
+impl AddAssign for PageCount {
+    #[inline]
+    fn add_assign(&mut self, more: Self) {
+        *self = *self + more;
+    }
+}
+
+impl Sum for PageCount {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::ZERO, Add::add)
+    }
+}
+
+impl<'a> Sum<&'a Self> for PageCount {
+    fn sum<I: Iterator<Item = &'a Self>>(counts: I) -> Self {
+        counts.copied().sum()
     }
 }
 

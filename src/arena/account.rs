@@ -14,6 +14,7 @@
 //! that 8,192 are left.
 
 use core::alloc::Layout;
+use core::fmt;
 use core::ptr::NonNull;
 
 use super::backing::{Backing, Block};
@@ -111,6 +112,15 @@ impl<B: Backing> Account<B> {
             .ok_or(ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize))
     }
 
+    /// Refuses so many bytes in all, which are more whole pages than the limit has room for, whatever goes back.
+    pub(super) fn may_reserve(&self, bytes: usize) -> Result<(), ArenaError> {
+        let layout = Layout::from_size_align(bytes, 1).map_err(|_| ArenaError::too_large::<u8>(bytes))?;
+        match bytes.checked_next_multiple_of(self.page_bytes) {
+            Some(pages) if pages <= self.limit => Ok(()),
+            _ => Err(ArenaError::new(Reason::Limit, layout, self.left())),
+        }
+    }
+
     /// Adds `bytes` to what is reserved, if the limit allows, or says how much it leaves.
     fn reserve(&self, bytes: usize) -> Result<(), usize> {
         // Relaxed, twice: a number by itself.
@@ -158,6 +168,16 @@ impl<B: Backing> Account<B> {
     pub(super) fn blocks(&self) -> usize {
         // Relaxed: a statistic.
         self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// What an arena or a list is to be shown as: its limit, and what it has taken. Waits for nobody.
+    pub(super) fn shown<'a, 'b>(&self, f: &'a mut fmt::Formatter<'b>, name: &str) -> fmt::DebugStruct<'a, 'b> {
+        let mut shown = f.debug_struct(name);
+        shown
+            .field("limit", &Some(self.limit).filter(|&limit| limit != usize::MAX))
+            .field("reserved", &self.reserved())
+            .field("blocks", &self.blocks());
+        shown
     }
 
     /// Where blocks come from.

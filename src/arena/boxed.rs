@@ -9,7 +9,10 @@
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};
+use core::panic::UnwindSafe;
 use core::ptr;
+
+use super::contents::like_a_box;
 
 /// A value in an arena, dropped with the box. The memory goes back when the arena is reset.
 ///
@@ -72,14 +75,7 @@ impl<T: ?Sized> DerefMut for ArenaBox<'_, T> {
     }
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for ArenaBox<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
+// A box is its contents to who has caught a panic, as a `Box` is, and not a reference to what others have.
+impl<T: ?Sized + UnwindSafe> UnwindSafe for ArenaBox<'_, T> {}
 
-impl<T: ?Sized + fmt::Display> fmt::Display for ArenaBox<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
+like_a_box!([] ArenaBox<'_, T>);

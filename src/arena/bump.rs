@@ -140,7 +140,6 @@ impl Piece {
 /// assert_eq!((error.reason(), error.asked()), (Reason::Limit, 40_000));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Arena<B: Backing = ProcessHeap> {
     slabs: Slabs<B>,
     /// Pieces that locals have left, with room in them. Under the lock.
@@ -193,23 +192,27 @@ impl<B: Backing> Arena<B> {
     /// [shrink](Self::shrink_to). What it has already counts, also what a request that would be refused may give back.
     ///
     /// # Errors
-    /// If they cannot be had. What was taken stays.
+    /// If they cannot be had: at once if they are more than the limit, or than there can be. Otherwise what was taken
+    /// stays.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slabs.reserve(bytes)
     }
 
     /// Counts. What a [`Local`](super::Local) has taken counts as allocated, also what it has by for later. Waits for
     /// whoever is growing the arena.
+    #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }
 
     /// Bytes that may still be reserved: `usize::MAX` without a limit. What is reserved has room besides.
+    #[must_use]
     pub fn remaining(&self) -> usize {
         self.slabs.account().left()
     }
 
     /// Where the pages come from.
+    #[must_use]
     pub fn backing(&self) -> &B {
         self.slabs.account().backing()
     }
@@ -240,6 +243,12 @@ impl<B: Backing> Arena<B> {
             unsafe { (*piece.as_ptr()).link = self.left.load(Ordering::Relaxed) };
             self.left.store(piece.as_ptr(), Ordering::Relaxed);
         });
+    }
+}
+
+impl<B: Backing> fmt::Debug for Arena<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.slabs.account().shown(f, "Arena").finish_non_exhaustive()
     }
 }
 

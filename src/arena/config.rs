@@ -31,7 +31,7 @@ pub enum HugePages {
 ///
 /// const SMALL: ArenaConfig = ArenaConfig::new().limit(64 << 20).slab(1 << 20).prealloc(4 << 20);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ArenaConfig {
     pub(super) limit: Option<usize>,
     pub(super) slab: Option<usize>,

@@ -17,6 +17,8 @@
 //! once are the business of the [sharded list](super::ShardedFreeList).
 
 use core::alloc::Layout;
+use core::fmt;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
 use super::backing::Backing;
@@ -68,10 +70,14 @@ use crate::sync::AtomicU32;
 /// drop(list); // error: `list` is borrowed by `number`
 /// assert_eq!(*number, 7);
 /// ```
-#[derive(Debug)]
 pub struct FreeList<B: Backing = ProcessHeap> {
     list: FreeSlots<Slots<B, AtomicU32>>,
 }
+
+// Who has caught a panic finds a list that is right: nothing in it unwinds half way. Backings may not (`Backing`); what
+// makes a value has a slot that is taken, and given back if it panics.
+impl<B: Backing + UnwindSafe> UnwindSafe for FreeList<B> {}
+impl<B: Backing + RefUnwindSafe> RefUnwindSafe for FreeList<B> {}
 
 impl<B: Backing> FreeList<B> {
     /// A list of slots for `layout` on `backing`, without a limit of its own. Takes nothing until something is
@@ -254,10 +260,11 @@ impl<B: Backing> FreeList<B> {
         SlotBox::new(self, || value)
     }
 
-    /// As [`boxed`](Self::boxed), with a value that is made only if slots have room for one.
+    /// As [`boxed`](Self::boxed), with a value that is made only once there is a slot for it: where there is none,
+    /// nothing is made. If `make` panics the slot is free again.
     ///
     /// # Errors
-    /// As for [`boxed`](Self::boxed).
+    /// As for [`boxed`](Self::boxed); but there is no value to be dropped.
     #[inline]
     pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
         SlotBox::new(self, make)
@@ -289,6 +296,13 @@ impl<B: Backing> FreeList<B> {
     }
 }
 
+impl<B: Backing> fmt::Debug for FreeList<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.slots().account().shown(f, "FreeList");
+        shown.field("layout", &self.layout()).finish_non_exhaustive()
+    }
+}
+
 impl<B: Backing> sealed::Sealed for FreeList<B> {}
 
 impl<B: Backing> SlotList for FreeList<B> {
@@ -302,6 +316,13 @@ impl<B: Backing> SlotList for FreeList<B> {
             // The number is not always known, and `put` does without.
             Some(taken) => Ok((NIL, self.memory(taken))),
             None => Err(self.slots().exhausted()),
+        }
+    }
+
+    fn number(&self, memory: NonNull<u8>) -> u32 {
+        match self.find(memory) {
+            Ok(found) => found.slot,
+            Err(error) => error.abort(self.slots().slot_bytes()),
         }
     }
 

@@ -191,6 +191,7 @@ impl<'a, B: Backing> Local<'a, B> {
     }
 
     /// Where the handle is now. Under scopes there is no need for it.
+    #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.pieces.get().checkpoint(self.room.get())
     }

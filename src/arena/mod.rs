@@ -37,6 +37,7 @@ mod cursor;
 mod lists;
 mod slabs;
 mod typed;
+mod contents;
 mod boxed;
 mod bump;
 mod generation;

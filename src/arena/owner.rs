@@ -259,6 +259,10 @@ impl<B: Backing> SlotList for Owner<'_, B> {
         }
     }
 
+    fn number(&self, memory: NonNull<u8>) -> u32 {
+        self.list.number(memory)
+    }
+
     #[inline]
     unsafe fn put(&self, slot: u32, memory: NonNull<u8>) {
         let freed = match self.list.shards.free_again(self.shard, &self.pocket, memory.as_ptr()) {

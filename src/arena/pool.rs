@@ -116,7 +116,6 @@ const SLAB_BYTES: usize = 1 << 20;
 /// assert!(pool.get(name).is_err());
 /// # Ok::<(), pageheap::arena::ArenaError>(())
 /// ```
-#[derive(Debug)]
 pub struct Pool<B: Backing = ProcessHeap> {
     slabs: Slabs<B>,
     generation: Generation,
@@ -269,24 +268,35 @@ impl<B: Backing> Pool<B> {
     /// [shrink](Self::shrink_to). What it has already counts, also large blocks, which a reset gives back.
     ///
     /// # Errors
-    /// If they cannot be had. What was taken stays.
+    /// If they cannot be had: at once if they are more than the limit, or than there can be. Otherwise what was taken
+    /// stays.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slabs.reserve(bytes)
     }
 
     /// Counts. Waits for whoever is growing the pool.
+    #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }
 
     /// Bytes that may still be reserved: `usize::MAX` without a limit. What is reserved has room besides.
+    #[must_use]
     pub fn remaining(&self) -> usize {
         self.slabs.account().left()
     }
 
     /// Where the pages come from.
+    #[must_use]
     pub fn backing(&self) -> &B {
         self.slabs.account().backing()
+    }
+}
+
+impl<B: Backing> fmt::Debug for Pool<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.slabs.account().shown(f, "Pool");
+        shown.field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 

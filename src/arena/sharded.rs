@@ -41,6 +41,8 @@
 //! and holds the lock for ever.
 
 use core::alloc::Layout;
+use core::fmt;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
@@ -110,7 +112,6 @@ const MOST_OWNERS: usize = 1 << 16;
 /// assert_eq!(list.stats().allocated, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct ShardedFreeList<B: Backing = ProcessHeap> {
     pub(super) shards: Shards<Slots<B, Node>>,
     /// Where the shards, the records and the spares are.
@@ -121,6 +122,11 @@ pub struct ShardedFreeList<B: Backing = ProcessHeap> {
 unsafe impl<B: Backing + Send> Send for ShardedFreeList<B> {}
 // SAFETY: as above.
 unsafe impl<B: Backing + Sync> Sync for ShardedFreeList<B> {}
+
+// Who has caught a panic finds a list that is right: nothing in it unwinds half way. Backings may not (`Backing`); what
+// `Guard::protect` is told to load may, and what was protected stays so.
+impl<B: Backing + UnwindSafe> UnwindSafe for ShardedFreeList<B> {}
+impl<B: Backing + RefUnwindSafe> RefUnwindSafe for ShardedFreeList<B> {}
 
 /// Where the tables are in their block.
 struct Plan {
@@ -166,8 +172,11 @@ impl<B: Backing> ShardedFreeList<B> {
     /// taken at once cannot be had. Nothing is kept then.
     pub fn with_config_in(layout: Layout, owners: usize, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let too_many = ArenaError::no_shards(owners, MOST_OWNERS);
-        let plan = Plan::new(owners).filter(|_| owners <= MOST_OWNERS).ok_or(too_many)?;
+        // First, for a plan counts more shards than there are owners.
+        let plan = (owners <= MOST_OWNERS).then(|| Plan::new(owners)).flatten();
+        let plan = plan.ok_or(too_many)?;
         let slots = Slots::new(backing, layout, &config)?;
+        slots.account().may_reserve(config.prealloc)?;
         let block = slots.account().take(plan.layout)?;
         if let Err(error) = slots.prealloc(&config) {
             // SAFETY: taken above, and nothing refers to it.
@@ -377,6 +386,13 @@ impl<B: Backing> Drop for ShardedFreeList<B> {
     }
 }
 
+impl<B: Backing> fmt::Debug for ShardedFreeList<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.slots().account().shown(f, "ShardedFreeList");
+        shown.field("layout", &self.layout()).finish_non_exhaustive()
+    }
+}
+
 impl<B: Backing> sealed::Sealed for ShardedFreeList<B> {}
 
 impl<B: Backing> SlotList for ShardedFreeList<B> {
@@ -388,6 +404,13 @@ impl<B: Backing> SlotList for ShardedFreeList<B> {
         match self.shards.allocate_as_guest(hint()) {
             Some(slot) => Ok((slot, self.slots().address(slot))),
             None => Err(self.slots().exhausted()),
+        }
+    }
+
+    fn number(&self, memory: NonNull<u8>) -> u32 {
+        match self.find(memory) {
+            Ok(found) => found.slot,
+            Err(error) => self.misuse(error),
         }
     }
 

@@ -144,8 +144,9 @@ impl<B: Backing> Slabs<B> {
     /// Takes slabs until `bytes` bytes are reserved. Slabs of a size of the arena's choice: in one block, if it can be.
     ///
     /// # Errors
-    /// If they cannot be had. What was taken stays.
+    /// If they cannot be had: at once if the limit has no room for them. What was taken stays.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
+        self.account.may_reserve(bytes)?;
         while let missing @ 1.. = bytes.saturating_sub(self.account.reserved()) {
             let size = if self.slab_bytes == 0 { missing } else { self.slab_bytes };
             let size = size.clamp(LEAST_BYTES, MOST_SLAB_BYTES);

@@ -13,10 +13,12 @@
 use core::alloc::Layout;
 use core::fmt;
 use core::marker::PhantomData;
-use core::mem::ManuallyDrop;
+use core::mem::{self, ManuallyDrop};
 use core::ops::{Deref, DerefMut};
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
+use super::contents::like_a_box;
 use super::error::{ArenaError, Reason};
 
 /// What gives slots to boxes, and takes them back.
@@ -29,11 +31,15 @@ pub trait SlotList: sealed::Sealed {
     #[doc(hidden)]
     fn take(&self) -> Result<(u32, NonNull<u8>), ArenaError>;
 
+    /// The number of a slot, by its memory. Aborts the process if no slot of the list begins there.
+    #[doc(hidden)]
+    fn number(&self, memory: NonNull<u8>) -> u32;
+
     /// Takes a slot back.
     ///
     /// # Safety
     ///
-    /// Both came from `take` of this list, once, and nothing uses them any more.
+    /// Both came from `take` of this list, once, and nothing uses them any more. (The number may be that of `number`.)
     #[doc(hidden)]
     unsafe fn put(&self, slot: u32, memory: NonNull<u8>);
 }
@@ -63,7 +69,7 @@ pub(super) const fn fits(layout: Layout, slot: Layout) -> bool {
 /// assert_eq!(list.stats().allocated, 0);
 /// # Ok::<(), pageheap::arena::ArenaError>(())
 /// ```
-pub struct SlotBox<'l, T, L: SlotList> {
+pub struct SlotBox<'l, T: ?Sized, L: SlotList> {
     list: &'l L,
     value: NonNull<T>,
     slot: u32,
@@ -71,9 +77,20 @@ pub struct SlotBox<'l, T, L: SlotList> {
 }
 
 // SAFETY: the box owns its value like a `Box`, and refers to the list.
-unsafe impl<T: Send, L: SlotList + Sync> Send for SlotBox<'_, T, L> {}
+unsafe impl<T: ?Sized + Send, L: SlotList + Sync> Send for SlotBox<'_, T, L> {}
 // SAFETY: as above: a shared box gives out the value, shared, and nothing of the list.
-unsafe impl<T: Sync, L: SlotList + Sync> Sync for SlotBox<'_, T, L> {}
+unsafe impl<T: ?Sized + Sync, L: SlotList + Sync> Sync for SlotBox<'_, T, L> {}
+
+/// Puts a slot back, also where the value's maker or destructor panics.
+struct Put<'l, L: SlotList>(&'l L, u32, NonNull<u8>);
+
+impl<L: SlotList> Drop for Put<'_, L> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: taken from this list by the box that is being made or dropped, which has no value.
+        unsafe { self.0.put(self.1, self.2) };
+    }
+}
 
 impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
     /// Puts `make()` into a slot of the list.
@@ -83,15 +100,14 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
         if !fits(layout, slot) {
             return Err(ArenaError::new(Reason::SlotTooSmall, layout, slot.size()));
         }
-        // Made first: if that panics, no slot is missing.
-        let value = make();
         let (slot, memory) = list.take()?;
-        let memory = memory.cast::<T>();
+        let (put, value) = (Put(list, slot, memory), memory.cast::<T>());
         // SAFETY: a slot of our own, with room for a `T`.
-        unsafe { memory.write(value) };
+        unsafe { value.write(make()) };
+        mem::forget(put);
         Ok(Self {
             list,
-            value: memory,
+            value,
             slot,
             owned: PhantomData,
         })
@@ -109,44 +125,77 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
             value
         }
     }
+}
 
-    /// The address of the value, which is the caller's now, as is the slot: it is to be given back to the list by
-    /// address.
+impl<'l, T: ?Sized, L: SlotList> SlotBox<'l, T, L> {
+    /// The address of the value, which is the caller's now, as is the slot: the list gets it back by address, or by the
+    /// box that [`from_raw`](Self::from_raw) makes of it.
     #[must_use]
     pub fn into_raw(boxed: Self) -> NonNull<T> {
         ManuallyDrop::new(boxed).value
     }
+
+    /// The box of a value that is in a slot of the list already: the inverse of [`into_raw`](Self::into_raw). ~2 ns.
+    ///
+    /// On the way the address may become one of another type, so this is how to make a box of a trait object or of a
+    /// slice. Aborts the process, with a message that names the address, if no slot of the list begins there.
+    ///
+    /// ```
+    /// use std::fmt::Display;
+    /// use std::ptr::NonNull;
+    ///
+    /// use pageheap::arena::{FreeList, SlotBox};
+    ///
+    /// let list = FreeList::for_type::<String>();
+    /// let name = SlotBox::into_raw(list.boxed("slot".to_owned())?);
+    /// // SAFETY: of this list, and nobody else has it.
+    /// let name = unsafe { SlotBox::from_raw(&list, name) };
+    /// assert_eq!(*name, "slot");
+    ///
+    /// let shown = SlotBox::into_raw(name) as NonNull<dyn Display>;
+    /// // SAFETY: as above.
+    /// let shown: SlotBox<dyn Display, _> = unsafe { SlotBox::from_raw(&list, shown) };
+    /// assert_eq!(shown.to_string(), "slot");
+    /// drop(shown);
+    /// assert_eq!(list.stats().allocated, 0);
+    /// # Ok::<(), pageheap::arena::ArenaError>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The address came from `into_raw` of a box of this list, or from its `allocate`, of the list itself or of
+    /// whichever owner; and a `T` is there. Both, slot and value, are the caller's, who gives them to the box.
+    #[must_use]
+    pub unsafe fn from_raw(list: &'l L, value: NonNull<T>) -> Self {
+        Self {
+            list,
+            value,
+            slot: list.number(value.cast()),
+            owned: PhantomData,
+        }
+    }
 }
 
-impl<T, L: SlotList> Drop for SlotBox<'_, T, L> {
+impl<T: ?Sized, L: SlotList> Drop for SlotBox<'_, T, L> {
     #[inline]
     fn drop(&mut self) {
-        /// Puts the slot back, also if the value's destructor panics.
-        struct Put<'l, L: SlotList>(&'l L, u32, NonNull<u8>);
-        impl<L: SlotList> Drop for Put<'_, L> {
-            #[inline(always)]
-            fn drop(&mut self) {
-                // SAFETY: taken by the box that is being dropped, whose value is gone.
-                unsafe { self.0.put(self.1, self.2) };
-            }
-        }
         let _put = Put(self.list, self.slot, self.value.cast());
         // SAFETY: the box's own value, dropped once.
         unsafe { self.value.drop_in_place() };
     }
 }
 
-impl<T, L: SlotList> Deref for SlotBox<'_, T, L> {
+impl<T: ?Sized, L: SlotList> Deref for SlotBox<'_, T, L> {
     type Target = T;
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: written by `new`, and the box's until it is dropped.
+        // SAFETY: written by `new`, or there already (`from_raw`), and the box's until it is dropped.
         unsafe { self.value.as_ref() }
     }
 }
 
-impl<T, L: SlotList> DerefMut for SlotBox<'_, T, L> {
+impl<T: ?Sized, L: SlotList> DerefMut for SlotBox<'_, T, L> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, and borrowed mutably.
@@ -154,14 +203,7 @@ impl<T, L: SlotList> DerefMut for SlotBox<'_, T, L> {
     }
 }
 
-impl<T: fmt::Debug, L: SlotList> fmt::Debug for SlotBox<'_, T, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
+// A box is its contents to who has caught a panic, as a `Box` is; of the list it has a reference.
+impl<T: ?Sized + UnwindSafe, L: SlotList + RefUnwindSafe> UnwindSafe for SlotBox<'_, T, L> {}
 
-impl<T: fmt::Display, L: SlotList> fmt::Display for SlotBox<'_, T, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
+like_a_box!([L: SlotList] SlotBox<'_, T, L>);

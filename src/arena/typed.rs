@@ -372,6 +372,7 @@ macro_rules! typed_methods {
         /// `memory` was allocated by this handle, not by one outside of its scope, and is as long as the last such call
         /// left it, nothing uses what is given up, and `new_size` is not more than a `Layout` may have.
         #[inline]
+        #[must_use]
         pub unsafe fn resize_in_place(&self, memory: NonNull<[u8]>, new_size: usize) -> bool {
             typed::resize(self, memory.cast(), memory.len(), new_size)
         }

@@ -29,6 +29,7 @@
 use core::alloc::Layout;
 use core::cell::Cell;
 use core::fmt;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
@@ -131,6 +132,11 @@ pub struct GlobalHeap<
 unsafe impl<S: Source + Send + Sync + 'static> Sync for GlobalHeap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
+
+// Nothing in it unwinds half way, as in the `PageHeap` below; a hook that does ends the process. It has the source, in
+// the cell or behind the pointer.
+impl<S: Source + UnwindSafe + 'static> UnwindSafe for GlobalHeap<S> {}
+impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for GlobalHeap<S> {}
 
 #[cfg(all(unix, feature = "std"))]
 impl GlobalHeap<System> {
@@ -358,6 +364,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// assert!(HEAP.set_limit(64 << 20) && HEAP.set_soft_limit(32 << 20));
     /// assert_eq!((HEAP.current_limit(), HEAP.current_soft_limit()), (Some(64 << 20), Some(32 << 20)));
     /// ```
+    #[must_use]
     pub fn set_limit(&self, bytes: usize) -> bool {
         let objects = self.objects();
         objects.is_some_and(|objects| {
@@ -377,6 +384,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// As [`set_limit`](Self::set_limit), for the most bytes of pages that should have memory behind them; see
     /// [`soft_limit`](Self::soft_limit). Takes effect with the next page that gets some, and with the next
     /// [`tick`](Self::tick).
+    #[must_use]
     pub fn set_soft_limit(&self, bytes: usize) -> bool {
         let objects = self.objects();
         objects.is_some_and(|objects| {

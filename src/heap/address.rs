@@ -28,18 +28,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The address of a page below [`capacity`](Self::capacity). May be a bare number, if the source is one of numbers.
     /// Of a page farther away it is no address of the heap's, and may be that of anything else: nothing is checked.
     #[inline(always)]
+    #[must_use]
     pub fn address(&self, page: PageIndex) -> NonNull<u8> {
         offset(self.base, page.0 << G::PAGE_SHIFT)
     }
 
     /// The bytes of a run. May be bare numbers. As for [`address`](Self::address), the run is one of the heap's.
     #[inline(always)]
+    #[must_use]
     pub fn pointer(&self, run: PageRun) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.address(run.start()), run.pages().0 << G::PAGE_SHIFT)
     }
 
     /// The page an address lies in, if it lies in the grown part of the heap.
     #[inline(always)]
+    #[must_use]
     pub fn page_of(&self, address: *const u8) -> Option<PageIndex> {
         let page = address.addr().wrapping_sub(self.base.addr().get()) >> G::PAGE_SHIFT;
         (page < self.set.grown()).then_some(PageIndex(page))
@@ -48,6 +51,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The run of pages that `bytes` bytes from `address` take, if it begins on a page and lies in the grown part of
     /// the heap.
     #[inline(always)]
+    #[must_use]
     pub fn run_of(&self, address: *const u8, bytes: usize) -> Option<PageRun> {
         let offset = address.addr().wrapping_sub(self.base.addr().get());
         let (start, grown) = (offset >> G::PAGE_SHIFT, self.set.grown());

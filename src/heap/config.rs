@@ -9,7 +9,7 @@ use crate::units::PageCount;
 /// caches it lends.
 ///
 /// `const` throughout, so that it can stand in a `static`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     pub(crate) reserve: usize,
     pub(crate) limit: Option<PageCount>,

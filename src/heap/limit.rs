@@ -127,6 +127,7 @@ fn a_round_above(pages: usize, soft: usize) -> usize {
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The most pages that should have memory behind them. More than the heap can have: no limit.
+    #[must_use]
     pub fn soft_limit(&self) -> PageCount {
         PageCount(self.driver.ceiling.soft.load(Ordering::Relaxed))
     }
@@ -154,11 +155,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Pages with memory behind them: grown, and neither scavenged nor, under a layer of objects, holes. O(1).
+    #[must_use]
     pub fn backed(&self) -> PageCount {
         PageCount(self.driver.ceiling.backed())
     }
 
     /// The most pages that ever had memory behind them. O(1).
+    #[must_use]
     pub fn peak_backed(&self) -> PageCount {
         PageCount(self.driver.ceiling.peak.load(Ordering::Relaxed))
     }

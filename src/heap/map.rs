@@ -44,6 +44,7 @@ pub enum PageUse {
 
 /// Pages in a row that are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MapEntry {
     /// The pages.
     pub run: PageRun,

@@ -48,6 +48,7 @@ pub(crate) use map::Joined;
 pub use map::{MapEntry, PageUse};
 pub use stats::{Calls, Stats};
 
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 
 use crate::cache::Slot;
@@ -76,7 +77,6 @@ use stats::Counters;
 /// // SAFETY: the run is ours, and nothing uses it any more.
 /// unsafe { heap.free(run) };
 /// ```
-#[derive(Debug)]
 pub struct PageHeap<S: Source, G: Shape = Geometry> {
     set: FreeSet<G>,
     slots: Table<Slot>,
@@ -123,8 +123,14 @@ unsafe impl<S: Source + Send, G: Shape> Send for PageHeap<S, G> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
 
+// Who has caught a panic finds a heap that is right: nothing in it unwinds half way. Sources may not (`Source`); a
+// clock may, and is asked between steps that are whole, with nothing held but the turn, which is given back.
+impl<S: Source + UnwindSafe, G: Shape> UnwindSafe for PageHeap<S, G> {}
+impl<S: Source + RefUnwindSafe, G: Shape> RefUnwindSafe for PageHeap<S, G> {}
+
 /// Pages taken, and what is known of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Allocation {
     /// The pages.
     pub run: PageRun,
@@ -516,6 +522,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     // -------------------------------------------------------------------------------------------------------------
 
     /// The most pages the heap may grow to.
+    #[must_use]
     pub fn limit(&self) -> PageCount {
         // Relaxed: a number by itself.
         PageCount(self.limit.load(Ordering::Relaxed))
@@ -548,11 +555,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Pages in the reservation: no limit can go beyond.
+    #[must_use]
     pub fn capacity(&self) -> PageCount {
         PageCount(self.capacity)
     }
 
     /// The source the heap stands on.
+    #[must_use]
     pub fn source(&self) -> &S {
         &self.source
     }

@@ -160,6 +160,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Counts. O(heap): 0.4 ns for each 64 pages.
+    #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = Stats {
             page_bytes: G::PAGE_BYTES,
@@ -196,6 +197,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             barrier: self.counters.barrier.get(),
         };
         stats
+    }
+}
+
+/// Its limits and how much it has, not all that is in it. O(1).
+impl<S: Source, G: Shape> fmt::Debug for PageHeap<S, G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageHeap")
+            .field("limit", &self.limit())
+            .field("capacity", &self.capacity())
+            .field("grown", &self.grown())
+            .field("backed", &self.backed())
+            .finish_non_exhaustive()
     }
 }
 

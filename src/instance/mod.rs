@@ -22,6 +22,7 @@
 
 use core::alloc::Layout;
 use core::fmt;
+use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 use core::time::Duration;
 
@@ -68,6 +69,10 @@ pub struct Heap<S: Source + 'static> {
 unsafe impl<S: Source + Send + Sync + 'static> Send for Heap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Sync for Heap<S> {}
+
+// Nothing in it unwinds half way, as in the `PageHeap` below. It has the source, if not as a field.
+impl<S: Source + UnwindSafe + 'static> UnwindSafe for Heap<S> {}
+impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for Heap<S> {}
 
 impl<S: Memory + 'static> Heap<S> {
     /// A heap over `source`, which reserves as many bytes as `config` says, or what it can get.

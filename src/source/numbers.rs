@@ -45,6 +45,7 @@ impl Numbers {
     /// The numbers from `first` on, `bytes` of them, or as many as there are up to the top of the address space. What
     /// lies before the first whole unit (see [`Numbers`]) is left out, and so is the unit at address 0, for a pointer
     /// is never null.
+    #[must_use]
     pub const fn new(first: usize, bytes: usize) -> Numbers {
         let (first, bytes) = match NonZeroUsize::new(first) {
             Some(first) => (first, bytes),

@@ -79,6 +79,7 @@ impl Region {
     /// * `base` is not null, and `bytes` bytes from it may be read and written through it, for as long as the region or
     ///   anything taken from it is in use;
     /// * nothing else uses them in that time.
+    #[must_use]
     pub const unsafe fn new(base: *mut u8, bytes: usize) -> Region {
         Region {
             base,
@@ -90,6 +91,7 @@ impl Region {
     }
 
     /// A region over bytes that are borrowed for ever.
+    #[must_use]
     pub const fn from_static(bytes: &'static mut [MaybeUninit<u8>]) -> Region {
         // SAFETY: the exclusive borrow of the slice never ends, so the bytes are valid, and ours alone.
         unsafe { Region::new(bytes.as_mut_ptr().cast(), bytes.len()) }

@@ -24,16 +24,19 @@ pub struct Split<P, M> {
 
 impl<P, M> Split<P, M> {
     /// Pages from `pages`, metadata from `metadata`.
+    #[must_use]
     pub const fn new(pages: P, metadata: M) -> Split<P, M> {
         Split { pages, metadata }
     }
 
     /// The source of pages.
+    #[must_use]
     pub const fn pages(&self) -> &P {
         &self.pages
     }
 
     /// The source of metadata.
+    #[must_use]
     pub const fn metadata(&self) -> &M {
         &self.metadata
     }

@@ -2,6 +2,7 @@
 
 mod allocators;
 mod arena;
+mod boxes;
 #[path = "../common/mod.rs"]
 mod common;
 mod handles;

@@ -13,7 +13,7 @@ use super::common::addresses;
 const PAGE: usize = 8192;
 const HUGE: usize = 2 << 20;
 
-type Heap = PageHeap<System>;
+pub type Heap = PageHeap<System>;
 
 /// One of the family, on a heap that is lent to it.
 trait Family<'h>: Sized + Send + Sync {
@@ -196,7 +196,7 @@ fn statistics_count_nothing_that_was_not_there() {
 }
 
 /// A heap of at most so many pages.
-fn heap(pages: usize) -> Heap {
+pub fn heap(pages: usize) -> Heap {
     let config = Config::new(addresses(256 << 20)).limit(PageCount(pages.min(1 << 20)));
     PageHeap::new(System, config).expect("a heap")
 }
@@ -286,10 +286,23 @@ mod checks {
         (0..200).for_each(|_| assert!(arena.bytes().is_ok()));
         assert_eq!(arena.counts().reserved, reserved, "nothing more was taken");
         drop(arena);
-        let error = F::make(layout(1000, 8), config.prealloc(65 * PAGE), heap)
-            .err()
-            .unwrap();
-        assert_eq!(error.reason(), Reason::Limit);
+        // What can never be had is refused at once: nothing is taken on the way.
+        let fresh = small(128);
+        let refused = |config| F::make(layout(1000, 8), config, fresh).err().unwrap();
+        let error = refused(config.prealloc(65 * PAGE));
+        assert_eq!(
+            (error.reason(), error.asked(), error.left()),
+            (Reason::Limit, 65 * PAGE, 64 * PAGE)
+        );
+        assert_eq!(
+            refused(config.limit(64 * PAGE + 10).prealloc(64 * PAGE + 9)).reason(),
+            Reason::Limit
+        );
+        assert_eq!(
+            refused(ArenaConfig::new().slab(PAGE).prealloc(usize::MAX)).reason(),
+            Reason::TooLarge
+        );
+        assert_eq!(fresh.stats().grown, PageCount(0));
         let error = F::make(layout(1000, 8), config.prealloc(8 * PAGE), small(4))
             .err()
             .unwrap();

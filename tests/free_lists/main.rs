@@ -3,6 +3,7 @@
 #![cfg(all(unix, feature = "std"))]
 
 mod allocators;
+mod boxes;
 mod child;
 mod hammer;
 mod misuse;

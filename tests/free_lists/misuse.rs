@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-use pageheap::arena::{FreeList, Owner, ShardedFreeList, SlotError};
+use pageheap::arena::{FreeList, Owner, ShardedFreeList, SlotBox, SlotError};
 
 use super::child::{aborts, wrong};
 
@@ -159,5 +159,25 @@ fn retiring_what_is_foreign_aborts() {
         let slot = other.allocate().unwrap().cast();
         // SAFETY: it does not return.
         unsafe { owner.retire(wrong(slot)) };
+    }
+}
+
+#[test]
+fn a_box_of_what_is_foreign_aborts() {
+    if aborts("misuse::a_box_of_what_is_foreign_aborts", FOREIGN) {
+        let (list, other) = (FreeList::new(layout()).unwrap(), sharded());
+        let slot = list.allocate().unwrap().cast::<u64>();
+        // SAFETY: it does not return.
+        let _ = unsafe { SlotBox::from_raw(&other, wrong(slot)) };
+    }
+}
+
+#[test]
+fn a_box_of_no_slot_aborts() {
+    if aborts("misuse::a_box_of_no_slot_aborts", FOREIGN) {
+        let list = FreeList::new(layout()).unwrap();
+        let slot = list.allocate().unwrap().cast::<u8>();
+        // SAFETY: it does not return.
+        let _ = unsafe { SlotBox::from_raw(&list, wrong(slot.byte_add(8))) };
     }
 }

@@ -201,6 +201,10 @@ fn a_sharded_list_finds_misuse_too() {
         error.to_string(),
         "no room for 65537 shards: a list has 65536 at the most"
     );
+    for owners in [usize::MAX, usize::MAX / 2, isize::MAX as usize] {
+        let error = ShardedFreeList::new(layout(48, 16), owners).unwrap_err();
+        assert_eq!((error.reason(), error.asked()), (Reason::NoShards, owners));
+    }
     let error = list.owner().unwrap_err();
     assert_eq!((error.reason(), error.asked(), error.left()), (Reason::NoShards, 1, 0));
     assert_eq!(error.to_string(), "no room for 1 shard: all have owners");

@@ -65,8 +65,9 @@ fn run_of(start: usize, pages: usize) -> Option<PageRun> {
     PageRun::new(PageIndex(start), PageCount(pages))
 }
 
-fn parts(allocation: Option<Allocation>) -> Option<(usize, usize, usize)> {
-    allocation.map(|taken| (taken.run.start().0, taken.run.pages().0, taken.scavenged.0))
+/// First page, pages, scavenged pages.
+fn parts(taken: Allocation) -> (usize, usize, usize) {
+    (taken.run.start().0, taken.run.pages().0, taken.scavenged.0)
 }
 
 impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
@@ -126,20 +127,20 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
             Op::Allocate { pages } => {
                 let real = self.heap.allocate_tracked(PageCount(pages));
                 let naive = self.model.allocate(Wish { pages, align: 1 }, None);
-                self.took(real, naive, pages);
+                self.took(real.map(parts), naive, pages);
             }
             Op::Aligned { pages, shift } => {
                 let align = 1_usize << shift;
                 let real = self.heap.allocate_aligned(PageCount(pages), align);
                 let align = (align >> G::PAGE_SHIFT).max(1);
                 let naive = self.model.allocate(Wish { pages, align }, None);
-                self.took(real, naive, pages);
+                self.took(real.map(parts), naive, pages);
             }
             Op::At { page, pages } => {
                 let Some(run) = run_of(page, pages) else { return };
                 let real = self.heap.allocate_at(run);
                 let naive = self.model.allocate_at(page, pages);
-                self.took(real, naive, pages);
+                self.took(real.map(parts), naive, pages);
             }
             Op::Free { run, from, pages } => self.free(run, from, pages),
             Op::FreeBatch { run, runs } => self.free_batch(run, runs),
@@ -166,7 +167,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
                 let (handle, slot) = &self.caches[cache % caches];
                 let real = handle.allocate_tracked(PageCount(pages));
                 let naive = self.model.allocate_cached(*slot, pages);
-                self.took(real, naive, pages);
+                self.took(real.map(parts), naive, pages);
             }
             Op::CacheFree { cache, run } if caches > 0 && !self.live.is_empty() => {
                 let (start, pages) = self.live.swap_remove(run % self.live.len());
@@ -194,8 +195,10 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
                 } else {
                     self.model.allocate_cached(shard % shards, pages)
                 };
-                let scavenged = PageCount(naive.map_or(0, |(_, scavenged)| self.claimed(scavenged)));
-                self.took(real.map(|run| Allocation { run, scavenged }), naive, pages);
+                // Which is not said of what a shard gives.
+                let scavenged = naive.map_or(0, |(_, scavenged)| self.claimed(scavenged));
+                let real = real.map(|run| (run.start().0, run.pages().0, scavenged));
+                self.took(real, naive, pages);
             }
             Op::ShardFree { shard, run } if !self.live.is_empty() => {
                 let (start, pages) = self.live.swap_remove(run % self.live.len());
@@ -236,19 +239,19 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
     }
 
     /// What both took.
-    fn took(&mut self, real: Option<Allocation>, naive: Option<Taken>, pages: usize) {
+    fn took(&mut self, real: Option<(usize, usize, usize)>, naive: Option<Taken>, pages: usize) {
         let expected = naive.map(|(start, scavenged)| (start, pages, self.claimed(scavenged)));
-        let page = expected.or(parts(real)).map_or(0, |(start, ..)| start);
+        let page = expected.or(real).map_or(0, |(start, ..)| start);
         self.expect(
-            parts(real),
+            real,
             expected,
             "first page, pages, scavenged pages of what was taken",
             page,
         );
-        if let Some(Allocation { run, .. }) = real {
-            let bytes = self.heap.pointer(run);
+        if let Some((start, pages, _)) = real {
+            let bytes = self.heap.pointer(run_of(start, pages).expect("a run"));
             self.heap.source().watch(bytes.cast(), bytes.len());
-            self.live.push((run.start().0, run.pages().0));
+            self.live.push((start, pages));
         }
     }
 
@@ -302,7 +305,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         };
         let expected = naive.map(|(at, scavenged)| (start, pages + by, at, by, self.claimed(scavenged)));
         let real = longer.map(|(all, more)| {
-            let (at, by, scavenged) = parts(Some(more)).expect("an allocation");
+            let (at, by, scavenged) = parts(more);
             (all.start().0, all.pages().0, at, by, scavenged)
         });
         self.expect(real, expected, "extend", start + pages);

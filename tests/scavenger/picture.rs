@@ -90,6 +90,26 @@ fn a_picture_of_zeros_is_one_of_ones() {
     assert_eq!(drawn(Picture { pages, columns }), drawn(Picture::new(1, 1)));
 }
 
+/// However many pages, cells or frames are said: what is not there is not drawn.
+#[test]
+fn a_picture_may_be_as_large_as_numbers_are() {
+    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
+    let _run = heap.allocate(PageCount(3)).unwrap();
+    let most = [1, usize::MAX / 10, usize::MAX / 2, usize::MAX];
+    for (cell, columns) in most.iter().flat_map(|&cell| most.map(|columns| (cell, columns))) {
+        for (pages, frames) in most.iter().flat_map(|&pages| most.map(|frames| (pages, frames))) {
+            let mut svg = String::new();
+            let mut film = Film::begin(Picture::new(cell, columns), frames, pages, &mut svg).unwrap();
+            (0..2).for_each(|_| film.frame("a heap", heap.map()).unwrap());
+            film.end().unwrap();
+        }
+        let (mut text, mut svg) = (String::new(), String::new());
+        Picture::new(cell, columns).text(heap.map(), &mut text).unwrap();
+        Picture::new(cell, columns).svg("", cell, heap.map(), &mut svg).unwrap();
+        assert!(text.starts_with(['=', ' ']), "{text}");
+    }
+}
+
 /// XML has no place for some characters, not even as a number.
 #[test]
 fn a_title_may_be_any_text() {

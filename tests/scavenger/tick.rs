@@ -1,5 +1,7 @@
 //! The driver, on the simulated source, whose pages are what the operating system's are, and a clock set by hand.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use pageheap::source::{Contents, Failure, Verb};
 use pageheap::{PageIndex, PageRun};
 
@@ -293,4 +295,26 @@ fn a_program_that_lives_on_its_magazines_keeps_its_peak() {
     // And then falls silent.
     (0..200).for_each(|_| pass(Duration::from_millis(10)));
     assert!(HEAP.stats().pages.backed.0 < 50, "{}", HEAP.stats());
+}
+
+/// Whichever reading of the clock it is, nothing is half done, and the next tick goes on.
+#[test]
+fn a_clock_that_panics_leaves_a_heap_in_order() {
+    for last in 0..12 {
+        let heap = heap(Simulated::new(4096), 64 << 20);
+        torn(&heap, 4096, |page| page.is_multiple_of(2));
+        let (clock, reads) = (hand(), Cell::new(0));
+        let read = || {
+            assert!(reads.replace(reads.get() + 1) != last, "on purpose");
+            clock.pass(Duration::from_millis(10));
+            clock.work()
+        };
+        let ticks = AssertUnwindSafe(|| (0..100).for_each(|_| _ = heap.tick(&read)));
+        assert!(catch_unwind(ticks).is_err());
+        heap.check().unwrap();
+        until_rest(&heap, &clock, Duration::from_secs(60)).expect("it comes to rest");
+        let stats = heap.stats();
+        assert_eq!(stats.scavenged.0, stats.grown.0 - 4096 + 2048, "{stats}");
+        heap.check().unwrap();
+    }
 }

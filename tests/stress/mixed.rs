@@ -4,7 +4,7 @@ use std::thread;
 
 use pageheap::internals::Shape;
 use pageheap::source::{Simulated, Source, System};
-use pageheap::{Allocation, Config, Geometry, PageHeap, PageIndex, PageRun};
+use pageheap::{Config, Geometry, PageHeap, PageIndex, PageRun};
 
 use super::worker::{NoStamp, Shared, Stamp, work};
 use super::{Owners, all_is_free, deadline};
@@ -86,15 +86,11 @@ impl Memory<'_> {
 }
 
 impl Stamp for Memory<'_> {
-    fn taken(&self, allocation: Allocation, owner: u32) {
-        for cell in self.cells(allocation.run) {
+    fn taken(&self, run: PageRun, zeroed: bool, owner: u32) {
+        for cell in self.cells(run) {
             // SAFETY: inside a page of the caller's own, aligned, and System's pages are memory.
             unsafe {
-                assert!(
-                    !allocation.is_zeroed() || cell.read() == 0,
-                    "{} is not zero",
-                    allocation.run
-                );
+                assert!(!zeroed || cell.read() == 0, "{run} is not zero");
                 cell.write(u64::from(owner) << 48 ^ cell.addr() as u64);
             }
         }

@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use pageheap::internals::Shape;
 use pageheap::source::Source;
-use pageheap::{Allocation, Cache, PageCount, PageHeap, PageIndex, PageRun};
+use pageheap::{Cache, PageCount, PageHeap, PageIndex, PageRun};
 
 use super::{Owners, Random};
 
 /// Looks at pages taken and pages about to be freed: for heaps of real memory.
 pub trait Stamp: Sync {
-    /// The pages are the owner's from now on.
-    fn taken(&self, allocation: Allocation, owner: u32);
+    /// The pages are the owner's from now on, and said to be zero or not.
+    fn taken(&self, run: PageRun, zeroed: bool, owner: u32);
     /// They were the owner's, who had them to itself.
     fn freed(&self, run: PageRun, owner: u32);
 }
@@ -21,7 +21,7 @@ pub trait Stamp: Sync {
 pub struct NoStamp;
 
 impl Stamp for NoStamp {
-    fn taken(&self, _: Allocation, _: u32) {}
+    fn taken(&self, _: PageRun, _: bool, _: u32) {}
     fn freed(&self, _: PageRun, _: u32) {}
 }
 
@@ -99,17 +99,16 @@ impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
     fn allocate(&mut self) {
         let heap = self.shared.heap;
         let pages = PageCount(self.pages());
-        let unmarked = |run| Allocation {
-            run,
-            scavenged: PageCount::ZERO,
-        };
         let allocation = match self.random.below(12) {
             0..=3 => heap.allocate_tracked(pages),
             4..=7 => match &self.cache {
                 Some(cache) => cache.allocate_tracked(pages),
                 None => heap.allocate_tracked(pages),
             },
-            8..=9 => heap.allocate_on(self.random.below(8), pages).map(unmarked),
+            8..=9 => {
+                let run = heap.allocate_on(self.random.below(8), pages);
+                return run.into_iter().for_each(|run| self.keep(run, false));
+            }
             10 => heap.allocate_aligned(pages, G::PAGE_BYTES << self.random.below(8)),
             _ => {
                 let start = PageIndex(self.random.below(heap.capacity().0));
@@ -117,15 +116,19 @@ impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
             }
         };
         if let Some(allocation) = allocation {
-            self.take(allocation);
-            self.live.push(allocation.run);
+            self.keep(allocation.run, allocation.is_zeroed());
         }
     }
 
-    fn take(&mut self, allocation: Allocation) {
-        self.shared.owners.take(allocation.run, self.me);
-        self.shared.stamp.taken(allocation, self.me);
-        self.held += allocation.run.pages().0;
+    fn keep(&mut self, run: PageRun, zeroed: bool) {
+        self.take(run, zeroed);
+        self.live.push(run);
+    }
+
+    fn take(&mut self, run: PageRun, zeroed: bool) {
+        self.shared.owners.take(run, self.me);
+        self.shared.stamp.taken(run, zeroed, self.me);
+        self.held += run.pages().0;
     }
 
     fn give(&mut self, run: PageRun) {
@@ -169,7 +172,7 @@ impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
         let to = PageCount(run.pages().0 + self.pages());
         let longer = self.shared.heap.grow_in_place(run, to);
         if let Some((_, more)) = longer {
-            self.take(more);
+            self.take(more.run, more.is_zeroed());
         }
         self.live.push(longer.map_or(run, |(longer, _)| longer));
     }

@@ -1,0 +1,169 @@
+//! Boxes of all lists: their slots when a value is not made, out of a box and back into one; what they show of a value.
+
+use std::alloc::Layout;
+use std::any::Any;
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, HashMap};
+use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use pageheap::arena::{ArenaConfig, FreeList, Owner, Reason, ShardedFreeList, SlotBox};
+
+fn layout() -> Layout {
+    Layout::new::<[u64; 4]>()
+}
+
+fn one_page() -> FreeList {
+    FreeList::with_config(layout(), ArenaConfig::new().limit(8192)).unwrap()
+}
+
+#[test]
+fn a_value_without_a_slot_is_not_made() {
+    let (list, made) = (one_page(), Cell::new(0));
+    let make = || made.replace(made.get() + 1);
+    let all: Vec<_> = std::iter::from_fn(|| list.boxed_with(make).ok()).collect();
+    assert!(all.len() > 200 && all.iter().enumerate().all(|(index, value)| **value == index));
+    assert_eq!(list.boxed_with(make).unwrap_err().reason(), Reason::NoSlots);
+    let too_large = list.boxed_with(|| [make(); 5]).unwrap_err();
+    assert_eq!((too_large.reason(), made.get()), (Reason::SlotTooSmall, all.len()));
+}
+
+#[test]
+fn a_value_whose_making_panics_leaves_its_slot() {
+    let list = one_page();
+    let panicked = catch_unwind(|| list.boxed_with(|| -> u64 { panic!("on purpose") }).map(drop));
+    assert!(panicked.is_err());
+    assert_eq!(list.stats().allocated, 0);
+    // A value may be made of others in the same list.
+    let sum = list.boxed_with(|| *list.boxed(7_u64).unwrap() + *list.boxed(8_u64).unwrap());
+    assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
+}
+
+/// Counts its drops.
+struct Counted<'a>(&'a Cell<u32>);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+#[test]
+fn what_comes_out_of_a_box_goes_back_into_one() {
+    let drops = Cell::new(0);
+    let list = FreeList::new(layout()).unwrap();
+    let raw = SlotBox::into_raw(list.boxed(Counted(&drops)).unwrap());
+    // SAFETY: of this list, and nobody else has it.
+    let back = unsafe { SlotBox::from_raw(&list, raw) };
+    assert_eq!((drops.get(), list.stats().allocated), (0, 32));
+    drop(back);
+    assert_eq!((drops.get(), list.stats().allocated), (1, 0));
+    // A slot that never was in a box.
+    let slot = list.allocate().unwrap().cast::<Counted<'_>>();
+    // SAFETY: ours, with a value in it.
+    let boxed = unsafe {
+        slot.write(Counted(&drops));
+        SlotBox::from_raw(&list, slot)
+    };
+    drop(SlotBox::into_inner(boxed));
+    assert_eq!((drops.get(), list.stats().allocated), (2, 0));
+}
+
+/// Of a sharded list it does not matter by whom: the list, an owner, another.
+#[test]
+fn owners_take_over_what_others_had_in_boxes() {
+    let (list, drops) = (ShardedFreeList::new(layout(), 2).unwrap(), Cell::new(0));
+    let (one, other) = (list.owner().unwrap(), list.owner().unwrap());
+    for round in 0..100 {
+        let raw = match round % 3 {
+            0 => SlotBox::into_raw(list.boxed(Counted(&drops)).unwrap()),
+            1 => SlotBox::into_raw(one.boxed(Counted(&drops)).unwrap()),
+            _ => SlotBox::into_raw(other.boxed(Counted(&drops)).unwrap()),
+        };
+        // SAFETY: of this list, and nobody else has it.
+        unsafe {
+            match round / 3 % 3 {
+                0 => drop(SlotBox::from_raw(&list, raw)),
+                1 => drop(SlotBox::from_raw(&one, raw)),
+                _ => drop(SlotBox::from_raw(&other, raw)),
+            }
+        }
+        assert_eq!((drops.get(), list.stats().allocated), (round + 1, 0));
+    }
+}
+
+#[test]
+fn a_box_may_be_of_a_trait_object_or_a_slice() {
+    let (list, drops) = (ShardedFreeList::new(layout(), 1).unwrap(), Cell::new(0));
+    let owner = list.owner().unwrap();
+    trait Named {
+        fn name(&self) -> u32;
+    }
+    impl Named for Counted<'_> {
+        fn name(&self) -> u32 {
+            17
+        }
+    }
+    let raw = SlotBox::into_raw(owner.boxed(Counted(&drops)).unwrap()) as NonNull<dyn Named>;
+    // SAFETY: of this list, and nobody else has it.
+    let named: SlotBox<'_, dyn Named, Owner<'_>> = unsafe { SlotBox::from_raw(&owner, raw) };
+    assert_eq!((named.name(), drops.get()), (17, 0));
+    drop(named);
+    assert_eq!((drops.get(), list.stats().allocated), (1, 0));
+    let raw = SlotBox::into_raw(list.boxed([3_u32, 2, 1]).unwrap()) as NonNull<[u32]>;
+    // SAFETY: as above.
+    let mut slice = unsafe { SlotBox::from_raw(&list, raw) };
+    slice.sort_unstable();
+    assert_eq!((&slice[..], format!("{slice:?}")), (&[1, 2, 3][..], "[1, 2, 3]".into()));
+    drop(slice);
+    let raw = SlotBox::into_raw(list.boxed(5_u8).unwrap()) as NonNull<dyn Any>;
+    // SAFETY: as above.
+    assert!(unsafe { SlotBox::from_raw(&list, raw) }.is::<u8>());
+    assert_eq!(list.stats().allocated, 0);
+}
+
+#[test]
+#[allow(
+    clippy::mutable_key_type,
+    reason = "of the list only slots change, and keys are values"
+)]
+fn a_box_is_to_others_what_its_value_is() {
+    let list = FreeList::new(layout()).unwrap();
+    let number = |number: u64| list.boxed(number).unwrap();
+    assert!(number(1) == number(1) && number(1) != number(2) && number(1) < number(2));
+    assert_eq!(number(3).cmp(&number(2)), Ordering::Greater);
+    assert!(list.boxed(f64::NAN).unwrap() != list.boxed(f64::NAN).unwrap());
+    let sorted: BTreeSet<_> = [3, 1, 2].map(number).into_iter().collect();
+    assert_eq!(format!("{sorted:?}"), "{1, 2, 3}");
+    let name = "name".to_owned();
+    let names: HashMap<_, _> = [(list.boxed(name.clone()).unwrap(), 7)].into();
+    assert_eq!(names.get(&name), Some(&7));
+    let mut count = list.boxed(0..10).unwrap();
+    assert_eq!(
+        (count.len(), count.next(), count.nth(1), count.next_back()),
+        (10, Some(0), Some(2), Some(9))
+    );
+    assert_eq!(
+        count.map(|number| number * 2).collect::<Vec<_>>(),
+        [6, 8, 10, 12, 14, 16]
+    );
+    let error = list.boxed("x".parse::<u8>().unwrap_err()).unwrap();
+    let said: &dyn std::error::Error = &error;
+    assert_eq!((said.to_string(), said.source().is_none()), (error.to_string(), true));
+    let mut text = list.boxed("text".to_owned()).unwrap();
+    AsMut::<String>::as_mut(&mut text).push('!');
+    assert_eq!(
+        (AsRef::<String>::as_ref(&text).as_str(), format!("{text:p}")),
+        ("text!", format!("{:p}", &raw const *text))
+    );
+}
+
+#[test]
+fn lists_and_boxes_may_be_seen_by_who_has_caught_a_panic() {
+    fn safe<T: UnwindSafe + RefUnwindSafe>() {}
+    safe::<FreeList>();
+    safe::<ShardedFreeList>();
+    safe::<SlotBox<'_, String, FreeList>>();
+    safe::<SlotBox<'_, u64, ShardedFreeList>>();
+}
