@@ -17,17 +17,88 @@
 //!
 //! Worked: a `Vec<u64, &Heap>` grows from 64 to 128 KiB: the pages behind it are free, so it stays where it is.
 
-/// The trait of one version.
-#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
+use core::alloc::Layout;
+use core::ptr::{self, NonNull};
+
+use crate::guard::{self, Plain};
+
+fn take<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+    if layout.size() == 0 {
+        return Some(layout.dangling_ptr());
+    }
+    guard::allocate(heap, layout, zeroed)
+}
+
+/// # Safety
+///
+/// It was allocated from this heap with that layout, and nothing uses it any more. Of no bytes it may be none.
+unsafe fn give<P: Plain>(heap: &P, start: NonNull<u8>, layout: Layout) {
+    if layout.size() != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { guard::free(heap, start, layout) };
+    }
+}
+
+/// A block of another layout, with as much of the old one as there is room for.
+///
+/// # Safety
+///
+/// The old one was allocated from this heap with that layout and is the caller's; on success it is not.
+unsafe fn resize<P: Plain>(heap: &P, start: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+    if old.align() == new.align() && old.size() != 0 && new.size() != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { guard::resize(heap, start, old, new.size()) };
+    }
+    let moved = take(heap, new, false)?;
+    // SAFETY: two blocks of at least so many bytes; the old one is given up.
+    unsafe {
+        ptr::copy_nonoverlapping(start.as_ptr(), moved.as_ptr(), old.size().min(new.size()));
+        give(heap, start, old);
+    }
+    Some(moved)
+}
+
+/// The trait of one version for one type of heap.
+macro_rules! allocator {
+    ($($heap:ident<$first:ident $(+ $more:ident)*>),*) => {$(
+        // SAFETY: a block is its holder's until it is freed or the `Heap` dropped, wherever the heap is moved: it lies
+        // in pages of its own. A `GlobalHeap` stays also when the value is dropped.
+        unsafe impl<S: $first $(+ $more)* + 'static> Allocator for $heap<S> {
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                whole(super::take(self, layout, false), layout)
+            }
+
+            fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                whole(super::take(self, layout, true), layout)
+            }
+
+            unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
+                // SAFETY: the caller's promise.
+                unsafe { super::give(self, start, layout) };
+            }
+
+            unsafe fn grow(&self, start: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: the caller's promise.
+                whole(unsafe { super::resize(self, start, old, new) }, new)
+            }
+
+            unsafe fn shrink(&self, start: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: the caller's promise.
+                whole(unsafe { super::resize(self, start, old, new) }, new)
+            }
+        }
+    )*};
+}
+
+/// One version.
 macro_rules! version {
     ($module:ident, $version:ident) => {
         mod $module {
             use core::alloc::Layout;
-            use core::ptr::{self, NonNull};
+            use core::ptr::NonNull;
 
             use super::super::Heap;
             use crate::global::GlobalHeap;
-            use crate::guard::{self, Plain};
             use crate::source::{Memory, Source};
             use $version::alloc::{AllocError, Allocator};
 
@@ -36,96 +107,7 @@ macro_rules! version {
                 Ok(NonNull::slice_from_raw_parts(block, layout.size()))
             }
 
-            fn block<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Result<NonNull<[u8]>, AllocError> {
-                if layout.size() == 0 {
-                    return whole(Some(layout.dangling_ptr()), layout);
-                }
-                whole(guard::allocate(heap, layout, zeroed), layout)
-            }
-
-            /// # Safety
-            ///
-            /// The block was allocated from this heap with that layout, and nothing uses it any more. Of no bytes it
-            /// may be none.
-            unsafe fn free<P: Plain>(heap: &P, start: NonNull<u8>, layout: Layout) {
-                if layout.size() != 0 {
-                    // SAFETY: the caller's promise.
-                    unsafe { guard::free(heap, start, layout) };
-                }
-            }
-
-            /// A block of another layout, with as much of the old one as there is room for.
-            ///
-            /// # Safety
-            ///
-            /// The old one was allocated from this heap with that layout and is the caller's; on success it is not.
-            unsafe fn resized<P: Plain>(
-                heap: &P,
-                start: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, AllocError> {
-                if old.align() == new.align() && old.size() != 0 && new.size() != 0 {
-                    // SAFETY: the caller's promise.
-                    return whole(unsafe { guard::resize(heap, start, old, new.size()) }, new);
-                }
-                let moved = block(heap, new, false)?;
-                // SAFETY: two blocks of at least so many bytes; the old one is given up.
-                unsafe {
-                    ptr::copy_nonoverlapping(start.as_ptr(), moved.cast().as_ptr(), old.size().min(new.size()));
-                    free(heap, start, old);
-                }
-                Ok(moved)
-            }
-
-            macro_rules! allocator {
-                () => {
-                    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-                        block(self, layout, false)
-                    }
-
-                    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-                        block(self, layout, true)
-                    }
-
-                    unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
-                        // SAFETY: the caller's promise.
-                        unsafe { free(self, start, layout) };
-                    }
-
-                    unsafe fn grow(
-                        &self,
-                        start: NonNull<u8>,
-                        old: Layout,
-                        new: Layout,
-                    ) -> Result<NonNull<[u8]>, AllocError> {
-                        // SAFETY: the caller's promise.
-                        unsafe { resized(self, start, old, new) }
-                    }
-
-                    unsafe fn shrink(
-                        &self,
-                        start: NonNull<u8>,
-                        old: Layout,
-                        new: Layout,
-                    ) -> Result<NonNull<[u8]>, AllocError> {
-                        // SAFETY: the caller's promise.
-                        unsafe { resized(self, start, old, new) }
-                    }
-                };
-            }
-
-            // SAFETY: a block is its holder's until it is freed or the heap dropped, wherever the heap is moved: it
-            // lies in pages of its own.
-            unsafe impl<S: Memory + 'static> Allocator for Heap<S> {
-                allocator!();
-            }
-
-            // SAFETY: a block is its holder's until it is freed, also when the value was moved or dropped: the heap
-            // stays, and is found by way of the value wherever that is.
-            unsafe impl<S: Source + Send + Sync + 'static> Allocator for GlobalHeap<S> {
-                allocator!();
-            }
+            allocator!(Heap<Memory>, GlobalHeap<Source + Send + Sync>);
         }
     };
 }

@@ -34,6 +34,7 @@ use crate::scavenge::pressure::Notices;
 use crate::source::{Memory, Source};
 use crate::units::PageCount;
 
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
 mod api2;
 
 /// An object heap: blocks of any layout, from pages of its own.
