@@ -36,7 +36,7 @@
 //! |---|---|---|
 //! | `std` | yes | the operating system as a source, waiting on a futex instead of spinning |
 //! | `checks` | no | every block of an object heap under a seal: misuse ends the process with a message |
-//! | `allocator-api2-02`, `-04` | no | `Allocator` of that version of the crate `allocator-api2`: arenas, lists, heaps |
+//! | `allocator-api2-02`, `-04` | no | `Allocator` of that version of `allocator-api2`: arenas, lists, heaps |
 //! | `rust-dylib` | no | `thread_local!` for a thread's structure everywhere: for a crate that is in a Rust `dylib` |
 //!
 //! Without `std` the crate is `no_std` and does not allocate; it needs 64-bit atomics.
