@@ -32,7 +32,7 @@ impl<'h> Stack<'h> {
         Some(Self { heap, run, top })
     }
 
-    /// `bytes` bytes for `work`, which may take more of the stack; free again when it returns. None if there are none.
+    /// `bytes` zeroes for `work`, which may take more of the stack; free again when it returns. None if there are none.
     fn with<R>(&self, bytes: usize, work: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
         let (start, end) = (self.top.get(), self.top.get().checked_add(bytes)?);
         if end > self.heap.pointer(self.run.get()).len() {
@@ -40,10 +40,14 @@ impl<'h> Stack<'h> {
         }
         self.top.set(end);
         let memory = self.heap.address(self.run.get().start());
-        // SAFETY: inside the run, which is ours, zeroed or written, and stays where it is while we are borrowed.
+        // SAFETY: inside the run, which is ours, stays where it is while we are borrowed, and is written to here first.
         // Nobody else has bytes between start and end: whoever takes some before `work` has returned is called by it,
         // begins at the end, and takes the top back to there. (If it unwinds, they are taken until we are dropped.)
-        let memory = unsafe { NonNull::slice_from_raw_parts(memory.add(start), bytes).as_mut() };
+        let memory = unsafe {
+            let memory = memory.add(start);
+            memory.write_bytes(0, bytes);
+            NonNull::slice_from_raw_parts(memory, bytes).as_mut()
+        };
         let result = work(memory);
         self.top.set(start);
         Some(result)

@@ -434,6 +434,7 @@ fn collections_of_both_versions_live_in_a_global_heap_beside_the_programs() {
     assert!(unsafe { zeroes.assume_init() }.iter().all(|&number| number == 0));
     drop((old, new, nothing));
     BESIDE.check().unwrap();
+    BESIDE.flush_thread();
     BESIDE.release(usize::MAX);
     let used = BESIDE.stats().pages.in_use;
     assert!(used < PageCount(64), "{used:?}");

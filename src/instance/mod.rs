@@ -108,7 +108,8 @@ impl<S: Source + 'static> Heap<S> {
     // -------------------------------------------------------------------------------------------------------------
 
     /// A block for `layout`, of whose bytes nothing is known. `None` if there is no room, or no such layout; a layout
-    /// of no bytes gets a block of its own.
+    /// of no bytes gets a block of its own. (Not so by the trait `Allocator`, where it gets none: what came by the one
+    /// way goes back by it.)
     #[must_use]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         guard::allocate(self, layout, false)
@@ -122,8 +123,8 @@ impl<S: Source + 'static> Heap<S> {
     }
 
     /// Takes a block back. Aborts, with a message that names the address, where misuse is noticed: another heap's
-    /// block, another layout's (of another size class), an address inside one, always; one freed twice, mostly
-    /// (`docs/reliability.md`).
+    /// block, another layout's (of another size class), or an address inside one, always, up to an alignment of 16 MiB
+    /// and but for blocks that grew; one freed twice, mostly (`docs/reliability.md`).
     ///
     /// # Safety
     ///

@@ -78,9 +78,15 @@ impl<S: Source + 'static> Objects<S> {
     pub fn check(&self) -> Result<(), ObjectFault> {
         // Not for ever: he may be somebody below, whose clock calls this.
         let driver = self.heap.driver();
-        let mut turn = (0..PATIENCE).find_map(|_| driver.turn_within());
-        // It may be here because somebody who has long work made way for a fork, not for us.
-        driver.pass_on(&mut turn);
+        // It may come to us because somebody who has long work made way for a fork, and not for us.
+        let mut turn = None;
+        for _ in 0..PATIENCE {
+            turn = turn.or_else(|| driver.turn_within());
+            driver.pass_on(&mut turn);
+            if turn.is_some() {
+                break;
+            }
+        }
         self.heap.check().map_err(ObjectFault::Pages)?;
         // Spans that have arrived are taken in before they are counted.
         SizeClass::all().for_each(|class| {

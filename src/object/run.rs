@@ -25,11 +25,13 @@ use super::span::Span;
 use super::spans::Room;
 use super::{Objects, Thread};
 
-/// Whether a large block like this is in the table. One aligned to more than a page may stand alone far up, where the
-/// table need not reach.
+/// Blocks aligned to more than this may stand alone far up, where the table need not reach.
+const MOST_ENTERED_ALIGN: usize = 16 << 20;
+
+/// Whether a large block like this is in the table.
 #[inline]
 const fn is_entered(layout: Layout) -> bool {
-    layout.align() <= PAGE_BYTES
+    layout.align() <= MOST_ENTERED_ALIGN
 }
 
 /// What a shelf's hand does with a block.
@@ -124,7 +126,8 @@ impl<S: Source + 'static> Objects<S> {
                 self.heap.try_aligned(pages, layout.align())
             }?;
             if is_entered(layout) {
-                self.enter_run(thread, allocation.run)?;
+                self.covers(thread.cache(), allocation.run)?;
+                self.enter(allocation.run, layout);
             }
             Some(allocation)
         };
@@ -144,8 +147,15 @@ impl<S: Source + 'static> Objects<S> {
     /// A run that was just taken becomes a large block in the table, or goes back.
     pub(super) fn enter_run(&self, thread: &Thread, run: PageRun) -> Option<NonNull<u8>> {
         self.covers(thread.cache(), run)?;
-        self.spans.entry(run.start()).enter_large(run.pages().0);
+        let pages = run.pages().0;
+        self.spans.entry(run.start()).enter_large(pages, Length::exactly(pages));
         Some(self.spans.address(run.start()))
+    }
+
+    /// A run below what is covered is a block of this layout.
+    fn enter(&self, run: PageRun, layout: Layout) {
+        let entry = self.spans.entry(run.start());
+        entry.enter_large(run.pages().0, Length::of(layout));
     }
 
     /// A large block cut from a longer run of which the shelf has many.
@@ -155,7 +165,7 @@ impl<S: Source + 'static> Objects<S> {
             .shelf()
             .take_surplus(&self.spans, length)?
             .split_at(PageCount(length.pages()))?;
-        self.spans.entry(head.start()).enter_large(length.pages());
+        self.enter(head, layout);
         self.free_run(thread.cache(), tail);
         Some(head)
     }
@@ -169,10 +179,11 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn run_of(&self, memory: NonNull<u8>, layout: Layout) -> PageRun {
         let pages = pages_for(layout);
         let start = if is_entered(layout) {
-            self.spans.large_at(memory, pages.0)
+            self.spans.large_at(memory, pages.0, Length::of(layout))
         } else {
             let run = self.heap.run_of(memory.as_ptr(), pages.0.saturating_mul(PAGE_BYTES));
-            let start = run.map(PageRun::start);
+            let start = run.filter(|_| memory.addr().get().is_multiple_of(layout.align()));
+            let start = start.map(PageRun::start);
             start.filter(|start| start.0 >= self.spans.covered() || self.spans.entry(*start).is_vacant())
         };
         match start {
@@ -198,7 +209,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Frees a large block, past the shelf.
     pub(super) fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
-        if is_entered(layout)
+        if layout.align() <= PAGE_BYTES
             && let Some(Room::Run(run)) = self.take_room(memory, layout.size())
         {
             self.free_roomy_run(thread, run);
@@ -273,13 +284,13 @@ impl<S: Source + 'static> Objects<S> {
                 reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
             let grown = room && self.grow_run(thread, run, to);
             if grown && is_entered(new) {
-                self.spans.entry(run.start()).enter_large(to.0);
+                self.enter(PageRun::known(run.start().0, to.0), new);
             }
             return grown;
         }
-        if let Some((_, tail)) = run.split_at(to) {
+        if let Some((head, tail)) = run.split_at(to) {
             if is_entered(new) {
-                self.spans.entry(run.start()).enter_large(to.0);
+                self.enter(head, new);
             }
             self.free_run(thread.cache(), tail);
         }

@@ -260,7 +260,7 @@ mod tests {
     fn put(shelf: &Shelf, spans: &Spans, start: usize, pages: usize) -> bool {
         let length = Length::of(layout(pages)).unwrap();
         let entry = spans.entry(PageIndex(start));
-        entry.enter_large(length.pages());
+        entry.enter_large(length.pages(), Some(length));
         let hand = &shelf.hands[length.index()];
         hand.put(length, Nth::new(start + 1), entry) || shelf.put_listed(length, PageIndex(start), entry)
     }
@@ -278,15 +278,18 @@ mod tests {
         let (shelf, spans) = (empty(), Spans::for_test(1000));
         let (seven, many) = (Length::of(layout(7)).unwrap(), Length::of(layout(128)).unwrap());
         assert!(put(&shelf, &spans, 0, 7) && put(&shelf, &spans, 700, 128) && put(&shelf, &spans, 20, 7));
-        assert!(spans.entry(PageIndex(0)).is_shelved() && !spans.entry(PageIndex(0)).is_large(7));
+        assert!(spans.entry(PageIndex(0)).is_shelved() && !spans.entry(PageIndex(0)).is_large(7, Length::exactly(7)));
         assert_eq!(shelf.pages(), PageCount(142));
         let taken = [0; 3].map(|_| take(&shelf, &spans, seven));
         assert_eq!(taken, [Some(PageIndex(0)), Some(PageIndex(20)), None]);
-        assert!(spans.entry(PageIndex(0)).is_large(7));
+        assert!(spans.entry(PageIndex(0)).is_large(7, Length::exactly(7)));
         let mut gone = None;
         shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
         assert_eq!(gone, Some(PageRun::known(700, 128)));
-        assert!(!spans.entry(PageIndex(700)).is_shelved() && !spans.entry(PageIndex(700)).is_large(128));
+        assert!(
+            !spans.entry(PageIndex(700)).is_shelved()
+                && !spans.entry(PageIndex(700)).is_large(128, Length::exactly(128))
+        );
         assert_eq!((take(&shelf, &spans, many), shelf.pages()), (None, PageCount::ZERO));
     }
 
@@ -369,8 +372,8 @@ mod tests {
         let three = Length::of(layout(3)).unwrap();
         assert!([30, 10, 20].iter().all(|&start| put(&shelf, &spans, start, 3)));
         assert!(put(&shelf, &spans, 40, 4));
-        spans.entry(PageIndex(20)).enter_large(3);
-        spans.entry(PageIndex(40)).enter_large(4);
+        spans.entry(PageIndex(20)).enter_large(3, Length::exactly(3));
+        spans.entry(PageIndex(40)).enter_large(4, Length::exactly(4));
         let mut gone = None;
         shelf.clear(&spans, |run| assert_eq!(gone.replace(run), None));
         assert_eq!((gone, take(&shelf, &spans, three)), (Some(PageRun::known(30, 3)), None));

@@ -22,7 +22,7 @@
 //!
 //! I10: out + home = all. I11: fresh slots are the last ones.
 //!
-//! **Large blocks**, but those aligned to more than a page, are in the table by their first page, which says how many
+//! **Large blocks**, but those aligned to more than 16 MiB, are in the table by their first page, which says how many
 //! pages the block has and whether the program has it or a thread's shelf. So a free of one is checked by one load.
 //!
 //! The tag may be read by anybody who holds a slot of the span; all else only under the lock of the class. The fields
@@ -67,10 +67,10 @@ const LARGE: u32 = u32::MAX << BACK_BITS;
 /// The same, of one that lies on a shelf.
 const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 
-/// What such a tag has in its lowest bits: the number of its length, all ones where it has none.
+/// What such a tag has in its lowest bits: all ones where there is no length.
 #[inline]
-const fn long(pages: usize) -> u32 {
-    match Length::exactly(pages) {
+const fn number_of(length: Option<Length>) -> u32 {
+    match length {
         Some(length) => length.index() as u32,
         None => (1 << BACK_BITS) - 1,
     }
@@ -201,19 +201,21 @@ impl Span {
         self.tag.store(0, Ordering::Relaxed);
     }
 
-    /// Enters a large block of so many pages that begins here, which is the caller's.
+    /// Enters a large block of so many pages that begins here, which is the caller's. One that is aligned to more than
+    /// a page has no length, however long it is.
     #[inline]
-    pub fn enter_large(&self, pages: usize) {
+    pub fn enter_large(&self, pages: usize, length: Option<Length>) {
         // Relaxed, here and below: the block is the caller's, who hands this on with it.
         self.used.store(pages as u32, Ordering::Relaxed);
-        self.tag.store(LARGE | long(pages), Ordering::Relaxed);
+        self.tag.store(LARGE | number_of(length), Ordering::Relaxed);
     }
 
     /// Whether a large block of so many pages begins here, and is the program's.
     #[inline]
-    pub fn is_large(&self, pages: usize) -> bool {
-        // Relaxed: as in `enter_large`.
-        self.tag.load(Ordering::Relaxed) == LARGE | long(pages) && self.used.load(Ordering::Relaxed) as usize == pages
+    pub fn is_large(&self, pages: usize, length: Option<Length>) -> bool {
+        // Relaxed, twice: as in `enter_large`.
+        let is_such = self.tag.load(Ordering::Relaxed) == LARGE | number_of(length);
+        is_such && self.used.load(Ordering::Relaxed) as usize == pages
     }
 
     /// The same of a block that may lie on a shelf, which has a length: by one comparison.

@@ -246,9 +246,9 @@ impl Spans {
 
     /// The first page of the large block of so many pages that begins at `memory` and is the program's, if there is
     /// one.
-    pub fn large_at(&self, memory: NonNull<u8>, pages: usize) -> Option<PageIndex> {
+    pub fn large_at(&self, memory: NonNull<u8>, pages: usize, length: Option<Length>) -> Option<PageIndex> {
         let page = self.page_at(memory)?;
-        self.entry(page).is_large(pages).then_some(page)
+        self.entry(page).is_large(pages, length).then_some(page)
     }
 
     /// The same of one that may lie on a shelf, with its entry.
@@ -501,12 +501,16 @@ mod tests {
         let pages = [0, 5, 7];
         pages
             .iter()
-            .for_each(|&page| spans.entry(PageIndex(page)).enter_large(three.pages()));
+            .for_each(|&page| spans.entry(PageIndex(page)).enter_large(three.pages(), Some(three)));
         for byte in 0..9 * PAGE_BYTES {
             let found = spans.large_of(at(byte), three).is_some();
             let begins = byte % PAGE_BYTES == 0 && pages.contains(&(byte / PAGE_BYTES));
             assert_eq!(found, begins, "{byte}");
-            assert_eq!(spans.large_at(at(byte), three.pages()).is_some(), begins, "{byte}");
+            assert_eq!(
+                spans.large_at(at(byte), three.pages(), Some(three)).is_some(),
+                begins,
+                "{byte}"
+            );
         }
         for before in [1, 8, PAGE_BYTES - 8, PAGE_BYTES, 2 * PAGE_BYTES] {
             let memory = NonNull::new(spans.base.as_ptr().wrapping_sub(before));

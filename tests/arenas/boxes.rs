@@ -54,7 +54,11 @@ fn a_panic_while_something_is_made_leaves_a_heap_in_order() {
     let list = FreeList::new_in(Layout::new::<u64>(), &heap).expect("a list");
     let panicked = catch_unwind(|| {
         let _kept = (list.boxed(1_u64), arena.alloc(2_u64));
-        arena.alloc_slice_with(10, |index| assert!(index < 5)).map(|_| ())
+        let made = |index: usize| {
+            assert!(index < 5);
+            index
+        };
+        arena.alloc_slice_with(10, made).map(|_| ())
     });
     assert!(panicked.is_err());
     assert!(arena.alloc(1).is_ok() && list.boxed(1_u64).is_ok());

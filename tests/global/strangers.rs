@@ -16,31 +16,41 @@ fn heap() -> Heap<System> {
     Heap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
-/// Lengths of blocks: in slots, with a mark and with a flag, and in pages.
-const SIZES: [usize; 5] = [8, 64, 1000, 5000, 100_000];
+/// Lengths and alignments of blocks: in slots, with a mark and with a flag, and in pages.
+const SHAPES: [(usize, usize); 8] = [
+    (8, 8),
+    (64, 8),
+    (1000, 8),
+    (5000, 8),
+    (100_000, 8),
+    (100, 16 << 10),
+    (100_000, 2 << 20),
+    (3 << 20, 16 << 20),
+];
 
-/// For each size, in a child: `$work` gets a heap and a block of its own, and says which to free, by which layout. The
+/// For each shape, in a child: `$work` gets a heap and a block of its own, and says which to free, by which layout. The
 /// process is to end with the message and the address before anything else happens.
 macro_rules! found_at_once {
     ($($name:ident: $messages:expr, $work:expr;)*) => {$(
         #[test]
         fn $name() {
-            let Ok(size) = std::env::var(CHILD) else {
-                for size in SIZES {
+            let Ok(shape) = std::env::var(CHILD) else {
+                for (number, (size, align)) in SHAPES.into_iter().enumerate() {
                     let mut command = Command::new(std::env::current_exe().unwrap());
                     let name = concat!("strangers::", stringify!($name));
                     command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-                    let output = command.env(CHILD, size.to_string()).output().unwrap();
+                    let output = command.env(CHILD, number.to_string()).output().unwrap();
                     let errors = String::from_utf8_lossy(&output.stderr);
                     let address = String::from_utf8_lossy(&output.stdout);
                     let address = address.lines().find_map(|line| line.split_once("frees ")).expect("an address").1;
                     let messages: &[&str] = &$messages;
                     let said = messages.iter().any(|message| errors.contains(message)) && errors.contains(address);
-                    assert!(!output.status.success() && said, "{size} bytes: {output:?}");
+                    assert!(!output.status.success() && said, "{size} bytes at {align}: {output:?}");
                 }
                 return;
             };
-            let (heap, layout) = (heap(), Layout::from_size_align(size.parse().unwrap(), 8).unwrap());
+            let (size, align) = SHAPES[shape.parse::<usize>().unwrap()];
+            let (heap, layout) = (heap(), Layout::from_size_align(size, align).unwrap());
             let block = heap.allocate(layout).expect("room");
             // One that has been freed: there is a magazine that could take another.
             // SAFETY: allocated here; nothing uses it.
@@ -63,13 +73,23 @@ found_at_once! {
         let other = Box::leak(Box::new(heap()));
         (other.allocate(layout).expect("room"), layout)
     };
-    another_layout_is_refused: ["wrong layout"], |_, block, layout| {
-        let size = if layout.size() > 1024 { 100 } else { layout.size() * 2 };
+    a_longer_one_is_refused: ["wrong layout"], |heap, block, layout| {
+        // What it would take in, if it were taken.
+        let _behind: Vec<_> = (0..8).map(|_| heap.allocate(Layout::new::<[u8; 40_000]>())).collect();
+        let longer = if layout.size() > 1024 { layout.size() + (8 << 10) } else { layout.size() * 2 + (8 << 10) };
+        (block, Layout::from_size_align(longer, layout.align()).expect("a layout"))
+    };
+    a_shorter_one_is_refused: ["wrong layout"], |_, block, layout| {
+        let size = if layout.size() > 8 { layout.size() / 9 } else { 100 };
         (block, Layout::from_size_align(size, 8).expect("a layout"))
     };
     an_address_inside_is_refused: ["inside it", "wrong layout", "not allocated"], |_, block, layout| {
-        // In the smallest class the next slot begins there.
-        let within = if layout.size() == 8 { 4 } else { 8 };
+        // In the smallest class the next slot begins at 8.
+        let within = match layout.size() {
+            8 => 4,
+            0x10000.. => 8192,
+            _ => 8,
+        };
         // SAFETY: inside the block.
         (unsafe { block.add(within) }, layout)
     };

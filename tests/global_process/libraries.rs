@@ -258,9 +258,9 @@ fn a_library_is_unloaded_while_its_hook_opens_a_heap() {
     if !is_child() {
         return assert!(run("libraries::a_library_is_unloaded_while_its_hook_opens_a_heap"));
     }
+    let path = built();
     // SAFETY: no preconditions. The test hangs otherwise, where it fails.
     unsafe { libc::alarm(60) };
-    let path = built();
     let library = Library::open(&path);
     wait_for_a_hook(&library);
     assert!(library.close(&path));
