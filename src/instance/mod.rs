@@ -139,7 +139,7 @@ impl<S: Source + 'static> Heap<S> {
     /// the alignment. `None` leaves it as it was.
     ///
     /// A block that is made shorter is refused only where there is no memory at all, and then only one of up to 32 KiB
-    /// that is to have 1 KiB or less, or one aligned to more than a page. (With the feature `checks` any: all move.)
+    /// that is to have 1 KiB or less. (With the feature `checks` any: all move.)
     ///
     /// # Safety
     ///

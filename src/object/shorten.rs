@@ -11,7 +11,7 @@
 //! Who makes a block shorter has no use for a refusal: `Vec::shrink_to_fit` ends the program. And where a heap is full
 //! it is wanted most. So it is done in place, if a block may lie in more than it says: above 1 KiB its flag can say so
 //! (`room.rs`). One that is shorter must lie in a slot of its class, and a run is long enough to be made a span. A slot
-//! is not; nor is a block that is aligned to more than a page in the table: it is refused, too.
+//! is not. (What is aligned to more than a page is never a slot's: it gives up its end.)
 //!
 //! Worked: a heap of 64 MiB is full, 40 of them one block of which 100 bytes are used. Its first page becomes a span of
 //! 78 slots of 104 bytes, the block one of them, and 5,119 pages are free.

@@ -81,7 +81,15 @@ found_at_once! {
     };
     a_shorter_one_is_refused: ["wrong layout"], |_, block, layout| {
         let size = if layout.size() > 8 { layout.size() / 9 } else { 100 };
-        (block, Layout::from_size_align(size, 8).expect("a layout"))
+        let align = if size > 8192 { layout.align() } else { 8 };
+        (block, Layout::from_size_align(size, align).expect("a layout"))
+    };
+    // It is in no table.
+    a_page_inside_what_is_aligned_to_more_is_refused: ["wrong layout", "not allocated"], |heap, _, layout| {
+        let layout = Layout::from_size_align(layout.size() + 16384, 32 << 20).expect("a layout");
+        let block = heap.allocate(layout).expect("room");
+        // SAFETY: inside the block.
+        (unsafe { block.add(8192) }, layout)
     };
     an_address_inside_is_refused: ["inside it", "wrong layout", "not allocated"], |_, block, layout| {
         // In the smallest class the next slot begins at 8.
