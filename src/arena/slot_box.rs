@@ -135,7 +135,8 @@ impl<'l, T: ?Sized, L: SlotList> SlotBox<'l, T, L> {
         ManuallyDrop::new(boxed).value
     }
 
-    /// The box of a value that is in a slot of the list already: the inverse of [`into_raw`](Self::into_raw). ~2 ns.
+    /// The box of a value that is in a slot of the list already: the inverse of [`into_raw`](Self::into_raw). The
+    /// slot is looked up by its address.
     ///
     /// On the way the address may become one of another type, so this is how to make a box of a trait object or of a
     /// slice. Aborts the process, with a message that names the address, if no slot of the list begins there.

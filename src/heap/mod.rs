@@ -247,8 +247,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Takes the lowest run of `pages` free pages whose address is a multiple of `align` bytes, a power of two.
     ///
     /// `None` if there is no room, for zero pages, or if `align` is no power of two. Alignments up to a page cost
-    /// nothing. A heap that grows to the next such address has the pages before it free, and tables for them: ~45 bytes
-    /// for each MiB, so 46 KiB for an alignment of 1 GiB, 46 MiB for one of 1 TiB.
+    /// nothing. A heap that grows to the next such address has the pages before it free, and tables for them: ~34 bytes
+    /// for each MiB, 34 MiB for an alignment of 1 TiB.
     #[must_use]
     pub fn allocate_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         if !align.is_power_of_two() {

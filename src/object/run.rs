@@ -182,9 +182,9 @@ impl<S: Source + 'static> Objects<S> {
             self.spans.large_at(memory, pages.0, Length::of(layout))
         } else {
             let run = self.heap.run_of(memory.as_ptr(), pages.0.saturating_mul(PAGE_BYTES));
-            let start = run.filter(|_| memory.addr().get().is_multiple_of(layout.align()));
-            let start = start.map(PageRun::start);
-            start.filter(|start| start.0 >= self.spans.covered() || self.spans.entry(*start).is_vacant())
+            run.filter(|_| memory.addr().get().is_multiple_of(layout.align()))
+                .map(PageRun::start)
+                .filter(|start| start.0 >= self.spans.covered() || self.spans.entry(*start).is_vacant())
         };
         match start {
             Some(start) => PageRun::known(start.0, pages.0),

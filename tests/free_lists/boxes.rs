@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 
 use pageheap::arena::{ArenaConfig, FreeList, Owner, Reason, ShardedFreeList, SlotBox};
 
+use super::one::Counted;
+
 fn layout() -> Layout {
     Layout::new::<[u64; 4]>()
 }
@@ -40,20 +42,11 @@ fn a_value_whose_making_panics_leaves_its_slot() {
     assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
 }
 
-/// Counts its drops.
-struct Counted<'a>(&'a Cell<u32>);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() + 1);
-    }
-}
-
 #[test]
 fn what_comes_out_of_a_box_goes_back_into_one() {
     let drops = Cell::new(0);
     let list = FreeList::new(layout()).unwrap();
-    let raw = SlotBox::into_raw(list.boxed(Counted(&drops)).unwrap());
+    let raw = SlotBox::into_raw(list.boxed(Counted(&drops, 0)).unwrap());
     // SAFETY: of this list, and nobody else has it.
     let back = unsafe { SlotBox::from_raw(&list, raw) };
     assert_eq!((drops.get(), list.stats().allocated), (0, 32));
@@ -63,7 +56,7 @@ fn what_comes_out_of_a_box_goes_back_into_one() {
     let slot = list.allocate().unwrap().cast::<Counted<'_>>();
     // SAFETY: ours, with a value in it.
     let boxed = unsafe {
-        slot.write(Counted(&drops));
+        slot.write(Counted(&drops, 0));
         SlotBox::from_raw(&list, slot)
     };
     drop(SlotBox::into_inner(boxed));
@@ -77,9 +70,9 @@ fn owners_take_over_what_others_had_in_boxes() {
     let (one, other) = (list.owner().unwrap(), list.owner().unwrap());
     for round in 0..100 {
         let raw = match round % 3 {
-            0 => SlotBox::into_raw(list.boxed(Counted(&drops)).unwrap()),
-            1 => SlotBox::into_raw(one.boxed(Counted(&drops)).unwrap()),
-            _ => SlotBox::into_raw(other.boxed(Counted(&drops)).unwrap()),
+            0 => SlotBox::into_raw(list.boxed(Counted(&drops, 0)).unwrap()),
+            1 => SlotBox::into_raw(one.boxed(Counted(&drops, 0)).unwrap()),
+            _ => SlotBox::into_raw(other.boxed(Counted(&drops, 0)).unwrap()),
         };
         // SAFETY: of this list, and nobody else has it.
         unsafe {
@@ -105,7 +98,7 @@ fn a_box_may_be_of_a_trait_object_or_a_slice() {
             17
         }
     }
-    let raw = SlotBox::into_raw(owner.boxed(Counted(&drops)).unwrap()) as NonNull<dyn Named>;
+    let raw = SlotBox::into_raw(owner.boxed(Counted(&drops, 0)).unwrap()) as NonNull<dyn Named>;
     // SAFETY: of this list, and nobody else has it.
     let named: SlotBox<'_, dyn Named, Owner<'_>> = unsafe { SlotBox::from_raw(&owner, raw) };
     assert_eq!((named.name(), drops.get()), (17, 0));

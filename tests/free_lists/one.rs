@@ -257,7 +257,7 @@ fn batches_take_all_there_is_and_say_why_there_is_none() {
 }
 
 /// Counts how often it is dropped.
-struct Counted<'a>(&'a Cell<u32>, u64);
+pub(super) struct Counted<'a>(pub(super) &'a Cell<u32>, pub(super) u64);
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {

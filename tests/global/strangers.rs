@@ -2,7 +2,7 @@
 //! those of up to 1 KiB into a magazine, and says so when that goes home: `processes`.) Each in a process of its own.
 
 use std::alloc::Layout;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::ptr::NonNull;
 
 use pageheap::source::System;
@@ -14,6 +14,18 @@ const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
 fn heap() -> Heap<System> {
     Heap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
+}
+
+/// The test `name` of this file in a child, which is told `value`.
+fn run(name: &str, value: usize) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([
+        &format!("strangers::{name}"),
+        "--exact",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command.env(CHILD, value.to_string()).output().unwrap()
 }
 
 /// Lengths and alignments of blocks: in slots, with a mark and with a flag, and in pages.
@@ -36,10 +48,7 @@ macro_rules! found_at_once {
         fn $name() {
             let Ok(shape) = std::env::var(CHILD) else {
                 for (number, (size, align)) in SHAPES.into_iter().enumerate() {
-                    let mut command = Command::new(std::env::current_exe().unwrap());
-                    let name = concat!("strangers::", stringify!($name));
-                    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-                    let output = command.env(CHILD, number.to_string()).output().unwrap();
+                    let output = run(stringify!($name), number);
                     let errors = String::from_utf8_lossy(&output.stderr);
                     let address = String::from_utf8_lossy(&output.stdout);
                     let address = address.lines().find_map(|line| line.split_once("frees ")).expect("an address").1;
@@ -106,11 +115,8 @@ found_at_once! {
 /// As when it is freed: what is in it would be copied, and given up.
 #[test]
 fn another_heaps_block_is_not_resized() {
-    const TEST: &str = "strangers::another_heaps_block_is_not_resized";
     if std::env::var_os(CHILD).is_none() {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([TEST, "--exact", "--nocapture", "--test-threads=1"]);
-        let output = command.env(CHILD, "1").output().unwrap();
+        let output = run("another_heaps_block_is_not_resized", 0);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(
             !output.status.success() && errors.contains("not of this heap"),
