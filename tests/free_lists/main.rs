@@ -4,6 +4,7 @@
 
 mod allocators;
 mod boxes;
+#[path = "../common/child.rs"]
 mod child;
 mod hammer;
 mod misuse;

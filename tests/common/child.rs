@@ -1,9 +1,11 @@
 //! Tests in processes of their own.
 
+#![allow(dead_code, reason = "no program uses all of it")]
+
 use std::process::{Command, Output};
 use std::ptr::NonNull;
 
-const CHILD: &str = "PAGEHEAP_LISTS_CHILD";
+const CHILD: &str = "PAGEHEAP_ARENAS_CHILD";
 
 /// Whether this process is one, for one test.
 pub fn is_one() -> bool {
