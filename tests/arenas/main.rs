@@ -3,13 +3,11 @@
 mod allocators;
 mod arena;
 mod boxes;
-#[cfg(unix)]
 #[path = "../common/child.rs"]
 mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod handles;
-#[cfg(unix)]
 mod misuse;
 mod pool;
 mod promises;

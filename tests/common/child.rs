@@ -5,7 +5,7 @@
 use std::process::{Command, Output};
 use std::ptr::NonNull;
 
-const CHILD: &str = "PAGEHEAP_ARENAS_CHILD";
+const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
 /// Whether this process is one, for one test.
 pub fn is_one() -> bool {
@@ -25,28 +25,36 @@ pub fn runs(test: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs a test in a child, which must abort with a message that names the address it has said on its standard output.
-/// In the child: true.
-pub fn aborts(test: &str, text: &str) -> bool {
+/// Runs a test in a child, which must abort with a message that has `text` in it: what it said on its standard output,
+/// and that message. In the child: none.
+pub fn ended(test: &str, text: &str) -> Option<(String, String)> {
     if is_one() {
-        return true;
+        return None;
     }
     let output = run(test);
-    let (out, said) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
+    let [out, said] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(!output.status.success(), "it went on: {said}");
+    #[cfg(unix)]
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&output.status),
+        Some(6),
+        "not an abort: {said}"
     );
-    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
-    assert_eq!(signal, Some(6), "not an abort: {said}");
+    assert!(said.contains("pageheap: ") && said.contains(text), "{said}");
+    Some((out, said))
+}
+
+/// The same; and the message must name the address that the child has said on its standard output. In the child: true.
+pub fn aborts(test: &str, text: &str) -> bool {
+    let Some((out, said)) = ended(test, text) else {
+        return true;
+    };
     let address = out
         .lines()
         .find_map(|line| line.split_once("wrong: "))
         .expect("an address")
         .1;
-    assert!(
-        said.contains("pageheap: ") && said.contains(text) && said.contains(address),
-        "{said}"
-    );
+    assert!(said.contains(address), "{said}");
     false
 }
 

@@ -1,7 +1,5 @@
 //! Putting pages back, and what is refused.
 
-use std::process::Command;
-
 use super::*;
 
 #[test]
@@ -146,31 +144,10 @@ fn an_error_about_a_page_without_an_address_names_no_other() {
 
 // ---- misuse ends the process ----------------------------------------------------------------------------------------
 
-const CHILD: &str = "PAGEHEAP_HEAP_CHILD";
-
 /// Runs `test` of this module in a child process, which must abort with a message that has `text` in it. In the child:
 /// true.
 fn aborts(test: &str, text: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let exe = std::env::current_exe().expect("own executable");
-    let name = format!("free::{test}");
-    let mut child = Command::new(exe);
-    child
-        .args([&name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1");
-    let output = child.output().expect("a child process");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "it went on: {said}");
-    #[cfg(unix)]
-    assert_eq!(
-        std::os::unix::process::ExitStatusExt::signal(&output.status),
-        Some(6),
-        "not an abort: {said}"
-    );
-    assert!(said.contains("pageheap: ") && said.contains(text), "{said}");
-    false
+    child::ended(&format!("free::{test}"), text).is_none()
 }
 
 fn child_heap() -> PageHeap<Simulated> {

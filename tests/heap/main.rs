@@ -2,6 +2,8 @@
 
 mod allocate;
 mod caches;
+#[path = "../common/child.rs"]
+mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod free;

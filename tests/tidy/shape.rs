@@ -124,7 +124,8 @@ pub(crate) fn leftovers(house: &House) -> Vec<String> {
             let called = macros
                 .iter()
                 .filter(|name| find_word(code, name).any(|at| code[at + name.len()..].starts_with('!')));
-            let marks = ["FIXME", "XXX", "TODO"];
+            // In two, so that who searches for them finds none here.
+            let marks = [concat!("FIX", "ME"), concat!("XX", "X"), concat!("TO", "DO")];
             let marked = marks.iter().filter(|mark| find_word(comment, mark).next().is_some());
             let place = format!("{}:{}", file.path, index + 1);
             findings.extend(
