@@ -18,7 +18,7 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use super::backing::{Backing, Block};
-use super::config::{ArenaConfig, HugePages};
+use super::config::ArenaConfig;
 use super::error::{ArenaError, Reason};
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -31,7 +31,7 @@ pub(super) struct Account<B> {
     backing: B,
     page_bytes: usize,
     limit: usize,
-    huge_pages: HugePages,
+    whole_huge_pages: bool,
     reserved: AtomicUsize,
     blocks: AtomicUsize,
 }
@@ -44,7 +44,7 @@ impl<B: Backing> Account<B> {
             backing,
             page_bytes,
             limit: config.limit.unwrap_or(usize::MAX),
-            huge_pages: config.huge_pages,
+            whole_huge_pages: config.whole_huge_pages,
             reserved: AtomicUsize::new(0),
             blocks: AtomicUsize::new(0),
         }
@@ -85,7 +85,7 @@ impl<B: Backing> Account<B> {
 
     /// Whether a block for `bytes` bytes is whole huge pages.
     fn is_huge(&self, bytes: usize) -> bool {
-        self.huge_pages == HugePages::Aligned && bytes >= HUGE_BYTES
+        self.whole_huge_pages && bytes >= HUGE_BYTES
     }
 
     /// What the length of a block for `bytes` bytes is a multiple of.

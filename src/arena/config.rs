@@ -8,19 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-/// Where blocks of huge pages' size may lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HugePages {
-    /// Anywhere. The kernel's own policy applies.
-    #[default]
-    Unchanged,
-    /// Blocks of 2 MiB and more are whole huge pages: a multiple of 2 MiB, on a border of 2 MiB, so that a kernel that
-    /// backs memory with huge pages can do so. Nothing is forced on one that does not. Slabs are of 2 MiB at least, if
-    /// the configuration does not say how large they are.
-    Aligned,
-}
-
 /// How an arena is set up: its limit, the size of its slabs, what it takes at once.
 ///
 /// `const` throughout. Sizes are in bytes and rounded up to whole pages of the backing, but for the limit, which is
@@ -36,7 +23,7 @@ pub struct ArenaConfig {
     pub(super) limit: Option<usize>,
     pub(super) slab: Option<usize>,
     pub(super) prealloc: usize,
-    pub(super) huge_pages: HugePages,
+    pub(super) whole_huge_pages: bool,
 }
 
 impl ArenaConfig {
@@ -47,7 +34,7 @@ impl ArenaConfig {
             limit: None,
             slab: None,
             prealloc: 0,
-            huge_pages: HugePages::Unchanged,
+            whole_huge_pages: false,
         }
     }
 
@@ -73,10 +60,15 @@ impl ArenaConfig {
         self
     }
 
-    /// Where blocks of huge pages' size may lie.
+    /// Whether blocks of 2 MiB and more are whole huge pages: a multiple of 2 MiB, on a border of 2 MiB, so that a
+    /// kernel that backs memory with huge pages can do so. Off by default: they may lie anywhere. Nothing is forced on
+    /// a kernel that does not. Slabs are of 2 MiB at least, if the configuration does not say how large they are.
+    ///
+    /// What is wished of huge pages behind a heap, and so behind the arenas on it, is said by
+    /// [`HugePages`](crate::HugePages).
     #[must_use]
-    pub const fn huge_pages(mut self, policy: HugePages) -> Self {
-        self.huge_pages = policy;
+    pub const fn whole_huge_pages(mut self, on: bool) -> Self {
+        self.whole_huge_pages = on;
         self
     }
 }

@@ -67,7 +67,7 @@ mod misuse;
 pub use backing::{Backing, Block};
 pub use boxed::ArenaBox;
 pub use bump::Arena;
-pub use config::{ArenaConfig, HugePages};
+pub use config::ArenaConfig;
 pub use error::{ArenaError, Reason};
 pub use free_list::FreeList;
 pub use local::{Local, Scope};

@@ -42,7 +42,7 @@ use core::ptr::{self, NonNull};
 
 use super::account::{Account, HUGE_BYTES};
 use super::backing::Backing;
-use super::config::{ArenaConfig, HugePages};
+use super::config::ArenaConfig;
 use super::cursor::{Cursor, MOST_SLAB_BYTES, grains, padding};
 use super::error::{ArenaError, Reason};
 use super::lists::{Bins, FOOT_BYTES, Foot, Queue, room};
@@ -116,7 +116,7 @@ impl<B: Backing> Slabs<B> {
     /// If these cannot be had.
     pub(super) fn new(backing: B, config: &ArenaConfig, slab_bytes: Option<usize>) -> Result<Self, ArenaError> {
         // Less than a huge page would never be one.
-        let huge = (config.huge_pages == HugePages::Aligned).then_some(HUGE_BYTES);
+        let huge = config.whole_huge_pages.then_some(HUGE_BYTES);
         let slab_bytes = config.slab.or(huge).or(slab_bytes).unwrap_or(0);
         let mut slabs = Self {
             cursor: Cursor::new(),

@@ -29,7 +29,7 @@ use core::ptr::NonNull;
 
 use super::account::{Account, HUGE_BYTES};
 use super::backing::{Backing, Block};
-use super::config::{ArenaConfig, HugePages};
+use super::config::ArenaConfig;
 use super::error::{ArenaError, Reason};
 use super::hyaline::{MAX_SLOTS, Record};
 use super::node::{Node, Nodes};
@@ -132,7 +132,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         let one = bytes.checked_add(size_of::<T>()).ok_or(too_large)?;
         // A slab of a given size is filled, not exceeded; one taken at once is all there; and one of less than a huge
         // page would never be one.
-        let huge = config.slab.is_none() && config.huge_pages == HugePages::Aligned;
+        let huge = config.slab.is_none() && config.whole_huge_pages;
         let least = config.prealloc.max(if huge { HUGE_BYTES } else { 0 });
         let first = match least.div_ceil(one) {
             0 => 1 << (config.slab.unwrap_or(FIRST_BYTES) / one).max(1).ilog2(),

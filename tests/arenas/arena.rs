@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pageheap::arena::{Arena, ArenaBox, ArenaConfig, ArenaError, HugePages, Local, Pool, ProcessHeap, Reason};
+use pageheap::arena::{Arena, ArenaBox, ArenaConfig, ArenaError, Local, Pool, ProcessHeap, Reason};
 use pageheap::source::{Region, System};
 use pageheap::{Config, PageCount, PageHeap};
 
@@ -577,7 +577,7 @@ fn an_arena_stands_on_what_leads_to_a_heap() -> Result<(), ArenaError> {
 fn slabs_may_be_whole_huge_pages() -> Result<(), ArenaError> {
     const HUGE: usize = 2 << 20;
     let heap = heap();
-    let arena = Arena::with_config_in(ArenaConfig::new().huge_pages(HugePages::Aligned), &heap)?;
+    let arena = Arena::with_config_in(ArenaConfig::new().whole_huge_pages(true), &heap)?;
     let first = address(arena.alloc(1_u64)?);
     assert!(first.is_multiple_of(HUGE));
     assert_eq!(arena.stats().reserved, HUGE);

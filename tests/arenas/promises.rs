@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, FreeList, HugePages, Pool, Reason, ShardedFreeList};
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, FreeList, Pool, Reason, ShardedFreeList};
 use pageheap::source::System;
 use pageheap::{Config, PageCount, PageHeap};
 
@@ -312,10 +312,7 @@ mod checks {
 
     pub(super) fn huge_pages_are_whole<'h, F: Family<'h>>(heap: &'h Heap) {
         // The tables of a sharded list count, so one huge page would be less than one of slots.
-        let config = ArenaConfig::new()
-            .huge_pages(HugePages::Aligned)
-            .slab(HUGE)
-            .prealloc(2 * HUGE);
+        let config = ArenaConfig::new().whole_huge_pages(true).slab(HUGE).prealloc(2 * HUGE);
         let arena = F::make(layout(64 << 10, 8), config, heap).unwrap();
         let first = arena.bytes().unwrap().addr().get();
         assert!(first.is_multiple_of(HUGE), "{first:#x}");
@@ -324,7 +321,7 @@ mod checks {
         assert!(arena.counts().reserved % HUGE <= PAGE, "{}", arena.counts());
         // Nor need the size be said, or anything be taken at once.
         for size in [24, 6144, 64 << 10] {
-            let config = ArenaConfig::new().huge_pages(HugePages::Aligned);
+            let config = ArenaConfig::new().whole_huge_pages(true);
             let arena = F::make(layout(size, 8), config, heap).unwrap();
             let count = 5 * HUGE / size;
             let first = arena.bytes().unwrap().addr().get();
@@ -335,7 +332,7 @@ mod checks {
             assert!(stats.reserved <= 4 * count * size, "{stats}");
         }
         // A limit that has no room for a huge page is used all the same, and a size that is said is kept to.
-        let config = ArenaConfig::new().huge_pages(HugePages::Aligned);
+        let config = ArenaConfig::new().whole_huge_pages(true);
         for config in [config.limit(HUGE / 2), config.slab(HUGE / 4).limit(HUGE)] {
             let arena = F::make(layout(1000, 8), config, heap).unwrap();
             let (count, _) = all(&arena);

@@ -225,3 +225,34 @@ fn freeing_twice_through_a_shard_aborts_at_the_flush() {
         heap.flush_shards();
     }
 }
+
+/// Which nobody may do; but one page is free afterwards, once.
+#[test]
+fn of_two_who_free_a_page_at_the_same_moment_one_is_told() {
+    const ROUNDS: usize = 1000;
+    let (heap, barrier) = (heap(512), std::sync::Barrier::new(2));
+    take(&heap, 3);
+    let rounds = |takes: bool| {
+        let round = |_| {
+            let taken = takes && heap.allocate_at(run(1, 1)).is_some();
+            barrier.wait();
+            // SAFETY: pages of a simulated source are numbers.
+            let freed = unsafe { heap.try_free(run(1, 1)) }.is_ok();
+            barrier.wait();
+            (taken, freed)
+        };
+        (0..ROUNDS).map(round).collect::<Vec<_>>()
+    };
+    give(&heap, 1, 1);
+    let (mine, theirs) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| rounds(false));
+        (rounds(true), other.join().expect("no panic"))
+    });
+    for (round, (&(taken, mine), &(_, theirs))) in mine.iter().zip(&theirs).enumerate() {
+        assert!(
+            taken && mine != theirs,
+            "round {round}: taken {taken}, freed {mine} and {theirs}"
+        );
+    }
+    check(&heap, 512, 510);
+}

@@ -131,6 +131,19 @@ fn a_page_passes_through_three_hands() {
     });
 }
 
+/// It is freed twice, which nobody may do: the set is none the worse, and one of the two is told.
+#[test]
+fn of_two_who_release_a_run_of_a_word_at_once_one_is_told() {
+    explore(3, || {
+        let world = World::<One>::new(1, &[], &[(60, 3)]);
+        let other = world.clone();
+        let thread = spawn(move || other.set.release(60, 3).is_ok());
+        let mine = world.set.release(60, 3).is_ok();
+        assert_ne!(mine, thread.join().unwrap());
+        world.finish(3);
+    });
+}
+
 #[test]
 fn pages_of_one_word_are_released_and_claimed_by_neighbours() {
     explore(3, || {
