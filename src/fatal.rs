@@ -3,7 +3,8 @@
 //! An allocator must not unwind, must not allocate to say why it stops, and must not go on once it knows that memory is
 //! being used twice. The message is put together on the stack and written by one raw write to standard error; then the
 //! process aborts. Without an operating system a panic in a function that cannot unwind does the same through the
-//! program's panic handler.
+//! program's panic handler. That may be one that allocates, as std's is, and what stopped may hold the heap's lock: so
+//! from here on there is no memory, and nobody waits for it.
 
 /// Whether a panic is carried by LLVM's unwinder, which writes 16 bytes at a time to what Rust's library allocates for
 /// it, 56 bytes, as if that were aligned to 16. It is what a panic is on x86-64 where the C library is not GNU's, and
@@ -114,6 +115,24 @@ fn finish(line: &mut Line) -> ! {
     }
 }
 
+/// 1 once the process is about to end by the program's panic handler.
+#[cfg(not(all(unix, feature = "std")))]
+static ENDING: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+
+/// Whether the process is about to end, by what the program does in a panic: then who stopped may hold any lock, and
+/// whoever waits for one waits for ever.
+#[cfg(not(all(unix, feature = "std")))]
+pub(crate) fn is_ending() -> bool {
+    // Relaxed: to who has stopped it is his own; others may wait.
+    ENDING.load(core::sync::atomic::Ordering::Relaxed)
+}
+
+/// Never: nothing is called between the message and the end.
+#[cfg(all(unix, feature = "std"))]
+pub(crate) const fn is_ending() -> bool {
+    false
+}
+
 #[cfg(not(all(unix, feature = "std")))]
 fn finish(line: &mut Line) -> ! {
     /// A panic cannot leave a function with a foreign calling convention: it ends the process (or, without std, the
@@ -121,5 +140,7 @@ fn finish(line: &mut Line) -> ! {
     extern "C" fn stop(line: &Line) -> ! {
         panic!("{}", core::str::from_utf8(line.text()).unwrap_or("pageheap"))
     }
+    // Relaxed: as in `is_ending`.
+    ENDING.store(true, core::sync::atomic::Ordering::Relaxed);
     stop(line)
 }

@@ -119,6 +119,7 @@ const SYSTEM_CFG_HOMES: &[&str] = &[
 /// Files and folders outside the models, which may name `core::sync::atomic` itself.
 const ATOMIC_HOMES: &[&str] = &[
     "src/arena/generation.rs",
+    "src/fatal.rs",
     "src/global/",
     "src/object/presence.rs",
     "src/source/ledger.rs",

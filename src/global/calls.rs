@@ -21,6 +21,7 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
+use crate::fatal;
 use crate::guard::{self, Place, Plain};
 use crate::object::{Hold, Length, MarkedSize, Objects, Seat, SizeClass, SmallSize, Span, Spans, Thread, Working};
 use crate::source::Source;
@@ -424,8 +425,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
         // SAFETY: a layout had this size, with an alignment that is not less, or it is a slot's: so rounded up it does
         // not overflow.
         let layout = unsafe { Layout::from_size_align_unchecked(size, align) };
+        // Who frees where there is no memory any more need not wait for a lock that nobody gives back.
+        if fatal::is_ending() {
+            return;
+        }
         let Some(objects) = self.opened() else {
-            crate::fatal::abort(
+            fatal::abort(
                 "a block was freed before any was allocated; its address, its size",
                 memory.addr().get(),
                 layout.size(),

@@ -34,6 +34,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
+use crate::fatal;
 use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread, Working};
@@ -405,8 +406,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { objects.as_ref() }
     }
 
+    /// The heap, which is opened if it is not. `None`: it cannot be, or the process is about to end.
     #[inline]
     fn objects(&self) -> Option<&'static Objects<S>> {
+        if fatal::is_ending() {
+            return None;
+        }
         self.opened().or_else(|| self.open())
     }
 

@@ -203,6 +203,12 @@ impl Central {
         Some(Heads(spans).full(place, class.batch()))
     }
 
+    /// As many batches as there are in store, or as it takes: some may be in somebody's hand who is about to put them
+    /// back.
+    pub fn most_stored(&self, class: SizeClass) -> usize {
+        (self.store.count() as usize).saturating_add(STORE_BYTES / batch_bytes(class))
+    }
+
     /// Bytes in store, racks included.
     pub fn stored_bytes(&self, class: SizeClass) -> usize {
         self.store.count() as usize * batch_bytes(class)

@@ -168,15 +168,14 @@ impl Keeper {
 
     /// From one state to another, for one thread only.
     pub fn change(&self, from: u32, to: u32) -> bool {
-        // Relaxed: as in `count`.
-        let changed = self
-            .state
-            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok();
-        if changed && to != AWAKE {
+        // Relaxed, twice: as in `count`. Before he goes: while he is awake nobody counts, and what is counted from then
+        // on stays.
+        if from == AWAKE {
             self.to_find.store(0, Ordering::Relaxed);
         }
-        changed
+        self.state
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// He is to go: nobody is wanted any more.
@@ -347,6 +346,8 @@ impl<S: Source + 'static> Above for Objects<S> {
             self.empty_stores(None);
             return bare;
         }
+        // As in `empty_stores`.
+        let _pass = self.heap.pass();
         for class in SizeClass::all() {
             for _ in 0..self.central(class).unneeded() {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {

@@ -115,3 +115,53 @@ fn the_keeper_does_not_sleep_before_all_magazines_are_empty() {
     assert!(tick(20) && thread.is_bare(), "{}", objects.stats());
     assert_eq!(objects.stats().spans, 1, "that of threads' structures");
 }
+
+/// A heap with one batch of `layout` in store, of what `take` has had from it, and nothing else in anybody's hands.
+fn with_a_batch_in_store(layout: Layout) -> &'static Objects<Region> {
+    let (objects, class) = (heap(), SizeClass::of(layout.size(), layout.align()).unwrap());
+    let blocks: Vec<_> = (0..class.batch() * 4).map(|_| take(objects, layout)).collect();
+    for block in blocks {
+        if objects.central(class).stored_bytes(class) == 0 {
+            give(objects, block, layout);
+        } else {
+            // SAFETY: the test's block.
+            unsafe { objects.give_slot(None, class, block) };
+        }
+    }
+    objects.empty(&objects.shared(), None);
+    assert!(objects.central(class).stored_bytes(class) > 0);
+    objects
+}
+
+/// What is on its way from a store to its spans may be what is missing: who is about to say that there is no room waits
+/// for it, as he is to see that somebody carries it.
+#[test]
+fn who_brings_a_store_home_is_seen() {
+    let layout = Layout::from_size_align(20_000, 8).unwrap();
+    let class = SizeClass::of(20_000, 8).unwrap();
+    let ways: [fn(&Objects<Region>); 2] = [
+        |objects| objects.empty_stores(None),
+        // Those that nobody has needed since it was asked before.
+        |objects| {
+            crate::heap::Above::trim(objects, false);
+        },
+    ];
+    for way in ways {
+        let objects = with_a_batch_in_store(layout);
+        objects.central(class).unneeded();
+        assert!(!objects.heap.is_somebody_moving());
+        let held = objects.central(class).lock.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| way(objects));
+            // He has the batch in hand, and cannot go on.
+            while objects.central(class).stored_bytes(class) > 0 {
+                std::thread::yield_now();
+            }
+            let seen = objects.heap.is_somebody_moving();
+            drop(held);
+            assert!(seen);
+        });
+        assert!(!objects.heap.is_somebody_moving());
+        assert_eq!(objects.stats().slot_bytes, 0);
+    }
+}

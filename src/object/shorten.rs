@@ -25,6 +25,7 @@ use core::ptr::{self, NonNull};
 use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
+use super::mark;
 use super::rack::Few;
 use super::room::has_flag;
 use super::size_class::{MarkedSize, SizeClass, SmallSize};
@@ -109,8 +110,15 @@ impl<S: Source + 'static> Objects<S> {
         let mut rack = unsafe { few.rack() };
         self.central(class).take_fresh(&self.spans, class, span, 1, &mut rack);
         let slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
-        // SAFETY: a slot of the class, just taken, so of `size` bytes at least; `kept` is on the stack.
-        unsafe { ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size) };
+        // SAFETY: a slot of the class, just taken: of `size` bytes at least, and a word long; `kept` is on the stack.
+        unsafe {
+            ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size);
+            // A word that the program never wrote may be the mark of a slot that began here before the run did: it
+            // would be taken for free when it is freed, and be lost.
+            if mark::seems_free(slot.as_ptr()).is_some_and(|number| number <= class.slots() as usize) {
+                mark::wipe(slot.as_ptr());
+            }
+        }
         Some(slot)
     }
 }

@@ -167,7 +167,8 @@ impl<S: Source + 'static> Objects<S> {
                     self.heap.cache_at(cache).flush();
                 }
             }
-            all = all || self.reclaim(thread);
+            // He himself is at work, always. Where others are, one may free to where he has just been found empty.
+            all = all || self.reclaim(thread) || self.is_alone(thread);
             let got = attempt();
             if got.is_some() || all && self.heap.releases() == seen {
                 return got;
@@ -176,6 +177,12 @@ impl<S: Source + 'static> Objects<S> {
             relax(YIELDING_ROUND);
         }
         None
+    }
+
+    /// Whether no other thread has a structure.
+    fn is_alone(&self, thread: &Thread) -> bool {
+        let (used, _) = self.register.counts();
+        used <= usize::from(thread.has_user())
     }
 
     /// Empties what can be reached, and calls on the others to do so when they can. Whether it reached all threads.
@@ -206,9 +213,17 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, racks too.
+    ///
+    /// Not for ever: who brings batches meanwhile, which is quicker, may go on. As many as there were, and as many as
+    /// others may have had in hand just then.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
+        // Until the pages are back: whoever is about to say that there is no room waits for them.
+        let _pass = self.heap.pass();
         for class in SizeClass::all() {
-            while let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) {
+            for _ in 0..self.central(class).most_stored(class) {
+                let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
+                    break;
+                };
                 self.give_rack(cache, class, Some(batch));
             }
         }

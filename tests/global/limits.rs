@@ -272,3 +272,52 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
     assert!(HEAP.current_soft_limit() > Some(usize::MAX - 8192));
     HEAP.check().unwrap();
 }
+
+/// A refusal empties what there is once, where there is no other thread: who is refused is at work himself, which is no
+/// reason to try again.
+#[test]
+#[cfg(target_os = "linux")]
+fn who_is_alone_and_refused_looks_everywhere_once() {
+    static HEAP: GlobalHeap = new_heap().limit(4 << 20).background(false);
+    let blocks = exhaust(&HEAP, 8192);
+    let before = HEAP.stats();
+    assert!(Block::new(&HEAP, layout(8192, 8), 0).is_none());
+    let after = HEAP.stats();
+    // One for structures and two for caches, and the first of a process.
+    let barriers = after.pages.calls.barrier - before.pages.calls.barrier;
+    assert!(barriers <= 4, "{barriers} barriers for one refusal");
+    assert_eq!(after.pages.refusals - before.pages.refusals, 1);
+    blocks.into_iter().for_each(|block| block.free(&HEAP));
+}
+
+/// What stands in a block that was never written may be what a slot left there that was freed before: then it was taken
+/// for one when it was freed, and lost.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_block_never_written_that_is_shortened_in_a_full_heap_can_be_freed() {
+    static HEAP: GlobalHeap = new_heap().limit(4 << 20).background(false);
+    for round in 0..3 {
+        // Marks at the beginning of nearly every page.
+        exhaust(&HEAP, 64).into_iter().for_each(|block| block.free(&HEAP));
+        let long = layout(3 << 20, 8);
+        // SAFETY: no size is zero; each block is freed with its layout.
+        let short = unsafe {
+            let block = HEAP.alloc(long);
+            assert!(!block.is_null(), "round {round}");
+            let rest: Vec<_> = [8192, 100].iter().flat_map(|&size| exhaust(&HEAP, size)).collect();
+            let short = HEAP.realloc(block, long, 100);
+            assert_eq!(short, block, "in place, for there is no memory");
+            rest.into_iter().for_each(|block| block.free(&HEAP));
+            short
+        };
+        let before = HEAP.stats().slot_bytes;
+        // SAFETY: as above.
+        unsafe { HEAP.dealloc(short, layout(100, 8)) };
+        let after = HEAP.stats().slot_bytes;
+        assert!(
+            after < before,
+            "round {round}: {before} bytes of slots before, {after} after"
+        );
+        HEAP.check().unwrap();
+    }
+}

@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 
 use pageheap::arena::{Arena, ArenaConfig, FreeList, Pool, ShardedFreeList, SlotBox};
@@ -58,7 +59,24 @@ fn main() {
         "silence empties magazines and stores, and nothing else"
     );
     assert!(HEAP.check().is_ok(), "the global heap's books are right");
-    let _ = writeln!(system::Output, "freestanding: ok");
+    let _ = writeln!(system::Output, "freestanding: ok, but for a block freed twice:");
+    misuse()
+}
+
+/// Frees a block twice, which is found, and ends the program by way of its panic handler: that finds no memory, and
+/// does not wait for any, though who stopped holds the heap's lock.
+fn misuse() -> ! {
+    let layout = Layout::new::<[u64; 8]>();
+    // SAFETY: a size that is not zero.
+    let block = core::hint::black_box(unsafe { alloc::alloc::alloc(layout) });
+    assert!(!block.is_null(), "there is room");
+    system::IS_EXPECTED.store(true, Ordering::Relaxed);
+    for _ in 0..2 {
+        // SAFETY: once it is; the second time is what is to be found out.
+        unsafe { alloc::alloc::dealloc(core::hint::black_box(block), layout) };
+    }
+    system::IS_EXPECTED.store(false, Ordering::Relaxed);
+    panic!("a block was freed twice, and nobody minded");
 }
 
 /// Every page of the region can be had, written, and had again.

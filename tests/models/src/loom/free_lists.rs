@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
 use pageheap::internals::free_list::{Batch, FIRST_ERA, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
 use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Table, Zeroed};
 
-use super::{explore, spawn};
+use super::{explore, explore_first, spawn};
 use crate::hand::{Hand, Numbers};
 
 /// A few slots, all nodes in place, and their contents, which notice two owners.
@@ -442,10 +442,11 @@ fn the_slot_of_an_idle_owner_can_be_had() {
 }
 
 /// The busiest model there is: two who gather at once, of whom one waits for the other. So one preemption, and the
-/// slots are in the lane instead of a third owner's shard, which is one shard less to look at.
+/// slots are in the lane instead of a third owner's shard, which is one shard less to look at. Of 377,350 interleavings
+/// the first 60,000, some 40 s; all of them, more than any other model has, where somebody wants to look further.
 #[test]
 fn the_slots_of_one_shard_are_enough_for_two_who_gather() {
-    explore(1, || {
+    explore_first(60_000, 1, || {
         let list = list(2, 2);
         let [mine, theirs] = [(); 2].map(|()| hand(&list));
         let slots = [(); 2].map(|()| list.allocate_as_guest(0).unwrap());

@@ -20,9 +20,10 @@ fn two_who_find_it_empty_share_one_growth() {
     });
 }
 
+/// With two preemptions it is 165,842 interleavings, a quarter of the time of all models: one.
 #[test]
 fn two_who_want_more_than_one_growth_gives_both_get_it() {
-    explore(2, || {
+    explore(1, || {
         let heap = heap::<Two>(2);
         let other = heap.clone();
         let thread = spawn(move || take(&other, 100).expect("there is room for both"));

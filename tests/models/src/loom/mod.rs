@@ -33,7 +33,19 @@ pub use loom::thread::spawn;
 /// Runs `body` in every interleaving with at most `preemptions` preemptions, or `LOOM_MAX_PREEMPTIONS` if that is
 /// more. Says how many there were.
 pub fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+    explore_with(loom::model::Builder::new(), preemptions, body);
+}
+
+/// The same, but the first `most` of them alone, unless `LOOM_MAX_PREEMPTIONS` is set.
+pub fn explore_first(most: usize, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
+    if builder.preemption_bound.is_none() {
+        builder.max_permutations = Some(most);
+    }
+    explore_with(builder, preemptions, body);
+}
+
+fn explore_with(mut builder: loom::model::Builder, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
     builder.max_branches = 50_000;
     let (runs, began) = (Arc::new(AtomicUsize::new(0)), Instant::now());
