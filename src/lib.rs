@@ -18,7 +18,35 @@
 //! # }
 //! ```
 //!
-//! A [`GlobalHeap`] is an allocator for the whole program on top of one, by `#[global_allocator]`.
+//! # What there is
+//!
+//! | you want | type | gives memory back | limit in |
+//! |---|---|---|---|
+//! | the program's allocator | [`GlobalHeap`] | by itself (Unix, `std`); else by `tick`, `release` | bytes |
+//! | an allocator that is dropped as a whole | [`Heap`] | by `tick`, `release`, or when dropped | pages |
+//! | runs of pages | [`PageHeap`], [`Cache`] | by `tick`, `release`, or when dropped | pages |
+//! | values that go together | [`arena::Arena`], [`arena::Pool`] | to the heap below, when dropped | bytes |
+//! | slots of one size | [`arena::FreeList`], [`arena::ShardedFreeList`] | to the heap below, when dropped | bytes |
+//!
+//! A page has 8 KiB, if the heap's [`Geometry`] does not say otherwise; [`PageCount::holding`] makes pages of bytes.
+//! The heap that arenas stand on, if they are not given another, is [`arena::ProcessHeap`]: it is apart from the
+//! program's `GlobalHeap`, and gives nothing back to the system by itself.
+//!
+//! # Giving memory back
+//!
+//! Free memory stays with a heap until one of these is called:
+//!
+//! * **`tick(clock)`** gives back what nobody has needed for ten seconds, and all that is free when the program is
+//!   silent. It works in steps of about a millisecond and takes 1 % of the time: call it in a loop, and wait in between
+//!   for as long as it says. The thread of a `GlobalHeap` does just that.
+//! * **`scavenge(pages)`** gives back free pages now, on the calling thread, and what lies in stores; not what threads
+//!   keep for themselves.
+//! * **`release(…)`** gives back all of that now, and what threads and caches keep too, also of those that sleep (where
+//!   the system has `membarrier`: Linux).
+//!
+//! With [`Config::release_lazily`], what `tick` and `scavenge` give back may stay resident until the system is short of
+//! memory; what `release` gives back never does. A `PageHeap` has no stores and no magazines: there it is pages and
+//! caches alone. What threads that are at work meanwhile have in their hands stays.
 //!
 //! # How it works, in four sentences
 //!

@@ -36,6 +36,9 @@
 //! assert_eq!(*value, 17);
 //! ```
 //!
+//! An arena that is dropped gives its pages back to the heap that it stands on, not to the system: which heap that is
+//! if nothing is said, and what it does with them, see [`ProcessHeap`].
+//!
 //! Worked: a new arena is asked for 100 values of 24 bytes. The first finds no slab, and one of 32 KiB is taken from
 //! the backing; the other 99 raise the cursor to 2,400. After `reset` it is at 0 again, in the same slab.
 //!

@@ -20,8 +20,8 @@ use super::process::ProcessHeap;
 use super::sharded::ShardedFreeList;
 
 impl FreeList {
-    /// A list of slots for `layout` on the process's own heap, without a limit. Takes nothing until something is
-    /// allocated.
+    /// A list of slots for `layout` on the process's own heap ([`ProcessHeap`]), without a limit. Takes nothing until
+    /// something is allocated.
     ///
     /// # Errors
     /// If the layout is too large for any list.
@@ -48,7 +48,8 @@ impl FreeList {
 }
 
 impl ShardedFreeList {
-    /// A list of slots for `layout` on the process's own heap, with up to `owners` owners at a time, without a limit.
+    /// A list of slots for `layout` on the process's own heap ([`ProcessHeap`]), with up to `owners` owners at a time,
+    /// without a limit.
     ///
     /// # Errors
     /// As for [`new_in`](Self::new_in).

@@ -24,6 +24,11 @@
 //! has to grow, and one page fault for each page of the system's when it is first written. Everything else is in the
 //! arenas.
 //!
+//! **Where pages come from, if nothing is said.** `Arena::new()` and its kin stand on [`ProcessHeap`], a
+//! [`PageHeap`](crate::PageHeap) for all of them. It is apart from the program's allocator: limits, statistics and the
+//! background thread of a `GlobalHeap` do not cover it. Pages of arenas that are dropped stay with it for the next
+//! ones; they go back to the system when its `scavenge` or `tick` is called. [`ArenaConfig::limit`] limits an arena.
+//!
 //! **What all promise.** `Send` and `Sync` where the backing is; no allocation but from the backing; every failure is a
 //! value; all pages go back when the arena is dropped; contents are not dropped unless the type says that it does so.
 

@@ -19,6 +19,9 @@ use super::process::ProcessHeap;
 
 impl Arena {
     /// An arena on the process's own heap, without a limit. Takes nothing until something is allocated.
+    ///
+    /// That heap is apart from the program's allocator, and gives nothing back to the system by itself: see
+    /// [`ProcessHeap`].
     #[must_use]
     pub fn new() -> Self {
         Self::new_in(ProcessHeap)
@@ -40,8 +43,8 @@ impl Default for Arena<ProcessHeap> {
 }
 
 impl Pool {
-    /// A pool on the process's own heap, without a limit, in slabs of 1 MiB. Takes nothing until something is
-    /// allocated.
+    /// A pool on the process's own heap ([`ProcessHeap`]), without a limit, in slabs of 1 MiB. Takes nothing until
+    /// something is allocated.
     #[must_use]
     pub fn new() -> Self {
         Self::new_in(ProcessHeap)

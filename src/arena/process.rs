@@ -8,7 +8,7 @@
 //!
 //! Made when the first block is asked for, so a program without such arenas pays nothing. Pages that one arena gives
 //! back are the next one's: a new arena costs no system call once the process is warm. It never gives memory back to
-//! the system by itself: [`ProcessHeap::get`] is where to call `scavenge`.
+//! the system by itself: [`ProcessHeap::get`] is where to call `scavenge` or `tick`.
 //!
 //! Without an operating system there is no such heap, and a [`ProcessHeap`] cannot be had.
 
@@ -36,6 +36,10 @@ mod system {
     static HEAP: OnceLock<Option<PageHeap<System>>> = OnceLock::new();
 
     /// The process's own heap of pages for arenas.
+    ///
+    /// A [`PageHeap`] beside the program's allocator: `GlobalHeap::limit`, `PAGEHEAP_LIMIT`, the statistics and the
+    /// background thread of a `GlobalHeap` do not cover it. It has no limit, until its `set_limit` is called, and gives
+    /// nothing back to the system by itself: call `scavenge`, `release`, or `tick` by and by. It is not told of forks.
     ///
     /// ```
     /// use pageheap::PageCount;

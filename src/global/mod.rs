@@ -8,23 +8,8 @@
 //!             ended, or another heap's: the shared structure, under its lock
 //! ```
 //!
-//! **When it works.** Always: before `main`, in constructors; in destructors of thread-locals and of pthread keys, in
-//! all of their rounds; after `main`, while other threads still run; in several copies in one process. Nothing has to
-//! be set up, nothing is torn down. The heap opens at the first call; threads that race for it wait for the one that
-//! opens it. If the source has no memory then, the call returns null and a later one tries again.
-//!
-//! **What it promises** beside [`GlobalAlloc`](core::alloc::GlobalAlloc)'s contract: it never unwinds and never
-//! allocates from itself; `errno` stays as it was; impossible layouts get null; a failed `realloc` leaves the block as
-//! it was. Misuse that is found out (a block freed twice, with another layout, or never allocated) ends the process
-//! with a message that names the address; `docs/reliability.md` says what is found, and when: of blocks of up to 1 KiB,
-//! which are freed without a look at where they lie, strangers only when they leave the thread's magazine. A block
-//! freed twice is handed out once, unless it was written to in between, or handed out again.
-//!
-//! **fork.** The child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
-//! threads were doing (see `fork.rs`). What their caches and magazines held is lost to the child.
-//!
-//! A value dropped or moved keeps its heap: what was allocated stays, for threads may lead to it. It is meant to be a
-//! `static`. (Some dozens of values take all addresses there are, unless [`reserve`](GlobalHeap::reserve) says less.)
+//! What it promises to its callers stands at [`GlobalHeap`]. The heap opens at the first call; threads that race for it
+//! wait for the one that opens it. What becomes of it when the process forks: `fork.rs`; its thread: `background.rs`.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -105,6 +90,42 @@ const CACHES: usize = 1 << 14;
 /// static HEAP: GlobalHeap = GlobalHeap::new().limit(256 << 20);
 /// ```
 ///
+/// # When it works
+///
+/// Always: before `main`, in constructors; in destructors of thread-locals and of pthread keys, in all of their rounds;
+/// after `main`, while other threads still run; in several copies in one process. Nothing has to be set up, nothing is
+/// torn down. The heap opens at the first allocation. If the source has no memory then, that returns null, and the next
+/// one tries again.
+///
+/// **Not in signal handlers.** It is not async-signal-safe: neither allocate nor free there, nor, in a kernel, in a
+/// handler of interrupts.
+///
+/// # What it promises
+///
+/// Beside [`GlobalAlloc`](core::alloc::GlobalAlloc)'s contract:
+///
+/// * It never unwinds, and never allocates from itself. `errno` stays as it was.
+/// * Impossible layouts get null. A `realloc` that fails leaves the block as it was.
+/// * Misuse that is found (a block freed twice, with another layout, or never allocated) ends the process, with a
+///   message that names the address. Not all is found, and some of it late: a small block of another heap's, say, only
+///   when it leaves the thread's magazine. `docs/reliability.md` has tables of that; the feature `checks` finds more.
+/// * `fork`: the child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
+///   threads were doing. What those had in caches and magazines is lost to the child.
+///
+/// # What it takes
+///
+/// * **A thread.** On Unix a heap that `GlobalHeap::new()` makes starts one, named `pageheap`, when the first MiB or so
+///   has been freed. It gives memory back, and follows the cgroup's limit and memory pressure (Linux). Without it
+///   (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nobody follows those: [`tick`](Self::tick) does not look at
+///   them, and a hook of `on_pressure` is never called.
+/// * **Addresses.** It reserves 4 TiB of them when it opens, or what it can get, without memory behind them: VIRT shows
+///   that, RSS does not. [`reserve`](Self::reserve) asks for fewer.
+/// * **For ever.** A value that is dropped or moved keeps its heap, addresses included, for threads may lead to it. So
+///   it is meant to be a `static`: who makes `GlobalHeap::new()` as a local value, uses it and drops it, again and
+///   again, has no addresses left after some dozens. [`Heap`](crate::Heap) is the one to be dropped.
+///
+/// # Several
+///
 /// A program may have several, and each is whole. But a thread has magazines of its own in one of them, the first that
 /// it calls, as long as it lives; in the others it works under a lock that all such threads share: six times as long
 /// for a small block.
@@ -166,7 +187,7 @@ impl Default for GlobalHeap<System> {
 
 impl GlobalHeap<Region> {
     /// A heap over bytes that are there already: for programs without an operating system. Threads share one structure,
-    /// under a lock that spins.
+    /// under a lock that spins; so a handler of interrupts must not use it. An example is in the README.
     #[must_use]
     pub const fn in_region(region: Region) -> Self {
         // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (the promise of its
@@ -196,8 +217,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// The address space to reserve, in bytes, 4 TiB where nothing is said; less is taken if there is not as much. The
-    /// smallest heap has 64 KiB, whatever is said.
+    /// The address space to reserve, in bytes, 4 TiB where nothing is said (1 GiB where pointers have 32 bits); less is
+    /// taken if there is not as much. There is no memory behind it: VIRT shows it, RSS does not. The smallest heap has
+    /// 64 KiB, whatever is said.
     #[must_use]
     pub const fn reserve(mut self, bytes: usize) -> Self {
         self.config.reserve = bytes;
@@ -205,7 +227,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Not more than `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (less than one: nothing is to be
-    /// had): whoever wants more gets null. The heap's own tables are not counted.
+    /// had): whoever wants more gets null. Not counted are the heap's own tables, other heaps, and arenas on
+    /// [`ProcessHeap`](crate::arena::ProcessHeap).
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
@@ -303,15 +326,20 @@ impl<S: Source + 'static> GlobalHeap<S> {
         guard::usable_size(layout, Objects::<S>::usable_size(layout))
     }
 
-    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap.
+    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap. No memory
+    /// goes to the system by that; who wants it to calls [`release`](Self::release), which includes this for all
+    /// threads. Cost: ~7 µs where the magazines are full.
     pub fn flush_thread(&self) {
         if let Some(objects) = self.opened() {
             self.with_thread(objects, |thread| objects.flush(thread));
         }
     }
 
-    /// Gives memory behind free pages back to the source, what lies in store included; see
-    /// [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+    /// Gives memory behind up to `pages` free pages of 8 KiB back to the source, what lies in store included, and
+    /// returns how many. What threads keep for themselves stays: [`release`](Self::release) reaches that too. How both
+    /// and `tick` differ: [Giving memory back](crate#giving-memory-back).
+    ///
+    /// Cost: stores are emptied, 0.4 ns for each 64 pages that are looked at, and for what goes back as `release`.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.opened().map_or(PageCount::ZERO, |objects| objects.scavenge(pages))
     }
@@ -336,7 +364,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// wait before the next; see [`PageHeap::tick`](crate::PageHeap::tick) for what it gives back, and when.
     ///
     /// While there is a background thread, that is its work, by its own clock: then this does nothing, and returns
-    /// [`Duration::MAX`].
+    /// [`Duration::MAX`]. That thread also follows the cgroup's limit and memory pressure; this does not.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         match self.opened() {
             Some(objects) if !objects.keeper().is_there() => objects.tick(clock),

@@ -5,7 +5,7 @@
 //!                     .on_exhausted(f)   … f is asked, and then the answer is null
 //!                     .soft_limit(…)     no more memory than that, as far as any is free
 //!                     .background(false) no thread of its own: tick, release, scavenge
-//!                     .on_pressure(80, f) the system is short: f is told
+//!                     .on_pressure(80, f) the system is short: f is told, by the background thread
 //!                     .huge_pages(…)     what is wished of them
 //!                     .release_lazily(true) what goes back may stay resident until it is wanted elsewhere
 //!                     .wait_for_release(true) nobody is refused what comes back in a moment
@@ -33,9 +33,12 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// The thread is started when the first MiB has been freed, or threads have room for as much in their magazines,
     /// after the program's constructors have run: by a thread that frees, or begins, or is alone; never by the first
     /// allocation. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program
-    /// is silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. Without it
-    /// memory goes back when [`tick`](Self::tick), [`release`](Self::release) or [`scavenge`](Self::scavenge) is
-    /// called.
+    /// is silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. It also
+    /// follows the cgroup's limit and memory pressure (Linux): when they are high, all that is free goes back. For that
+    /// it opens files, about once a second while it is awake.
+    ///
+    /// Without it memory goes back when [`tick`](Self::tick), [`release`](Self::release) or
+    /// [`scavenge`](Self::scavenge) is called, and nobody follows cgroups and pressure.
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -49,12 +52,14 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     }
 
     /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup
-    /// is filled to `from` hundredths of its limit, or its tasks have waited for memory for so many hundredths of the
-    /// last ten seconds, or the group has met a limit since the second before. On Linux; elsewhere, and where the
-    /// system does not say, nothing is heard.
+    /// is filled to `from` percent of its limit (0 to 100), or its tasks have waited for memory for `from` percent of
+    /// the last ten seconds, or the group has met a limit since the second before (an event). A threshold above 100 is
+    /// told of events only. On Linux; elsewhere, and where the system does not say, nothing is heard. Nor is it without
+    /// the background thread ([`background(false)`](Self::background), `PAGEHEAP_BACKGROUND=0`).
     ///
-    /// Said several times, four at the most, it makes several thresholds: each second one hook is called, that of the
-    /// highest threshold reached, or, where the group has met a limit and none is, that of the lowest.
+    /// It may be called up to four times, with a threshold and a hook each. In a second with pressure one hook is
+    /// called: that of the highest threshold that is reached. If none is reached, but there was an event, it is the
+    /// hook of the lowest threshold.
     ///
     /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free;
     /// it must not unwind, nor fork. The thread exists from the first MiB freed on, or allocated by a thread
@@ -127,10 +132,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Not more than `bytes` bytes of pages with memory behind them, as far as free ones can be released: a thread
-    /// that takes more releases as many others first, or 2 MiB at the most if it takes less than that, and empties
-    /// stores where that is not enough. Nothing is refused. See
-    /// [`PageHeap::set_soft_limit`](crate::PageHeap::set_soft_limit).
+    /// Not more than `bytes` bytes of pages should have memory behind them. Nothing is refused for that: as long as
+    /// there are more, a thread that takes pages without memory behind them gives back free ones afterwards: as many as
+    /// it has taken, or 256 (2 MiB) if it has taken fewer, and never more than there are too many. If too few are free
+    /// it empties stores as well. Rounded down to pages of 8 KiB. The same as
+    /// [`Config::soft_limit`](crate::Config::soft_limit).
     #[must_use]
     pub const fn soft_limit(mut self, bytes: usize) -> Self {
         self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));

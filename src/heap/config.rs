@@ -5,10 +5,21 @@
 use crate::source::HugePages;
 use crate::units::PageCount;
 
-/// How a [`PageHeap`](crate::PageHeap) is set up: how much address space it reserves, how far it may grow, how many
-/// caches it lends.
+/// How a heap is set up: how much address space it reserves, how far it may grow, how many caches it lends.
 ///
-/// `const` throughout, so that it can stand in a `static`.
+/// `const` throughout, so that it can stand in a `static`. It is for [`PageHeap::new`](crate::PageHeap::new),
+/// [`Heap::new`](crate::Heap::new) and [`GlobalHeap::with_source`](crate::GlobalHeap::with_source), and not all of them
+/// heed all of it:
+///
+/// | | `PageHeap` | `Heap` | `GlobalHeap` |
+/// |---|---|---|---|
+/// | [`caches`](Self::caches) | yes | always one | how many threads may have one at a time |
+/// | [`shards`](Self::shards) | yes | of no use | of no use |
+/// | [`sparse_zeroing`](Self::sparse_zeroing) | of no use: it clears nothing | yes | yes |
+/// | all else | yes | yes | yes |
+///
+/// The pages of a `Heap` and of a `GlobalHeap` have 8 KiB. `GlobalHeap::new` and `GlobalHeap::in_region` bring a
+/// configuration of their own, which the methods of `GlobalHeap` change, by bytes; in a region there is one cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     pub(crate) reserve: usize,
@@ -46,14 +57,27 @@ impl Config {
     }
 
     /// Not more than `pages` pages, whatever is reserved. More than is reserved is as much as that.
+    ///
+    /// Pages have 8 KiB, if the heap's [`Geometry`](crate::Geometry) does not say otherwise. [`PageCount::holding`]
+    /// makes pages of bytes, rounded up:
+    ///
+    /// ```
+    /// use pageheap::{Config, PageCount};
+    ///
+    /// let limit = PageCount::holding(64 << 20, 13); // 64 MiB in pages of 2^13 bytes.
+    /// assert_eq!(limit, PageCount(8192));
+    /// let config = Config::new(1 << 30).limit(limit);
+    /// ```
     #[must_use]
     pub const fn limit(mut self, pages: PageCount) -> Self {
         self.limit = Some(pages);
         self
     }
 
-    /// Not more than `pages` pages with memory behind them, as far as others can be released: who takes more releases
-    /// as many as he takes, or 2 MiB a call if that is more. Nothing is refused.
+    /// Not more than `pages` pages should have memory behind them. Nothing is refused for that: as long as there are
+    /// more, a thread that takes pages without memory behind them gives back free ones afterwards: as many as it has
+    /// taken, or 256 (2 MiB) if it has taken fewer, and never more than there are too many. If too few are free, a
+    /// `Heap` or a `GlobalHeap` empties stores as well.
     #[must_use]
     pub const fn soft_limit(mut self, pages: PageCount) -> Self {
         self.soft_limit = Some(pages);
@@ -97,10 +121,10 @@ impl Config {
     /// Whether a layer of objects asks the source which pages of a used block of 1 MiB or more are zero, when it is to
     /// be zero, and writes to the others alone. On by default.
     ///
-    /// With `System` on Linux it opens `/proc/thread-self/pagemap` for that, and closes it
-    /// again. To be switched off in a program that lives under a filter of system calls which ends it where it opens a
-    /// file, and in one that is restored page by page from elsewhere (`userfaultfd`, as by CRIU): what has not come yet
-    /// counts as zero. A fork waits for who has the file open, for 0.1 s at the most.
+    /// With `System` on Linux it opens `/proc/thread-self/pagemap` for that, and closes it again. To be switched off in
+    /// a program that lives under a filter of system calls which ends it where it opens a file (the background thread
+    /// of a `GlobalHeap` opens files too), and in one that is restored page by page from elsewhere (`userfaultfd`, as
+    /// by CRIU): what has not come yet counts as zero. A fork waits for who has the file open, for 0.1 s at the most.
     #[must_use]
     pub const fn sparse_zeroing(mut self, on: bool) -> Self {
         self.sparse = on;
@@ -117,14 +141,17 @@ impl Config {
         self
     }
 
-    /// Room for `caches` handles at a time, 64 bytes each. Who asks for one more gets none.
+    /// Room for `caches` handles ([`PageHeap::cache`](crate::PageHeap::cache)) at a time, 64 bytes each. Who asks for
+    /// one more gets none. Over little memory a `PageHeap` does without: 0. A `Heap` has one whatever is said.
     #[must_use]
     pub const fn caches(mut self, caches: usize) -> Self {
         self.caches = caches;
         self
     }
 
-    /// `shards` caches that are named by number, for programs without threads of their own making; 64 bytes each.
+    /// Makes `shards` caches that are called by a number, from 0, and not by a handle; 64 bytes each. For code that has
+    /// no place to keep a handle for each thread, but knows a number, as that of the processor it runs on: see
+    /// [`PageHeap::allocate_on`](crate::PageHeap::allocate_on).
     #[must_use]
     pub const fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;

@@ -10,7 +10,7 @@
 //! neighbour in the group, or its page cache. To do so every second for ever would cost the program a page fault for
 //! each page it uses again, and relieve nobody; so it is done ever more seldom, each minute at last ([`Patience`]).
 //!
-//! Worked: a group stands at 95 hundredths for an hour. All that is free goes at its seconds 0, 1, 3, 7, 15, 31 and
+//! Worked: a group stands at 95 percent for an hour. All that is free goes at its seconds 0, 1, 3, 7, 15, 31 and
 //! 63, and then each 64 s. After eight seconds of calm the next pressure is answered at once; one that comes and goes
 //! by turns, each ten seconds.
 
@@ -26,7 +26,7 @@ pub struct Pressure {
     /// A limit in bytes: of those set for our group and for the groups above it, the one that is fullest. `u64::MAX`:
     /// none.
     pub limit: u64,
-    /// How much of the last ten seconds some task of ours waited for memory, in hundredths.
+    /// How much of the last ten seconds some task of ours waited for memory, in percent: 0 to 100.
     pub stalled: u8,
     /// How often the group has met its limits since the last look: was slowed down, reclaimed from, or had somebody
     /// killed (`memory.events`; `memory.failcnt` of version 1).
@@ -34,7 +34,7 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// How full the group is, in hundredths of its limit; more than 100 is 100.
+    /// How full the group is, in percent of its limit: 0 to 100. 0 where there is no limit.
     #[must_use]
     pub fn filled(&self) -> u8 {
         match self.limit {
@@ -58,7 +58,7 @@ impl Pressure {
 /// Who wants to be told, and from when on.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice {
-    /// Hundredths of the limit, or of the last ten seconds stalled. Events are always told.
+    /// Percent of the limit, or of the last ten seconds stalled. Events are always told; above 100 nothing else is.
     pub from: u8,
     /// Whom to tell.
     pub hook: fn(Pressure),
@@ -170,7 +170,7 @@ pub fn figure(line: &str, name: &str) -> Option<u64> {
     number(line.strip_prefix(name)?.strip_prefix(' ')?)
 }
 
-/// The whole hundredths of `some avg10=12.34 …`.
+/// The whole percent of `some avg10=12.34 …`.
 pub fn stalled(text: &str) -> Option<u8> {
     let some = text.lines().find(|line| line.starts_with("some "))?;
     let share = some.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?;

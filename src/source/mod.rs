@@ -1,7 +1,7 @@
 //! Where address space comes from.
 //!
 //! A [`Source`] owns memory in four states, after the Go runtime's `mem.go`; every verb is a transition between two of
-//! them, and nothing else in the crate names a system call:
+//! them, and a heap asks nobody else for memory (only the background thread maps its own stack):
 //!
 //! ```text
 //!            reserve             prepare              commit
@@ -24,7 +24,8 @@
 //! of a file) is as good as any other: **the heap never reads or writes the pages it manages**; only its metadata must
 //! be real memory, and that is asked for under a [`Purpose`] of its own.
 //!
-//! Every failure means "not done": the state is as before and the heap goes on.
+//! Every failure means "not done": the state is as before and the heap goes on. Contents are as before too, but of what
+//! was to lose them (`release`, `release_lazily`, `clear`): there they may be lost.
 
 use core::ptr::NonNull;
 use core::time::Duration;
@@ -96,7 +97,9 @@ pub enum HugePages {
     Avoid,
 }
 
-/// The source could not do what it was asked. Nothing has changed.
+/// The source could not do what it was asked. The state of the range is as before. So is what it contains, but where
+/// that was to be lost: by [`release`](Source::release), [`release_lazily`](Source::release_lazily) and
+/// [`clear`](Source::clear).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Refused;
 

@@ -28,8 +28,9 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 /// **Little memory.** A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules. A heap
 /// with pages of 4 KiB and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two
 /// are its tables, one is kept for a base that is not aligned to a page. With pages of 8 KiB it manages 6. So over
-/// little memory say `.caches(0)`, and a small page. A [`Heap`](crate::Heap) or a `GlobalHeap` opens in 40 KiB (48 if
-/// the base is not aligned to a page), has 2 pages of 8 KiB in 64 KiB, and 10 in 128.
+/// little memory give a [`PageHeap`](crate::PageHeap) `.caches(0)`, and small pages. A [`Heap`](crate::Heap) or a
+/// `GlobalHeap` has pages of 8 KiB and one cache, whatever is said. It opens in 40 KiB (48 if the base is not aligned
+/// to a page), has 2 pages in 64 KiB, and 10 in 128.
 ///
 /// **Several heaps** may share it, by reference. Either end has 255 reservations at a time, of which a
 /// [`PageHeap`](crate::PageHeap) takes one at the bottom and one at the top, a [`Heap`](crate::Heap) another at the
