@@ -3,7 +3,7 @@
 //! ```text
 //!   backed ▲          ┌┄┄ hard limit: pages are refused
 //!          │      ╱╲ ╱
-//!          │┄┄┄┄┄╱┄┄╳┄┄┄┄ soft limit: who takes a page without memory behind it releases others first
+//!          │┄┄┄┄┄╱┄┄╳┄┄┄┄ soft limit: who takes a page without memory behind it releases others then
 //!          │┄┄┄┄╱┄┄┄┄┄┄┄┄ 95 % of it: what the scavenger holds the heap to, in its own time
 //!          └────────────▶
 //! ```
