@@ -192,8 +192,8 @@ impl Watch {
 
 /// Of two limits the one that is met sooner: it is fuller, or as full and less.
 fn tighter(one: Pressure, other: Pressure) -> Pressure {
-    // Exactly, not by hundredths.
-    let fullness = |of: Pressure, to: Pressure| u128::from(of.used) * u128::from(to.limit);
+    // Exactly, not by hundredths. A limit of 0 is as one of a byte, or who uses nothing of it would be as full as any.
+    let fullness = |of: Pressure, to: Pressure| u128::from(of.used) * u128::from(to.limit.max(1));
     let (ones, others) = (fullness(one, other), fullness(other, one));
     if others > ones || others == ones && other.limit < one.limit {
         other
@@ -370,6 +370,21 @@ mod tests {
         files.write("sys/fs/cgroup/a/b/c/memory.events", "high 1\nmax 0\n");
         assert_eq!(look(&mut watch).2, 3);
         assert_eq!(look(&mut watch).2, 0);
+    }
+
+    /// A group that may have nothing is full, unless it has nothing; then it hides no other.
+    #[test]
+    fn a_limit_of_zero_is_met_by_a_byte() {
+        let files = Files::new("zero");
+        files.write("proc/self/cgroup", "0::/a/b\n");
+        files.write("sys/fs/cgroup/a/memory.max", "1000\n");
+        files.write("sys/fs/cgroup/a/memory.current", "700\n");
+        files.write("sys/fs/cgroup/a/b/memory.high", "0\n");
+        let mut watch = Watch::new(files.root);
+        for (used, filled) in [("0\n", 70), ("1\n", 100), ("700\n", 100)] {
+            files.write("sys/fs/cgroup/a/b/memory.current", used);
+            assert_eq!(watch.look().filled(), filled, "{used}");
+        }
     }
 
     /// The path that is told may be that of outside a container, whose root is all there is to see.

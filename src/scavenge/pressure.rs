@@ -34,12 +34,13 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// How full the group is, in hundredths of its limit; more than 100 is 100.
+    /// How full the group is, in hundredths of its limit; more than 100 is 100. With a limit of 0 it is full as soon as
+    /// anything is used.
     #[must_use]
     pub fn filled(&self) -> u8 {
         match self.limit {
-            0 | u64::MAX => 0,
-            limit => (u128::from(self.used) * 100 / u128::from(limit)).min(100) as u8,
+            u64::MAX => 0,
+            limit => (u128::from(self.used) * 100 / u128::from(limit.max(1))).min(100) as u8,
         }
     }
 
@@ -349,5 +350,8 @@ mod tests {
             .filled(),
             0
         );
+        let nothing = Pressure { limit: 0, ..calm };
+        assert_eq!(nothing.filled(), 100);
+        assert_eq!(Pressure { used: 0, ..nothing }.filled(), 0);
     }
 }
