@@ -10,6 +10,7 @@ use std::time::Duration;
 use pageheap::GlobalHeap;
 
 mod churn;
+mod clock;
 #[path = "../common/mod.rs"]
 mod common;
 mod filter;
