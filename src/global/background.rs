@@ -42,7 +42,7 @@ use crate::source::{KeepErrno, Source, System};
 use crate::sync::{fence_heavy, wait_for};
 use crate::units::PageCount;
 
-use super::pressure::Watch;
+use super::pressure::{Turn, Watch};
 
 // Not in the libc crate for every Unix.
 unsafe extern "C" {
@@ -244,7 +244,7 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     // SAFETY: `start` passed a heap of this type, which is never unmade.
     let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
     let keeper = objects.keeper();
-    let mut watch = Watched::new(keeper.root);
+    let mut watch = Watched::default();
     // Who wants to hear of pressure hears of it though there is nothing to do.
     let most = keeper.notices.are_any().then_some(BETWEEN_WATCHES);
     while !keeper.is(OFF) {
@@ -276,21 +276,15 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
 }
 
 /// Keeps an eye on the system, once a second.
+#[derive(Default)]
 struct Watched {
-    watch: Watch,
+    /// From the first look on.
+    watch: Option<Watch>,
     patience: Patience,
     last: Duration,
 }
 
 impl Watched {
-    fn new(root: &'static str) -> Self {
-        Self {
-            watch: Watch::new(root),
-            patience: Patience::default(),
-            last: Duration::ZERO,
-        }
-    }
-
     /// Waits for as long as the scavenger pauses, and looks meanwhile.
     fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, pause: Duration) {
         let (begin, keeper) = (ThreadClock.now(), objects.keeper());
@@ -309,8 +303,13 @@ impl Watched {
         if now.saturating_sub(self.last) < BETWEEN_WATCHES {
             return;
         }
+        let pressure = {
+            // While the process forks there is none: it is tried again at the next wait.
+            let Some(_turn) = Turn::begin() else { return };
+            let watch = self.watch.get_or_insert_with(|| Watch::new(objects.keeper().root));
+            watch.look()
+        };
         self.last = now;
-        let pressure = self.watch.look();
         if self.patience.is_time(pressure.is_high()) {
             objects.release(PageCount(usize::MAX));
         }

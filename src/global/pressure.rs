@@ -33,13 +33,30 @@
 //! was to be kept: a cgroup that is full reclaims or kills, and our free pages are the cheapest there are. Where that
 //! does not help it is done ever more seldom.
 //!
+//! A file that is open while the process forks would be the child's for ever. So whoever reads has a [`Turn`] before he
+//! opens one, until he has closed it: a fork waits for him, for 0.1 s at the most, and while the process forks nothing
+//! is read. One turn for a whole look: of half of it, events that could not be read would all be new at the next.
+//!
 //! All files lie below a root that is empty, `/` that is, but in tests.
 
 use core::ffi::CStr;
 use core::fmt::Write as _;
 
 use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) use crate::source::Turn;
 use crate::source::{KeepErrno, Source, System};
+
+/// Elsewhere there are no such files.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) struct Turn;
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Turn {
+    pub(super) fn begin() -> Option<Self> {
+        Some(Self)
+    }
+}
 
 /// Text of a fixed size, ended by zero.
 struct Text<const BYTES: usize = 256> {
@@ -90,7 +107,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Of the group this process is in, by what lies below `root`.
+    /// Of the group this process is in, by what lies below `root`. The caller has a [`Turn`].
     pub(super) fn new(root: &'static str) -> Self {
         let mut watch = Self {
             folder: Path::new(),
@@ -170,7 +187,7 @@ impl Watch {
         self.groups().zip(files).map(count).fold(0, u64::wrapping_add)
     }
 
-    /// How things stand now.
+    /// How things stand now. The caller has a [`Turn`].
     pub(super) fn look(&mut self) -> Pressure {
         let events = self.events();
         let before = self.events.replace(events).unwrap_or(events);
@@ -214,8 +231,11 @@ pub(super) fn is_alone() -> bool {
     }
 }
 
-/// Resident bytes of the process; 0 where the system does not say.
+/// Resident bytes of the process; 0 where the system does not say, and while the process forks.
 pub(crate) fn resident() -> usize {
+    let Some(_turn) = Turn::begin() else {
+        return 0;
+    };
     let pages = File::open(c"/proc/self/statm").map_or(Text::new(), |file| file.beginning());
     let pages = pages
         .text()

@@ -26,7 +26,8 @@
 //! of another one, behind its own, opens its heap before the C library has registered its own end. `ending` then comes
 //! behind `begin` at exit too. So it is registered again when threads use the heap for the first time: at exit that
 //! call comes before all `fini_array`, and says so; at dlclose both come in the middle. What remains: eight threads and
-//! more that all came before `main`, and run until the end.
+//! more that all came before `main`, and run until the end; and, if none came later, who uses the heap behind the end
+//! of such a library.
 //!
 //! What is not met: a library that is closed while a thread is on its way into the key's destructor, or out of it, a
 //! few instructions before and behind what is counted (`pthread.rs`). Who has joined his threads cannot meet that.

@@ -48,7 +48,7 @@ pub use numbers::Numbers;
 #[doc(hidden)]
 pub use over_system::{OverSystem, Verbs};
 #[cfg(all(any(target_os = "linux", target_os = "android"), feature = "std"))]
-pub(crate) use pagemap::{hold as hold_questions, let_go as let_go_questions, recover as recover_questions};
+pub(crate) use pagemap::{Turn, hold as hold_questions, let_go as let_go_questions, recover as recover_questions};
 pub use region::Region;
 #[cfg(any(test, feature = "internals"))]
 pub use simulated::{Failure, Simulated, State, Verb};

@@ -19,8 +19,9 @@
 //! and its number be another file's. So there is a number in use for some microseconds that the program has not asked
 //! for; who sends files to numbers of his own choice (`dup2`) while other threads run meets such numbers from any
 //! library. In the child of a fork it would stay for ever: a fork waits for who asks, for 0.1 s at the most, and nobody
-//! asks meanwhile; who is at a long range makes way. All three calls are made past the C library, whose own could be
-//! points at which a thread is cancelled.
+//! asks meanwhile; who is at a long range makes way. (So it is with the files that tell of pressure,
+//! `global/pressure.rs`.) All three calls are made past the C library, whose own could be points at which a thread is
+//! cancelled.
 //!
 //! **Not zero, though not there**, is memory that somebody else fills in where it is first touched: in a process that
 //! is being restored page by page (`userfaultfd`, as CRIU's lazy pages). Nobody says so here; such a process is to be
@@ -153,13 +154,15 @@ pub(crate) fn recover() {
     ASKING.store(births << BIRTH_SHIFT, Ordering::Relaxed);
 }
 
-/// The right to ask.
-struct Turn {
+/// The right to ask, or to read any other file: it is given up behind the file.
+#[must_use]
+pub(crate) struct Turn {
     births: u32,
 }
 
 impl Turn {
-    fn begin() -> Option<Self> {
+    /// None while the process forks.
+    pub(crate) fn begin() -> Option<Self> {
         // Relaxed, twice: what is read is this word alone, and all its changes are in one order: we see the fork, or it
         // sees us. Looked at first, so that who waits there is not kept by who will not ask.
         if ASKING.load(Ordering::Relaxed) & FORKING != 0 {
