@@ -29,6 +29,7 @@
 //! there too; 256 KiB where a hook runs on it; and what the C library's least is, where that is more. 8 to 12 KiB of it
 //! are ever touched.
 
+use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -244,31 +245,31 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     // SAFETY: `start` passed a heap of this type, which is never unmade.
     let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
     let keeper = objects.keeper();
-    let mut watch = Watched::default();
+    let (mut watch, clock) = (Watched::default(), ThreadClock::default());
     // Who wants to hear of pressure hears of it though there is nothing to do.
     let most = keeper.notices.are_any().then_some(BETWEEN_WATCHES);
     while !keeper.is(OFF) {
-        watch.look(objects);
-        let pause = objects.tick(&ThreadClock);
+        watch.look(objects, clock.now());
+        let pause = objects.tick(&clock);
         if pause != Duration::MAX {
-            watch.wait(objects, pause);
+            watch.wait(objects, &clock, pause);
             continue;
         }
         // From here on it is counted what there is to find; what came before is found by the next look, behind the
         // fence.
         keeper.change(AWAKE, ASLEEP);
         fence_heavy();
-        let awake = ThreadClock.now() + ANOTHER_LOOK;
+        let awake = clock.now() + ANOTHER_LOOK;
         while keeper.is(ASLEEP)
-            && let Some(left) = awake.checked_sub(ThreadClock.now())
+            && let Some(left) = awake.checked_sub(clock.now())
             && left > Duration::ZERO
         {
             // It may return early.
-            wait_for(keeper.state(), ASLEEP, Some(left));
+            clock.wait(keeper, ASLEEP, Some(left));
         }
-        while keeper.is(ASLEEP) && objects.tick(&ThreadClock) == Duration::MAX {
-            wait_for(keeper.state(), ASLEEP, most);
-            watch.look(objects);
+        while keeper.is(ASLEEP) && objects.tick(&clock) == Duration::MAX {
+            clock.wait(keeper, ASLEEP, most);
+            watch.look(objects, clock.now());
         }
         keeper.change(ASLEEP, AWAKE);
     }
@@ -286,20 +287,19 @@ struct Watched {
 
 impl Watched {
     /// Waits for as long as the scavenger pauses, and looks meanwhile.
-    fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, pause: Duration) {
-        let (begin, keeper) = (ThreadClock.now(), objects.keeper());
+    fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, clock: &ThreadClock, pause: Duration) {
+        let (begin, keeper) = (clock.now(), objects.keeper());
         while keeper.is(AWAKE) {
-            let left = pause.saturating_sub(ThreadClock.now().saturating_sub(begin));
+            let left = pause.saturating_sub(clock.now().saturating_sub(begin));
             if left.is_zero() {
                 break;
             }
-            wait_for(keeper.state(), AWAKE, Some(left.min(BETWEEN_WATCHES)));
-            self.look(objects);
+            clock.wait(keeper, AWAKE, Some(left.min(BETWEEN_WATCHES)));
+            self.look(objects, clock.now());
         }
     }
 
-    fn look<S: Source + 'static>(&mut self, objects: &Objects<S>) {
-        let now = ThreadClock.now();
+    fn look<S: Source + 'static>(&mut self, objects: &Objects<S>, now: Duration) {
         if now.saturating_sub(self.last) < BETWEEN_WATCHES {
             return;
         }
@@ -318,11 +318,26 @@ impl Watched {
 }
 
 /// The time of day that never goes back, and what this thread has worked.
-struct ThreadClock;
+#[derive(Default)]
+struct ThreadClock {
+    /// What it has waited while that stood still, as where it is refused: or a wait would have no end.
+    waited: Cell<Duration>,
+}
+
+impl ThreadClock {
+    /// Waits while the keeper is at that, for `time` at the most, if there is one. It may return early.
+    fn wait(&self, keeper: &Keeper, state: u32, time: Option<Duration>) {
+        let before = self.now();
+        wait_for(keeper.state(), state, time);
+        if self.now() == before {
+            self.waited.set(self.waited.get() + time.unwrap_or_default());
+        }
+    }
+}
 
 impl Clock for ThreadClock {
     fn now(&self) -> Duration {
-        read(libc::CLOCK_MONOTONIC)
+        read(libc::CLOCK_MONOTONIC) + self.waited.get()
     }
 
     fn work(&self) -> Duration {

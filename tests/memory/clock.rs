@@ -3,6 +3,7 @@
 
 #![cfg(all(target_env = "gnu", target_pointer_width = "64"))]
 
+use std::alloc::GlobalAlloc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
@@ -48,4 +49,26 @@ fn without_a_clock_a_process_may_fork() {
         status
     });
     assert_eq!(status, 0);
+}
+
+/// The thread waited for a time that did not come.
+#[test]
+fn without_a_clock_memory_goes_back_all_the_same() {
+    if !is_child() {
+        return assert!(run("clock::without_a_clock_memory_goes_back_all_the_same"));
+    }
+    static OWN: GlobalHeap = GlobalHeap::new();
+    let backed = || OWN.stats().pages.backed.0 * 8192;
+    let well = without(|| {
+        // SAFETY: the layout is not empty; written inside, freed with it.
+        unsafe {
+            let blocks: Vec<_> = (0..64).map(|_| OWN.alloc(layout(1 << 20))).collect();
+            for block in blocks {
+                block.write_bytes(1, 1 << 20);
+                OWN.dealloc(block, layout(1 << 20));
+            }
+        }
+        backed() >= 48 << 20 && soon(|| backed() < 8 << 20)
+    });
+    assert!(well, "{}", OWN.stats());
 }
