@@ -19,16 +19,18 @@
 //! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
 //! two clocks, once a second the limits of the process's group, and sleeps; with nothing left to do it waits on a futex
 //! for ever and costs nothing. (Where there is none it looks once a second.) It never allocates, and runs no code of
-//! the program's but what that has given it for pressure (`GlobalHeap::on_pressure`).
+//! the program's but what that has given it for pressure (`GlobalHeap::on_pressure`), and the verbs of a source of its
+//! own (`GlobalHeap::with_source`).
 //!
 //! **Its end.** Before a fork, scavengers are held until they have finished the millisecond they are at, with all other
 //! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
 //! thread to end. At the end of the process it simply stops with it.
 //!
 //! Cost: a stack of 40 KiB, 16 of them for itself; what the program's thread-locals need, which the C library puts
-//! there too; 256 KiB where a hook runs on it; and what the C library's least is, where that is more. 8 to 12 KiB of it
-//! are ever touched.
+//! there too; 256 KiB where code of the program's runs on it; and what the C library's least is, where that is more. 8
+//! to 12 KiB of it are ever touched by us.
 
+use core::any::TypeId;
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -53,9 +55,9 @@ unsafe extern "C" {
 /// What the thread itself needs of its stack: 8 to 12 KiB, more where nothing is optimised.
 const OWN_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
 
-/// What it has where it runs a hook of the program's, and how much below may not be touched.
-const HOOK_BYTES: usize = 256 << 10;
-const HOOK_GUARD_BYTES: usize = 16 << 10;
+/// What it has where it runs code of the program's, a hook or a source's verbs, and how much below may not be touched.
+const GUEST_BYTES: usize = 256 << 10;
+const GUEST_GUARD_BYTES: usize = 16 << 10;
 
 /// What the C library puts there: what it knows of the thread, gaps before thread-locals, and room for those of
 /// libraries to come (as much as it is told to keep spare: half a KiB, where nobody says otherwise).
@@ -114,8 +116,8 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         base: stack.load(Ordering::Relaxed),
         bytes: bytes.load(Ordering::Relaxed),
     };
-    let has_hook = objects.keeper().notices.are_any();
-    if let Some((number, made)) = spawn(run::<S>, argument, old, has_hook) {
+    let has_guest = objects.keeper().notices.are_any() || TypeId::of::<S>() != TypeId::of::<System>();
+    if let Some((number, made)) = spawn(run::<S>, argument, old, has_guest) {
         thread.store(number, Ordering::Relaxed);
         bytes.store(made.bytes, Ordering::Relaxed);
         // Release: behind its length, as a fork may come in between; partner: the child, which has all that was seen.
@@ -135,11 +137,11 @@ struct Stack {
 }
 
 impl Stack {
-    /// A new one, for the thread alone or for a hook too, with something that may not be touched below it.
-    fn map(has_hook: bool) -> Option<Self> {
+    /// A new one, for the thread alone or for a guest's code too, with something that may not be touched below it.
+    fn map(has_guest: bool) -> Option<Self> {
         let page = System.granule();
-        let (own, guard) = if has_hook {
-            (HOOK_BYTES, HOOK_GUARD_BYTES.next_multiple_of(page))
+        let (own, guard) = if has_guest {
+            (GUEST_BYTES, GUEST_GUARD_BYTES.next_multiple_of(page))
         } else {
             (OWN_BYTES, page)
         };
@@ -209,9 +211,9 @@ fn spawn(
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
     old: Stack,
-    has_hook: bool,
+    has_guest: bool,
 ) -> Option<(usize, Stack)> {
-    let stack = if old.base == 0 { Stack::map(has_hook)? } else { old };
+    let stack = if old.base == 0 { Stack::map(has_guest)? } else { old };
     // SAFETY: the attributes are initialised before they are used and destroyed once. The signal mask is this thread's
     // own and is put back. The stack is the new thread's until it has ended, unless there is none: then nobody knows of
     // it. An old one is that of a thread that this process does not have.

@@ -141,7 +141,8 @@ impl Reservation {
 /// from other heaps of this crate, if those have been opened before this source's: `reserve` and `prepare` are called
 /// while a heap is being opened, and a second one would wait for the first for ever. A verb should return within
 /// milliseconds: what `release` is at work on can be had by nobody meanwhile, a fork waits for it, and who allocates
-/// for `prepare`.
+/// for `prepare`. It should do with little stack: it runs on that of whoever allocates or frees, and, for a
+/// `GlobalHeap` with a background thread, on that thread's, of 256 KiB.
 ///
 /// # Safety
 ///

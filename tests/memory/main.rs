@@ -15,6 +15,7 @@ mod clock;
 mod common;
 mod filter;
 mod forks;
+mod guests;
 mod holes;
 mod hostile;
 mod huge;
