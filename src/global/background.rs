@@ -19,16 +19,19 @@
 //! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
 //! two clocks, once a second the limits of the process's group, and sleeps; with nothing left to do it waits on a futex
 //! for ever and costs nothing. (Where there is none it looks once a second.) It never allocates, and runs no code of
-//! the program's but what that has given it for pressure (`GlobalHeap::on_pressure`).
+//! the program's but what that has given it for pressure (`GlobalHeap::on_pressure`), and the verbs of a source of its
+//! own (`GlobalHeap::with_source`).
 //!
 //! **Its end.** Before a fork, scavengers are held until they have finished the millisecond they are at, with all other
 //! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
 //! thread to end. At the end of the process it simply stops with it.
 //!
 //! Cost: a stack of 40 KiB, 16 of them for itself; what the program's thread-locals need, which the C library puts
-//! there too; 256 KiB where a hook runs on it; and what the C library's least is, where that is more. 8 to 12 KiB of it
-//! are ever touched.
+//! there too; 256 KiB where code of the program's runs on it; and what the C library's least is, where that is more. 8
+//! to 12 KiB of it are ever touched by us.
 
+use core::any::TypeId;
+use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -42,7 +45,7 @@ use crate::source::{KeepErrno, Source, System};
 use crate::sync::{fence_heavy, wait_for};
 use crate::units::PageCount;
 
-use super::pressure::Watch;
+use super::pressure::{Turn, Watch};
 
 // Not in the libc crate for every Unix.
 unsafe extern "C" {
@@ -52,9 +55,9 @@ unsafe extern "C" {
 /// What the thread itself needs of its stack: 8 to 12 KiB, more where nothing is optimised.
 const OWN_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
 
-/// What it has where it runs a hook of the program's, and how much below may not be touched.
-const HOOK_BYTES: usize = 256 << 10;
-const HOOK_GUARD_BYTES: usize = 16 << 10;
+/// What it has where it runs code of the program's, a hook or a source's verbs, and how much below may not be touched.
+const GUEST_BYTES: usize = 256 << 10;
+const GUEST_GUARD_BYTES: usize = 16 << 10;
 
 /// What the C library puts there: what it knows of the thread, gaps before thread-locals, and room for those of
 /// libraries to come (as much as it is told to keep spare: half a KiB, where nobody says otherwise).
@@ -113,8 +116,8 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         base: stack.load(Ordering::Relaxed),
         bytes: bytes.load(Ordering::Relaxed),
     };
-    let has_hook = objects.keeper().notices.are_any();
-    if let Some((number, made)) = spawn(run::<S>, argument, old, has_hook) {
+    let has_guest = objects.keeper().notices.are_any() || TypeId::of::<S>() != TypeId::of::<System>();
+    if let Some((number, made)) = spawn(run::<S>, argument, old, has_guest) {
         thread.store(number, Ordering::Relaxed);
         bytes.store(made.bytes, Ordering::Relaxed);
         // Release: behind its length, as a fork may come in between; partner: the child, which has all that was seen.
@@ -134,11 +137,11 @@ struct Stack {
 }
 
 impl Stack {
-    /// A new one, for the thread alone or for a hook too, with something that may not be touched below it.
-    fn map(has_hook: bool) -> Option<Self> {
+    /// A new one, for the thread alone or for a guest's code too, with something that may not be touched below it.
+    fn map(has_guest: bool) -> Option<Self> {
         let page = System.granule();
-        let (own, guard) = if has_hook {
-            (HOOK_BYTES, HOOK_GUARD_BYTES.next_multiple_of(page))
+        let (own, guard) = if has_guest {
+            (GUEST_BYTES, GUEST_GUARD_BYTES.next_multiple_of(page))
         } else {
             (OWN_BYTES, page)
         };
@@ -208,9 +211,9 @@ fn spawn(
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
     old: Stack,
-    has_hook: bool,
+    has_guest: bool,
 ) -> Option<(usize, Stack)> {
-    let stack = if old.base == 0 { Stack::map(has_hook)? } else { old };
+    let stack = if old.base == 0 { Stack::map(has_guest)? } else { old };
     // SAFETY: the attributes are initialised before they are used and destroyed once. The signal mask is this thread's
     // own and is put back. The stack is the new thread's until it has ended, unless there is none: then nobody knows of
     // it. An old one is that of a thread that this process does not have.
@@ -244,31 +247,31 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     // SAFETY: `start` passed a heap of this type, which is never unmade.
     let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
     let keeper = objects.keeper();
-    let mut watch = Watched::new(keeper.root);
+    let (mut watch, clock) = (Watched::default(), ThreadClock::default());
     // Who wants to hear of pressure hears of it though there is nothing to do.
     let most = keeper.notices.are_any().then_some(BETWEEN_WATCHES);
     while !keeper.is(OFF) {
-        watch.look(objects);
-        let pause = objects.tick(&ThreadClock);
+        watch.look(objects, clock.now());
+        let pause = objects.tick(&clock);
         if pause != Duration::MAX {
-            watch.wait(objects, pause);
+            watch.wait(objects, &clock, pause);
             continue;
         }
         // From here on it is counted what there is to find; what came before is found by the next look, behind the
         // fence.
         keeper.change(AWAKE, ASLEEP);
         fence_heavy();
-        let awake = ThreadClock.now() + ANOTHER_LOOK;
+        let awake = clock.now() + ANOTHER_LOOK;
         while keeper.is(ASLEEP)
-            && let Some(left) = awake.checked_sub(ThreadClock.now())
+            && let Some(left) = awake.checked_sub(clock.now())
             && left > Duration::ZERO
         {
             // It may return early.
-            wait_for(keeper.state(), ASLEEP, Some(left));
+            clock.wait(keeper, ASLEEP, Some(left));
         }
-        while keeper.is(ASLEEP) && objects.tick(&ThreadClock) == Duration::MAX {
-            wait_for(keeper.state(), ASLEEP, most);
-            watch.look(objects);
+        while keeper.is(ASLEEP) && objects.tick(&clock) == Duration::MAX {
+            clock.wait(keeper, ASLEEP, most);
+            watch.look(objects, clock.now());
         }
         keeper.change(ASLEEP, AWAKE);
     }
@@ -276,41 +279,39 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
 }
 
 /// Keeps an eye on the system, once a second.
+#[derive(Default)]
 struct Watched {
-    watch: Watch,
+    /// From the first look on.
+    watch: Option<Watch>,
     patience: Patience,
     last: Duration,
 }
 
 impl Watched {
-    fn new(root: &'static str) -> Self {
-        Self {
-            watch: Watch::new(root),
-            patience: Patience::default(),
-            last: Duration::ZERO,
-        }
-    }
-
     /// Waits for as long as the scavenger pauses, and looks meanwhile.
-    fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, pause: Duration) {
-        let (begin, keeper) = (ThreadClock.now(), objects.keeper());
+    fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, clock: &ThreadClock, pause: Duration) {
+        let (begin, keeper) = (clock.now(), objects.keeper());
         while keeper.is(AWAKE) {
-            let left = pause.saturating_sub(ThreadClock.now().saturating_sub(begin));
+            let left = pause.saturating_sub(clock.now().saturating_sub(begin));
             if left.is_zero() {
                 break;
             }
-            wait_for(keeper.state(), AWAKE, Some(left.min(BETWEEN_WATCHES)));
-            self.look(objects);
+            clock.wait(keeper, AWAKE, Some(left.min(BETWEEN_WATCHES)));
+            self.look(objects, clock.now());
         }
     }
 
-    fn look<S: Source + 'static>(&mut self, objects: &Objects<S>) {
-        let now = ThreadClock.now();
+    fn look<S: Source + 'static>(&mut self, objects: &Objects<S>, now: Duration) {
         if now.saturating_sub(self.last) < BETWEEN_WATCHES {
             return;
         }
+        let pressure = {
+            // While the process forks there is none: it is tried again at the next wait.
+            let Some(_turn) = Turn::begin() else { return };
+            let watch = self.watch.get_or_insert_with(|| Watch::new(objects.keeper().root));
+            watch.look()
+        };
         self.last = now;
-        let pressure = self.watch.look();
         if self.patience.is_time(pressure.is_high()) {
             objects.release(PageCount(usize::MAX));
         }
@@ -319,11 +320,26 @@ impl Watched {
 }
 
 /// The time of day that never goes back, and what this thread has worked.
-struct ThreadClock;
+#[derive(Default)]
+struct ThreadClock {
+    /// What it has waited while that stood still, as where it is refused: or a wait would have no end.
+    waited: Cell<Duration>,
+}
+
+impl ThreadClock {
+    /// Waits while the keeper is at that, for `time` at the most, if there is one. It may return early.
+    fn wait(&self, keeper: &Keeper, state: u32, time: Option<Duration>) {
+        let before = self.now();
+        wait_for(keeper.state(), state, time);
+        if self.now() == before {
+            self.waited.set(self.waited.get() + time.unwrap_or_default());
+        }
+    }
+}
 
 impl Clock for ThreadClock {
     fn now(&self) -> Duration {
-        read(libc::CLOCK_MONOTONIC)
+        read(libc::CLOCK_MONOTONIC) + self.waited.get()
     }
 
     fn work(&self) -> Duration {

@@ -27,6 +27,8 @@ use crate::object::{Hold, Length, MarkedSize, Objects, Seat, SizeClass, SmallSiz
 use crate::source::Source;
 use crate::sync::Ordering;
 
+#[cfg(all(target_os = "linux", feature = "std"))]
+use super::unload::register as will_be_ended;
 use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
@@ -489,15 +491,23 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// With nothing held: starts the background thread, if it is time for one.
+    /// With nothing held: starts the background thread, if it is time for one, and somebody will end it before its code
+    /// goes.
     #[inline]
     pub(super) fn call_keeper(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted()
             && let Some(start) = self.background
+            && will_be_ended()
         {
             start(objects);
         }
     }
+}
+
+/// Elsewhere its code never goes.
+#[cfg(not(all(target_os = "linux", feature = "std")))]
+fn will_be_ended() -> bool {
+    true
 }
 
 #[inline(always)]

@@ -20,7 +20,8 @@
 //! earlier still must not ask for memory between the two.
 //!
 //! What no heap holds, but the child would have for ever, is a file that somebody has open for a moment
-//! (`source/pagemap.rs`): he is waited for before the heaps' other locks are taken, for 0.1 s at the most.
+//! (`source/pagemap.rs`, `pressure.rs`): he is waited for before the heaps' other locks are taken, for 0.1 s at the
+//! most.
 //!
 //! `posix_spawn` and `vfork`, which `std::process::Command` prefers, run none of this and need none of it.
 

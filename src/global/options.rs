@@ -40,6 +40,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// Without it memory goes back when [`tick`](Self::tick), [`release`](Self::release) or
     /// [`scavenge`](Self::scavenge) is called, and nobody follows cgroups and pressure.
     ///
+    /// Verbs of a source other than [`System`](crate::source::System) run on that thread too: then its stack is 256
+    /// KiB.
+    ///
     /// ```
     /// use pageheap::GlobalHeap;
     ///

@@ -33,13 +33,30 @@
 //! was to be kept: a cgroup that is full reclaims or kills, and our free pages are the cheapest there are. Where that
 //! does not help it is done ever more seldom.
 //!
+//! A file that is open while the process forks would be the child's for ever. So whoever reads has a [`Turn`] before he
+//! opens one, until he has closed it: a fork waits for him, for 0.1 s at the most, and while the process forks nothing
+//! is read. One turn for a whole look: of half of it, events that could not be read would all be new at the next.
+//!
 //! All files lie below a root that is empty, `/` that is, but in tests.
 
 use core::ffi::CStr;
 use core::fmt::Write as _;
 
 use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) use crate::source::Turn;
 use crate::source::{KeepErrno, Source, System};
+
+/// Elsewhere there are no such files.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) struct Turn;
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Turn {
+    pub(super) fn begin() -> Option<Self> {
+        Some(Self)
+    }
+}
 
 /// Text of a fixed size, ended by zero.
 struct Text<const BYTES: usize = 256> {
@@ -90,7 +107,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Of the group this process is in, by what lies below `root`.
+    /// Of the group this process is in, by what lies below `root`. The caller has a [`Turn`].
     pub(super) fn new(root: &'static str) -> Self {
         let mut watch = Self {
             folder: Path::new(),
@@ -170,7 +187,7 @@ impl Watch {
         self.groups().zip(files).map(count).fold(0, u64::wrapping_add)
     }
 
-    /// How things stand now.
+    /// How things stand now. The caller has a [`Turn`].
     pub(super) fn look(&mut self) -> Pressure {
         let events = self.events();
         let before = self.events.replace(events).unwrap_or(events);
@@ -192,8 +209,8 @@ impl Watch {
 
 /// Of two limits the one that is met sooner: it is fuller, or as full and less.
 fn tighter(one: Pressure, other: Pressure) -> Pressure {
-    // Exactly, not by hundredths.
-    let fullness = |of: Pressure, to: Pressure| u128::from(of.used) * u128::from(to.limit);
+    // Exactly, not by hundredths. A limit of 0 is as one of a byte, or who uses nothing of it would be as full as any.
+    let fullness = |of: Pressure, to: Pressure| u128::from(of.used) * u128::from(to.limit.max(1));
     let (ones, others) = (fullness(one, other), fullness(other, one));
     if others > ones || others == ones && other.limit < one.limit {
         other
@@ -214,8 +231,11 @@ pub(super) fn is_alone() -> bool {
     }
 }
 
-/// Resident bytes of the process; 0 where the system does not say.
+/// Resident bytes of the process; 0 where the system does not say, and while the process forks.
 pub(crate) fn resident() -> usize {
+    let Some(_turn) = Turn::begin() else {
+        return 0;
+    };
     let pages = File::open(c"/proc/self/statm").map_or(Text::new(), |file| file.beginning());
     let pages = pages
         .text()
@@ -370,6 +390,21 @@ mod tests {
         files.write("sys/fs/cgroup/a/b/c/memory.events", "high 1\nmax 0\n");
         assert_eq!(look(&mut watch).2, 3);
         assert_eq!(look(&mut watch).2, 0);
+    }
+
+    /// A group that may have nothing is full, unless it has nothing; then it hides no other.
+    #[test]
+    fn a_limit_of_zero_is_met_by_a_byte() {
+        let files = Files::new("zero");
+        files.write("proc/self/cgroup", "0::/a/b\n");
+        files.write("sys/fs/cgroup/a/memory.max", "1000\n");
+        files.write("sys/fs/cgroup/a/memory.current", "700\n");
+        files.write("sys/fs/cgroup/a/b/memory.high", "0\n");
+        let mut watch = Watch::new(files.root);
+        for (used, filled) in [("0\n", 70), ("1\n", 100), ("700\n", 100)] {
+            files.write("sys/fs/cgroup/a/b/memory.current", used);
+            assert_eq!(watch.look().filled(), filled, "{used}");
+        }
     }
 
     /// The path that is told may be that of outside a container, whose root is all there is to see.

@@ -14,14 +14,20 @@
 //! from below it: so where there is one `ending` has the library stay ([`stay`]). The order of the calls tells the two
 //! ends apart: an `atexit` handler of a library runs before everybody's `fini_array` at exit, but
 //! in the middle of its own library's at `dlclose`. `end` stands in the section that the linker sorts to be the last to
-//! run, behind all destructors of the library, which may still use the heap. A heap that opens before the constructors
-//! have run is left as it is: see [`register`].
+//! run, behind all destructors of the library, which may still use the heap.
+//!
+//! **No thread that nobody ends.** A heap that opens before our constructor has run is not registered then, for the
+//! library may be one of the program's own: see [`register`]. Nor is one that is used for the first time behind
+//! `begin`; and the C library may have no memory for it. Such a heap is left as it is, and a thread that gives memory
+//! back would lose its code. So who is about to start one registers before, if that is to be done yet, and starts none
+//! where it cannot be.
 //!
 //! **Registered too early.** A library that the program is linked with, and that is asked for memory by a constructor
 //! of another one, behind its own, opens its heap before the C library has registered its own end. `ending` then comes
 //! behind `begin` at exit too. So it is registered again when threads use the heap for the first time: at exit that
 //! call comes before all `fini_array`, and says so; at dlclose both come in the middle. What remains: eight threads and
-//! more that all came before `main`, and run until the end.
+//! more that all came before `main`, and run until the end; and, if none came later, who uses the heap behind the end
+//! of such a library.
 //!
 //! What is not met: a library that is closed while a thread is on its way into the key's destructor, or out of it, a
 //! few instructions before and behind what is counted (`pthread.rs`). Who has joined his threads cannot meet that.
@@ -35,7 +41,7 @@
 //! Linux only (where the C library has no `dlclose` that unloads, as musl, it is never called); on macOS libraries with
 //! thread-locals are not unloaded at all. Elsewhere a library with a heap in it must stay.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::source::KeepErrno;
 
@@ -52,6 +58,9 @@ static UNLOADED: AtomicBool = AtomicBool::new(false);
 /// `ending` has run before `begin`: the process ends.
 static EXITING: AtomicBool = AtomicBool::new(false);
 
+/// `ending` is registered.
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
 /// How often it is registered again.
 const AGAIN: u32 = 8;
 
@@ -65,25 +74,33 @@ static BEGIN: unsafe extern "C" fn() = begin;
 #[unsafe(link_section = ".fini_array.00000")]
 static END: unsafe extern "C" fn() = end;
 
-/// Has `ending` called at the end, once however many heaps there are. Before the first heap opens.
-pub(super) fn register() {
-    static DONE: AtomicBool = AtomicBool::new(false);
-    // Before it is done: the C library's own allocation may lead back here.
-    if BEGUN.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) {
-        return;
+/// Has `ending` called at the end, once however many heaps there are: whether it will be. Before the first heap opens,
+/// and before a thread is started.
+#[cold]
+pub(super) fn register() -> bool {
+    static AT_IT: AtomicUsize = AtomicUsize::new(0);
+    if REGISTERED.load(Ordering::Relaxed) {
+        return true;
     }
     // Of a library that the program is linked with, whose constructors run before the C library has registered its own
     // end, `ending` would come behind `begin` at exit too, and all would go below threads that still run. Such a
-    // library is never unloaded; and of one that is opened, and allocates before our constructor has run, all stays.
-    if !background::constructors_have_run() {
-        return;
+    // library is never unloaded; and of one that is opened, and allocates before our constructor has run, all stays,
+    // unless it is registered later. Last: the C library's own allocation may lead back here.
+    if BEGUN.load(Ordering::Relaxed)
+        || !background::constructors_have_run()
+        || AT_IT.swap(pthread::here(), Ordering::Relaxed) == pthread::here()
+    {
+        return false;
     }
     let _errno = KeepErrno::new();
     // SAFETY: a function that stays as long as this copy of the crate: the C library calls it before it goes.
-    if unsafe { libc::atexit(ending) } != 0 {
-        // No memory for it: the next heap that opens tries again.
-        DONE.store(false, Ordering::Relaxed);
+    let is_done = unsafe { libc::atexit(ending) } == 0;
+    AT_IT.store(0, Ordering::Relaxed);
+    // Without memory for it, whoever comes next tries again.
+    if is_done {
+        REGISTERED.store(true, Ordering::Relaxed);
     }
+    is_done
 }
 
 /// As [`register`], where it may have been too early: by a thread that uses the heap for the first time.
@@ -96,7 +113,9 @@ pub(super) fn register_again() {
     if TIMES.fetch_add(1, Ordering::Relaxed) < AGAIN && background::constructors_have_run() {
         let _errno = KeepErrno::new();
         // SAFETY: as in `register`. Without memory for it, it is as if this thread had not come.
-        unsafe { libc::atexit(ending) };
+        if unsafe { libc::atexit(ending) } == 0 {
+            REGISTERED.store(true, Ordering::Relaxed);
+        }
     }
 }
 

@@ -85,20 +85,28 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Pages of a huge page, or of a chunk, if that is less. One where the heap is smaller than two: then huge
     /// pages are not kept whole.
     pub(super) fn huge_pages(&self) -> usize {
-        let huge = Self::HUGE_PAGES;
-        if huge <= self.most_in_hand(1) { huge } else { 1 }
+        Self::in_hand(self.set.grown(), 1).1
     }
 
-    /// Pages that a scavenger may hold at once: an eighth of the heap, or one huge page, if it has two. So not much of
-    /// what is free is nobody's, which somebody may miss where the heap cannot grow.
-    fn most_in_hand(&self, granule: usize) -> usize {
-        let grown = self.set.grown();
-        let huge = if grown < 2 * Self::HUGE_PAGES {
-            0
-        } else {
-            Self::HUGE_PAGES
-        };
-        ((grown / 8).max(huge) / granule * granule).max(granule)
+    /// Of a heap of so many pages, how many a scavenger may hold at once: an eighth, or one huge page, if there are
+    /// two. So not much of what is free is nobody's, which somebody may miss where the heap cannot grow. And how many a
+    /// huge page has, as above: not more. Both by one length, for the heap may grow between two looks.
+    fn in_hand(grown: usize, granule: usize) -> (usize, usize) {
+        let huge = Self::HUGE_PAGES;
+        let least = if grown < 2 * huge { 0 } else { huge };
+        let most = (grown / 8).max(least);
+        let huge = if huge <= most.max(1) { huge } else { 1 };
+        ((most / granule * granule).max(granule), huge)
+    }
+
+    /// A run that was made longer, so that no huge page is cut, may be longer than `most`: then the part above the next
+    /// border.
+    fn above(start: usize, run: usize, (most, huge): (usize, usize)) -> (usize, usize) {
+        if run <= most {
+            return (start, run);
+        }
+        let above = (start + run - most).next_multiple_of(huge);
+        (above, start + run - above)
     }
 
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
@@ -107,7 +115,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Released, though the source does not say that they are zero.
         let mut unmarked = [0; MAX_CHUNK_WORDS];
         while released.pages < pages {
-            let (most, huge) = (self.most_in_hand(granule), self.huge_pages());
+            let (most, huge) = Self::in_hand(self.set.grown(), granule);
             let limits = Limits {
                 least: granule,
                 most: most.min(pages - released.pages),
@@ -116,13 +124,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             let Some((start, run)) = self.candidate(chunk, from, limits, &unmarked) else {
                 break;
             };
-            // Made longer so that no huge page is cut, it may be too long: then the part above the next border.
-            let (start, run) = if run > most {
-                let above = (start + run - most).next_multiple_of(huge);
-                (above, start + run - above)
-            } else {
-                (start, run)
-            };
+            let (start, run) = Self::above(start, run, (most, huge));
             let now = self.release_run((chunk << G::CHUNK_SHIFT) + start, run, lazily);
             released.add(now);
             if now.pages > now.marked {
@@ -270,5 +272,34 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Where the source does not commit they can be used again at once.
         let contents = unsafe { self.source.release(offset(self.base, start), bytes) };
         contents == Ok(Contents::Zero)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::source::Simulated;
+
+    use super::*;
+
+    type Heap = PageHeap<Simulated>;
+
+    /// If the heap grew between two looks at its length, a whole huge page was to be cut at the border it ended on.
+    #[test]
+    fn of_a_run_that_is_too_long_something_is_left_whatever_the_length() {
+        let lengths = (0..5000).chain([1 << 16, 1 << 29]);
+        for (grown, granule) in lengths.flat_map(|grown| [1, 2, 8, 256, 512].map(|granule| (grown, granule))) {
+            let (most, huge) = Heap::in_hand(grown, granule);
+            assert!(
+                huge <= most && most.is_multiple_of(granule),
+                "{grown} pages, {granule}: {most}, {huge}"
+            );
+            for run in [granule, huge, most, most + granule, most + huge, 2 * (most + huge)] {
+                let (start, len) = Heap::above(1024, run, (most, huge));
+                assert!(
+                    len > 0 && len <= most && start + len == 1024 + run,
+                    "{run} of {grown} pages: {len}"
+                );
+            }
+        }
     }
 }

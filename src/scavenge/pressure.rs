@@ -34,12 +34,13 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// How full the group is, in percent of its limit: 0 to 100. 0 where there is no limit.
+    /// How full the group is, in percent of its limit: 0 to 100; with a limit of 0, 100 if it uses anything. 0 where
+    /// there is no limit.
     #[must_use]
     pub fn filled(&self) -> u8 {
         match self.limit {
-            0 | u64::MAX => 0,
-            limit => (u128::from(self.used) * 100 / u128::from(limit)).min(100) as u8,
+            u64::MAX => 0,
+            limit => (u128::from(self.used) * 100 / u128::from(limit.max(1))).min(100) as u8,
         }
     }
 
@@ -349,5 +350,8 @@ mod tests {
             .filled(),
             0
         );
+        let nothing = Pressure { limit: 0, ..calm };
+        assert_eq!(nothing.filled(), 100);
+        assert_eq!(Pressure { used: 0, ..nothing }.filled(), 0);
     }
 }

@@ -49,7 +49,7 @@ pub use numbers::Numbers;
 #[doc(hidden)]
 pub use over_system::{OverSystem, Verbs};
 #[cfg(all(any(target_os = "linux", target_os = "android"), feature = "std"))]
-pub(crate) use pagemap::{hold as hold_questions, let_go as let_go_questions, recover as recover_questions};
+pub(crate) use pagemap::{Turn, hold as hold_questions, let_go as let_go_questions, recover as recover_questions};
 pub use region::Region;
 #[cfg(any(test, feature = "internals"))]
 pub use simulated::{Failure, Simulated, State, Verb};
@@ -144,7 +144,8 @@ impl Reservation {
 /// from other heaps of this crate, if those have been opened before this source's: `reserve` and `prepare` are called
 /// while a heap is being opened, and a second one would wait for the first for ever. A verb should return within
 /// milliseconds: what `release` is at work on can be had by nobody meanwhile, a fork waits for it, and who allocates
-/// for `prepare`.
+/// for `prepare`. It should do with little stack: it runs on that of whoever allocates or frees, and, for a
+/// `GlobalHeap` with a background thread, on that thread's, of 256 KiB.
 ///
 /// # Safety
 ///

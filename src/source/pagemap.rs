@@ -19,8 +19,9 @@
 //! and its number be another file's. So there is a number in use for some microseconds that the program has not asked
 //! for; who sends files to numbers of his own choice (`dup2`) while other threads run meets such numbers from any
 //! library. In the child of a fork it would stay for ever: a fork waits for who asks, for 0.1 s at the most, and nobody
-//! asks meanwhile; who is at a long range makes way. All three calls are made past the C library, whose own could be
-//! points at which a thread is cancelled.
+//! asks meanwhile; who is at a long range makes way. (So it is with the files that tell of pressure,
+//! `global/pressure.rs`.) All three calls are made past the C library, whose own could be points at which a thread is
+//! cancelled.
 //!
 //! **Not zero, though not there**, is memory that somebody else fills in where it is first touched: in a process that
 //! is being restored page by page (`userfaultfd`, as CRIU's lazy pages). Nobody says so here; such a process is to be
@@ -29,7 +30,6 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
-use std::time::Instant;
 
 use crate::sync::{relax, wait_for};
 
@@ -109,8 +109,13 @@ const ONE: u32 = 2;
 /// Above both: as many threads do not ask at a time.
 const BIRTH_SHIFT: u32 = 16;
 
-/// How long a fork waits for who asks: he has the file for less, unless he is preempted.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How often a fork waits for who asks, and how long at a time: he has the file for less, unless he is preempted. Each
+/// takes some 50 µs more than it is told to: 0.1 s in all. Counted, for a clock may be refused.
+const WAITS: u32 = 600;
+const WAIT: Duration = Duration::from_micros(100);
+
+/// Before those it spins and yields.
+const ROUNDS: u32 = 10;
 
 /// Whether somebody asks.
 fn is_asked(asking: u32) -> bool {
@@ -122,15 +127,16 @@ fn is_asked(asking: u32) -> bool {
 pub(crate) fn hold() {
     // Acquire, twice: pairs with the release of who has closed it.
     let mut asking = ASKING.fetch_or(FORKING, Ordering::Acquire) | FORKING;
-    let (begin, mut round) = (Instant::now(), 0);
-    while is_asked(asking) && begin.elapsed() < PATIENCE {
+    for round in 0..ROUNDS + WAITS {
+        if !is_asked(asking) {
+            break;
+        }
         // Nobody wakes us: who asks has nobody to think of.
-        if round < 10 {
+        if round < ROUNDS {
             relax(round);
         } else {
-            wait_for(&ASKING, asking, Some(Duration::from_micros(100)));
+            wait_for(&ASKING, asking, Some(WAIT));
         }
-        round += 1;
         asking = ASKING.load(Ordering::Acquire);
     }
 }
@@ -148,13 +154,15 @@ pub(crate) fn recover() {
     ASKING.store(births << BIRTH_SHIFT, Ordering::Relaxed);
 }
 
-/// The right to ask.
-struct Turn {
+/// The right to ask, or to read any other file: it is given up behind the file.
+#[must_use]
+pub(crate) struct Turn {
     births: u32,
 }
 
 impl Turn {
-    fn begin() -> Option<Self> {
+    /// None while the process forks.
+    pub(crate) fn begin() -> Option<Self> {
         // Relaxed, twice: what is read is this word alone, and all its changes are in one order: we see the fork, or it
         // sees us. Looked at first, so that who waits there is not kept by who will not ask.
         if ASKING.load(Ordering::Relaxed) & FORKING != 0 {

@@ -114,6 +114,15 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
         }
     }
 
+    unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
+        match purpose {
+            // SAFETY: the caller's promise, for a reservation that `reserve` has taken from this source.
+            Purpose::Pages => unsafe { self.pages.trim(purpose, start, bytes) },
+            // SAFETY: as above.
+            Purpose::Metadata => unsafe { self.metadata.trim(purpose, start, bytes) },
+        }
+    }
+
     fn worked(&self) -> Option<Duration> {
         self.pages.worked()
     }

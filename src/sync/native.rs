@@ -105,8 +105,17 @@ pub(crate) fn relax(round: u32) {
         (0..1_u32 << round).for_each(|_| core::hint::spin_loop());
         return;
     }
-    #[cfg(all(unix, feature = "std"))]
-    // SAFETY: sched_yield has no preconditions; on Linux it cannot fail, elsewhere failure means it did not yield.
+    // SAFETY: sched_yield has no preconditions; failure means it did not yield. On Linux only a filter has it fail, and
+    // the thread's errno is put back.
+    #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+    unsafe {
+        let errno = errno();
+        let saved = *errno;
+        libc::sched_yield();
+        *errno = saved;
+    }
+    #[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
+    // SAFETY: as above.
     unsafe {
         libc::sched_yield();
     }

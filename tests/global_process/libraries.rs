@@ -292,3 +292,44 @@ fn a_library_that_is_closed_at_exit_keeps_its_thread() {
     HANDLE.store(library.handle, Ordering::Relaxed);
     std::process::exit(0);
 }
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Closes the library, and gives a thread that it left behind the time to run into code that is not there.
+fn close_and_wait(library: Library, path: &Path, threads_before: usize) {
+    assert!(library.close(path), "somebody keeps the library");
+    thread::sleep(Duration::from_millis(2500));
+    assert_eq!(threads(), threads_before);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Too early to be told of the end, the heap never asked again, and had a thread all the same.
+#[test]
+fn a_library_whose_constructor_allocates_takes_its_thread_with_it() {
+    const NAME: &str = "libraries::a_library_whose_constructor_allocates_takes_its_thread_with_it";
+    if !is_child() {
+        return assert!(run_with(NAME, &[("PAGEHEAP_TEST_OWN", "1")]));
+    }
+    let path = built();
+    let library = Library::open(&path);
+    let (before, begin) = (threads(), Instant::now());
+    while threads() == before {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no thread");
+        assert!((library.work)(1));
+    }
+    close_and_wait(library, &path, before);
+}
+
+#[test]
+fn a_library_that_allocates_only_as_it_is_closed_starts_no_thread() {
+    const NAME: &str = "libraries::a_library_that_allocates_only_as_it_is_closed_starts_no_thread";
+    if !is_child() {
+        return assert!(run_with(NAME, &[("PAGEHEAP_TEST_LATE", "1")]));
+    }
+    let path = built();
+    let library = Library::open(&path);
+    let before = threads();
+    close_and_wait(library, &path, before);
+}

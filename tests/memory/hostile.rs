@@ -147,3 +147,30 @@ fn a_filter_refuses() {
     };
     assert!(map(4096) && map(63 << 20) && !map(64 << 20) && !map(by_width(1 << 40, 1 << 30)));
 }
+
+/// A full heap's threads yield while they wait for who may have what they want: refused, that told of an error in an
+/// allocation that had succeeded.
+#[test]
+fn where_yielding_is_refused_errno_is_as_it_was() {
+    if !is_child() {
+        return assert!(run("hostile::where_yielding_is_refused_errno_is_as_it_was"));
+    }
+    let mut blocks = Vec::with_capacity(1000);
+    assert!(HEAP.set_limit(16 << 20));
+    // Asked of the heap itself: the compiler may assume of an allocation that nobody uses that it went well.
+    use std::alloc::GlobalAlloc;
+    // SAFETY: the layouts are not empty, and the block is freed with its own; errno is the thread's.
+    let (block, error) = unsafe {
+        while let Some(block) = std::ptr::NonNull::new(HEAP.alloc(layout(100_000))) {
+            blocks.push(block);
+        }
+        while !HEAP.alloc(layout(90_000)).is_null() {}
+        refuse(&[Refusal::new(libc::SYS_sched_yield, libc::EPERM)]);
+        HEAP.dealloc(blocks[20].as_ptr(), layout(100_000));
+        *libc::__errno_location() = 0;
+        (HEAP.alloc(layout(90_000)), *libc::__errno_location())
+    };
+    assert!(HEAP.set_limit(1 << 30));
+    assert!(!block.is_null());
+    assert_eq!(error, 0);
+}

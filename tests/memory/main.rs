@@ -10,10 +10,12 @@ use std::time::Duration;
 use pageheap::GlobalHeap;
 
 mod churn;
+mod clock;
 #[path = "../common/mod.rs"]
 mod common;
 mod filter;
 mod forks;
+mod guests;
 mod holes;
 mod hostile;
 mod huge;

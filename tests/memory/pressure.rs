@@ -277,3 +277,58 @@ fn a_program_that_frees_nothing_is_told_too() {
     // SAFETY: ends the child without running what is the parent's.
     unsafe { libc::_exit(i32::from(!told)) };
 }
+
+/// How many files of that name the process has open.
+fn open_events() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    files
+        .filter_map(|file| std::fs::read_link(file.unwrap().path()).ok())
+        .filter(|path| path.ends_with("memory.events"))
+        .count()
+}
+
+/// The child of a fork that came while the thread had one of the files open had it too, for ever.
+#[test]
+fn a_fork_waits_until_the_thread_has_closed_its_file() {
+    const NAME: &str = "pressure::a_fork_waits_until_the_thread_has_closed_its_file";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    use std::io::Write;
+    write("proc/self/cgroup", "0::/a\n");
+    std::fs::create_dir_all("sys/fs/cgroup/a").unwrap();
+    // A pipe, so that who reads stays there until there is something to read.
+    // SAFETY: a path that ends with zero.
+    let made = unsafe { libc::mkfifo(c"sys/fs/cgroup/a/memory.events".as_ptr(), 0o600) };
+    assert_eq!(made, 0);
+    let mut options = std::fs::OpenOptions::new();
+    let mut events = options
+        .read(true)
+        .write(true)
+        .open("sys/fs/cgroup/a/memory.events")
+        .unwrap();
+    touch(4 << 20, 1);
+    touch(4 << 20, 1);
+    // The fork goes on without him after a while, which may pass sooner on a machine that has much to do.
+    let mut is_closed = || {
+        assert!(soon(|| open_events() == 2), "nobody reads");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                events.write_all(b"high 0\n").unwrap();
+            });
+            // SAFETY: the child looks at its files, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as said.
+                unsafe { libc::_exit(open_events() as i32) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child just made.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status));
+            libc::WEXITSTATUS(status) == 1
+        })
+    };
+    assert!((0..5).any(|_| is_closed()), "the child has the file");
+}

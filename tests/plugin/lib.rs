@@ -83,7 +83,22 @@ unsafe extern "C" {
 #[unsafe(link_section = ".init_array")]
 static EARLY: extern "C" fn() = early;
 
-/// Where `PAGEHEAP_TEST_EARLY` is set: has the copy of this library that stands behind this one work before `main`, and
+#[used]
+// SAFETY: as above.
+#[unsafe(link_section = ".fini_array")]
+static LATE: extern "C" fn() = late;
+
+/// Where `PAGEHEAP_TEST_LATE` is set: when the allocator has heard of the end already, frees so much that the heap
+/// wants a thread.
+extern "C" fn late() {
+    // SAFETY: the string ends with zero.
+    if unsafe { !libc::getenv(c"PAGEHEAP_TEST_LATE".as_ptr()).is_null() } {
+        (0..2).for_each(|_| drop(black_box(vec![1_u8; 4 << 20])));
+    }
+}
+
+/// Where `PAGEHEAP_TEST_OWN` is set: uses the heap before the allocator's own constructor has run. Where
+/// `PAGEHEAP_TEST_EARLY` is set: has the copy of this library that stands behind this one work before `main`, and
 /// the process end a little later than it would.
 extern "C" fn early() {
     extern "C" fn linger(_: *mut c_void) {
@@ -93,6 +108,9 @@ extern "C" fn early() {
     // SAFETY: strings end with zero; the function is of this type; `linger` stays until the process has ended, for the
     // library was loaded with it.
     unsafe {
+        if !libc::getenv(c"PAGEHEAP_TEST_OWN".as_ptr()).is_null() {
+            black_box(plugin_give(1));
+        }
         if libc::getenv(c"PAGEHEAP_TEST_EARLY".as_ptr()).is_null() {
             return;
         }

@@ -1,6 +1,8 @@
 //! Contracts.
 
 use pageheap::source::Simulated;
+#[cfg(target_os = "linux")]
+use pageheap::source::{Purpose, Source, Split, System};
 use pageheap::{Config, PageCount, PageHeap, PageIndex};
 
 /// "The run of pages that `bytes` bytes from `address` are, if it begins on a page and lies in the heap."
@@ -66,4 +68,25 @@ fn a_page_larger_than_the_address_space_holds_everything() {
     assert_eq!(pages, [0, 1, 1, 2, 2]);
     assert_eq!(PageCount::holding(usize::MAX, 0).0, usize::MAX);
     const { assert!(PageCount::holding(8193, 13).0 == 2) };
+}
+
+/// Of a library with two sources as one all stayed, when it was unloaded.
+#[test]
+#[cfg(target_os = "linux")]
+fn two_sources_as_one_give_up_the_end_of_a_reservation() {
+    let source = Split::new(System, System);
+    let page = source.granule();
+    for purpose in [Purpose::Pages, Purpose::Metadata] {
+        let all = source.reserve(purpose, 8 * page, page).expect("8 pages");
+        let end = all.base.as_ptr().wrapping_add(6 * page);
+        let mut pages = [0; 2];
+        // SAFETY: it reads of two pages what the system knows, and writes that; they are of the test's reservation,
+        // of which nothing is used any more, and which nobody unreserves.
+        unsafe {
+            let mut is_there = || libc::mincore(end.cast(), 2 * page, pages.as_mut_ptr()) == 0;
+            assert!(is_there());
+            source.trim(purpose, std::ptr::NonNull::new(end).unwrap(), 2 * page);
+            assert!(!is_there(), "{purpose:?}");
+        }
+    }
 }
