@@ -28,7 +28,8 @@ pub enum Reason {
     NoShards,
 }
 
-/// An allocation that was not made. The arena is as it was.
+/// An allocation that was not made. The arena is as it was, but for what was allocated on the way: by an iterator that
+/// uses it, too, or for a slice of unknown length that could not grow in place. That stays until the reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArenaError {
     reason: Reason,

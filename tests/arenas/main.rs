@@ -11,6 +11,7 @@ mod handles;
 mod misuse;
 mod pool;
 mod promises;
+mod refused;
 mod rounds;
 mod stories;
 #[path = "../model/blocks.rs"]
