@@ -11,9 +11,9 @@ mod handles;
 mod misuse;
 mod pool;
 mod promises;
-mod refused;
 mod rounds;
 mod stories;
+mod unmade;
 #[path = "../model/blocks.rs"]
 mod blocks;
 #[path = "../model/arenas.rs"]
