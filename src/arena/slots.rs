@@ -525,8 +525,12 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
     }
 
     fn extent(&self) -> (u64, u64) {
-        // Relaxed: an estimate. Acquire is not needed, as no entry is read.
+        // Relaxed: an estimate.
         let (next, end) = unpack(self.fresh.load(Ordering::Relaxed));
+        // After a reset the slabs behind the one in use are there all the same. The numbers between them that are
+        // nobody's count, too: there are some only where a slab before the last was cut short.
+        let last = self.last();
+        let end = end.max(last.start + last.count);
         let left = match self.account.left() {
             usize::MAX => u64::from(MAX_SLOTS - end),
             left => (left / (self.bytes + size_of::<T>())) as u64,

@@ -130,3 +130,17 @@ fn a_list_that_fills_keeps_less_in_its_shards() {
     assert!(list.batch_limit() < 8, "a twentieth is free");
     assert_eq!(half.len() + more.len(), all / 2 + all * 45 / 100);
 }
+
+/// After a reset only what the first slab has counted as free, and where that was used up batches had one slot.
+#[test]
+fn a_list_that_was_reset_keeps_as_much_in_its_shards_as_a_new_one() {
+    let config = ArenaConfig::new().limit(1 << 20).slab(1 << 12);
+    let mut list = ShardedFreeList::with_config(Layout::new::<[u64; 8]>(), 2, config).unwrap();
+    let all = std::iter::from_fn(|| list.allocate().ok()).count();
+    for _ in 0..3 {
+        list.reset();
+        let owner = list.owner().unwrap();
+        let batches = (0..all / 2).map(|_| owner.allocate().map(|_| list.batch_limit()).unwrap());
+        assert_eq!(batches.min(), Some(MAX_BATCH as usize), "a half is free");
+    }
+}
