@@ -80,3 +80,45 @@ fn a_handle_goes_on_where_it_was_before_what_was_not_made() -> Result<(), ArenaE
     local.scoped(|scope| in_vain!(&scope, next!(scope, last)));
     Ok(())
 }
+
+/// A hundred slabs of 64 KiB that an arena keeps, on a heap of 64 MiB of which others have as much as that.
+fn keeps(heap: &PageHeap<System>, others: usize) -> Result<Arena<&PageHeap<System>>, ArenaError> {
+    let mut arena = Arena::with_config_in(ArenaConfig::new().slab(64 << 10), heap)?;
+    (0..200).try_for_each(|_| arena.alloc_uninit_slice::<u8>(30_000).map(|_| ()))?;
+    arena.reset();
+    assert_eq!(arena.stats().reserved, 100 * (64 << 10));
+    arena.alloc_uninit_slice::<u8>(others)?;
+    Ok(arena)
+}
+
+/// It went back slab by slab, and the backing was asked each time.
+#[test]
+fn nothing_goes_back_for_what_the_backing_could_never_have() -> Result<(), ArenaError> {
+    let heap = PageHeap::new(System, Config::new(64 * MIB)).expect("a heap");
+    let arena = keeps(&heap, 10 * MIB)?;
+    let before = (arena.stats(), heap.stats().in_use);
+    // Also if all that is kept went back: it has the rest itself.
+    for bytes in [55 * MIB, 64 * MIB, isize::MAX as usize / 2] {
+        let error = arena
+            .alloc_uninit_slice::<u8>(bytes)
+            .expect_err("more than the heap has");
+        assert_eq!(error.reason(), Reason::NoPages);
+        assert_eq!((arena.stats(), heap.stats().in_use), before);
+    }
+    Ok(())
+}
+
+/// All of it went back, and the backing was asked a hundred times.
+#[test]
+fn what_is_kept_goes_back_in_few_steps() -> Result<(), ArenaError> {
+    let heap = PageHeap::new(System, Config::new(64 * MIB)).expect("a heap");
+    let other = Arena::new_in(&heap);
+    other.alloc_uninit_slice::<u8>(40 * MIB)?;
+    let arena = keeps(&heap, 8)?;
+    let before = heap.stats().refusals;
+    arena
+        .alloc_uninit_slice::<u8>(30 * MIB)
+        .expect_err("others have so much");
+    assert_eq!(heap.stats().refusals - before, 3);
+    Ok(())
+}
