@@ -84,7 +84,7 @@ impl Slab {
     };
 }
 
-/// A slot that was found by its address.
+/// A slot that was found by its address, or by its number.
 #[derive(Debug)]
 pub(super) struct Found<'s, T> {
     pub(super) slot: u32,
@@ -218,6 +218,17 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     pub(super) fn address(&self, slot: u32) -> NonNull<u8> {
         let (slab, place) = self.place(slot);
         self.memory_at(slab, place)
+    }
+
+    /// The node of a slot and its memory, by its number.
+    #[inline(always)]
+    pub(super) fn found(&self, slot: u32) -> Found<'_, T> {
+        let (slab, place) = self.place(slot);
+        Found {
+            slot,
+            node: Self::node_at(slab, place),
+            memory: self.memory_at(slab, place),
+        }
     }
 
     /// The memory at a place of a slab, which has it. A branch that is always predicted, for one step instead of three
