@@ -164,6 +164,13 @@ impl<B: Backing> Account<B> {
         }
     }
 
+    /// The most bytes a block could have if `bytes` bytes of those taken went back, as far as the limit and the backing
+    /// can tell.
+    pub(super) fn left_without(&self, bytes: usize) -> usize {
+        let kept = self.reserved().saturating_sub(bytes);
+        self.limit.min(self.backing.most_bytes()).saturating_sub(kept)
+    }
+
     /// Blocks taken and not given back.
     pub(super) fn blocks(&self) -> usize {
         // Relaxed: a statistic.

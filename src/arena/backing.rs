@@ -7,7 +7,7 @@
 //!   Arena                      the process's own heap, made at the first use
 //! ```
 //!
-//! A trait of three verbs instead of a reference to a heap, so that an arena has one type parameter and not the heap's
+//! A trait of few verbs instead of a reference to a heap, so that an arena has one type parameter and not the heap's
 //! two, a test can stand an arena on anything, and a user can put a count or a policy between the two. The verbs are on
 //! slow paths only: an arena that is warm never calls them.
 //!
@@ -44,6 +44,15 @@ pub unsafe trait Backing {
     /// Bytes in a page: a power of two of at least 8, the same at every call. The unit in which blocks are counted.
     fn page_bytes(&self) -> usize;
 
+    /// The most bytes that all blocks together could have, as things stand: more is refused, whatever is given back. No
+    /// less; `usize::MAX`, as it is if nothing is said, where that is not known.
+    ///
+    /// An arena that is refused a block gives back what it keeps for later, and asks again; but not for what could
+    /// never be had.
+    fn most_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// A block of `bytes` bytes, rounded up to whole pages, whose address is a multiple of `align`, a power of two.
     /// `None` if it cannot be had, or for zero bytes.
     fn take(&self, bytes: usize, align: usize) -> Option<Block>;
@@ -61,6 +70,11 @@ pub unsafe trait Backing {
 unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
     fn page_bytes(&self) -> usize {
         G::PAGE_BYTES
+    }
+
+    fn most_bytes(&self) -> usize {
+        // What has grown stays, also above a limit that was lowered since.
+        self.limit().max(self.grown()).0 << G::PAGE_SHIFT
     }
 
     fn take(&self, bytes: usize, align: usize) -> Option<Block> {
@@ -103,6 +117,10 @@ macro_rules! pass_on {
                 (**self).page_bytes()
             }
 
+            fn most_bytes(&self) -> usize {
+                (**self).most_bytes()
+            }
+
             fn take(&self, bytes: usize, align: usize) -> Option<Block> {
                 (**self).take(bytes, align)
             }
@@ -126,6 +144,10 @@ pass_on! {
 unsafe impl Backing for ProcessHeap {
     fn page_bytes(&self) -> usize {
         <Geometry as Shape>::PAGE_BYTES
+    }
+
+    fn most_bytes(&self) -> usize {
+        Self::get().map_or(0, Backing::most_bytes)
     }
 
     fn take(&self, bytes: usize, align: usize) -> Option<Block> {

@@ -12,9 +12,10 @@
 //! or closed, and his compare-exchange fails.
 //!
 //! **No ABA.** A turn is never used twice between two resets ([`clear`](Cursor::clear)), which need the arena for
-//! themselves: after 2²⁴ slabs the cursor is spent and stays closed, and the arena serves every request by a block of
-//! its own. The offset may fall, when the last taken gives back what it took; a compare-exchange that then succeeds on
-//! an equal word is right, for the word is all there is to know.
+//! themselves: after 2²⁴ openings the cursor is spent and stays closed, and every request is served by a block of its
+//! own. Openings, not slabs: one in which nothing lies any more is opened again and again by who makes large objects
+//! and gives them back by turns. The offset may fall, when the last taken gives back what it took; a compare-exchange
+//! that then succeeds on an equal word is right, for the word is all there is to know.
 //!
 //! **What falls is remembered.** How far a slab was cut cannot be told from the word once the end has fallen. Who lets
 //! it fall notes the word that he found, turn and all, if it is more than what is noted; before the exchange, so that

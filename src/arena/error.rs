@@ -28,7 +28,9 @@ pub enum Reason {
     NoShards,
 }
 
-/// An allocation that was not made. The arena is as it was.
+/// An allocation that was not made. The arena is as it was, but for what was allocated on the way: by an iterator that
+/// uses it, too, or for a slice of unknown length that could not grow in place. That stays until the reset. And what it
+/// kept for later may have gone back to a backing that had no pages; not for more than that could ever have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArenaError {
     reason: Reason,

@@ -155,7 +155,8 @@ impl<B: Backing> FreeList<B> {
     /// Puts a slot back.
     ///
     /// Aborts the process, with a message that names the address, if no slot of the list begins there or it is not
-    /// allocated. (Two threads that free one slot within the same nanoseconds can both pass.)
+    /// allocated. (Two threads that free one slot within the same nanoseconds can both pass: it may be handed out twice
+    /// then, and other free slots may be lost until a [`reset`](Self::reset).)
     ///
     /// # Safety
     ///

@@ -18,7 +18,8 @@
 //! an address there twice finds a free slot twice.
 //!
 //! *Freed twice:* a slot is free if its link is not LIVE, or if it is the one in the pocket. Both are looked at; two
-//! threads that free one slot within the same nanoseconds can both pass.
+//! threads that free one slot within the same nanoseconds can both pass. Then it may be handed out twice; and its link
+//! may lead to itself, so that the stack ends there: what lies below is lost until the list is reset.
 //!
 //! *"No" is exact.* The last fresh slot is gone for good. The stack is seen empty, the pocket is, and the stack is as
 //! it was, tag included: so at the moment of the look into the pocket nothing was free.

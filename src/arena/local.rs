@@ -129,7 +129,7 @@ fn move_end<B: Backing>(
 ///
 /// As for `Pieces::put_back`.
 #[inline(always)]
-unsafe fn rewind(room: &Cell<Room>, pieces: &Cell<Pieces>, checkpoint: Checkpoint) {
+unsafe fn rewind(room: &Cell<Room>, pieces: &Cell<Pieces>, checkpoint: Checkpoint<'_>) {
     match pieces.get().room_at(&checkpoint) {
         Some(now) => room.set(now),
         None => aside(room, pieces, |room, pieces| {
@@ -192,7 +192,7 @@ impl<'a, B: Backing> Local<'a, B> {
 
     /// Where the handle is now. Under scopes there is no need for it.
     #[must_use]
-    pub fn checkpoint(&self) -> Checkpoint {
+    pub fn checkpoint(&self) -> Checkpoint<'a> {
         self.pieces.get().checkpoint(self.room.get())
     }
 
@@ -202,9 +202,11 @@ impl<'a, B: Backing> Local<'a, B> {
     ///
     /// The checkpoint is of this handle, which has not been rewound to an earlier one since; and nothing that was
     /// allocated since, through this handle, is used any more.
-    pub unsafe fn rewind(&mut self, checkpoint: Checkpoint) {
+    pub unsafe fn rewind(&mut self, checkpoint: Checkpoint<'a>) {
         // SAFETY: the caller's promise.
         unsafe { rewind(&self.room, &self.pieces, checkpoint) };
+        // Here, and not for scopes, whose checkpoints nobody else has.
+        self.pieces.get().check(self.room.get());
     }
 
     /// The arena.
@@ -270,7 +272,7 @@ impl<'s, B: Backing> Scope<'s, B> {
         /// at the most shorter than its piece, if that has become longer.
         struct Panicked<'b> {
             pieces: &'b Cell<Pieces>,
-            checkpoint: Checkpoint,
+            checkpoint: Checkpoint<'b>,
         }
         impl Drop for Panicked<'_> {
             fn drop(&mut self) {

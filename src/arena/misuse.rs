@@ -123,8 +123,8 @@
 //! });
 //! ```
 //!
-//! **Across a reset**, what the examples do not show: the value of a local, the local itself, a box in an arena, what a
-//! handle names.
+//! **Across a reset**, what the examples do not show: the value of a local, the local itself, where it was, a box in an
+//! arena, what a handle names.
 //!
 //! ```compile_fail,E0502
 //! use pageheap::arena::Arena;
@@ -160,6 +160,26 @@
 //! let local = arena.local();
 //! arena.stats();
 //! assert_eq!(*local.alloc(17).unwrap(), 17);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let checkpoint = arena.local().checkpoint();
+//! arena.reset();
+//! // SAFETY: nothing was allocated by either.
+//! unsafe { arena.local().rewind(checkpoint) };
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let mut arena = Arena::new();
+//! let checkpoint = arena.local().checkpoint();
+//! arena.stats();
+//! // SAFETY: nothing was allocated by either.
+//! unsafe { arena.local().rewind(checkpoint) };
 //! ```
 //!
 //! ```compile_fail,E0502

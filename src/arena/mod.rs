@@ -31,6 +31,11 @@
 //!
 //! **What all promise.** `Send` and `Sync` where the backing is; no allocation but from the backing; every failure is a
 //! value; all pages go back when the arena is dropped; contents are not dropped unless the type says that it does so.
+//!
+//! **After a fork** the child must not use an arena or a list that other threads were using: each has a lock (to grow,
+//! to gather, to lend a shard), and who held it may not exist there, so that the child would wait for ever. It may read
+//! what is allocated. The same is true of the heap beneath, [`ProcessHeap`] included: a new arena waits as well if it
+//! stands on a heap that another thread was growing.
 
 mod process;
 mod backing;

@@ -14,7 +14,6 @@ use core::ptr::NonNull;
 
 use super::backing::Backing;
 use super::error::ArenaError;
-use super::node::Nodes;
 use super::process::ProcessHeap;
 use super::sharded::ShardedFreeList;
 use super::shards::{Pocket, Shard};
@@ -268,8 +267,10 @@ impl<B: Backing> SlotList for Owner<'_, B> {
         let freed = match self.list.shards.free_again(self.shard, &self.pocket, memory.as_ptr()) {
             Some(freed) => freed,
             None => {
-                let (node, taken) = (self.list.slots().node(slot), (slot, memory.as_ptr()));
-                self.list.shards.free(self.shard, &self.pocket, taken, node)
+                // The address that goes into the pocket leads to all of the slot; the box's, perhaps to its value only.
+                let found = self.list.slots().found(slot);
+                let taken = (slot, found.memory.as_ptr());
+                self.list.shards.free(self.shard, &self.pocket, taken, found.node)
             }
         };
         if freed.is_err() {

@@ -28,6 +28,7 @@
 
 use core::alloc::Layout;
 use core::iter;
+use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
 use super::backing::Backing;
@@ -77,12 +78,13 @@ pub(super) struct Pieces {
     step: usize,
 }
 
-/// Where a [`Local`](super::Local) was at some time.
+/// Where a [`Local`](super::Local) was at some time. It borrows the arena: after a reset what it names is others'.
 #[derive(Clone, Copy, Debug)]
-pub struct Checkpoint {
+pub struct Checkpoint<'a> {
     taken: *mut Piece,
     piece: *mut Piece,
     pointer: *mut u8,
+    arena: PhantomData<&'a ()>,
 }
 
 impl Room {
@@ -235,21 +237,31 @@ impl Pieces {
     }
 
     #[inline(always)]
-    pub(super) fn checkpoint(&self, room: Room) -> Checkpoint {
+    pub(super) fn checkpoint<'a>(&self, room: Room) -> Checkpoint<'a> {
         Checkpoint {
             taken: self.taken,
             piece: self.piece,
             pointer: room.pointer,
+            arena: PhantomData,
         }
     }
 
     /// The room at a checkpoint, if no piece was taken since; the piece may have become longer.
     #[inline(always)]
-    pub(super) fn room_at(&self, checkpoint: &Checkpoint) -> Option<Room> {
+    pub(super) fn room_at(&self, checkpoint: &Checkpoint<'_>) -> Option<Room> {
         (self.taken == checkpoint.taken).then_some(Room {
             pointer: checkpoint.pointer,
             end: self.end,
         })
+    }
+
+    /// Aborts if the room does not begin in the piece that is being cut: pieces lie where those of the checkpoint did,
+    /// and are others. (From behind its end a room would have no end.)
+    pub(super) fn check(&self, room: Room) {
+        let piece = self.piece.addr()..=self.end.addr();
+        if !piece.contains(&room.pointer.addr()) {
+            not_its_own(room.pointer, self.piece);
+        }
     }
 
     /// Goes back to a checkpoint, as [`put_back_all`](Self::put_back_all); but if no piece was being cut at that time
@@ -261,7 +273,7 @@ impl Pieces {
     /// As for `put_back_all`.
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn put_back(&mut self, checkpoint: Checkpoint) -> Room {
+    pub(super) unsafe fn put_back(&mut self, checkpoint: Checkpoint<'_>) -> Room {
         // SAFETY: the caller's promise. The first spare piece, if there is one, is ours, head included, as all in our
         // lists; and what was put back last is what was taken first.
         unsafe {
@@ -285,15 +297,13 @@ impl Pieces {
     ///
     /// The checkpoint is of these pieces, which have not gone back behind it since, and nothing allocated since is in
     /// use.
-    pub(super) unsafe fn put_back_all(&mut self, checkpoint: Checkpoint) -> Room {
-        let Checkpoint { taken, piece, pointer } = checkpoint;
+    pub(super) unsafe fn put_back_all(&mut self, checkpoint: Checkpoint<'_>) -> Room {
+        let Checkpoint {
+            taken, piece, pointer, ..
+        } = checkpoint;
         while self.taken != taken {
             let Some(last) = NonNull::new(self.taken) else {
-                fatal::abort(
-                    "an arena rewound to a checkpoint that is not its own, or not behind it; the checkpoint's place",
-                    pointer.addr(),
-                    taken.addr(),
-                );
+                not_its_own(pointer, taken);
             };
             // SAFETY: pieces in our lists are ours, heads included.
             unsafe {
@@ -373,6 +383,15 @@ impl Pieces {
             }
         }
     }
+}
+
+#[cold]
+fn not_its_own(pointer: *mut u8, piece: *mut Piece) -> ! {
+    fatal::abort(
+        "an arena rewound to a checkpoint that is not its own, or not behind it; the checkpoint's place",
+        pointer.addr(),
+        piece.addr(),
+    )
 }
 
 /// What to try in turn: `step` bytes, then less, while it is at least `need`; `step` in any case.

@@ -10,6 +10,9 @@
 //! back are the next one's: a new arena costs no system call once the process is warm. It never gives memory back to
 //! the system by itself: [`ProcessHeap::get`] is where to call `scavenge` or `tick`.
 //!
+//! It grows under a lock. In the child of a fork a thread that held it is no more: who forks while other threads use
+//! arenas must not use this heap in the child, by whatever arena, a new one included.
+//!
 //! Without an operating system there is no such heap, and a [`ProcessHeap`] cannot be had.
 
 #![forbid(unsafe_code)]

@@ -38,7 +38,7 @@
 //! that is full for long is a bad list to ask.
 //!
 //! **After a fork** the child must not use a list that other threads were using: one of them may have been gathering,
-//! and holds the lock for ever.
+//! growing the list or taking a shard, and holds that lock for ever.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -280,6 +280,9 @@ impl<B: Backing> ShardedFreeList<B> {
     }
 
     /// Puts a slot back, which is free when all who are inside now, and may have found it, have left.
+    ///
+    /// Where a batch is full and Hyaline has no room for it (fewer slots than readers), this may wait while somebody
+    /// gathers. A free never does.
     ///
     /// Aborts like [`deallocate`](Self::deallocate).
     ///

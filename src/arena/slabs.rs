@@ -319,37 +319,50 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Gives back one thing that nothing lies in and that was not reserved, if that may be of use to who wants a block
-    /// and was refused it. Whether it did.
+    /// Gives back what nothing lies in and was not reserved, if that may be of use to who wants a block and was refused
+    /// it. Whether it did.
     #[cold]
     fn make_room(&self, refused: Reason, bytes: usize, align: usize) -> bool {
-        let demanded = &self.queues[DEMANDED];
-        let is_demanded = self.current_queue.load(Ordering::Relaxed) == DEMANDED;
-        let uncut = self.current().filter(|_| is_demanded && self.cursor.offset() == 0);
-        match refused {
-            // Who asks for too much is refused without harm.
-            Reason::Limit => {
-                // SAFETY: under the lock the current slab is there.
-                let uncut = uncut.map_or(0, |foot| unsafe { foot.as_ref().block.len() });
-                let room = self.account.left() + self.kept.bytes() + demanded.spare.bytes() + uncut;
-                if self.account.block_bytes(bytes, align).is_ok_and(|whole| whole > room) {
-                    return false;
-                }
-            }
-            // Whether there is room then is not known before.
-            Reason::NoPages => {}
+        let Ok(whole) = self.account.block_bytes(bytes, align) else {
+            return false;
+        };
+        // Under the limit as little as will do, for to ask costs nothing there. A backing, which may make a system
+        // call, is asked again when it has got back as much as is wanted of it.
+        let enough = match refused {
+            Reason::Limit => 1,
+            Reason::NoPages => whole,
             _ => return false,
+        };
+        let demanded = &self.queues[DEMANDED];
+        // SAFETY: under the lock the current slab is there.
+        let uncut = self.uncut().map_or(0, |foot| unsafe { foot.as_ref().block.len() });
+        let spare = self.kept.bytes() + demanded.spare.bytes() + uncut;
+        // Who asks for too much is refused without harm.
+        if whole > self.account.left_without(spare) {
+            return false;
         }
-        // SAFETY: under the lock, which is all that the lists want; nothing lies in what is spare.
-        unsafe {
-            let mut foot = self.kept.pop().or_else(|| demanded.spare.pop());
-            if foot.is_none() && uncut.is_some() {
-                // If something is cut off it in this moment, it is not spare.
-                self.leave();
-                foot = demanded.spare.pop();
+        let before = self.account.reserved();
+        let given = || before - self.account.reserved();
+        while given() < enough {
+            // SAFETY: under the lock, which is all that the lists want; nothing lies in what is spare.
+            unsafe {
+                let mut foot = self.kept.pop().or_else(|| demanded.spare.pop());
+                if foot.is_none() && self.uncut().is_some() {
+                    // If something is cut off it in this moment, it is not spare.
+                    self.leave();
+                    foot = demanded.spare.pop();
+                }
+                let Some(foot) = foot else { break };
+                self.give(foot);
             }
-            foot.map(|foot| self.give(foot)).is_some()
         }
+        given() > 0
+    }
+
+    /// The current slab, if nothing lies in it and it was not reserved.
+    fn uncut(&self) -> Option<NonNull<Foot>> {
+        let is_demanded = self.current_queue.load(Ordering::Relaxed) == DEMANDED;
+        self.current().filter(|_| is_demanded && self.cursor.offset() == 0)
     }
 
     /// Notes how far the current slab was cut before its end fell, if it did: in its foot, and for the peak. With the

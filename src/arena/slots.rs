@@ -35,7 +35,7 @@ use super::hyaline::{MAX_SLOTS, Record};
 use super::node::{Node, Nodes};
 use super::shards::Shard;
 use super::stats::ArenaStats;
-use crate::sync::{AtomicU64, AtomicUsize, Lock, Ordering, Zeroed};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Zeroed};
 
 /// Slabs there can be: the first, and one for each bit of a number.
 const MAX_SLABS: usize = 33;
@@ -84,7 +84,7 @@ impl Slab {
     };
 }
 
-/// A slot that was found by its address.
+/// A slot that was found by its address, or by its number.
 #[derive(Debug)]
 pub(super) struct Found<'s, T> {
     pub(super) slot: u32,
@@ -112,6 +112,8 @@ pub(super) struct Slots<B: Backing, T> {
     /// For growth, and under it: the slab that `fresh` is of, from 1, or 0.
     growing: Lock,
     current: AtomicUsize,
+    /// Whether growing came to nothing when it was last tried, whatever the limit leaves.
+    refused: AtomicU32,
     /// The most slots used at any reset.
     most_used: usize,
     node: core::marker::PhantomData<T>,
@@ -150,6 +152,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             fresh: AtomicU64::new(0),
             growing: Lock::new(),
             current: AtomicUsize::new(0),
+            refused: AtomicU32::new(0),
             most_used: 0,
             node: core::marker::PhantomData,
         })
@@ -215,6 +218,17 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     pub(super) fn address(&self, slot: u32) -> NonNull<u8> {
         let (slab, place) = self.place(slot);
         self.memory_at(slab, place)
+    }
+
+    /// The node of a slot and its memory, by its number.
+    #[inline(always)]
+    pub(super) fn found(&self, slot: u32) -> Found<'_, T> {
+        let (slab, place) = self.place(slot);
+        Found {
+            slot,
+            node: Self::node_at(slab, place),
+            memory: self.memory_at(slab, place),
+        }
     }
 
     /// The memory at a place of a slab, which has it. A branch that is always predicted, for one step instead of three
@@ -354,6 +368,14 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             self.open(next);
             return true;
         }
+        let slab = self.next_slab(slabs);
+        // Relaxed: for an estimate.
+        self.refused.store(u32::from(slab.is_none()), Ordering::Relaxed);
+        slab.map(|slab| self.publish(slab)).is_some()
+    }
+
+    /// A slab behind these, as long as all of them or as can be had.
+    fn next_slab(&self, slabs: usize) -> Option<Slab> {
         let start = if slabs == 0 {
             0
         } else {
@@ -362,15 +384,9 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         let room = if slabs == 0 { 1 << self.first } else { start };
         let room = room.min(u64::from(MAX_SLOTS).saturating_sub(start)) as u32;
         if slabs == MAX_SLABS || room == 0 {
-            return false;
+            return None;
         }
-        match self.take_slab(start as u32, room, 1) {
-            Ok(slab) => {
-                self.publish(slab);
-                true
-            }
-            Err(_) => false,
-        }
+        self.take_slab(start as u32, room, 1).ok()
     }
 
     /// Bytes of a slab of `count` slots: where its nodes begin, and its layout.
@@ -462,7 +478,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             // SAFETY: the used part of the nodes of a slab that is ours alone, and all-zero nodes are nodes (`Zeroed`).
             unsafe { slab.nodes.write_bytes(0, (end - slab.start) as usize * size_of::<T>()) };
         });
-        // Relaxed: nobody else is here.
+        // Relaxed, twice: nobody else is here.
+        self.refused.store(0, Ordering::Relaxed);
         if self.slabs.load(Ordering::Relaxed) > 0 {
             self.open(1);
         }
@@ -525,9 +542,14 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
     }
 
     fn extent(&self) -> (u64, u64) {
-        // Relaxed: an estimate. Acquire is not needed, as no entry is read.
+        // Relaxed, twice: an estimate.
         let (next, end) = unpack(self.fresh.load(Ordering::Relaxed));
+        // After a reset the slabs behind the one in use are there all the same. The numbers between them that are
+        // nobody's count, too: there are some only where a slab before the last was cut short.
+        let last = self.last();
+        let end = end.max(last.start + last.count);
         let left = match self.account.left() {
+            _ if self.refused.load(Ordering::Relaxed) != 0 => 0,
             usize::MAX => u64::from(MAX_SLOTS - end),
             left => (left / (self.bytes + size_of::<T>())) as u64,
         };

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! An arena says how it cuts ([`Raw`]); the macro `typed_methods` gives it the methods. Nothing here drops what it has
-//! put into an arena, but for elements of a slice whose making panicked half way.
+//! put into an arena, but for elements of a slice whose making failed or panicked half way; its room goes back then, if
+//! nothing lies behind.
 //!
 //! Worked: an iterator of ten `u32` that does not say its length. Four are made room for (16 bytes), then eight, then
 //! sixteen, each time by moving the end; the last two doublings of an arena that nobody else uses copy nothing, and 24
@@ -85,7 +86,7 @@ pub(super) unsafe fn reallocate<R: Raw + ?Sized>(
     Ok(NonNull::slice_from_raw_parts(memory, new.size()))
 }
 
-/// A slice under way: its elements are dropped if it is.
+/// A slice under way: if it is dropped its elements are, and its room goes back if it can.
 pub(super) struct Growing<'r, T, R: Raw + ?Sized> {
     arena: &'r R,
     start: NonNull<T>,
@@ -172,6 +173,10 @@ impl<T, R: Raw + ?Sized> Drop for Growing<'_, T, R> {
         let made = NonNull::slice_from_raw_parts(self.start, self.len);
         // SAFETY: so many elements have been written, and nobody else has them.
         unsafe { ptr::drop_in_place(made.as_ptr()) };
+        // The arena is as it was, or who hits its limit would have filled it up for all others, too.
+        if size_of::<T>() != 0 {
+            resize(self.arena, self.start.cast(), self.room * size_of::<T>(), 0);
+        }
     }
 }
 

@@ -73,8 +73,8 @@ impl Live {
 
 /// What there is to go back to.
 #[derive(Clone, Copy)]
-struct Point {
-    checkpoint: Checkpoint,
+struct Point<'a> {
+    checkpoint: Checkpoint<'a>,
     /// How many were alive.
     alive: usize,
     /// Where the next word was, if that was right behind another.
@@ -427,7 +427,7 @@ impl<'a, 'b> Story<'a, 'b> {
     }
 
     fn in_local(&self, local: &mut Local<'a, &'b Blocks>) {
-        let mut points: Vec<Point> = Vec::new();
+        let mut points: Vec<Point<'_>> = Vec::new();
         while !self.bytes.is_empty() && !self.rarely(64) {
             match self.bytes.byte() % 12 {
                 1 => {

@@ -13,6 +13,7 @@ mod pool;
 mod promises;
 mod rounds;
 mod stories;
+mod unmade;
 #[path = "../model/blocks.rs"]
 mod blocks;
 #[path = "../model/arenas.rs"]

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use pageheap::arena::{Arena, Backing};
+use pageheap::arena::{Arena, ArenaConfig, Backing, Checkpoint};
 use pageheap::source::System;
 use pageheap::{Config, PageHeap};
 
@@ -48,6 +48,29 @@ fn a_checkpoint_that_was_rewound_past_aborts() {
             local.rewind(early);
             local.rewind(late);
         }
+    }
+}
+
+/// It does not compile without force. The piece lies where the old one did, and is shorter: what came next lay in what
+/// is others'.
+#[test]
+fn a_checkpoint_of_before_a_reset_aborts() {
+    if aborts("misuse::a_checkpoint_of_before_a_reset_aborts", CHECKPOINT) {
+        let heap = heap();
+        let mut arena = Arena::with_config_in(ArenaConfig::new().slab(1 << 20), &heap).unwrap();
+        let old = {
+            let local = arena.local();
+            // One piece, which becomes longer.
+            (0..200).for_each(|_| _ = local.alloc([0_u8; 64]).unwrap());
+            behind(local.alloc(1).unwrap());
+            // SAFETY: a checkpoint is three addresses. What the lifetime is there for is what the test is about.
+            unsafe { std::mem::transmute::<Checkpoint<'_>, Checkpoint<'static>>(local.checkpoint()) }
+        };
+        arena.reset();
+        let mut local = arena.local();
+        local.alloc(1_u64).unwrap();
+        // SAFETY: it does not return.
+        unsafe { local.rewind(old) };
     }
 }
 

@@ -86,6 +86,29 @@ fn owners_take_over_what_others_had_in_boxes() {
     }
 }
 
+/// A box made of an address that leads to its value only: that came out of the pocket again. (Only Miri can tell.)
+#[test]
+fn a_slot_whose_box_saw_a_part_of_it_is_whole_again() {
+    let list = ShardedFreeList::new(layout(), 1).unwrap();
+    let owner = list.owner().unwrap();
+    let slot = owner.allocate().unwrap().cast::<u64>();
+    // SAFETY: ours, with room for four.
+    let value = unsafe {
+        slot.write(7);
+        NonNull::from(&mut *slot.as_ptr())
+    };
+    // SAFETY: of this list, and nobody else has it.
+    drop(unsafe { SlotBox::from_raw(&owner, value) });
+    let whole = owner.allocate().unwrap().cast::<[u64; 4]>();
+    assert_eq!(whole.addr(), slot.addr());
+    // SAFETY: ours, all of it.
+    let read = unsafe {
+        whole.write([8; 4]);
+        whole.read()
+    };
+    assert_eq!(read, [8; 4]);
+}
+
 #[test]
 fn a_box_may_be_of_a_trait_object_or_a_slice() {
     let (list, drops) = (ShardedFreeList::new(layout(), 1).unwrap(), Cell::new(0));

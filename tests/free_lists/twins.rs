@@ -4,6 +4,8 @@ use std::alloc::Layout;
 
 use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use pageheap::internals::free_list::{Controller, MAX_BATCH};
+use pageheap::source::System;
+use pageheap::{Config, PageCount, PageHeap};
 use proptest::prelude::*;
 
 #[path = "../model/blocks.rs"]
@@ -129,4 +131,34 @@ fn a_list_that_fills_keeps_less_in_its_shards() {
     let more: Vec<_> = (0..all * 45 / 100).map(|_| owner.allocate().unwrap()).collect();
     assert!(list.batch_limit() < 8, "a twentieth is free");
     assert_eq!(half.len() + more.len(), all / 2 + all * 45 / 100);
+}
+
+/// After a reset only what the first slab has counted as free, and where that was used up batches had one slot.
+#[test]
+fn a_list_that_was_reset_keeps_as_much_in_its_shards_as_a_new_one() {
+    let config = ArenaConfig::new().limit(1 << 20).slab(1 << 12);
+    let mut list = ShardedFreeList::with_config(Layout::new::<[u64; 8]>(), 2, config).unwrap();
+    let all = std::iter::from_fn(|| list.allocate().ok()).count();
+    for _ in 0..3 {
+        list.reset();
+        let owner = list.owner().unwrap();
+        let batches = (0..all / 2).map(|_| owner.allocate().map(|_| list.batch_limit()).unwrap());
+        assert_eq!(batches.min(), Some(MAX_BATCH as usize), "a half is free");
+    }
+}
+
+/// What the limit left counted as free, though the backing had no more: batches stayed as long as they were.
+#[test]
+fn a_list_that_fills_its_backing_keeps_less_in_its_shards() {
+    let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30).limit(PageCount(128))).unwrap();
+    for config in [ArenaConfig::new(), ArenaConfig::new().limit(1 << 26)] {
+        let mut list = ShardedFreeList::with_config_in(Layout::new::<[u64; 8]>(), 2, config, &heap).unwrap();
+        for _ in 0..2 {
+            while list.allocate().is_ok() {}
+            // What was plenty so far is not forgotten at once.
+            assert!((0..4).all(|_| list.allocate().is_err()));
+            assert_eq!(list.batch_limit(), 1, "all are allocated");
+            list.reset();
+        }
+    }
 }

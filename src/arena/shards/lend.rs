@@ -73,7 +73,8 @@ impl<N: Nodes> Shards<N> {
 
     fn flush_as(&self, shard: &Shard, who: As) {
         let Some(section) = self.enter(shard, who) else {
-            // Somebody gathers, which empties it just as well; or it is a lane's, who will do something about it.
+            // Somebody gathers: he empties what is still, and what he leaves is found by who gathers next. Or somebody
+            // is at work in a lane.
             return;
         };
         let shard = section.shard;

@@ -37,7 +37,8 @@
 //! shard, the lanes, the depot, the slots never used: all that is still searched. And in the child of a fork, who was
 //! inside may be no more: there the wait ends after some seconds.
 //!
-//! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot.
+//! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot. Who retires may: a batch that
+//! Hyaline has no room for goes into a shard, and that is closed while somebody gathers.
 //!
 //! Worked: an owner frees and allocates in turns: the slot goes to the pocket and comes back, 3 ns for both. He frees
 //! 200 slots: one is in the pocket, 64 fill `loaded`, the next makes them `previous`, and from the 130th on every 64th

@@ -1,0 +1,124 @@
+//! What an arena is after it has said no, or after what was to be put into it panicked: as it was.
+
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, Pool, Reason};
+use pageheap::source::System;
+use pageheap::{Config, PageHeap};
+
+use super::common::addresses;
+
+const MIB: usize = 1 << 20;
+
+/// One slab, and no more.
+const ONE: ArenaConfig = ArenaConfig::new().limit(MIB).slab(MIB);
+
+fn heap() -> PageHeap<System> {
+    PageHeap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
+}
+
+/// A text without an end.
+struct Endless;
+
+impl fmt::Display for Endless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        loop {
+            f.write_str("as long as there is room")?;
+        }
+    }
+}
+
+/// Three slices that an arena or a handle does not make: `$check` after each.
+macro_rules! in_vain {
+    ($hand:expr, $check:expr) => {{
+        let (hand, check) = ($hand, $check);
+        let error = hand.alloc_iter((0_u64..).filter(|_| true)).expect_err("no end");
+        assert_eq!(error.reason(), Reason::Limit);
+        check();
+        let error = hand.alloc_fmt(format_args!("{Endless}")).expect_err("no end");
+        assert_eq!(error.reason(), Reason::Limit);
+        check();
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let make = |index: usize| if index < 10 { index } else { panic!("the eleventh") };
+            hand.alloc_slice_with(10_000, make).map(|_| ())
+        }));
+        assert!(made.is_err());
+        check();
+    }};
+}
+
+/// Whoever hit the limit left it full for all others.
+#[test]
+fn what_was_not_made_takes_no_room() -> Result<(), ArenaError> {
+    let (arena, pool) = (Arena::with_config_in(ONE, heap())?, Pool::with_config_in(ONE, heap())?);
+    arena.alloc(1_u64)?;
+    pool.alloc(1_u64)?;
+    in_vain!(&arena, || assert_eq!(arena.stats().allocated, 8));
+    in_vain!(&pool, || assert_eq!(pool.stats().allocated, 8));
+    arena.alloc_uninit_slice::<u8>(MIB / 2 - 64)?;
+    pool.alloc_uninit_slice::<u8>(MIB / 2 - 64)?;
+    Ok(())
+}
+
+#[test]
+fn a_handle_goes_on_where_it_was_before_what_was_not_made() -> Result<(), ArenaError> {
+    let arena = Arena::with_config_in(ONE, heap())?;
+    let mut local = arena.local();
+    /// Where the next word lies, behind the one before.
+    macro_rules! next {
+        ($hand:expr, $last:expr) => {
+            || {
+                let place = std::ptr::from_ref($hand.alloc(2_u64).expect("a word")).addr();
+                assert_eq!(place, $last.replace(place) + 8);
+            }
+        };
+    }
+    let last = Cell::new(std::ptr::from_ref(local.alloc(1_u64)?).addr());
+    in_vain!(&local, next!(local, last));
+    local.scoped(|scope| in_vain!(&scope, next!(scope, last)));
+    Ok(())
+}
+
+/// A hundred slabs of 64 KiB that an arena keeps, on a heap of 64 MiB of which others have as much as that.
+fn keeps(heap: &PageHeap<System>, others: usize) -> Result<Arena<&PageHeap<System>>, ArenaError> {
+    let mut arena = Arena::with_config_in(ArenaConfig::new().slab(64 << 10), heap)?;
+    (0..200).try_for_each(|_| arena.alloc_uninit_slice::<u8>(30_000).map(|_| ()))?;
+    arena.reset();
+    assert_eq!(arena.stats().reserved, 100 * (64 << 10));
+    arena.alloc_uninit_slice::<u8>(others)?;
+    Ok(arena)
+}
+
+/// It went back slab by slab, and the backing was asked each time.
+#[test]
+fn nothing_goes_back_for_what_the_backing_could_never_have() -> Result<(), ArenaError> {
+    let heap = PageHeap::new(System, Config::new(64 * MIB)).expect("a heap");
+    let arena = keeps(&heap, 10 * MIB)?;
+    let before = (arena.stats(), heap.stats().in_use);
+    // Also if all that is kept went back: it has the rest itself.
+    for bytes in [55 * MIB, 64 * MIB, isize::MAX as usize / 2] {
+        let error = arena
+            .alloc_uninit_slice::<u8>(bytes)
+            .expect_err("more than the heap has");
+        assert_eq!(error.reason(), Reason::NoPages);
+        assert_eq!((arena.stats(), heap.stats().in_use), before);
+    }
+    Ok(())
+}
+
+/// All of it went back, and the backing was asked a hundred times.
+#[test]
+fn what_is_kept_goes_back_in_few_steps() -> Result<(), ArenaError> {
+    let heap = PageHeap::new(System, Config::new(64 * MIB)).expect("a heap");
+    let other = Arena::new_in(&heap);
+    other.alloc_uninit_slice::<u8>(40 * MIB)?;
+    let arena = keeps(&heap, 8)?;
+    let before = heap.stats().refusals;
+    arena
+        .alloc_uninit_slice::<u8>(30 * MIB)
+        .expect_err("others have so much");
+    assert_eq!(heap.stats().refusals - before, 3);
+    Ok(())
+}
