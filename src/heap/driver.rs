@@ -273,12 +273,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.movers.enter(0)
     }
 
-    /// Whether somebody is between such a pass and its end.
-    #[cfg(test)]
-    pub(crate) fn is_somebody_moving(&self) -> bool {
-        self.movers.look().1
-    }
-
     /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next; who
     /// comes earlier or later does no harm. [`Duration::MAX`]: everything has gone back, and nothing need be done until
     /// pages are allocated and freed again.

@@ -341,13 +341,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if pages.0 == 0 || all > self.capacity {
             return None;
         }
-        // Till the room is back: whoever is about to say that there is none waits for it.
-        let pass = (room.0 > 0).then(|| self.pass());
         let start = self.set.hold_from_hint(&Request::of(all))?;
         if room.0 > 0 {
             self.release_or_abort(start + pages.0, room.0);
         }
-        drop(pass);
         self.ready(start, pages.0)
     }
 

@@ -346,8 +346,6 @@ impl<S: Source + 'static> Above for Objects<S> {
             self.empty_stores(None);
             return bare;
         }
-        // As in `empty_stores`.
-        let _pass = self.heap.pass();
         for class in SizeClass::all() {
             for _ in 0..self.central(class).unneeded() {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {

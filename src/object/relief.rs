@@ -57,8 +57,6 @@ impl<S: Source + 'static> Objects<S> {
         let wanted = self.heap.take_shortfall();
         let most = RELIEF_SLOTS.max(wanted.saturating_mul(RELIEF_BY_PAGE));
         let (mut freed, mut left) = (0, most);
-        // As in `empty_stores`.
-        let pass = self.heap.pass();
         for class in SizeClass::all() {
             while freed < wanted
                 && left > 0
@@ -68,7 +66,6 @@ impl<S: Source + 'static> Objects<S> {
                 freed += self.give_rack(None, class, Some(batch));
             }
         }
-        drop(pass);
         // Also where no span was emptied: the next call goes on.
         if left < most {
             self.heap.assist_again(wanted);

@@ -167,8 +167,7 @@ impl<S: Source + 'static> Objects<S> {
                     self.heap.cache_at(cache).flush();
                 }
             }
-            // He himself is at work, always. Where others are, one may free to where he has just been found empty.
-            all = all || self.reclaim(thread) || self.is_alone(thread);
+            all = all || self.reclaim(thread);
             let got = attempt();
             if got.is_some() || all && self.heap.releases() == seen {
                 return got;
@@ -177,12 +176,6 @@ impl<S: Source + 'static> Objects<S> {
             relax(YIELDING_ROUND);
         }
         None
-    }
-
-    /// Whether no other thread has a structure.
-    fn is_alone(&self, thread: &Thread) -> bool {
-        let (used, _) = self.register.counts();
-        used <= usize::from(thread.has_user())
     }
 
     /// Empties what can be reached, and calls on the others to do so when they can. Whether it reached all threads.
@@ -217,8 +210,6 @@ impl<S: Source + 'static> Objects<S> {
     /// Not for ever: who brings batches meanwhile, which is quicker, may go on. As many as there were, and as many as
     /// others may have had in hand just then.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
-        // Until the pages are back: whoever is about to say that there is no room waits for them.
-        let _pass = self.heap.pass();
         for class in SizeClass::all() {
             for _ in 0..self.central(class).most_stored(class) {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {

@@ -273,23 +273,6 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
     HEAP.check().unwrap();
 }
 
-/// A refusal empties what there is once, where there is no other thread: who is refused is at work himself, which is no
-/// reason to try again.
-#[test]
-#[cfg(target_os = "linux")]
-fn who_is_alone_and_refused_looks_everywhere_once() {
-    static HEAP: GlobalHeap = new_heap().limit(4 << 20).background(false);
-    let blocks = exhaust(&HEAP, 8192);
-    let before = HEAP.stats();
-    assert!(Block::new(&HEAP, layout(8192, 8), 0).is_none());
-    let after = HEAP.stats();
-    // One for structures and two for caches, and the first of a process.
-    let barriers = after.pages.calls.barrier - before.pages.calls.barrier;
-    assert!(barriers <= 4, "{barriers} barriers for one refusal");
-    assert_eq!(after.pages.refusals - before.pages.refusals, 1);
-    blocks.into_iter().for_each(|block| block.free(&HEAP));
-}
-
 /// What stands in a block that was never written may be what a slot left there that was freed before: then it was taken
 /// for one when it was freed, and lost.
 #[test]
