@@ -41,7 +41,7 @@
 //! Linux only (where the C library has no `dlclose` that unloads, as musl, it is never called); on macOS libraries with
 //! thread-locals are not unloaded at all. Elsewhere a library with a heap in it must stay.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::source::KeepErrno;
 
@@ -78,24 +78,22 @@ static END: unsafe extern "C" fn() = end;
 /// and before a thread is started.
 #[cold]
 pub(super) fn register() -> bool {
-    static AT_IT: AtomicUsize = AtomicUsize::new(0);
+    static AT_IT: AtomicBool = AtomicBool::new(false);
     if REGISTERED.load(Ordering::Relaxed) {
         return true;
     }
     // Of a library that the program is linked with, whose constructors run before the C library has registered its own
     // end, `ending` would come behind `begin` at exit too, and all would go below threads that still run. Such a
     // library is never unloaded; and of one that is opened, and allocates before our constructor has run, all stays,
-    // unless it is registered later. Last: the C library's own allocation may lead back here.
-    if BEGUN.load(Ordering::Relaxed)
-        || !background::constructors_have_run()
-        || AT_IT.swap(pthread::here(), Ordering::Relaxed) == pthread::here()
-    {
+    // unless it is registered later. Last: the C library's own allocation may lead back here; and where another
+    // thread is at it, who comes meanwhile tries again later.
+    if BEGUN.load(Ordering::Relaxed) || !background::constructors_have_run() || AT_IT.swap(true, Ordering::Relaxed) {
         return false;
     }
     let _errno = KeepErrno::new();
     // SAFETY: a function that stays as long as this copy of the crate: the C library calls it before it goes.
     let is_done = unsafe { libc::atexit(ending) } == 0;
-    AT_IT.store(0, Ordering::Relaxed);
+    AT_IT.store(false, Ordering::Relaxed);
     // Without memory for it, whoever comes next tries again.
     if is_done {
         REGISTERED.store(true, Ordering::Relaxed);

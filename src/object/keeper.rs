@@ -124,7 +124,9 @@ impl Keeper {
     /// While he is away so many bytes more came where he might find them. Wakes him if he sleeps.
     #[cold]
     pub(super) fn count(&self, bytes: usize) {
-        // Relaxed, here and below: a count, and a state that hands nothing over.
+        // Acquire: pairs with the release of `change`. The caller has seen him away; this sees the count as he left it.
+        self.state.load(Ordering::Acquire);
+        // Relaxed, here and below: a count, and a state that hands nothing else over.
         let to_find = self.to_find.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if to_find >= BYTES_TO_RING && self.change(ASLEEP, AWAKE) {
             wake(&self.state);
@@ -168,13 +170,13 @@ impl Keeper {
 
     /// From one state to another, for one thread only.
     pub fn change(&self, from: u32, to: u32) -> bool {
-        // Relaxed, twice: as in `count`. Before he goes: while he is awake nobody counts, and what is counted from then
-        // on stays.
+        // Relaxed: as in `count`. Before he goes: while he is awake nobody counts.
         if from == AWAKE {
             self.to_find.store(0, Ordering::Relaxed);
         }
+        // Release: what is counted when he has gone is added to that zero; partner: the acquire of `count`.
         self.state
-            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     }
 

@@ -400,6 +400,12 @@ impl Blanks {
         self.made[kind(room)].fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Racks with that room, wherever they are.
+    pub fn made(&self, room: u32) -> u32 {
+        // Relaxed: as above.
+        self.made[kind(room)].load(Ordering::Relaxed)
+    }
+
     /// Slots of the class that are racks.
     pub fn of_class(&self, class: SizeClass) -> usize {
         let kinds = Self::rooms().zip(&self.made);

@@ -30,6 +30,7 @@ use super::rack::Few;
 use super::room::has_flag;
 use super::size_class::{MarkedSize, SizeClass, SmallSize};
 use super::spans::Room;
+use super::twice::is_a_mark;
 use super::{Moved, Objects, Thread};
 
 /// The longest slot without a flag.
@@ -114,8 +115,10 @@ impl<S: Source + 'static> Objects<S> {
         unsafe {
             ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size);
             // A word that the program never wrote may be the mark of a slot that began here before the run did: it
-            // would be taken for free when it is freed, and be lost.
-            if mark::seems_free(slot.as_ptr()).is_some_and(|number| number <= class.slots() as usize) {
+            // would be taken for free when it is freed, and be lost. (Where pointers have 32 bits a word that it did
+            // write may look like one, once in 2²² or more; to change that would be worse than to lose a block.)
+            let is_mark = |number| usize::BITS == u64::BITS && is_a_mark(class, number);
+            if mark::seems_free(slot.as_ptr()).is_some_and(is_mark) {
                 mark::wipe(slot.as_ptr());
             }
         }

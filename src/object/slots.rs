@@ -401,7 +401,11 @@ impl<S: Source + 'static> Objects<S> {
     /// Gives home the blank racks that are kept for all. Waits for who is at work where they come from.
     pub(super) fn give_blanks(&self, cache: Option<usize>) {
         for room in Blanks::rooms() {
-            while let (Some(blank), Some(class)) = (self.blanks.take(&self.spans, room, 0), Rack::class(room)) {
+            // Not for ever, as in `empty_stores`: as many as there are.
+            for _ in 0..self.blanks.made(room) {
+                let (Some(blank), Some(class)) = (self.blanks.take(&self.spans, room, 0), Rack::class(room)) else {
+                    break;
+                };
                 // SAFETY: a slot of this class, used as a rack no more.
                 unsafe { self.give_slot(cache, class, blank.into_memory()) };
                 self.blanks.count_unmade(room);

@@ -30,6 +30,13 @@ use super::size_class::SizeClass;
 use super::span::is_mapped;
 use super::{Objects, Thread};
 
+/// Whether a slot of the class whose word makes this number may have a mark there: in a magazine, or on its span's
+/// list, if there are such; out of that into a magazine it comes as it is.
+pub(super) fn is_a_mark(class: SizeClass, number: usize) -> bool {
+    let most = if is_mapped(class) { 0 } else { class.slots() };
+    number <= most as usize
+}
+
 impl<S: Source + 'static> Objects<S> {
     /// Whether the block, whose word makes this number, is free and to be left where it is. Aborts if it is found to be
     /// free, or is none.
@@ -43,9 +50,7 @@ impl<S: Source + 'static> Objects<S> {
     ) -> bool {
         // Aborts if no slot of the class begins there.
         let (span, slot) = self.spans.locate(class, memory.as_ptr());
-        // In a magazine, or on its span's list, if there are such; out of that into a magazine it comes as it is.
-        let most = if is_mapped(class) { 0 } else { class.slots() };
-        if number > most as usize {
+        if !is_a_mark(class, number) {
             return false;
         }
         let central = self.central(class);

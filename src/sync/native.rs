@@ -66,16 +66,23 @@ pub(crate) fn fence_heavy() -> bool {
         // SAFETY: membarrier reads and writes no memory of ours; it may be refused.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     };
-    // SAFETY: errno is the calling thread's own.
+    // The first of a process, and of a child perhaps, has to register.
+    let done = keeping_errno(|| ask(PRIVATE_EXPEDITED) || ask(REGISTER_PRIVATE_EXPEDITED) && ask(PRIVATE_EXPEDITED));
+    // The compiler must not move accesses over the call; the kernel orders this thread's with the others'.
+    fence();
+    done
+}
+
+/// What `call` returns; the thread's errno is as it was.
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+fn keeping_errno<R>(call: impl FnOnce() -> R) -> R {
+    // SAFETY: errno is the calling thread's own, and stays where it is as long as the thread does.
     unsafe {
         let errno = errno();
         let saved = *errno;
-        // The first of a process, and of a child perhaps, has to register.
-        let done = ask(PRIVATE_EXPEDITED) || ask(REGISTER_PRIVATE_EXPEDITED) && ask(PRIVATE_EXPEDITED);
+        let result = call();
         *errno = saved;
-        // The compiler must not move accesses over the call; the kernel orders this thread's with the others'.
-        fence();
-        done
+        result
     }
 }
 
@@ -105,15 +112,9 @@ pub(crate) fn relax(round: u32) {
         (0..1_u32 << round).for_each(|_| core::hint::spin_loop());
         return;
     }
-    // SAFETY: sched_yield has no preconditions; failure means it did not yield. On Linux only a filter has it fail, and
-    // the thread's errno is put back.
+    // SAFETY: sched_yield has no preconditions; failure means it did not yield. On Linux only a filter has it fail.
     #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
-    unsafe {
-        let errno = errno();
-        let saved = *errno;
-        libc::sched_yield();
-        *errno = saved;
-    }
+    keeping_errno(|| unsafe { libc::sched_yield() });
     #[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
     // SAFETY: as above.
     unsafe {
@@ -155,39 +156,31 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time:
             time.subsec_nanos() as KernelWord,
         ]
     });
-    // SAFETY: errno is the calling thread's own; the futex call reads the word and the time, which outlive it.
-    // Every failure (EAGAIN, EINTR, ENOSYS under a filter) is a return for no reason, and the thread's errno is put
-    // back.
-    unsafe {
-        let errno = errno();
-        let saved = *errno;
-        let flags = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the futex call reads the word and the time, which outlive it. Every failure (EAGAIN, EINTR, ENOSYS under
+    // a filter) is a return for no reason.
+    keeping_errno(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
-            flags,
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
             expected,
             time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref),
-        );
-        *errno = saved;
-    }
+        )
+    });
 }
 
 /// Wakes one thread that sleeps in [`wait`] on `word`, if there is one.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: as in `wait`; waking touches no memory.
-    unsafe {
-        let errno = errno();
-        let saved = *errno;
+    keeping_errno(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
             libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
             1,
-        );
-        *errno = saved;
-    }
+        )
+    });
 }
 
 /// Without a futex, waiting is spinning with back-off.
