@@ -12,10 +12,16 @@ pub fn is_one() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-fn run(test: &str) -> Output {
+/// The process of a test.
+pub fn command(test: &str) -> Command {
     let mut child = Command::new(std::env::current_exe().expect("own executable"));
     child.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    child.env(CHILD, "1").output().expect("a child process")
+    child.env(CHILD, "1");
+    child
+}
+
+fn run(test: &str) -> Output {
+    command(test).output().expect("a child process")
 }
 
 /// Runs a test in a child, which must end well.

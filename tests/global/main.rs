@@ -8,6 +8,9 @@ use pageheap::source::Source;
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(all(unix, not(feature = "checks")))]
+#[path = "../common/child.rs"]
+mod child;
 mod growth;
 mod layouts;
 mod limits;
@@ -18,6 +21,8 @@ mod sources;
 #[cfg(all(unix, not(feature = "checks")))]
 mod strangers;
 mod threads;
+#[cfg(all(unix, not(feature = "checks")))]
+mod twice;
 
 use common::{addresses, by_width};
 
