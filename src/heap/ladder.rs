@@ -123,6 +123,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
 /// The next step down the ladder of reservations: half, or seven eighths where every eighth may count.
 pub(crate) fn lower(wish: usize) -> usize {
-    const COUNTS: usize = if usize::BITS < u64::BITS { usize::MAX } else { 1 << 30 };
-    wish - if wish > COUNTS { wish / 2 } else { wish / 8 }
+    let counts = usize::BITS < u64::BITS || wish <= 1 << 30;
+    wish - if counts { wish / 8 } else { wish / 2 }
 }
