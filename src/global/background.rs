@@ -228,7 +228,10 @@ fn spawn(
             if usable && libc::pthread_sigmask(libc::SIG_SETMASK, every.as_ptr(), before.as_mut_ptr()) == 0 {
                 let mut thread = MaybeUninit::uninit();
                 if libc::pthread_create(thread.as_mut_ptr(), attributes, entry, argument) == 0 {
-                    #[allow(clippy::unnecessary_cast, reason = "the libc crate has a pointer here for some systems")]
+                    #[allow(
+                        clippy::unnecessary_cast,
+                        reason = "the libc crate has a pointer here for some systems"
+                    )]
                     let thread = thread.assume_init() as usize;
                     started = Some((thread, stack));
                 }

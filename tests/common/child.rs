@@ -12,16 +12,33 @@ pub fn is_one() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// The process of a test.
+/// Whether this process is the one of that test.
+pub fn is_of(test: &str) -> bool {
+    std::env::var_os(CHILD).is_some_and(|name| name == test)
+}
+
+/// The process of a test: this program again, with that one test chosen.
 pub fn command(test: &str) -> Command {
-    let mut child = Command::new(std::env::current_exe().expect("own executable"));
+    chosen(Command::new(std::env::current_exe().expect("own executable")), test)
+}
+
+/// A process that has this program run, made to run that one test.
+pub fn chosen(mut child: Command, test: &str) -> Command {
     child.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    child.env(CHILD, "1");
+    child.env(CHILD, test);
     child
 }
 
+/// What became of it. A test that is named wrongly would seem to pass: none has been run.
+pub fn output(child: &mut Command) -> Output {
+    let output = child.output().expect("a child process");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!said.contains("running 0 tests"), "no such test: {child:?}");
+    output
+}
+
 fn run(test: &str) -> Output {
-    command(test).output().expect("a child process")
+    output(&mut command(test))
 }
 
 /// Runs a test in a child, which must end well.

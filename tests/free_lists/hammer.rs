@@ -7,7 +7,6 @@
 //! nearly all there is.
 
 use std::alloc::Layout;
-use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,12 +14,11 @@ use std::time::{Duration, Instant};
 use pageheap::arena::{ArenaConfig, Owner, ShardedFreeList};
 use pageheap::source::{Source, System};
 
+use super::child;
+
 const BYTES: usize = 128 << 20;
 const SLOT: usize = 512;
 const WORDS: usize = SLOT / 8;
-
-/// Says to a process that it is for the hammer alone.
-const ALONE: &str = "HAMMER_ALONE";
 
 /// Slots that all can find at a time.
 const PLACES: usize = 16;
@@ -341,19 +339,8 @@ fn hammer(anvil: &Anvil) {
 /// In a process of its own: what other tests have resident is not to be counted.
 #[test]
 fn nobody_is_refused_and_nothing_is_lost_under_the_hammer() {
-    if std::env::var_os(ALONE).is_none() {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "hammer::nobody_is_refused_and_nothing_is_lost_under_the_hammer",
-                "--exact",
-            ])
-            .arg("--nocapture")
-            .env(ALONE, "1")
-            .output()
-            .unwrap();
-        println!("{}", String::from_utf8_lossy(&output.stdout));
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        return;
+    if !child::is_one() {
+        return child::runs("hammer::nobody_is_refused_and_nothing_is_lost_under_the_hammer");
     }
     hammer(&Anvil {
         threads: 256,

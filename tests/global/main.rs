@@ -8,7 +8,7 @@ use pageheap::source::Source;
 
 #[path = "../common/mod.rs"]
 mod common;
-#[cfg(all(unix, not(feature = "checks")))]
+#[cfg(unix)]
 #[path = "../common/child.rs"]
 mod child;
 mod growth;

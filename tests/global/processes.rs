@@ -1,30 +1,17 @@
-//! What needs a process of its own: this test program again, with one test chosen and a variable set.
+//! What needs a process of its own.
 
 use std::process::{Command, Output};
 
+use super::child::is_one as is_child;
 use super::*;
-
-const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
 /// The test `name` of this file, to be run in a child.
 fn child(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([
-        &format!("processes::{name}"),
-        "--exact",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    command.env(CHILD, "1");
-    command
+    child::command(&format!("processes::{name}"))
 }
 
 fn run(name: &str) -> Output {
-    child(name).output().unwrap()
-}
-
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
+    child::output(&mut child(name))
 }
 
 #[test]

@@ -2,30 +2,26 @@
 //! those of up to 1 KiB into a magazine, and says so when that goes home: `processes`.) Each in a process of its own.
 
 use std::alloc::Layout;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::ptr::NonNull;
 
 use pageheap::source::System;
 use pageheap::{Config, Heap};
 
+use super::child;
 use super::common::addresses;
 
-const CHILD: &str = "PAGEHEAP_TEST_CHILD";
+/// Which of the shapes below a child is for.
+const SHAPE: &str = "PAGEHEAP_TEST_SHAPE";
 
 fn heap() -> Heap<System> {
     Heap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
-/// The test `name` of this file in a child, which is told `value`.
-fn run(name: &str, value: usize) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([
-        &format!("strangers::{name}"),
-        "--exact",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    command.env(CHILD, value.to_string()).output().unwrap()
+/// The test `name` of this file in a child, for a shape.
+fn run(name: &str, shape: usize) -> Output {
+    let mut command = child::command(&format!("strangers::{name}"));
+    child::output(command.env(SHAPE, shape.to_string()))
 }
 
 /// Lengths and alignments of blocks: in slots, with a mark and with a flag, and in pages.
@@ -46,7 +42,7 @@ macro_rules! found_at_once {
     ($($name:ident: $messages:expr, $work:expr;)*) => {$(
         #[test]
         fn $name() {
-            let Ok(shape) = std::env::var(CHILD) else {
+            let Ok(shape) = std::env::var(SHAPE) else {
                 for (number, (size, align)) in SHAPES.into_iter().enumerate() {
                     let output = run(stringify!($name), number);
                     let errors = String::from_utf8_lossy(&output.stderr);
@@ -115,7 +111,7 @@ found_at_once! {
 /// As when it is freed: what is in it would be copied, and given up.
 #[test]
 fn another_heaps_block_is_not_resized() {
-    if std::env::var_os(CHILD).is_none() {
+    if !child::is_one() {
         let output = run("another_heaps_block_is_not_resized", 0);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(

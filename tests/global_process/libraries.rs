@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
+/// Says to a process where that library is.
+const LIBRARY: &str = "PAGEHEAP_TEST_LIBRARY";
+
 /// The library of `tests/plugin`, built as this test is: a copy of this process's own. Cargo puts its product in place
 /// anew at every call, so one process builds and copies at a time.
 fn built() -> PathBuf {
@@ -215,9 +218,8 @@ fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
         let path = built();
         let other = path.with_extension("other.so");
         std::fs::copy(&path, &other).unwrap();
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
-            .env(CHILD, path.to_str().unwrap())
+        let output = child::command(NAME)
+            .env(LIBRARY, &path)
             .env("PAGEHEAP_TEST_EARLY", "1")
             // What is named last is begun first.
             .env("LD_PRELOAD", format!("{} {}", other.display(), path.display()))
@@ -227,7 +229,7 @@ fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
         std::fs::remove_file(other).unwrap();
         return assert_eq!(output.status.code(), Some(7), "{output:?}");
     }
-    let library = Library::open(Path::new(&std::env::var_os(CHILD).unwrap()));
+    let library = Library::open(Path::new(&std::env::var_os(LIBRARY).unwrap()));
     let worked = Barrier::new(4);
     thread::scope(|scope| {
         for seed in 0..3 {

@@ -8,11 +8,14 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
+use child::is_one as is_child;
 use common::{addresses, by_width};
 use pageheap::GlobalHeap;
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/child.rs"]
+mod child;
 mod destructors;
 mod ends;
 mod footprint;
@@ -24,8 +27,6 @@ mod steady;
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-const CHILD: &str = "PAGEHEAP_TEST_CHILD";
-
 /// Runs one test of this program in a child; whether it ended well.
 fn run(name: &str) -> bool {
     run_with(name, &[])
@@ -33,12 +34,7 @@ fn run(name: &str) -> bool {
 
 /// The same, with these in its environment.
 fn run_with(name: &str, variables: &[(&str, &str)]) -> bool {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap();
+    let output = child::output(child::command(name).envs(variables.iter().copied()));
     if !output.status.success() {
         println!("{name}: {output:?}");
     }
@@ -51,12 +47,7 @@ fn run_with(name: &str, variables: &[(&str, &str)]) -> bool {
 fn the_environment_overrides_a_limit() {
     const NAME: &str = "the_environment_overrides_a_limit";
     if !is_child() {
-        let child = |limit: &str| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args([NAME, "--exact", "--nocapture", "--test-threads=1"]);
-            command.env(CHILD, "1").env("PAGEHEAP_LIMIT", limit);
-            command.status().unwrap().success()
-        };
+        let child = |limit: &str| run_with(NAME, &[("PAGEHEAP_LIMIT", limit)]);
         // In the child 64 MiB are wanted.
         assert!(!child("48M") && child("200M") && child("nonsense"));
         return;
@@ -91,10 +82,6 @@ fn is_full() -> bool {
 fn page() -> usize {
     // SAFETY: reads a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
-}
-
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
 }
 
 #[test]

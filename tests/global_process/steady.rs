@@ -35,14 +35,10 @@ fn calls_in_child(name: &str) -> Vec<BTreeMap<String, usize>> {
         std::process::id(),
         name.replace(':', "-")
     ));
-    let output = Command::new("strace")
-        .args(["-f", "-qq", "-o"])
-        .arg(&log)
-        .arg(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-o"]);
+    strace.arg(&log).arg(std::env::current_exe().unwrap());
+    let output = child::output(&mut child::chosen(strace, name));
     let text = std::fs::read_to_string(&log).unwrap();
     std::fs::remove_file(&log).unwrap();
     assert!(output.status.success(), "{output:?}");

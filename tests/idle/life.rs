@@ -44,7 +44,7 @@ static TASKS_IN_CONSTRUCTOR: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn constructor() {
     // Of one test only: the others want to know what they themselves use.
-    if std::env::var_os(CHILD).is_some_and(|name| name == "life::it_is_not_born_in_a_constructor_nor_for_little") {
+    if child::is_of("life::it_is_not_born_in_a_constructor_nor_for_little") {
         drop(blocks(100 << 20, 100_000));
         TASKS_IN_CONSTRUCTOR.store(tasks(), Ordering::Relaxed);
     }

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use pageheap::GlobalHeap;
 
+#[path = "../common/child.rs"]
+mod child;
 #[path = "../memory/filter.rs"]
 #[allow(dead_code, reason = "other tests want more of it")]
 mod filter;
@@ -23,10 +25,10 @@ mod life;
 mod shapes;
 mod storm;
 
+use child::is_one as is_child;
+
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
-
-const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
 /// How long a program is silent before it is looked at.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -54,11 +56,9 @@ fn run_with(name: &str, prepare: impl Fn(&mut Command)) -> bool {
     let turn = &TURNS[NEXT.fetch_add(1, Ordering::Relaxed) % lanes];
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     for attempt in 1..=TRIES {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(CHILD, name);
+        let mut command = child::command(name);
         prepare(&mut command);
-        let output = command.output().unwrap();
+        let output = child::output(&mut command);
         print!("{}", String::from_utf8_lossy(&output.stdout));
         if output.status.success() {
             return true;
@@ -69,10 +69,6 @@ fn run_with(name: &str, prepare: impl Fn(&mut Command)) -> bool {
         }
     }
     false
-}
-
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
 }
 
 /// A file read without the allocator.

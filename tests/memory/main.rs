@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use pageheap::GlobalHeap;
 
+#[path = "../common/child.rs"]
+mod child;
 mod churn;
 mod clock;
 #[path = "../common/mod.rs"]
@@ -24,24 +26,15 @@ mod limits;
 mod pressure;
 mod zeroed;
 
+use child::{command, is_one as is_child};
 use common::by_width;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-const CHILD: &str = "PAGEHEAP_TEST_CHILD";
-
-/// This program again, to run one test.
-fn command(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, name);
-    command
-}
-
 /// Whether it ended well; what it said is shown.
 fn ends_well(command: &mut Command) -> bool {
-    let output = command.output().unwrap();
+    let output = child::output(command);
     print!("{}", String::from_utf8_lossy(&output.stdout));
     if !output.status.success() {
         println!("{output:?}");
@@ -52,10 +45,6 @@ fn ends_well(command: &mut Command) -> bool {
 /// Runs one test of this program in a child; whether it ended well.
 fn run(name: &str) -> bool {
     ends_well(&mut command(name))
-}
-
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
 }
 
 /// A line of a file in `/proc/self`, as a number of KiB, in bytes.

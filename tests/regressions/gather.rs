@@ -9,6 +9,9 @@ use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Pocket, Shards
 use pageheap::internals::{Barrier, Table};
 
 #[cfg(target_os = "linux")]
+use super::child;
+
+#[cfg(target_os = "linux")]
 #[allow(dead_code, reason = "some of it is for others")]
 #[path = "../memory/filter.rs"]
 mod filter;
@@ -159,12 +162,8 @@ fn the_child_of_a_fork_does_not_wait_for_ever() {
 #[cfg(target_os = "linux")]
 #[test]
 fn without_the_barrier_owners_go_on() {
-    const ALONE: &str = "PAGEHEAP_GATHER_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["gather::without_the_barrier_owners_go_on", "--exact", "--nocapture"]);
-        let output = child.env(ALONE, "1").output().unwrap();
-        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    if !child::is_one() {
+        return child::runs("gather::without_the_barrier_owners_go_on");
     }
     // SAFETY: asks what there is.
     if unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) } & 8 <= 0 {

@@ -1,6 +1,9 @@
 //! Bugs that were found by review or in use, each with the test that failed.
 
 mod cache;
+#[cfg(target_os = "linux")]
+#[path = "../common/child.rs"]
+mod child;
 mod commit;
 #[path = "../common/mod.rs"]
 mod common;

@@ -11,6 +11,9 @@ use std::ptr::NonNull;
 use pageheap::source::{Contents, Failure, Numbers, Purpose, Refused, Region, Reservation};
 use pageheap::source::{Simulated, Source, Split, State, Verb};
 
+#[cfg(all(unix, feature = "std", not(miri)))]
+#[path = "../common/child.rs"]
+mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod numbers;

@@ -1,7 +1,5 @@
 //! The operating system as a source; what limits of a process do to it is tried in child processes.
 
-use std::process::Command;
-
 use pageheap::source::System;
 
 use super::*;
@@ -9,23 +7,12 @@ use super::*;
 /// More than a process can have at a time.
 const BEYOND: usize = by_width(1 << 62, 1 << 31);
 
-const CHILD: &str = "PAGEHEAP_SOURCE_CHILD";
-
 /// Runs `test` of this module in a child process, where this returns true.
 fn in_child(test: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
+    if !child::is_one() {
+        child::runs(&format!("system::{test}"));
     }
-    let name = format!("system::{test}");
-    let exe = std::env::current_exe().expect("own executable");
-    let mut child = Command::new(exe);
-    child
-        .args([&name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1");
-    let output = child.output().expect("a child process");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{output:?}");
-    false
+    child::is_one()
 }
 
 fn give_back(reservation: Reservation) {
