@@ -1,25 +1,25 @@
-//! What a heap is asked to be.
+//! The configuration of a heap.
 
 #![forbid(unsafe_code)]
 
 use crate::source::HugePages;
 use crate::units::PageCount;
 
-/// How a heap is set up: how much address space it reserves, how far it may grow, how many caches it lends.
+/// The configuration of a heap: how much address space it reserves, how far it may grow, how many caches it lends.
 ///
-/// `const` throughout, so that it can stand in a `static`. It is for [`PageHeap::new`](crate::PageHeap::new),
-/// [`Heap::new`](crate::Heap::new) and [`GlobalHeap::with_source`](crate::GlobalHeap::with_source), and not all of them
-/// heed all of it:
+/// All methods are `const`, so a `Config` can stand in a `static`. [`PageHeap::new`](crate::PageHeap::new),
+/// [`Heap::new`](crate::Heap::new) and [`GlobalHeap::with_source`](crate::GlobalHeap::with_source) take one, but not
+/// all of them use every option:
 ///
 /// | | `PageHeap` | `Heap` | `GlobalHeap` |
 /// |---|---|---|---|
 /// | [`caches`](Self::caches) | yes | always one | how many threads may have one at a time |
-/// | [`shards`](Self::shards) | yes | of no use | of no use |
-/// | [`sparse_zeroing`](Self::sparse_zeroing) | of no use: it clears nothing | yes | yes |
-/// | all else | yes | yes | yes |
+/// | [`shards`](Self::shards) | yes | unused | unused |
+/// | [`sparse_zeroing`](Self::sparse_zeroing) | unused: it clears nothing | yes | yes |
+/// | everything else | yes | yes | yes |
 ///
-/// The pages of a `Heap` and of a `GlobalHeap` have 8 KiB. `GlobalHeap::new` and `GlobalHeap::in_region` bring a
-/// configuration of their own, which the methods of `GlobalHeap` change, by bytes; in a region there is one cache.
+/// Pages of a `Heap` or a `GlobalHeap` are 8 KiB. `GlobalHeap::new` and `GlobalHeap::in_region` bring their own
+/// configuration, which the methods of `GlobalHeap` change in bytes; a heap in a region has one cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     pub(crate) reserve: usize,
@@ -35,11 +35,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// The reservation below which the ladder does not go, unless asked for less.
+    /// The smallest reservation that the ladder tries, unless the caller asks for less.
     pub(crate) const LEAST_BYTES: usize = 1 << 20;
 
-    /// A heap that reserves `bytes` of address space for its pages, or what it can get. No limit below that, room for
-    /// 64 caches, no shards.
+    /// A heap that reserves `bytes` of address space for its pages, or as much as it can get. The defaults: no limit
+    /// below the reservation, room for 64 caches, no shards.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
         Self {
@@ -56,10 +56,11 @@ impl Config {
         }
     }
 
-    /// Not more than `pages` pages, whatever is reserved. More than is reserved is as much as that.
+    /// Limits the heap to `pages` pages, however much is reserved. A limit above the reservation counts as the
+    /// reservation.
     ///
-    /// Pages have 8 KiB, if the heap's [`Geometry`](crate::Geometry) does not say otherwise. [`PageCount::holding`]
-    /// makes pages of bytes, rounded up:
+    /// A page is 8 KiB unless the heap's [`Geometry`](crate::Geometry) says otherwise. [`PageCount::holding`] converts
+    /// bytes to pages, rounding up:
     ///
     /// ```
     /// use pageheap::{Config, PageCount};
@@ -74,31 +75,32 @@ impl Config {
         self
     }
 
-    /// Not more than `pages` pages should have memory behind them. Nothing is refused for that: as long as there are
-    /// more, a thread that takes pages without memory behind them gives back free ones afterwards: as many as it has
-    /// taken, or 256 (2 MiB) if it has taken fewer, and never more than there are too many. If too few are free, a
-    /// `Heap` or a `GlobalHeap` empties stores as well.
+    /// Sets a soft limit: at most `pages` pages should have memory behind them. This never makes an allocation fail.
+    /// While the heap is above the limit, a thread that takes pages without memory behind them gives back free pages
+    /// afterwards: as many as it has taken, or 256 (2 MiB) if it has taken fewer, but never more than the excess. If
+    /// too few pages are free, a `Heap` or a `GlobalHeap` empties its stores as well.
     #[must_use]
     pub const fn soft_limit(mut self, pages: PageCount) -> Self {
         self.soft_limit = Some(pages);
         self
     }
 
-    /// What is wished of huge pages behind the heap's. The source is told once, for all it has reserved; it may refuse,
-    /// and then nothing is different. Tables are left alone.
+    /// Sets the policy for huge pages behind the heap's pages. The heap passes it to the source once, for the whole
+    /// reservation; the source may refuse, which changes nothing. The tables are not affected.
     #[must_use]
     pub const fn huge_pages(mut self, wish: HugePages) -> Self {
         self.huge_pages = wish;
         self
     }
 
-    /// Whether memory that goes back by and by, by [`tick`](crate::PageHeap::tick) and
-    /// [`scavenge`](crate::PageHeap::scavenge), stays where it is until the system wants it (`MADV_FREE`).
+    /// Whether memory that is given back gradually, by [`tick`](crate::PageHeap::tick) and
+    /// [`scavenge`](crate::PageHeap::scavenge), stays resident until the system wants it (`MADV_FREE`).
     ///
-    /// Cheaper than to give it back at once, and to take it back again; but the process's resident size does not fall
-    /// before the system is short of memory, and whoever watches it takes that for a leak. Such pages are never taken
-    /// for zero, and [`Stats::backed`](crate::Stats::backed) counts them, as nobody knows whether they are.
-    /// [`release`](crate::PageHeap::release) and what limits and pressure ask for is given back at once all the same.
+    /// This is cheaper than giving it back at once and faulting it in again. But the process's resident size does not
+    /// fall until the system is short of memory, which looks like a leak to monitoring. The heap never assumes that
+    /// such pages are zero, and [`Stats::backed`](crate::Stats::backed) counts them, because nobody knows whether they
+    /// still have memory. What [`release`](crate::PageHeap::release), limits and memory pressure ask for is given back
+    /// at once all the same.
     #[must_use]
     pub const fn release_lazily(mut self, on: bool) -> Self {
         self.lazily = on;
@@ -107,33 +109,37 @@ impl Config {
 
     /// Whether an allocation that finds no room waits for pages that are being released at the moment.
     ///
-    /// They are nobody's while the source is at work on them: an eighth of the heap for each who scavenges, or a huge
-    /// page. Off by default: an allocation never waits for that, and where such pages are all that is left it is
-    /// refused. On, it waits for as long as the source's `release` takes, some microseconds as a rule, a good part of a
-    /// second at the most: for programs that end when they are refused. An allocation that can be served waits in
-    /// neither case.
+    /// Those pages belong to nobody while the source works on them: an eighth of the heap for each thread that
+    /// scavenges, or a huge page. Off by default: an allocation never waits for a release, and is refused if such pages
+    /// are all that is left. If on, it waits as long as the source's `release` takes: usually some microseconds, at
+    /// most a good part of a second. This is for programs that end when an allocation is refused. An allocation that
+    /// can be served never waits.
     #[must_use]
     pub const fn wait_for_release(mut self, on: bool) -> Self {
         self.patient = on;
         self
     }
 
-    /// Whether a layer of objects asks the source which pages of a used block of 1 MiB or more are zero, when it is to
-    /// be zero, and writes to the others alone. On by default.
+    /// Whether the object layer, to zero a used block of 1 MiB or more, asks the source which of its pages are already
+    /// zero and writes only to the others. On by default.
     ///
-    /// With `System` on Linux it opens `/proc/thread-self/pagemap` for that, and closes it again. To be switched off in
-    /// a program that lives under a filter of system calls which ends it where it opens a file (the background thread
-    /// of a `GlobalHeap` opens files too), and in one that is restored page by page from elsewhere (`userfaultfd`, as
-    /// by CRIU): what has not come yet counts as zero. A fork waits for who has the file open, for 0.1 s at the most.
+    /// `System` on Linux opens `/proc/thread-self/pagemap` for this and closes it again. Switch it off in two cases:
+    ///
+    /// * The program runs under a system-call filter that kills it when it opens a file. (The background thread of a
+    ///   `GlobalHeap` opens files too.)
+    /// * The process is restored page by page (`userfaultfd`, as by CRIU): a page that has not arrived yet would count
+    ///   as zero.
+    ///
+    /// A fork waits for a thread that has the file open, for 0.1 s at the most.
     #[must_use]
     pub const fn sparse_zeroing(mut self, on: bool) -> Self {
         self.sparse = on;
         self
     }
 
-    /// The address of page 0 is a multiple of `bytes`, rounded up to a power of two. Saves searching where runs of a
-    /// large alignment are asked for; never needed for correctness. Where the source has no address so aligned with
-    /// room behind it, or there is no such power of two, there is no heap
+    /// Aligns the address of page 0 to `bytes`, rounded up to a power of two. This saves searching if runs with a large
+    /// alignment are requested; it is never needed for correctness. If the source has no address so aligned with room
+    /// behind it, or there is no such power of two, no heap is created
     /// ([`NewHeapError::NoPages`](crate::NewHeapError::NoPages)).
     #[must_use]
     pub const fn align(mut self, bytes: usize) -> Self {
@@ -141,17 +147,18 @@ impl Config {
         self
     }
 
-    /// Room for `caches` handles ([`PageHeap::cache`](crate::PageHeap::cache)) at a time, 64 bytes each. Who asks for
-    /// one more gets none. Over little memory a `PageHeap` does without: 0. A `Heap` has one whatever is said.
+    /// Provides room for `caches` handles ([`PageHeap::cache`](crate::PageHeap::cache)) at a time, 64 bytes each; a
+    /// request for one more gets none. With little memory a `PageHeap` can do without: 0. A `Heap` always has exactly
+    /// one.
     #[must_use]
     pub const fn caches(mut self, caches: usize) -> Self {
         self.caches = caches;
         self
     }
 
-    /// Makes `shards` caches that are called by a number, from 0, and not by a handle; 64 bytes each. For code that has
-    /// no place to keep a handle for each thread, but knows a number, as that of the processor it runs on: see
-    /// [`PageHeap::allocate_on`](crate::PageHeap::allocate_on).
+    /// Creates `shards` caches that are addressed by a number, from 0, instead of a handle; 64 bytes each. They are for
+    /// code that has no place to keep a handle for each thread but knows a number, such as that of the processor it
+    /// runs on: see [`PageHeap::allocate_on`](crate::PageHeap::allocate_on).
     #[must_use]
     pub const fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;

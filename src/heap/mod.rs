@@ -10,15 +10,16 @@
 //!                      └───────────────┴───────────────────────────────┘
 //! ```
 //!
-//! A heap reserves its range once and never moves: a page is an index, its address is one shift and one addition away.
-//! It begins with nothing and grows by what it needs or an eighth of what it has, whichever is more, up to its limit.
+//! A heap reserves its address range once and never moves it. A page is an index; one shift and one addition turn it
+//! into an address. The heap starts with no pages. It grows by what it needs or by an eighth of its size, whichever is
+//! more, up to its limit.
 //!
-//! Worked: `allocate(PageCount(3))` on a heap that holds a page of word 17 and nothing else. The hint for 3 pages says
-//! page 0; chunk 0 has no 3 free pages; nor has anything above it (four blocks of summaries, one root entry); the proof
-//! says the same. Under the lock the heap asks its source for 512 pages more, prepares the tables for them, gives them
-//! to the set, and searches again.
+//! Worked example: `allocate(PageCount(3))` on a heap whose only free page lies in word 17. The hint for 3 pages points
+//! to page 0. Chunk 0 has no run of 3 free pages, and neither has anything above it (four blocks of summaries, one root
+//! entry); the proof confirms this. The heap then takes the growth lock, asks its source for 512 more pages, prepares
+//! their tables, adds them to the set, and searches again.
 //!
-//! The heap never reads or writes the pages.
+//! The heap never reads or writes the pages themselves.
 
 mod above;
 mod address;
@@ -63,8 +64,8 @@ use stats::Counters;
 
 /// A heap of pages over the memory of `S`, in the shape `G`.
 ///
-/// `Send + Sync`: all operations take `&self`, from any thread. Dropping the heap returns everything to its source;
-/// runs still allocated are gone with it.
+/// It is `Send + Sync`: every operation takes `&self` and may be called from any thread. Dropping the heap returns
+/// everything to its source, including runs that are still allocated.
 ///
 /// ```
 /// use pageheap::source::System;
@@ -77,39 +78,44 @@ use stats::Counters;
 /// // SAFETY: the run is ours, and nothing uses it any more.
 /// unsafe { heap.free(run) };
 /// ```
+///
+/// # `fork`
+///
+/// A `PageHeap` is not notified of forks. In the child of a multi-threaded process, use it only if no other thread was
+/// using it at the moment of the fork: otherwise a thread that does not exist in the child may hold one of its locks.
 pub struct PageHeap<S: Source, G: Shape = Geometry> {
     set: FreeSet<G>,
     slots: Table<Slot>,
-    /// Slots `0..shards` are shards', the others are lent to handles.
+    /// Slots `0..shards` belong to shards; the others are lent to handles.
     shards: usize,
     base: NonNull<u8>,
     /// Pages in the reservation. I7: grown ≤ capacity, limit ≤ capacity.
     capacity: usize,
-    /// See [`Request::phase`], for an alignment as large as the address space.
+    /// See [`Request::phase`]; for alignments as large as the address space.
     phase: usize,
     limit: AtomicUsize,
     lock: Lock,
-    /// Pages the source has prepared. Only under the lock. I8: grown ≤ prepared.
+    /// Pages the source has prepared. Accessed only under the lock. I8: grown ≤ prepared.
     prepared: AtomicUsize,
-    /// 1 where the source refused the last growth.
+    /// 1 if the source refused the last growth.
     stuck: AtomicU32,
-    /// For the lending of slots.
+    /// Protects the lending of slots.
     lending: Lock,
-    /// First free slot, plus one; slots lent so far. Only under `lending`.
+    /// First free slot, plus one; then the number of slots lent so far. Both are accessed only under `lending`.
     vacant: AtomicU32,
     lent: AtomicU32,
-    /// Raised to ask every handle to flush when it next leaves its fast path.
+    /// Incremented to ask every handle to flush when it next leaves its fast path.
     flush_calls: AtomicU32,
-    /// Who is releasing a run, which is nobody's meanwhile.
+    /// Threads that are releasing a run, which belongs to nobody meanwhile.
     scavengers: Turnstile,
-    /// Who carries pages from caches and stores to the set.
+    /// Threads that carry pages from caches and stores to the set.
     movers: Turnstile<1>,
     driver: Driver,
     /// 1 once pages were marked that the source did not know to be zero; see [`to_mark`](Self::to_mark).
     doubtful: AtomicU32,
-    /// Memory that goes back by and by may stay until it is wanted.
+    /// Memory that is given back gradually may stay resident until the system wants it.
     lazily: bool,
-    /// An allocation that finds no room waits for who is releasing pages.
+    /// An allocation that finds no room waits for threads that are releasing pages.
     patient: bool,
     counters: Counters,
     pages: Reservation,
@@ -117,24 +123,25 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     source: S,
 }
 
-// SAFETY: the addresses are numbers to the heap, which never goes through them but by way of tables of atomics; the
-// source is required to be shareable where the heap is shared.
+// SAFETY: to the heap, addresses are numbers; it dereferences them only through tables of atomics. The source must be
+// shareable wherever the heap is shared.
 unsafe impl<S: Source + Send, G: Shape> Send for PageHeap<S, G> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
 
-// Who has caught a panic finds a heap that is right: nothing in it unwinds half way. Sources may not (`Source`); a
-// clock may, and is asked between steps that are whole, with nothing held but the turn, which is given back.
+// A panic that is caught leaves the heap consistent: nothing in it unwinds half way. Sources must not unwind
+// (`Source`). A clock may, but it is called between complete steps, while only the turn is held, and unwinding gives
+// that back.
 impl<S: Source + UnwindSafe, G: Shape> UnwindSafe for PageHeap<S, G> {}
 impl<S: Source + RefUnwindSafe, G: Shape> RefUnwindSafe for PageHeap<S, G> {}
 
-/// Pages taken, and what is known of them.
+/// Pages that were allocated, and what is known about their contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allocation {
     /// The pages.
     pub run: PageRun,
-    /// How many of them were backed by no memory and read as zero.
+    /// How many of them had no memory behind them and read as zero.
     pub scavenged: PageCount,
 }
 
@@ -147,10 +154,11 @@ impl Allocation {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// A heap over `source`.
+    /// Creates a heap over `source`.
     ///
-    /// Reserves the bytes [`Config::new`] names, or less, down to a megabyte or as much as the source has if that is
-    /// less, and the room for the tables; commits a few granules. O(1).
+    /// Reserves the number of bytes given to [`Config::new`], and room for the tables. If the source cannot provide
+    /// that much, takes less: down to one megabyte, or as much as the source has if that is less. Commits a few
+    /// granules. O(1).
     ///
     /// # Errors
     /// If not even the smallest heap could be reserved. Nothing stays reserved.
@@ -158,7 +166,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Self::try_new(source, config).map_err(|(_, error)| error)
     }
 
-    /// As [`new`](Self::new), but a source in vain comes back.
+    /// As [`new`](Self::new), but on failure returns the source too.
     pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
         let granule = source.granule();
         if granule < MIN_GRANULE || !granule.is_power_of_two() || (S::COMMITS && granule > G::PAGE_BYTES) {
@@ -179,8 +187,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             return Err((source, NewHeapError::NoMetadata));
         };
-        // SAFETY: the reservation is given back by `drop`, after the tables are gone; this is its only call. Everything
-        // below goes to a page only below `grown`, to a slot only below `lent` or `shards`, and those are raised after
+        // SAFETY: `drop` gives the reservation back after the tables are gone, and this is the only call. The code
+        // below accesses pages only below `grown`, and slots only below `lent` or `shards`; those are raised only after
         // `cover` and `cover_slots`.
         let (set, chunks, slots) = unsafe { metadata.tables::<G>() };
         let address = pages.base.addr().get();
@@ -220,14 +228,15 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     // ---- allocating
     // ---------------------------------------------------------------------------------------------------------
 
-    /// Takes the lowest run of `pages` free pages, growing the heap if it has to. `None` if there is no room, or for
-    /// zero pages.
+    /// Allocates the lowest run of `pages` free pages, and grows the heap if necessary. Returns `None` if there is no
+    /// room, or for zero pages.
     ///
-    /// Cost: ~15 ns where pages are free next to the last such run; a search of the tree (~60 ns) otherwise; a system
-    /// call or two where the heap grows. `None` is proved (`src/free_set`), but where others free pages during each of
-    /// 1,024 searches: so many found nothing. Pages that are in the source's `release` at the moment are not waited
-    /// for, unless the heap was made to ([`Config::wait_for_release`]): they are an eighth of the heap for each who
-    /// scavenges, or a huge page, and missed only where the heap cannot grow.
+    /// Cost: ~15 ns if there are free pages next to the last such run; otherwise a search of the tree (~60 ns); a
+    /// system call or two if the heap grows. `None` is proven (`src/free_set`), with one exception: if other threads
+    /// free pages during each of 1,024 searches, the heap gives up after that many have found nothing. The allocation
+    /// does not wait for pages that are in the source's `release` at the moment, unless the heap was configured to
+    /// ([`Config::wait_for_release`]). Each thread that scavenges withholds an eighth of the heap, or a huge page, in
+    /// this way; such pages are missed only if the heap cannot grow.
     #[inline]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
@@ -237,18 +246,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
+    /// As [`allocate`](Self::allocate), but also reports how many of the pages are known to read as zero.
     #[inline]
     #[must_use]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
         self.allocate_with(&Request::of(pages.0))
     }
 
-    /// Takes the lowest run of `pages` free pages whose address is a multiple of `align` bytes, a power of two.
+    /// Allocates the lowest run of `pages` free pages whose address is a multiple of `align` bytes, a power of two.
     ///
-    /// `None` if there is no room, for zero pages, or if `align` is no power of two. Alignments up to a page cost
-    /// nothing. A heap that grows to the next such address has the pages before it free, and tables for them: ~34 bytes
-    /// for each MiB, 34 MiB for an alignment of 1 TiB.
+    /// Returns `None` if there is no room, for zero pages, or if `align` is not a power of two. Alignments up to a page
+    /// cost nothing. If the heap grows to reach an aligned address, it keeps the skipped pages as free pages, with
+    /// tables for them: ~34 bytes for each MiB, 34 MiB for an alignment of 1 TiB.
     #[must_use]
     pub fn allocate_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         if !align.is_power_of_two() {
@@ -266,7 +275,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Whether so many pages, aligned to `align` bytes, could be had if all else were free.
+    /// Whether the heap could provide this many pages, aligned to `align` bytes, if everything else were free.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn fits(&self, pages: PageCount, align: usize) -> bool {
         let start = self.request(pages, align).align_page(0);
@@ -274,9 +283,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         end.is_some_and(|end| end <= self.limit().0)
     }
 
-    /// Takes exactly the pages of `run`, if they are free or not yet grown, to where the heap grows. `None` if one of
-    /// them is taken, in a cache, just being released, past the limit, or could not be grown; that is no refusal, and
-    /// not counted as one. ~15 ns, more for runs of more than a word or where the heap grows.
+    /// Allocates exactly the pages of `run` if they are free or the heap has not grown to them yet; in that case it
+    /// grows.
+    ///
+    /// Returns `None` if one of them is allocated, in a cache, being released, past the limit, or could not be grown.
+    /// This does not count as a refusal. Cost: ~15 ns; more for runs longer than a word, or if the heap grows.
     #[must_use]
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
@@ -287,8 +298,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.ready(start, pages)
     }
 
-    /// Makes `run`, which is the caller's, longer in place: the longer run, and what was added. `None` if the pages
-    /// behind it cannot be had, or `to` is not more than it has.
+    /// Extends `run`, which belongs to the caller, in place. Returns the longer run and the part that was added, or
+    /// `None` if the pages behind the run are not available or `to` is not more than its length.
     #[must_use]
     pub fn grow_in_place(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
         let longer = PageRun::new(run.start(), to)?;
@@ -305,7 +316,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Counts a "no", if it is one to what could have been had.
+    /// Counts a refusal, unless the request could never have been served.
     #[cold]
     #[inline(never)]
     pub(crate) fn refuse<T>(&self, pages: usize) -> Option<T> {
@@ -321,7 +332,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.try_with(&self.request(pages, align))
     }
 
-    /// As [`allocate_with`](Self::allocate_with), and a "no" is not counted: the caller may yet find a way.
+    /// As [`allocate_with`](Self::allocate_with), but does not count a refusal: the caller may still find a way.
     #[inline]
     pub(crate) fn try_with(&self, request: &Request) -> Option<Allocation> {
         if request.pages == 0 || request.pages > self.capacity {
@@ -333,8 +344,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.allocate_or_grow(request)
     }
 
-    /// A run with `room` free pages more behind it, if the hint leads to such: nothing is grown for it, nobody waited
-    /// for. What is behind stays as it is, scavenged or not.
+    /// A run followed by at least `room` more free pages, if the hint leads to one. The heap neither grows nor waits
+    /// for this. The pages behind the run stay as they are, scavenged or not.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn try_apart(&self, pages: PageCount, room: PageCount) -> Option<Allocation> {
         let all = pages.0.checked_add(room.0)?;
@@ -348,7 +359,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.ready(start, pages.0)
     }
 
-    /// Pages just held, as an allocation: commits them where the source wants it. On refusal they go back as they were.
+    /// Turns pages just held into an allocation; commits them if the source requires it. If that fails, puts them back
+    /// as they were.
     #[inline(always)]
     fn ready(&self, start: usize, pages: usize) -> Option<Allocation> {
         if S::COMMITS && self.set.scavenged_in(start, pages) > 0 && !self.commit(start, pages) {
@@ -362,20 +374,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// Whether pages that are Prepared and no more, and read as `contents`, are to be marked as scavenged: those that
-    /// have `gone` are, or the soft limit would count them for ever. Where the source commits all are: it is the mark
-    /// that brings them to `commit`. With one that is not known to be zero, no mark says so from then on.
+    /// Whether to mark pages that are only Prepared, and read as `contents`, as scavenged. Pages that have `gone` are
+    /// marked, or the soft limit would count them forever. If the source commits, all are marked: the mark is what
+    /// makes `ready` call `commit`. Once a page is marked that is not known to be zero, marks no longer imply zero in
+    /// this heap.
     pub(super) fn to_mark(&self, contents: Contents, gone: bool) -> bool {
         let zero = contents == Contents::Zero;
         let mark = S::COMMITS || gone || zero;
         if mark && !zero {
-            // Relaxed: before the pages are given to the set, and read after they were taken out of it.
+            // Relaxed: stored before the pages are given to the set, loaded (in `known_zero`) after they were taken out
+            // of it.
             self.doubtful.store(1, Ordering::Relaxed);
         }
         mark
     }
 
-    /// Of `scavenged` pages just taken, how many are known to read as zero: all, or none once that was in doubt.
+    /// How many of `scavenged` pages just taken are known to read as zero: all of them, or none once that was in doubt.
     #[inline(always)]
     pub(super) fn known_zero(&self, scavenged: usize) -> PageCount {
         if scavenged == 0 {
@@ -387,27 +401,28 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(if doubtful { 0 } else { scavenged })
     }
 
-    /// Has the source commit pages the caller holds, some of which are scavenged. Whether it did.
+    /// Has the source commit pages that the caller holds, some of which are scavenged. Returns whether it did.
     #[cold]
     fn commit(&self, start: usize, pages: usize) -> bool {
         self.counters.commit.add(1);
         let address = offset(self.base, start << G::PAGE_SHIFT);
-        // SAFETY: the pages are the caller's alone, inside the reservation, prepared, and on granule borders: a source
-        // that commits has a granule of at most a page (checked in `new`).
+        // SAFETY: the pages belong to the caller alone, are inside the reservation, prepared, and on granule
+        // boundaries: a source that commits has a granule of at most one page (checked in `new`).
         unsafe { self.source.commit(address, pages << G::PAGE_SHIFT) }.is_ok()
     }
 
     // ---- freeing
     // ------------------------------------------------------------------------------------------------------------
 
-    /// Puts a run back, or a part of one.
+    /// Frees a run, or a part of one.
     ///
-    /// Aborts the process, with a message that names the address, if a page of it is free already or lies outside the
-    /// heap. ~20 ns, more where the tree has to learn of it.
+    /// Aborts the process, with a message that names the address, if a page of the run is already free or lies outside
+    /// the heap. Cost: ~20 ns, more if the tree has to be updated.
     ///
-    /// A page that lies in a cache is not seen: one that was freed by [`Cache::free`] or [`free_on`](Self::free_on) and
-    /// then here, or the other way round. That is found when the cache gives its pages back, which aborts; but if the
-    /// page has been handed out by then, by the heap or by the cache, it may be handed out twice.
+    /// A double free is not detected at once while the page lies in a cache: that is, if it was freed by
+    /// [`Cache::free`] or [`free_on`](Self::free_on) and then here, or the other way round. It is detected, and aborts,
+    /// when the cache gives its pages back. If by then the heap or the cache has handed the page out, it may be handed
+    /// out twice.
     ///
     /// # Safety
     ///
@@ -420,19 +435,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`free`](Self::free), but what is found is an error, and the heap as it was: all pages are looked at before
-    /// one is put back.
+    /// As [`free`](Self::free), but reports misuse as an error and leaves the heap unchanged: it examines all pages
+    /// before it puts one back.
     ///
     /// # Errors
-    /// [`FreeError`] if a page is free already, or not this heap's.
+    /// [`FreeError`] if a page is already free, or does not belong to this heap.
     ///
     /// # Safety
     ///
-    /// Every page of the run that is this heap's is free, or was allocated from it, belongs to the caller and is used
-    /// by nothing any more. A page in a cache is neither ([`Stats::cached`] counts them), nor is one that another
-    /// thread has in hand at the moment to allocate it, to free it, to bring it home from a cache, or to give its
-    /// memory back: to free such a page hands it out twice, and where two threads free one at the same moment part of a
-    /// run may be back in spite of the error.
+    /// Every page of the run that belongs to this heap is either free, or was allocated from it, belongs to the caller
+    /// and is no longer used by anything. A page in a cache is neither ([`Stats::cached`] counts those); nor is a page
+    /// that another thread is just allocating, freeing, flushing from a cache, or releasing to the source. Freeing such
+    /// a page hands it out twice. If two threads free the same page at the same moment, part of a run may be back in
+    /// spite of the error.
     #[inline]
     pub unsafe fn try_free(&self, run: PageRun) -> Result<(), FreeError> {
         if run.end().0 > self.set.grown() {
@@ -443,9 +458,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .map_err(|page| self.free_already(page))
     }
 
-    /// Puts many runs back, with one update of the tree for each chunk. Sorts the slice.
+    /// Frees many runs, with one update of the tree for each chunk. Sorts the slice.
     ///
-    /// Aborts like [`free`](Self::free), also where two of the runs overlap.
+    /// Aborts like [`free`](Self::free), and also if two of the runs overlap.
     ///
     /// # Safety
     ///
@@ -457,11 +472,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`free_batch`](Self::free_batch), but what is found is an error, and the heap as it was: all runs are looked
-    /// at before one is put back.
+    /// As [`free_batch`](Self::free_batch), but reports misuse as an error and leaves the heap unchanged: it examines
+    /// all runs before it puts one back.
     ///
     /// # Errors
-    /// [`FreeError`] if a page is free already, is named twice, or is not this heap's.
+    /// [`FreeError`] if a page is already free, is named twice, or does not belong to this heap.
     ///
     /// # Safety
     ///
@@ -483,8 +498,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.set.release_sorted(pairs).map_err(|page| self.free_already(page))
     }
 
-    /// Makes a run shorter: frees all but its first `to` pages. `run` itself if `to` is not less than its length, or
-    /// zero. Aborts like [`free`](Self::free), where a page given up is free already, say.
+    /// Shortens a run: frees all but its first `to` pages. Returns `run` itself if `to` is zero or not less than its
+    /// length. Aborts like [`free`](Self::free), for example if one of the pages given up is already free.
     ///
     /// # Safety
     ///
@@ -494,7 +509,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let Some((head, tail)) = run.split_at(to) else {
             return run;
         };
-        // SAFETY: part of a run that is the caller's, who gives it up.
+        // SAFETY: part of a run that belongs to the caller, which gives it up.
         unsafe { self.free(tail) };
         head
     }
@@ -508,7 +523,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[cold]
     fn outside(&self, run: PageRun) -> FreeError {
         let grown = self.set.grown();
-        // The first that is not: others grow meanwhile.
+        // The first page outside. Clamped, because other threads may grow the heap meanwhile.
         let page = grown.clamp(run.start().0, run.end().0 - 1);
         FreeError::outside(page, G::PAGE_BYTES, self.base, grown << G::PAGE_SHIFT)
     }
@@ -521,17 +536,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     // ---- itself
     // -------------------------------------------------------------------------------------------------------------
 
-    /// The most pages the heap may grow to.
+    /// The maximum number of pages the heap may grow to.
     #[must_use]
     pub fn limit(&self) -> PageCount {
-        // Relaxed: a number by itself.
+        // Relaxed: an independent number.
         PageCount(self.limit.load(Ordering::Relaxed))
     }
 
-    /// Changes the most pages the heap may grow to. What has grown stays, and can be had: a limit below that makes the
-    /// heap no smaller. More than [`capacity`](Self::capacity) is as much as that.
+    /// Changes the maximum number of pages the heap may grow to. Pages it has already grown to remain and can be
+    /// allocated: a lower limit does not shrink the heap. A limit above [`capacity`](Self::capacity) counts as that
+    /// capacity.
     pub fn set_limit(&self, limit: PageCount) {
-        // Relaxed: a number by itself.
+        // Relaxed: an independent number.
         self.limit.store(limit.0.min(self.capacity), Ordering::Relaxed);
     }
 
@@ -540,27 +556,27 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(self.set.grown())
     }
 
-    /// Whether the page is free, at this moment.
+    /// Whether the page is free at this moment.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn is_free(&self, page: PageIndex) -> bool {
         self.set.free.load(page.0 / WORD_PAGES) >> (page.0 % WORD_PAGES) & 1 == 1
     }
 
-    /// Whether every page from `page` to the end of the grown part is free, at this moment.
+    /// Whether every page from `page` to the end of the grown part is free at this moment.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
         let behind = self.set.grown().saturating_sub(page.0);
         self.set.free_at_end(behind) == behind
     }
 
-    /// Pages in the reservation: no limit can go beyond.
+    /// Pages in the reservation; no limit can exceed it.
     #[must_use]
     pub fn capacity(&self) -> PageCount {
         PageCount(self.capacity)
     }
 
-    /// The source the heap stands on.
+    /// The source this heap takes its memory from.
     #[must_use]
     pub fn source(&self) -> &S {
         &self.source
@@ -573,11 +589,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         &self.set
     }
 
-    /// Re-derives every summary and hint from the bits, and compares caches with them. For a heap nobody uses
-    /// meanwhile; O(heap).
+    /// Re-derives every summary and hint from the bits, and compares the caches with them. No other thread may be using
+    /// the heap meanwhile. O(heap).
     ///
     /// # Errors
-    /// The first broken invariant, which draws the state.
+    /// The first broken invariant; the fault draws the state.
     pub fn check(&self) -> Result<(), Fault> {
         self.set.check()?;
         self.check_caches()
