@@ -1,11 +1,11 @@
-//! Between pages and addresses: page 0 lies at the base, each other behind the one before.
+//! Conversion between pages and addresses: page 0 lies at the base, each page directly after the one before.
 //!
 //! ```text
 //!   base ─▶│ page 0 │ page 1 │ page 2 │ …        address = base + page · page_bytes
 //! ```
 //!
-//! A heap at 0x7000_0000 with pages of 8 KiB has page 3 at 0x7000_6000, and 0x7000_7fff lies in it. An addition and a
-//! shift each way; who asks for a page is told of none where the heap has not grown to.
+//! In a heap at 0x7000_0000 with pages of 8 KiB, page 3 is at 0x7000_6000, and 0x7000_7fff lies in it. Each direction
+//! is an addition and a shift. An address that the heap has not grown to has no page.
 
 #![forbid(unsafe_code)]
 
@@ -25,22 +25,24 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         G::PAGE_BYTES
     }
 
-    /// The address of a page below [`capacity`](Self::capacity). May be a bare number, if the source is one of numbers.
-    /// Of a page farther away it is no address of the heap's, and may be that of anything else: nothing is checked.
+    /// The address of a page below [`capacity`](Self::capacity). It is a bare number if the source provides only
+    /// numbers. Nothing is checked: for a page beyond the capacity, the result is not an address of this heap and may
+    /// belong to anything else.
     #[inline(always)]
     #[must_use]
     pub fn address(&self, page: PageIndex) -> NonNull<u8> {
         offset(self.base, page.0 << G::PAGE_SHIFT)
     }
 
-    /// The bytes of a run. May be bare numbers. As for [`address`](Self::address), the run is one of the heap's.
+    /// The bytes of a run. They may be bare numbers. As for [`address`](Self::address), the run must belong to this
+    /// heap.
     #[inline(always)]
     #[must_use]
     pub fn pointer(&self, run: PageRun) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.address(run.start()), run.pages().0 << G::PAGE_SHIFT)
     }
 
-    /// The page an address lies in, if it lies in the grown part of the heap.
+    /// The page that contains an address, if it lies in the grown part of the heap.
     #[inline(always)]
     #[must_use]
     pub fn page_of(&self, address: *const u8) -> Option<PageIndex> {
@@ -48,7 +50,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (page < self.set.grown()).then_some(PageIndex(page))
     }
 
-    /// The run of pages that `bytes` bytes from `address` take, if it begins on a page and lies in the grown part of
+    /// The run of pages that `bytes` bytes from `address` occupy, if it begins on a page and lies in the grown part of
     /// the heap.
     #[inline(always)]
     #[must_use]

@@ -1,19 +1,22 @@
-//! The heap's caches, lent: [`Cache`] handles for whoever has a place to keep one, shards by number for whoever has
-//! not.
+//! The heap's caches, lent: [`Cache`] handles for callers that can keep one, numbered shards for those that cannot.
 //!
 //! ```text
 //!   slots   ┌ shard 0 ┬ shard 1 ┬ … ┬ handle ┬ handle ┬ vacant ┬ …           64 bytes each, in the heap's metadata
 //!           └─ busy flag, a call ───┴─ owned until dropped ─────┘
 //! ```
 //!
-//! A handle is `Send` but not `Sync`: it may move to another thread, not be used by two. A shard may be named by
-//! anybody; if somebody is at work on it the call goes to the heap instead of waiting.
+//! A handle is `Send` but not `Sync`: it may move to another thread, but two threads must not use it at once. Any
+//! thread may name a shard; if another thread is using that shard, the call goes to the heap instead of waiting.
 //!
-//! **What others see.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor
-//! free: [`Stats`](crate::Stats) counts them as cached, and nobody else can have them until a flush. A handle flushes
-//! when it is dropped, when it is told to, before it grows the heap or reports that there is no room, and after anybody
-//! has run out: the next time that it cannot serve an allocation. And what a cache holds that nobody is at work on may
-//! be seized, see `src/cache.rs`: a thread that sleeps keeps nothing.
+//! **Visibility.** Pages in a cache, and pages freed into its buffer (at most 64 each), are neither allocated nor free:
+//! [`Stats`](crate::Stats) counts them as cached, and no other thread can have them until a flush. A handle flushes:
+//!
+//! - when it is dropped or `flush` is called,
+//! - before it grows the heap or reports that there is no room,
+//! - after any thread has run out of memory: the next time this cache cannot serve an allocation.
+//!
+//! In addition, the pages of a cache that no thread is working on may be seized, see `src/cache.rs`: a sleeping thread
+//! keeps nothing.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -29,8 +32,8 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::{Allocation, FreeError, PageHeap};
 
-/// A cache of pages that the holder owns: allocation and freeing without an atomic read-modify-write, but for one in 64
-/// pages.
+/// A cache of pages owned by its holder: it allocates and frees without an atomic read-modify-write, except for one in
+/// 64 pages.
 ///
 /// ```
 /// use pageheap::source::System;
@@ -51,14 +54,14 @@ pub struct Cache<'h, S: Source, G: Shape = Geometry> {
 }
 
 impl<S: Source, G: Shape> Cache<'_, S, G> {
-    /// As [`PageHeap::allocate`], from the cache if it can serve: up to 16 pages, the lowest run of its word.
+    /// As [`PageHeap::allocate`], but from the cache if possible: up to 16 pages, the lowest run in its word.
     #[inline(always)]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
         self.allocate_tracked(pages).map(|allocation| allocation.run)
     }
 
-    /// As [`allocate`](Self::allocate), and says how many of the pages are known to read as zero.
+    /// As [`allocate`](Self::allocate), but also reports how many of the pages are known to read as zero.
     #[inline(always)]
     #[must_use]
     pub fn allocate_tracked(&self, pages: PageCount) -> Option<Allocation> {
@@ -71,7 +74,7 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         self.allocate_or(pages, PageHeap::allocate_beyond)
     }
 
-    /// From the word, or `beyond` it.
+    /// Allocates from the word, or `beyond` it.
     #[inline(always)]
     fn allocate_or(
         &self,
@@ -87,7 +90,8 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         beyond(self.heap, self.slot, pages)
     }
 
-    /// As [`PageHeap::free`]: into the cache if the run lies in its word, into the buffer if in another.
+    /// As [`PageHeap::free`], but into the cache if the run lies in its word, and into the buffer if it lies in
+    /// another.
     ///
     /// # Safety
     ///
@@ -100,15 +104,16 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         }
     }
 
-    /// As [`free`](Self::free), but misuse that is noticed is an error, and the cache as it was.
+    /// As [`free`](Self::free), but reports detected misuse as an error and leaves the cache unchanged.
     ///
     /// # Errors
-    /// [`FreeError`] if a page is not the heap's, or is in this cache already. A page that is free elsewhere is noticed
-    /// only by the flush, which aborts; if it has been handed out before that it may not be noticed at all.
+    /// [`FreeError`] if a page does not belong to the heap or is already in this cache. A page that is free elsewhere
+    /// is detected only by the flush, which aborts; if it has been handed out before that, it may not be detected at
+    /// all.
     ///
     /// # Safety
     ///
-    /// As for [`PageHeap::free`]: unlike with [`PageHeap::try_free`], the pages must be allocated.
+    /// As for [`PageHeap::free`]. Unlike with [`PageHeap::try_free`], the pages must be allocated.
     #[inline(always)]
     pub unsafe fn try_free(&self, run: PageRun) -> Result<(), FreeError> {
         match self.heap.own(self.slot) {
@@ -124,7 +129,7 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         self.heap.flush_slot(&self.heap.own_at_last(self.slot));
     }
 
-    /// Whether the page is in the cache, or in its buffer.
+    /// Whether the page is in the cache or in its buffer.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn holds(&self, page: PageIndex) -> bool {
         let (word, bit) = (page.0 / WORD_PAGES, page.0 % WORD_PAGES);
@@ -134,7 +139,7 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
             .any(|&(index, pages)| index == word && pages >> bit & 1 == 1)
     }
 
-    /// The heap.
+    /// The heap this cache belongs to.
     #[must_use]
     pub fn heap(&self) -> &PageHeap<S, G> {
         self.heap
@@ -149,11 +154,11 @@ impl<S: Source, G: Shape> Drop for Cache<'_, S, G> {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// A cache of the caller's own. `None` if [`Config::caches`](super::Config::caches) are lent, or there is no memory
-    /// for one more.
+    /// Lends the caller a cache of its own. Returns `None` if [`Config::caches`](super::Config::caches) are already
+    /// lent, or there is no memory for one more.
     ///
-    /// Under a lock of its own: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot, and up to 128 pages,
-    /// for ever.
+    /// Takes a separate lock: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot, and up to 128 pages,
+    /// forever.
     #[must_use]
     pub fn cache(&self) -> Option<Cache<'_, S, G>> {
         let index = self.lend()?;
@@ -165,7 +170,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// The cache in slot `index`, for one who was lent the slot and alone uses it. It is not given back when dropped.
+    /// The cache in slot `index`, for the thread that was lent the slot and is its only user. Dropping it does not
+    /// return the slot.
     #[inline(always)]
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn cache_at(&self, index: usize) -> ManuallyDrop<Cache<'_, S, G>> {
@@ -177,7 +183,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// How often all caches have been asked to flush.
+    /// How many times all caches have been asked to flush.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn flush_calls(&self) -> u32 {
         // Relaxed: a request, not a handover.
@@ -187,7 +193,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Lends a slot.
     pub(crate) fn lend(&self) -> Option<usize> {
         let _guard = self.lending.lock();
-        // Relaxed: all under the lock.
+        // Relaxed: everything here is under the lock.
         let vacant = self.vacant.load(Ordering::Relaxed);
         if vacant != 0 {
             let index = vacant as usize - 1;
@@ -205,7 +211,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (Ok(asked) | Err(asked)) = calls;
         self.counters.prepare.add(asked as u64);
         calls.ok()?;
-        // Release: `for_each_slot` reads how many slots are covered.
+        // Release: publishes that one more slot is covered; partner: the acquire in `for_each_handle`.
         self.lent.fetch_add(1, Ordering::Release);
         self.slots
             .get(index)
@@ -214,21 +220,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Some(index)
     }
 
-    /// Takes a slot back, which has been flushed.
+    /// Takes back a slot, which has been flushed.
     pub(crate) fn take_back(&self, index: usize) {
         let _guard = self.lending.lock();
         self.put_back(index);
     }
 
-    /// Links a slot in with the vacant ones. Under the lock.
+    /// Links a slot into the list of vacant ones. Under the lock.
     pub(super) fn put_back(&self, index: usize) {
-        // Relaxed: all under the lock.
+        // Relaxed: everything here is under the lock.
         let slot = self.slots.get(index);
         slot.link.store(self.vacant.load(Ordering::Relaxed), Ordering::Relaxed);
         self.vacant.store(index as u32 + 1, Ordering::Relaxed);
     }
 
-    /// As [`allocate`](Self::allocate), through the cache of shard `shard` (modulo how many there are).
+    /// As [`allocate`](Self::allocate), through the cache of shard `shard` (modulo the number of shards).
     #[must_use]
     pub fn allocate_on(&self, shard: usize, pages: PageCount) -> Option<PageRun> {
         let Some(slot) = self.shard(shard) else {
@@ -245,7 +251,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Some(allocation.run)
     }
 
-    /// As [`free`](Self::free), through the cache of shard `shard` (modulo how many there are).
+    /// As [`free`](Self::free), through the cache of shard `shard` (modulo the number of shards).
     ///
     /// # Safety
     ///
@@ -271,7 +277,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Gives back what the caches of all shards hold, but for those somebody is at work on.
+    /// Gives back what the caches of all shards hold, except those that a thread is using at the moment.
     pub fn flush_shards(&self) {
         for index in 0..self.shards {
             if let Some(slot) = self.slots.get(index).try_enter() {
@@ -280,8 +286,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Pages of the slot's own word, committed where the source wants it. On refusal they stay in the word as they
-    /// were.
+    /// Allocates pages of the slot's own word, and commits them if the source requires it. If that fails, they stay in
+    /// the word as they were.
     #[inline(always)]
     fn allocate_from(&self, slot: &Slot, pages: usize) -> Option<Allocation> {
         let Claim { start, scavenged } = slot.allocate(pages, |claim| {
@@ -299,7 +305,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         slot.own(&self.driver.seizing)
     }
 
-    /// As [`own`](Self::own), after a seizure if one is under way: some microseconds.
+    /// As [`own`](Self::own), but waits for a seizure that is under way: some microseconds.
     fn own_at_last<'a>(&self, slot: &'a Slot) -> Entered<'a> {
         let mut round = 0;
         loop {
@@ -311,13 +317,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`allocate_beyond`](Self::allocate_beyond), and counts a "no".
+    /// As [`allocate_beyond`](Self::allocate_beyond), but counts a refusal.
     #[inline(never)]
     fn allocate_beyond_or_refuse(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
         self.allocate_beyond(slot, pages).or_else(|| self.refuse(pages.0))
     }
 
-    /// A handle's cache could not serve, or is being seized: then the heap is asked first.
+    /// The handle's cache could not serve, or is being seized; in the latter case the heap is tried first.
     #[inline(never)]
     fn allocate_beyond(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
         if let Some(slot) = self.own(slot) {
@@ -332,8 +338,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Takes what caches hold whose owners are not at work on them, threads that sleep included, back into the set.
-    /// Nobody waits for it but flushes. Nothing where the system has no fence for it.
+    /// Takes the pages in caches whose owners are not working on them, including those of sleeping threads, back into
+    /// the set. Only flushes wait for this. Does nothing if the system has no suitable fence.
     ///
     /// Cost: one system call (some microseconds), 5 ns for each cache ever lent, two read-modify-writes for each one
     /// that holds pages.
@@ -346,9 +352,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if !any || !self.barrier() {
             return;
         }
-        // Until the pages are back: whoever is about to say that there is no room waits for them.
+        // Held until the pages are back: a thread that is about to report that there is no room waits for them.
         let _pass = self.pass();
-        // Relaxed: the fence behind it makes it seen; partner: `Slot::own`.
+        // Relaxed: the fence after it makes it visible; partner: the load in `Slot::own`.
         self.driver.seizing.store(1, Ordering::Relaxed);
         if self.barrier() {
             self.for_each_handle(|slot| {
@@ -367,12 +373,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         fence_heavy()
     }
 
-    /// So many were passed, or will be.
+    /// Counts barriers that were passed, or will be.
     pub(crate) fn count_barriers(&self, calls: u64) {
         self.counters.barrier.add(calls);
     }
 
-    /// The cache could not serve.
+    /// Called when the cache could not serve.
     #[inline(never)]
     fn allocate_through(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
         if pages == PageCount::ZERO {
@@ -392,12 +398,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if let Some(start) = self.set.hold_lowest_within(&request, SEARCHES_TO_GROW) {
             return self.ready(start, request.pages);
         }
-        // Our own pages may be what is missing: before the heap grows, or says no.
+        // Our own pages may be what is missing: flush them before the heap grows or refuses.
         self.flush_slot(slot);
         self.try_with(&request)
     }
 
-    /// The word with the lowest free page, growing the heap if there is none.
+    /// Claims the word with the lowest free page; grows the heap if there is none.
     fn claim_word(&self) -> Option<Word> {
         loop {
             let grown = self.set.grown();
@@ -422,7 +428,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .map_err(|page| self.free_already(page))
     }
 
-    /// A call for a flush that this slot's owner has not heeded yet?
+    /// Flushes if there was a call for a flush that this slot's owner has not heeded yet.
     fn heed_flush_calls(&self, slot: &Slot) {
         // Relaxed: a request, not a handover.
         let calls = self.flush_calls.load(Ordering::Relaxed);
@@ -438,20 +444,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Every slot that has ever been used.
+    /// Visits every slot that has ever been used.
     pub(super) fn for_each_slot(&self, mut visit: impl FnMut(&Slot)) {
         (0..self.shards).for_each(|index| visit(self.slots.get(index)));
         self.for_each_handle(visit);
     }
 
-    /// Every slot that has ever been lent to a handle.
+    /// Visits every slot that has ever been lent to a handle.
     fn for_each_handle(&self, mut visit: impl FnMut(&Slot)) {
         // Acquire: pairs with the release in `lend`; the slots are covered.
         let used = self.shards + self.lent.load(Ordering::Acquire) as usize;
         (self.shards..used).for_each(|index| visit(self.slots.get(index)));
     }
 
-    /// No page is both cached and free, or cached twice.
+    /// Checks that no page is both cached and free, or cached twice.
     pub(super) fn check_caches(&self) -> Result<(), Fault> {
         let mut result = Ok(());
         self.for_each_slot(|slot| {

@@ -1,4 +1,4 @@
-//! Who drives the scavenger: a look at the heap four times a second, and work in between, a millisecond at a time.
+//! The scavenger's driver: it looks at the heap four times a second, and works in between, a millisecond at a time.
 //!
 //! ```text
 //!   tick ─▶ time for a look? ── yes ─▶ count every chunk ─▶ how much is to be kept? ─▶ caches that sleep are emptied
@@ -8,16 +8,16 @@
 //!                 └── no ─▶ pause until the next look
 //! ```
 //!
-//! A tick is a step of a machine without a clock or a thread of its own: the background thread of a
-//! [`GlobalHeap`](crate::GlobalHeap) calls it, or a program's own loop, or a kernel's idle task. It is one thread's at
-//! a time; who comes while another is at it goes away again.
+//! A tick is one step of a state machine that has neither a clock nor a thread of its own. The background thread of a
+//! [`GlobalHeap`](crate::GlobalHeap) calls it, or a program's own loop, or a kernel's idle task. Only one thread runs
+//! it at a time; a thread that finds another at work returns at once.
 //!
-//! A **campaign** is one walk over the heap, from its end to its beginning, twice: first for whole huge pages, then for
-//! runs of any length. It ends when as much has gone as there was too much, and a new one begins when a look finds
-//! something again.
+//! A **campaign** is one walk over the heap from its end to its beginning, in two passes: first for whole huge pages,
+//! then for runs of any length. It ends when it has released as much as there was too much. A new one begins when a
+//! look finds something to release again.
 //!
-//! Cost of a look: 1 ns for each 64 pages, twice that where caches are emptied. It is paid from the same account as the
-//! releasing, so that the larger a heap is the more seldom it is looked at (1 TiB: every half second).
+//! A look costs 1 ns for each 64 pages, twice that if caches are emptied. It is paid from the same account as the
+//! releasing, so a larger heap is looked at less often (1 TiB: every half second).
 
 #![forbid(unsafe_code)]
 
@@ -39,17 +39,17 @@ use super::above::{Above, Nothing};
 use super::limit::Ceiling;
 use super::scan::Released;
 
-/// Time, as [`PageHeap::tick`] wants to be told it.
+/// A source of time for [`PageHeap::tick`].
 ///
-/// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that makes memory go
-/// back sooner or later, and nothing else. It may allocate and free, also from the heap that asks it; it must not fork,
-/// nor wait for a thread that does. One that has other heaps scavenge (`tick`, `release`) holds up forks meanwhile, and
-/// several such, on each other's heaps, for as long as they go on.
+/// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that only makes memory
+/// go back sooner or later. It may allocate and free, also from the heap that calls it. It must not fork, nor wait for
+/// a thread that does. A clock that scavenges other heaps (`tick`, `release`) delays forks meanwhile; several such
+/// clocks that scavenge each other's heaps delay them for as long as they continue.
 pub trait Clock {
-    /// Time that passes also while nobody works, since any moment.
+    /// Elapsed time since an arbitrary moment; it also advances while no thread works.
     fn now(&self) -> Duration;
 
-    /// Time this thread has worked, since any moment. Passing time will do.
+    /// Time this thread has worked, since an arbitrary moment. Elapsed time will do.
     fn work(&self) -> Duration {
         self.now()
     }
@@ -61,22 +61,22 @@ impl<F: Fn() -> Duration> Clock for F {
     }
 }
 
-/// The clock is read once for so many chunks in which there is nothing to do.
+/// The clock is read once per this many chunks in which there is nothing to do.
 const PASSED_OVER: u32 = 256;
 
-/// Every so many looks, a second, sleeping caches are emptied though the program is not silent.
+/// Sleeping caches are emptied at every fourth look, once a second, even if the program is not silent.
 const LOOKS_TO_TRIM: u32 = 4;
 
-/// How long the turn is waited for, in milliseconds: hundreds of times what a tick has it.
+/// How long to wait for the turn, in milliseconds: hundreds of times as long as a tick holds it.
 const TURN_WAITS: u32 = 250;
 
-/// How long who forks waits for one, in milliseconds, before he lets go all he has and begins anew.
+/// How long a forking thread waits for one turn, in milliseconds, before it releases everything and starts over.
 const FORK_WAITS: u32 = 20;
 
-/// How often who lets others go first looks whether they have: about as long.
+/// How often a thread that lets others go first checks whether they have: about as long.
 const PASS_ROUNDS: u32 = 1 << 18;
 
-/// What a tick leaves for the next.
+/// State that one tick leaves for the next.
 #[derive(Clone, Copy, Debug)]
 struct State {
     retention: Retention,
@@ -84,30 +84,30 @@ struct State {
     campaign: Option<Campaign>,
     /// Silent, and nothing left to do.
     resting: bool,
-    /// Since who drives this is about to sleep, the layer above has given up all it has.
+    /// The layer above has given up everything since the driving thread announced that it is about to sleep.
     settled: bool,
     silent: bool,
-    /// Nothing has happened for a second, and caches have been emptied to see whether anybody misses them.
+    /// Nothing has happened for a second, and caches have been emptied to see whether they are missed.
     asked: bool,
-    /// Below which page the layer above may yet have parts of pages to give back, when nothing else is left.
+    /// Below this page the layer above may still have parts of pages to give back, when nothing else is left.
     unpunched: usize,
-    /// Pages with memory behind them, as the last look and the work since have left them.
+    /// Pages with memory behind them, after the last look and the work since.
     backed: usize,
     looks: u32,
-    /// The last look found the heap over its soft limit.
+    /// The last look found the heap above its soft limit.
     over: bool,
 }
 
 /// One walk over the heap.
 #[derive(Clone, Copy, Debug)]
 struct Campaign {
-    /// Pages still to go.
+    /// Pages still to be released.
     pages: usize,
-    /// The chunk behind the next.
+    /// The chunk after the next one.
     end: usize,
     huge: bool,
     forced: bool,
-    /// Not lazily: the soft limit wants it.
+    /// Not lazily: required by the soft limit.
     at_once: bool,
 }
 
@@ -116,39 +116,39 @@ struct Campaign {
 pub(crate) struct Driver {
     /// 1 while caches are being seized; see `src/cache.rs`.
     pub(super) seizing: AtomicU32,
-    /// Held by who seizes.
+    /// Held by the thread that seizes.
     pub(super) seizer: Lock,
-    /// Held by whose turn it is. The outermost lock of all: nothing is held when it is taken.
+    /// Held by the thread whose turn it is. The outermost lock of all: nothing is held when it is taken.
     turn: Lock,
-    /// How many wait for the turn who are about to fork: who has it for long lets them go first.
+    /// How many threads that are about to fork wait for the turn: a long-time holder lets them go first.
     awaited: AtomicU32,
-    /// Only under `turn`.
+    /// Accessed only under `turn`.
     state: Cell<State>,
-    /// What is known of each chunk: [`Chunk`], packed. Written under `turn`.
+    /// What is known about each chunk: [`Chunk`], packed. Written under `turn`.
     pub(super) chunks: Table<AtomicU64>,
     pub(super) ceiling: Ceiling,
     /// A table of a layer above, if there is one. Set before the heap is shared.
     beside: Cell<Option<Beside>>,
-    /// Pages that table reaches.
+    /// How many pages that table covers.
     beside_pages: AtomicUsize,
 }
 
-/// A table with an entry for each page, that means nothing as long as the page is free.
+/// A table with an entry for each page, which carries no information while the page is free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Beside {
-    /// The entry of page 0, on a border of granules.
+    /// The entry of page 0, on a granule boundary.
     pub(crate) base: NonNull<u8>,
     /// Bytes in an entry.
     pub(crate) entry: usize,
 }
 
-/// A heap at one look.
+/// The heap as seen by one look.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     live: usize,
     /// Pages free, or in caches, with memory behind them.
     idle: usize,
-    /// Of those free, the ones of chunks that are done: released, and not marked, or refused.
+    /// Free pages in chunks that are done: released and not marked, or refused.
     settled: usize,
     /// Pages in caches.
     cached: usize,
@@ -182,23 +182,23 @@ impl Driver {
         }
     }
 
-    /// Tells of a table beside the pages. By who makes the heap, before he shares it.
+    /// Registers a table beside the pages. Called by the creator of the heap, before it shares it.
     pub(crate) fn set_beside(&self, beside: Beside) {
         self.beside.set(Some(beside));
     }
 
-    /// The table beside the pages is about to go.
+    /// The table beside the pages is about to be released.
     pub(crate) fn forget_beside(&self) {
         self.beside.set(None);
     }
 
-    /// The table beside the pages reaches so far.
+    /// The table beside the pages now covers `pages` pages.
     pub(crate) fn beside_reaches(&self, pages: usize) {
-        // Relaxed: what is not known to be there stays as it is.
+        // Relaxed: entries not known to exist are left alone.
         self.beside_pages.fetch_max(pages, Ordering::Relaxed);
     }
 
-    /// The bytes of the table beside that are of these pages alone, in whole granules: where, and how many.
+    /// The part of that table that belongs to these pages alone, in whole granules: its address and size in bytes.
     pub(super) fn beside(&self, start: usize, pages: usize, granule: usize) -> Option<(NonNull<u8>, usize)> {
         let Beside { base, entry } = self.beside.get()?;
         // Relaxed: as above.
@@ -210,14 +210,15 @@ impl Driver {
         Some((offset(base, first), bytes))
     }
 
-    /// The turn, if it can be had within a time that is long for who has it: he may be somebody below, whose clock
-    /// allocates, or wait for the caller by way of another heap.
+    /// Takes the turn, or gives up after a time that is long for a holder. The holder may be further down this thread's
+    /// own stack, in a clock that allocates, or it may be waiting for the caller through another heap.
     pub(crate) fn turn_within(&self) -> Option<Guard<'_>> {
         self.turn.lock_within(TURN_WAITS)
     }
 
-    /// Between two steps of who has the turn for long: lets those go first who are about to fork. Afterwards it may be
-    /// gone; who could not have it takes it here when it is free.
+    /// Called between two steps of a thread that holds the turn for long: lets threads go first that are about to fork.
+    /// Afterwards the caller may no longer hold the turn. A caller that could not get it before takes it here if it is
+    /// free.
     pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
         // Relaxed, here and below: a wish, heeded sooner or later; the lock hands over what there is.
         if self.awaited.load(Ordering::Relaxed) == 0 {
@@ -229,7 +230,7 @@ impl Driver {
         if turn.take().is_none() {
             return;
         }
-        // Not for ever: who forks may wait for another heap's turn, and we have it.
+        // Bounded: the forking thread may be waiting for another heap's turn, which we hold.
         for round in 0..PASS_ROUNDS {
             if self.awaited.load(Ordering::Relaxed) == 0 {
                 break;
@@ -239,9 +240,9 @@ impl Driver {
         *turn = self.turn_within();
     }
 
-    /// Keeps scavengers away, after what they are doing now (a millisecond, or one chunk), until
-    /// [`let_go`](Self::let_go): before the process forks. Whether it could, within a while: who has the turn may be
-    /// waiting for the caller, if that holds anything.
+    /// Before the process forks: keeps scavengers away until [`let_go`](Self::let_go), after they finish the current
+    /// step (a millisecond, or one chunk). Returns whether it succeeded within a while: the holder of the turn may be
+    /// waiting for the caller, if the caller holds anything.
     pub(crate) fn try_hold(&self) -> bool {
         // Relaxed, twice: as in `pass_on`.
         self.awaited.fetch_add(1, Ordering::Relaxed);
@@ -255,7 +256,7 @@ impl Driver {
         held
     }
 
-    /// Whoever has held may go on, or his copy in a child.
+    /// Ends a [`try_hold`](Self::try_hold), in the process that forked or in the child.
     pub(crate) fn let_go(&self) {
         self.seizer.let_go();
         self.turn.let_go();
@@ -267,22 +268,25 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         &self.driver
     }
 
-    /// For a layer above that empties stores which others may be about to miss: an allocation is not refused meanwhile.
-    /// Nothing is released inside.
+    /// For a layer above that empties stores which other threads may be about to miss: no allocation is refused
+    /// meanwhile. Nothing is released to the source inside.
     pub(crate) fn pass(&self) -> Pass<'_> {
         self.movers.enter(0)
     }
 
-    /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next; who
-    /// comes earlier or later does no harm. [`Duration::MAX`]: everything has gone back, and nothing need be done until
-    /// pages are allocated and freed again.
+    /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next step;
+    /// calling earlier or later does no harm. [`Duration::MAX`] means that everything has been given back, and nothing
+    /// needs to be done until pages are allocated and freed again.
     ///
-    /// What goes back, and when: as long as pages are allocated or freed the heap keeps what was live at any time in
-    /// the last ten seconds and a tenth of that. After a second in which none was, caches are emptied, and if nobody
-    /// misses them in the quarter of a second that follows, all that is free goes. Work is 1 % of the time that passes,
-    /// and 250 ms at most ahead of that, the emptying of caches included (of which 25 ms count at a time: full ones
-    /// take 7, as a rule); a step is about one millisecond, and a look at the whole heap four times a second (1 ns for
-    /// each 64 pages).
+    /// What goes back, and when:
+    ///
+    /// * While pages are allocated or freed, the heap keeps the peak of the last ten seconds plus a tenth.
+    /// * After a second without any, caches are emptied. If they are not missed in the quarter of a second that
+    ///   follows, all free memory goes back.
+    ///
+    /// The work takes 1 % of elapsed time and may run 250 ms ahead of that at most. This includes emptying caches, of
+    /// which 25 ms count at a time (full ones usually take 7). A step takes about one millisecond; four times a second
+    /// there is a look at the whole heap (1 ns for each 64 pages).
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -298,8 +302,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.tick_with(clock, &Nothing)
     }
 
-    /// As [`tick`](Self::tick), for a layer above. If it settles, [`Duration::MAX`] is said only when it has given up
-    /// all since that was first asked for.
+    /// As [`tick`](Self::tick), for a layer above. If that settles, returns [`Duration::MAX`] only after it has given
+    /// up everything since settling was first requested.
     pub(crate) fn tick_with<C: Clock + ?Sized>(&self, clock: &C, above: &impl Above) -> Duration {
         let driver = &self.driver;
         let Some(_turn) = driver.turn.try_lock() else {
@@ -307,9 +311,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let mut state = driver.state.get();
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
-        // What lies in store is brought back at a stroke: paid for, but no measure of how long to pause.
+        // Stores are emptied in one go: the work is paid for, but does not determine how long to pause.
         let mut trimmed = 0;
-        // Asked for with the turn: who settled before he that drives was about to sleep has not settled for him.
+        // Read under the turn: settling that was done before the driving thread was about to sleep does not count.
         let settle = above.settles();
         state.settled &= settle;
         if state.retention.is_due(now) {
@@ -352,17 +356,17 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Gives back up to `pages` free pages, or a few more where a huge page would be cut, at once, also of a heap that
-    /// [releases lazily](crate::Config::release_lazily): what sleeping caches hold too. Returns how many pages. What is
-    /// being released by another thread at the moment is not waited for.
+    /// Gives back up to `pages` free pages at once, or a few more rather than split a huge page. This includes pages in
+    /// sleeping caches, and it is not lazy even in a heap that [releases lazily](crate::Config::release_lazily).
+    /// Returns how many pages. Does not wait for pages that another thread is releasing at the moment.
     ///
     /// Cost: that of [`scavenge`](Self::scavenge), and a system call or two.
     pub fn release(&self, pages: PageCount) -> PageCount {
         self.timed(|| self.release_with(pages, || ()))
     }
 
-    /// As [`release`](Self::release); `between` is called after each chunk in which there was work, 256 system calls at
-    /// the most.
+    /// As [`release`](Self::release); calls `between` after each chunk in which there was work, at most 256 system
+    /// calls.
     pub(crate) fn release_with(&self, pages: PageCount, between: impl FnMut()) -> PageCount {
         self.flush_shards();
         self.seize_caches();
@@ -373,20 +377,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (self.source.granule() >> G::PAGE_SHIFT).max(1)
     }
 
-    /// Counts, and plans.
+    /// Counts the pages, and plans the work.
     fn look(&self, state: &mut State, now: u64, settle: bool, above: &impl Above, trim: impl FnOnce(bool) -> bool) {
         let mut look = self.see(above.activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };
         let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
-        // Who has all he needs in his caches looks silent. So they are emptied first, and if nobody misses them until
-        // the next look, nobody is there.
+        // A thread that finds everything it needs in its caches looks silent. So caches are emptied first; if they are
+        // not missed until the next look, no thread is active.
         let (asks, silent) = (quiet && !state.asked, quiet && state.asked);
         state.asked = quiet;
-        // Once a second, too: some of the program's threads may sleep.
+        // Also once a second: some of the program's threads may sleep.
         let fell_silent = silent && !state.silent;
-        // As much as there should be, where parts of what is live have no memory.
+        // The goal, corrected for live pages whose parts have no memory.
         let goal = self.driver.ceiling.goal().saturating_add(self.holes().0);
         let over = look.live + look.idle > goal;
         let settles = settle && silent && !state.settled;
@@ -403,7 +407,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         let over = look.live + look.idle > goal;
         if over && !state.over && self.lazily {
-            // What has been released lazily is to go now.
+            // What has been released lazily must go now.
             look = self.see(above.activity(), false, true);
             state.retention.overlook(look.print);
         }
@@ -418,7 +422,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             state.unpunched = usize::MAX;
         }
         (state.silent, state.backed) = (silent, look.live + look.idle);
-        // What cannot be released is not asked for again.
+        // What cannot be released is not requested again.
         state.resting = silent && (pages == 0 || self.is_done());
         let end = self.set.grown().div_ceil(G::CHUNK_PAGES);
         let (end, huge) = state.campaign.map_or((end, true), |now| (now.end, now.huge));
@@ -431,7 +435,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         });
     }
 
-    /// Counts every chunk and every cache, and writes down what is seen of the chunks. `anew`: none is done with.
+    /// Counts every chunk and every cache, and records what it sees of the chunks. `anew`: no chunk counts as done.
     fn see(&self, activity: u64, turned: bool, anew: bool) -> Look {
         let mut look = Look {
             print: activity,
@@ -451,7 +455,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             free += here;
             look.idle += here_idle;
             look.print = mix(look.print, here_free);
-            // Relaxed: one writer, whose turn it is.
+            // Relaxed: one writer, which holds the turn.
             let entry = self.driver.chunks.get(chunk);
             let seen = Chunk::unpack(entry.load(Ordering::Relaxed)).seen(G::CHUNK_PAGES - here, print, turned);
             let done = seen.done && !anew;
@@ -471,8 +475,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         look
     }
 
-    /// Works on a campaign while `go_on`. Lazily: nothing tells afterwards which pages of a chunk have gone, so all of
-    /// them go, first of chunks that are free altogether, and then it is done with.
+    /// Works on a campaign while `go_on`. With lazy release nothing shows afterwards which pages of a chunk have gone.
+    /// So all of them go, first from chunks that are entirely free, and then the chunk is done.
     fn work(&self, campaign: &mut Campaign, lazily: bool, go_on: impl Fn() -> bool) -> Released {
         let granule = self.granule_pages();
         let mut all = Released::default();
@@ -498,7 +502,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 };
                 campaign.pages = wanted.saturating_sub(released.pages);
                 all.add(released);
-                // Done with when all has gone; else unless enough had before its end was reached.
+                // Done if everything has gone, or unless the campaign had enough before reaching the chunk's end.
                 let done = released.pages >= idle || !campaign.huge && (lazily || campaign.pages > 0);
                 entry.store(Chunk { done, ..known }.pack(), Ordering::Relaxed);
             }
@@ -511,7 +515,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         all
     }
 
-    /// Pages of a chunk that are free, and not marked as scavenged.
+    /// Pages of a chunk that are free and not marked as scavenged.
     fn idle_in(&self, chunk: usize) -> usize {
         let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
         let words = free[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]);
@@ -520,7 +524,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .sum()
     }
 
-    /// Whether no chunk is worth looking through, by force or not.
+    /// Whether no chunk is worth looking through, forced or not.
     fn is_done(&self) -> bool {
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
         // Relaxed: as in `see`.
@@ -535,7 +539,7 @@ impl Campaign {
     }
 }
 
-/// Stirs a number into a print.
+/// Mixes a number into a print.
 fn mix(print: u64, number: u64) -> u64 {
     (print ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
 }
@@ -567,7 +571,7 @@ mod tests {
         }
     }
 
-    /// A layer above whose stores take 20 ms to empty, once a second, of a program that is never silent.
+    /// A layer above whose stores take 20 ms to empty, once a second, in a program that is never silent.
     #[test]
     fn what_emptying_stores_takes_is_paid_for() {
         let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
@@ -577,7 +581,7 @@ mod tests {
             let pause = heap.tick_with(&|| now.get(), &Slow(&now, &worked));
             pass(pause.min(Duration::from_secs(20)));
         }
-        // A hundredth, 250 ms, and the last one.
+        // A hundredth, plus 250 ms, plus the last one.
         let worked = worked.get().as_millis();
         assert!((500..=1000 + 250 + 20).contains(&worked), "{worked} ms in 100 s");
     }

@@ -1,4 +1,4 @@
-//! The end of a heap: all of it goes back to the source; or, where its library is unloaded, all but pages in use.
+//! The end of a heap: everything goes back to the source; or all but pages in use, if its library is unloaded.
 
 use crate::geometry::Shape;
 use crate::metadata::offset;
@@ -9,8 +9,8 @@ use super::PageHeap;
 
 impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
     fn drop(&mut self) {
-        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both are what `reserve` returned, given up
-        // once: a table has no drop, and nothing below touches one.
+        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both reservations are what `reserve`
+        // returned, and are given up once: a table has no drop, and nothing below touches one.
         unsafe {
             self.source.unreserve(Purpose::Pages, self.pages);
             self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
@@ -19,11 +19,12 @@ impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Gives back everything but pages in use: memory behind free ones, address space behind the last.
+    /// Gives back everything but pages in use: the memory of free pages, and the address space after the last page in
+    /// use.
     ///
     /// # Safety
     ///
-    /// Whoever uses those pages will not need the heap for it again, and does not need the source.
+    /// The users of those pages will not need the heap for them again, and do not need the source.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) unsafe fn abandon(self) {
         self.scavenge(PageCount(usize::MAX));
@@ -31,8 +32,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let grown = heap.set.grown();
         let used = (grown - heap.set.free_at_end(grown)) << G::PAGE_SHIFT;
         let used = used.next_multiple_of(heap.source.granule());
-        // SAFETY: `self` is consumed; pages behind the last one in use are nobody's, the tables were its own. Each is
-        // given up once: the heap is not dropped.
+        // SAFETY: `self` is consumed; pages after the last one in use belong to nobody, the tables were the heap's own.
+        // Each is given up once: the heap is not dropped.
         unsafe {
             match heap.pages.bytes.checked_sub(used) {
                 Some(rest) if used > 0 => heap.source.trim(Purpose::Pages, offset(heap.base, used), rest),

@@ -1,4 +1,4 @@
-//! What can go wrong with a heap, in words that name the address.
+//! Errors of a heap, in words that name the address.
 
 #![forbid(unsafe_code)]
 
@@ -7,20 +7,20 @@ use core::ptr::NonNull;
 
 use crate::fatal;
 
-/// Why there is no heap.
+/// Why a heap could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NewHeapError {
-    /// The source would not reserve even the smallest range for pages, aligned as asked ([`Config::align`]). Or what it
-    /// reserved was shorter, or aligned to less, than it was asked for.
+    /// The source would not reserve even the smallest range for pages, aligned as requested ([`Config::align`]). Or its
+    /// reservation was shorter, or less aligned, than requested.
     ///
     /// [`Config::align`]: crate::Config::align
     NoPages,
-    /// The source had no room for the tables, as [`Numbers`](crate::source::Numbers) never has, which need a
-    /// [`Split`](crate::source::Split). Or what it reserved for them was not as asked for.
+    /// The source had no room for the tables. [`Numbers`](crate::source::Numbers) never has any and needs a
+    /// [`Split`](crate::source::Split). Or its reservation for them was not as requested.
     NoMetadata,
-    /// The source's granule is no power of two, or less than a cache line, or pages must be committed in pieces larger
-    /// than a page of this heap.
+    /// The source's granule is not a power of two, or is smaller than a cache line; or the source commits pages in
+    /// pieces larger than a page of this heap.
     Granule,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for NewHeapError {
 
 impl core::error::Error for NewHeapError {}
 
-/// Why pages were not freed.
+/// Why pages could not be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FreeError {
     kind: Kind,
@@ -62,25 +62,26 @@ impl FreeError {
         }
     }
 
-    /// Pages from `page` on, of so many bytes each, are not of a heap whose grown part has `bytes` bytes from `base`.
+    /// The pages from `page` on, of `page_bytes` bytes each, do not belong to a heap whose grown part is `bytes` bytes
+    /// from `base`.
     pub(crate) fn outside(page: usize, page_bytes: usize, base: NonNull<u8>, bytes: usize) -> Self {
         let base = base.addr().get();
         Self {
             kind: Kind::Outside { page, bytes },
-            // A page so far away that it has no address is not to be taken for another.
+            // A page so far away that it has no address must not be mistaken for another.
             address: page.saturating_mul(page_bytes).saturating_add(base),
             base,
         }
     }
 
-    /// The address of the first page that could not be freed; `usize::MAX` if that would lie past the end of all
-    /// addresses.
+    /// The address of the first page that could not be freed; `usize::MAX` if it would lie past the end of the address
+    /// space.
     #[must_use]
     pub const fn address(&self) -> usize {
         self.address
     }
 
-    /// Whether the page was free: freed twice, or never allocated.
+    /// Whether the page was already free: freed twice, or never allocated.
     #[must_use]
     pub const fn is_free_already(&self) -> bool {
         matches!(self.kind, Kind::FreeAlready)

@@ -1,4 +1,4 @@
-//! What a heap says of itself, for machines: names, kinds and values; JSON, Prometheus' text, and what has changed.
+//! A heap's statistics for machines: names, kinds and values; JSON, Prometheus' text format, and differences.
 //!
 //! ```text
 //!   Stats ───────────┐
@@ -6,10 +6,11 @@
 //!   Snapshot ────────┘                                                              └─ pageheap_name value  Prometheus
 //! ```
 //!
-//! A layer's figures are those of the layer below, and its own. A name is the same wherever it is written, so who reads
-//! one kind of statistics reads the others. Sizes are in bytes, counts of what was done end with `_total`.
+//! The figures of a layer are those of the layer below, followed by its own. A figure has the same name everywhere, so
+//! a reader of one kind of statistics can read the others. Sizes are in bytes; names of counters end with `_total`.
 //!
-//! Worked: a heap of 512 pages of 8 KiB, one of them allocated, says `"grown_bytes":4194304` and `"in_use_bytes":8192`.
+//! Worked example: a heap of 512 pages of 8 KiB, one of them allocated, reports `"grown_bytes":4194304` and
+//! `"in_use_bytes":8192`.
 //!
 //! Nothing here allocates: text goes to any writer.
 
@@ -28,7 +29,7 @@ pub(crate) enum Kind {
     Counter,
 }
 
-/// One figure: its name, what it means, its kind, its value.
+/// One figure: its name, its meaning, its kind, its value.
 pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
 const GAUGES: [(&str, &str); 9] = [
@@ -73,7 +74,7 @@ const COUNTERS: [(&str, &str); 16] = [
     ("scavenge_nanoseconds_total", "Time spent on giving memory back"),
 ];
 
-/// Values with their names.
+/// Combines values with their names.
 pub(crate) fn named<const N: usize>(
     names: [(&'static str, &'static str); N],
     kind: Kind,
@@ -92,7 +93,7 @@ pub(crate) fn json<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W)
     Ok(())
 }
 
-/// Prometheus' text of figures that have no labels.
+/// Prometheus' text for figures without labels.
 pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W) -> fmt::Result {
     for figure in figures {
         head(figure, out)?;
@@ -101,19 +102,19 @@ pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, out: &
     Ok(())
 }
 
-/// What a metric means, and what it is.
+/// The meaning and the type of a metric.
 pub(crate) fn head<W: Write>((name, help, kind, _): Figure, out: &mut W) -> fmt::Result {
     let kind = if kind == Kind::Counter { "counter" } else { "gauge" };
     writeln!(out, "# HELP pageheap_{name} {help}.\n# TYPE pageheap_{name} {kind}")
 }
 
-/// How many hundredths of a whole a part is; of nothing none. Not counted in words, which may have 32 bits: a hundred
-/// times 43 MB is more than those can tell.
+/// `part` as a percentage of `whole`; 0 if `whole` is 0. Not computed in `usize`, which may have 32 bits: a hundred
+/// times 43 MB overflows that.
 pub(crate) fn hundredths(part: usize, whole: usize) -> usize {
     (100 * part as u64).checked_div(whole as u64).unwrap_or(0) as usize
 }
 
-/// Of a counter, what has been added since.
+/// Turns a counter into what has been added since.
 pub(crate) fn less(now: &mut u64, then: u64) {
     *now = now.saturating_sub(then);
 }
@@ -137,7 +138,7 @@ impl Stats {
         named(GAUGES, Kind::Gauge, gauges).chain(named(COUNTERS, Kind::Counter, counters))
     }
 
-    /// All that only ever grows, in the order of its names.
+    /// All counters, in the order of their names.
     fn counters(&mut self) -> [&mut u64; COUNTERS.len()] {
         let calls = &mut self.calls;
         [
@@ -160,7 +161,8 @@ impl Stats {
         ]
     }
 
-    /// What has changed since an earlier count of the same heap: counters are the difference, all else is as now.
+    /// The change since an earlier snapshot of the same heap: counters are the difference, everything else is the
+    /// current value.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let (mut change, mut earlier) = (*self, *earlier);
@@ -170,7 +172,7 @@ impl Stats {
         change
     }
 
-    /// Writes one JSON object: every figure by its name.
+    /// Writes one JSON object with every figure by its name.
     ///
     /// # Errors
     /// Those of `out`.

@@ -1,14 +1,14 @@
-//! A heap in the two processes that `fork` makes of one.
+//! A heap in the two processes that result from `fork`.
 //!
 //! ```text
 //!   hold ──▶ fork ──▶ let go                       in the parent
 //!               └───▶ recover ──▶ let go           in the child, which has one thread
 //! ```
 //!
-//! With the locks held, what they guard is whole in the child. What is done without locks is decided by one
-//! read-modify-write each, so no bit is half done; but a thread that the child does not have may have been inside the
-//! turnstile, or between its bits and the tree: `recover` sends it out and makes the tree anew. Pages that such a
-//! thread held, in its cache or on the way, stay allocated in the child: at most 128 a thread.
+//! Because the locks are held across the fork, what they guard is consistent in the child. Work without locks is
+//! decided by one read-modify-write each, so no bit is half done. But a thread that does not exist in the child may
+//! have been inside the turnstile, or between its bits and the tree: `recover` clears the turnstile and rebuilds the
+//! tree. Pages that such a thread held, in its cache or in transit, stay allocated in the child: at most 128 a thread.
 //!
 //! `hold` costs two uncontended locks, ~40 ns; `recover` is O(heap), a few hundred nanoseconds for each 4 MiB.
 
@@ -24,7 +24,7 @@ use crate::source::Source;
 use super::PageHeap;
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Before the fork: waits until nobody grows the heap or lends a cache, and keeps it so.
+    /// Before the fork: waits until no thread grows the heap or lends a cache, and keeps it that way.
     pub(crate) fn hold(&self) {
         self.lending.hold();
         self.lock.hold();
@@ -36,19 +36,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.lending.let_go();
     }
 
-    /// In the child, before it lets go: nobody else is there, nor will those come back who were.
+    /// In the child, before it lets go: no other thread exists, and those that were inside will not return.
     pub(crate) fn recover(&self) {
         self.scavengers.clear();
         self.movers.clear();
         self.set.recover();
-        // Marks have gone with their pages, and some thread may have been between a mark and its count.
+        // Marks have gone with their pages, and a thread may have been between a mark and its count.
         let (grown, _, mut scavenged) = self.set.count();
         self.for_each_slot(|slot| scavenged += slot.state().scavenged);
         self.driver.ceiling.recount(grown.saturating_sub(scavenged));
     }
 
-    /// In the child, before it lets go: takes back the cache of a thread that the child does not have. What it held is
-    /// lost: the thread may have been in the middle of changing it.
+    /// In the child, before it lets go: takes back the cache of a thread that does not exist in the child. Its pages
+    /// are lost, because the thread may have been in the middle of changing it.
     pub(crate) fn forget_cache(&self, index: usize) {
         let slot = self.slots.get(index);
         self.driver.ceiling.change(slot.state().scavenged, 0);
@@ -64,7 +64,7 @@ mod tests {
     use crate::source::Simulated;
     use crate::units::PageCount;
 
-    /// What the child of a fork may find: pages free that nobody was told of, and threads inside that do not exist.
+    /// What the child of a fork may find: free pages that were not announced, and threads inside that do not exist.
     #[test]
     fn what_others_left_half_done_is_made_right() {
         let pages = PageCount(3000);
@@ -72,11 +72,11 @@ mod tests {
             PageHeap::new(Simulated::new(4096), Config::new(64 << 20).limit(pages)).unwrap();
         let run = heap.allocate(pages).unwrap();
         assert!(heap.allocate(PageCount(1)).is_none());
-        // As a release does first of all.
+        // As a release does first.
         let word = run.start().0 / WORD_PAGES + 40;
         heap.set.free.give(word, 0xff00).unwrap();
         assert!(heap.allocate(PageCount(8)).is_none(), "nobody was told");
-        // As a release of memory does, before the pages are free.
+        // As a release of memory does before the pages are free.
         heap.driver.ceiling.change(0, 8);
         heap.set.scavenged.mark(word + 1, 0xff);
         core::mem::forget(heap.scavengers.enter(0));

@@ -1,12 +1,12 @@
-//! Growth, the one thing a heap does under a lock; and the last tries before a refusal.
+//! Growth, the one thing a heap does under a lock; and the last attempts before a refusal.
 //!
 //! ```text
-//!   lock ─▶ did somebody else grow? ─▶ tables prepared ─▶ pages prepared ─▶ given to the set ─▶ unlock ─▶ search again
+//!   lock ─▶ grown meanwhile? ─▶ tables prepared ─▶ pages prepared ─▶ given to the set ─▶ unlock ─▶ search again
 //! ```
 //!
-//! How much: what the request lacks, or an eighth of the heap up to 64 MiB, whichever is more, in whole chunks; on
-//! refusal by the source, what the request lacks. Prepared pages are not resident, so growing ahead costs address space
-//! only, and saves system calls.
+//! The heap grows by what the request lacks, or by an eighth of its size up to 64 MiB, whichever is more, in whole
+//! chunks; if the source refuses that, by what the request lacks. Prepared pages are not resident, so growing ahead
+//! costs only address space, and saves system calls.
 
 use crate::free_set::Request;
 use crate::geometry::{SEARCHES_TO_GROW, Shape};
@@ -17,22 +17,24 @@ use crate::units::PageCount;
 
 use super::{Allocation, PageHeap};
 
-/// The most bytes grown ahead of need.
+/// The most bytes to grow ahead of need.
 const MOST_AHEAD: usize = 64 << 20;
 
-/// How often a refusal yields to those with pages in their hands that do not move: a good part of a second, more than
-/// their calls take. (On a machine that is not busy; without an operating system each is 16 pauses of the processor, as
-/// long as they are.)
+/// How often a refusal yields to threads that have pages in hand and make no progress: a good part of a second, longer
+/// than their calls take. (On a machine that is not busy. Without an operating system each yield is 16 processor
+/// pauses, of whatever length those are.)
 const ROUNDS: u32 = 1 << 20;
 
-/// How often an allocation that is about to be refused tries once more because one of them has come or gone.
+/// How often an allocation that is about to be refused tries once more because one of those threads has entered or
+/// left.
 const TRIES: u32 = 16;
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// No room where the hint said: all of the heap, and growth where that is proved to be needed.
+    /// Called when there is no room where the hint pointed: searches the whole heap, and grows it if that is proven
+    /// necessary.
     #[cold]
     pub(super) fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
-        // Where no growth can follow, the last try is proof enough.
+        // If no growth can follow, the last attempt is proof enough.
         if self.set.grown() >= self.limit().0 {
             return self.allocate_last(request);
         }
@@ -47,18 +49,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// No room and no growth: both once more, after every cache that can be reached has given back what it holds, and
-    /// after whoever was carrying pages from caches and stores to the set has arrived. Growth too: what came home may
-    /// lie at the end of the heap, and the request lacks less.
+    /// No room and no growth: tries both once more, after every reachable cache has given back its pages, and after
+    /// threads that were carrying pages from caches and stores to the set have arrived. Growth too, because returned
+    /// pages may lie at the end of the heap, so that the request lacks less.
     ///
-    /// Who is releasing pages is not waited for: his are missed, unless he comes or goes while the proof is made. Only
-    /// a heap that was made to ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for him too. It
-    /// ends, whatever others do: so many tries, so many waits in all of them together, and each proof has its bound
-    /// ([`Request::searches`]). Where the heap has grown it is searched again without a try: that ends at the limit.
+    /// Threads that are releasing pages are not waited for: their pages are missed, unless such a thread enters or
+    /// leaves during the proof. Only a heap configured for it
+    /// ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for them as well.
+    ///
+    /// This terminates whatever other threads do: the number of tries is bounded, so is the total number of waits, and
+    /// so is each proof ([`Request::searches`]). After growth the search repeats without counting a try; that ends at
+    /// the limit.
     #[cold]
     fn allocate_last(&self, request: &Request) -> Option<Allocation> {
         self.flush_shards();
-        // Relaxed: a request, heeded when its readers next come by.
+        // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
         let (mut tries, mut waits) = (0, 0);
         while tries < TRIES {
@@ -71,7 +76,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 continue;
             }
             tries += 1;
-            // What they hold may be what is missing: not before one of them has come or gone is there more.
+            // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             let [(_, moving), (_, releasing)] = seen;
             while [self.movers.look(), self.scavengers.look()] == seen {
                 if !(moving || releasing && self.patient) || waits > ROUNDS {
@@ -84,11 +89,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         None
     }
 
-    /// Grows until the request could be met if nobody else took the pages; the heap had `seen` pages when it could not.
-    /// `Some` also if another thread has grown the heap since.
+    /// Grows until the request could be met if no other thread took the pages. `seen` is the size of the heap when it
+    /// could not be met. Returns `Some` also if another thread has grown the heap since.
     #[cold]
     pub(super) fn grow_for(&self, request: &Request, seen: usize) -> Option<()> {
-        // A full heap says no without the lock, which somebody may hold for as long as his source takes.
+        // A full heap refuses without the lock, which another thread may hold for as long as its source takes.
         if seen >= self.limit().0 {
             return None;
         }
@@ -111,11 +116,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.grow_ahead(ahead.min(limit), end)
     }
 
-    /// Grows to `end` pages at least.
+    /// Grows to at least `end` pages.
     #[cold]
     pub(super) fn grow_to(&self, end: usize) -> Option<()> {
         let _guard = self.lock.lock();
-        // Once: it may be changed meanwhile.
+        // Read once: it may change meanwhile.
         let limit = self.limit().0;
         if self.set.grown() >= end {
             return Some(());
@@ -127,19 +132,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.grow_ahead(whole.min(limit), end)
     }
 
-    /// Under the lock, to `ahead`, or, where the source refuses that, to `end`.
+    /// Under the lock: grows to `ahead` or, if the source refuses that, to `end`.
     fn grow_ahead(&self, ahead: usize, end: usize) -> Option<()> {
         let grown = self.grow_locked(ahead).or_else(|| self.grow_locked(end));
-        // Relaxed: a number by itself.
+        // Relaxed: an independent number.
         self.stuck.store(grown.is_none().into(), Ordering::Relaxed);
         grown
     }
 
-    /// Whether so many pages more cannot be had by growth, as far as can be known: the limit is too near, or the source
-    /// has refused the last.
+    /// Whether growth cannot provide `pages` more pages, as far as is known: the limit is too near, or the source
+    /// refused the last growth.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_stuck(&self, pages: PageCount) -> bool {
-        // Relaxed: a number by itself.
+        // Relaxed: an independent number.
         self.set.grown().saturating_add(pages.0) > self.limit().0 || self.stuck.load(Ordering::Relaxed) != 0
     }
 
@@ -158,12 +163,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Some(())
     }
 
-    /// Has the source prepare pages up to `end`, in whole granules. Says what the new ones read as.
+    /// Has the source prepare pages up to `end`, in whole granules. Returns what the new ones read as.
     fn prepare_pages(&self, end: usize) -> Option<Contents> {
         // Relaxed: under the lock.
         let prepared = self.prepared.load(Ordering::Relaxed);
         if end <= prepared {
-            // The rest of a granule: never handed out, but we did not keep what it reads as.
+            // The rest of a granule: never handed out, but we did not record what it reads as.
             return Some(Contents::Unknown);
         }
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
@@ -171,8 +176,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let start = offset(self.base, prepared << G::PAGE_SHIFT);
         let bytes = (target - prepared) << G::PAGE_SHIFT;
         self.counters.prepare.add(1);
-        // SAFETY: behind what is prepared, inside the reservation (target ≤ capacity), on granule borders: the capacity
-        // is a multiple of granule and page, and so is everything prepared before.
+        // SAFETY: after the prepared part, inside the reservation (target ≤ capacity), on granule boundaries: the
+        // capacity is a multiple of granule and page, and so is everything prepared before.
         let contents = unsafe { self.source.prepare(Purpose::Pages, start, bytes) }.ok()?;
         self.prepared.store(target, Ordering::Relaxed);
         if prepared > self.set.grown() {

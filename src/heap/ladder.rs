@@ -1,13 +1,14 @@
-//! The reservation ladder: as much of the wish as the source has, and never nothing where a page could be served.
+//! The reservation ladder: as much of the request as the source has, and never nothing if a page could be served.
 //!
 //! ```text
 //!   wish ─▶ what fits the budget with its tables ─▶ refused? half (an eighth less below 1 GiB *) ─▶ … ─▶ the least
 //! ```
 //!
-//! (* And above that where pointers have 32 bits: 2 GiB are more than can be had at once there, but 1.7 are not.)
+//! (* And above 1 GiB too if pointers have 32 bits: there, 2 GiB cannot be reserved at once, but 1.7 can.)
 //!
-//! Worked: a wish of 1 TiB where the address space is limited to 256 MiB fits nothing but some 248 MiB of pages and
-//! their tables; if the system refuses that too, 217 MiB are asked for, then 190, … At most 40 or so calls, once.
+//! Worked example: a request for 1 TiB under an address-space limit of 256 MiB. Only some 248 MiB of pages fit together
+//! with their tables; if the system refuses that too, the heap asks for 217 MiB, then 190, … At most about 40 calls,
+//! once.
 
 use crate::geometry::Shape;
 use crate::metadata::{Metadata, Plan};
@@ -32,8 +33,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let slots = config.shards.saturating_add(config.caches);
         let unit = granule.max(page);
         let (most, budget) = (config.reserve.max(least), source.budget());
-        // All of it; and a page less, for a base that has to be aligned. Where tables are of the same budget that page
-        // is always left, so that a heap has as many pages wherever its base is.
+        // The full size, and one page less in case the base has to be aligned. If tables come from the same budget,
+        // that page is always left, so that a heap has the same number of pages wherever its base is.
         let (all, spared) = if S::APART {
             (most.min(budget), most.min(budget.saturating_sub(unit)))
         } else {
@@ -41,7 +42,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             (fitting, fitting)
         };
         let (mut wish, spared) = (all.max(unit), spared.max(unit));
-        // Where the source has not even the least, as much as it has.
+        // If the source does not have even the minimum, take as much as it has.
         let least = least.min(spared & !(unit - 1));
         let mut failure = NewHeapError::NoPages;
         loop {
@@ -74,7 +75,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// So many bytes of pages. Where huge pages are wished for they begin on the border of one, if that can be had.
+    /// Reserves `bytes` bytes of pages. If huge pages are requested, the range begins on a huge-page boundary, if
+    /// possible.
     fn reserve_pages(
         source: &S,
         bytes: usize,
@@ -91,12 +93,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         reserve(huge).or_else(|| (huge > align).then(|| reserve(align))?)
     }
 
-    /// Tells the source what is wished of huge pages; whether it grants it is its affair.
+    /// Tells the source the policy for huge pages; whether to grant it is up to the source.
     pub(super) fn advise(&self, huge: HugePages) {
         if huge != HugePages::System {
             self.counters.advise.add(1);
             let bytes = self.capacity << G::PAGE_SHIFT;
-            // SAFETY: all of the pages' reservation, which has as many bytes, on granule borders.
+            // SAFETY: the whole reservation for pages, which has that many bytes, on granule boundaries.
             let _granted = unsafe { self.source.advise(self.base, bytes, huge) };
         }
     }
@@ -105,7 +107,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn fitting(wish: usize, budget: usize, slots: usize, granule: usize) -> usize {
         let fits = |bytes: usize| {
             let plan = Plan::new::<G>(bytes >> G::PAGE_SHIFT, slots, granule);
-            // A page more: the base has to be aligned.
+            // One page more: the base has to be aligned.
             plan.and_then(|plan| plan.total().checked_add(bytes)?.checked_add(G::PAGE_BYTES.max(granule)))
                 .is_some_and(|total| total <= budget)
         };
@@ -121,7 +123,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 }
 
-/// The next step down the ladder of reservations: half, or seven eighths where every eighth may count.
+/// The next step down the ladder: half, or seven eighths where every eighth may count.
 pub(crate) fn lower(wish: usize) -> usize {
     let counts = usize::BITS < u64::BITS || wish <= 1 << 30;
     wish - if counts { wish / 8 } else { wish / 2 }

@@ -1,24 +1,30 @@
-//! The soft limit: memory behind pages is kept below it by those who would go beyond.
+//! The soft limit: threads that would exceed it release memory to stay below it.
 //!
 //! ```text
-//!   backed ▲          ┌┄┄ hard limit: pages are refused
+//!   backed ▲          ┌┄┄ hard limit: allocations are refused
 //!          │      ╱╲ ╱
-//!          │┄┄┄┄┄╱┄┄╳┄┄┄┄ soft limit: who takes a page without memory behind it releases others then
-//!          │┄┄┄┄╱┄┄┄┄┄┄┄┄ 95 % of it: what the scavenger holds the heap to, in its own time
+//!          │┄┄┄┄┄╱┄┄╳┄┄┄┄ soft limit: a thread that takes a page without memory then releases other pages
+//!          │┄┄┄┄╱┄┄┄┄┄┄┄┄ 95 % of it: the scavenger's goal, at its own pace
 //!          └────────────▶
 //! ```
 //!
-//! Memory comes behind pages in one way only: scavenged ones are taken. So that is where it is counted (one addition,
-//! beside a page fault that costs a hundred times as much), and where a thread that goes over the limit **assists**: it
-//! releases as many free pages as it has taken, or 2 MiB if that is more, looking at 64 chunks at the most and those it
-//! could have taken: some 100 µs at the worst, or a part of what its own page faults will cost. What it does not find
-//! is noted, for the layer above has stores that it can empty ([`shortfall`](PageHeap::shortfall)); and for each 64th
-//! of the limit that there is too much it empties what threads keep ([`wants_round`](PageHeap::wants_round)). If there
-//! was nothing to release, which is to say that all is live, nobody tries again until a 64th of the limit more is
-//! backed, or an eighth of what it is over, if that is more. A soft limit refuses nothing.
+//! Pages gain memory in only one way: when scavenged pages are allocated. So that is where they are counted (one
+//! addition, next to a page fault that costs a hundred times as much), and where a thread that exceeds the limit
+//! **assists**. It releases as many free pages as it has taken, or 2 MiB if that is more. It examines at most 64
+//! chunks, or as many as it could have taken: some 100 µs at worst, or a fraction of what its own page faults will
+//! cost.
 //!
-//! Worked: a limit of 1 GiB, 1 GiB backed, 300 MiB of it free in short runs, and a request for 1 MiB in one piece. 128
-//! pages are taken that have no memory behind them; the thread then releases 128 others, from the top.
+//! - Pages that it does not find are recorded, because the layer above has stores that it can empty
+//!   ([`shortfall`](PageHeap::shortfall)).
+//! - For each 64th of the limit in excess, that layer empties what threads keep
+//!   ([`wants_round`](PageHeap::wants_round)).
+//! - If there was nothing to release, all memory is live. Then no thread tries again until another 64th of the limit is
+//!   backed, or an eighth of the excess, if that is more.
+//!
+//! A soft limit never makes an allocation fail.
+//!
+//! Worked example: a limit of 1 GiB; 1 GiB is backed, of which 300 MiB are free in short runs; a request for 1 MiB in
+//! one piece. The thread takes 128 pages that have no memory behind them, then releases 128 others, from the top.
 
 #![forbid(unsafe_code)]
 
@@ -29,37 +35,37 @@ use crate::units::PageCount;
 
 use super::PageHeap;
 
-/// Pages one call releases at the most, if it does not take more.
+/// The most pages one call releases, unless it takes more.
 const MOST_PAGES: usize = 256;
-/// Chunks one call looks at, at the most, if it does not take as many.
+/// The most chunks one call examines, unless it takes as many.
 const MOST_CHUNKS: usize = 64;
 
-/// Memory behind pages, and how much of it there should be.
+/// How much memory is behind pages, and how much there should be.
 #[derive(Debug)]
 pub(super) struct Ceiling {
-    /// Pages grown and not scavenged. Exact when nobody is at work.
+    /// Pages grown and not scavenged. Exact when no thread is at work.
     backed: AtomicUsize,
-    /// The most of them.
+    /// The maximum of `backed`.
     peak: AtomicUsize,
-    /// Bytes of pages allocated that a layer above has given back the memory of: whole pages of them are not backed.
+    /// Bytes of allocated pages whose memory a layer above has given back: whole pages of them are not backed.
     holes: AtomicUsize,
     soft: AtomicUsize,
-    /// Above this it is worth a try.
+    /// Above this an attempt is worthwhile.
     next: AtomicUsize,
-    /// Above this threads are to be asked for what they keep to themselves.
+    /// Above this, threads are asked for what they keep.
     round: AtomicUsize,
-    /// The chunk behind the one to look at next.
+    /// The chunk after the one to examine next.
     end: AtomicUsize,
-    /// Pages that should have been released, and were not found.
+    /// Pages that should have been released and were not found.
     short: AtomicUsize,
-    /// 1 while somebody holds a lock over allocations: who should assist owes it. (A thread that holds no lock may find
-    /// it so too, where there are such; then it settles its debt when its call ends.)
+    /// 1 while a thread holds a lock over allocations: a thread that should assist owes it instead. (A thread that
+    /// holds no such lock may see 1 too; it settles its debt when its call ends.)
     deferred: AtomicUsize,
-    /// Pages taken for which he who took them is yet to assist.
+    /// Pages taken for which no thread has assisted yet.
     owed: AtomicUsize,
 }
 
-// Relaxed throughout: numbers that nothing is concluded from but to try; SeqCst where it is said.
+// Relaxed throughout: numbers from which nothing is concluded except whether to try; SeqCst where noted.
 
 impl Ceiling {
     pub(super) fn new(soft: usize) -> Self {
@@ -77,12 +83,12 @@ impl Ceiling {
         }
     }
 
-    /// Pages lose their memory, or their mark.
+    /// Counts pages that gain memory (`more`), and pages that lose it (`fewer`).
     pub(super) fn change(&self, more: usize, fewer: usize) {
         let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
         self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
         if fewer > more {
-            // All was live, perhaps, when there was more; that says nothing of now.
+            // Perhaps all was live when there was more; that says nothing about now.
             let backed = before.wrapping_add(more).saturating_sub(fewer);
             let soft = self.soft.load(Ordering::Relaxed);
             self.next
@@ -96,7 +102,7 @@ impl Ceiling {
         self.backed.load(Ordering::Relaxed)
     }
 
-    /// So many pages have memory, counted anew.
+    /// Sets the number of backed pages after a recount.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -106,45 +112,45 @@ impl Ceiling {
         self.peak.fetch_max(backed, Ordering::Relaxed);
     }
 
-    /// What the scavenger holds the heap to: 95 % of the limit.
+    /// The scavenger's goal: 95 % of the limit.
     pub(super) fn goal(&self) -> usize {
         let soft = self.soft.load(Ordering::Relaxed);
         soft - soft / 20
     }
 }
 
-/// So many pages, and a 64th of the limit, or, far above it, an eighth of what is too much: that is live, and who
-/// releases what lies between it and takes it again gets nowhere.
+/// `pages` plus a 64th of the limit or, far above the limit, an eighth of the excess. Memory in that range is live:
+/// releasing it only to take it again gains nothing.
 fn a_step_above(pages: usize, soft: usize) -> usize {
     let over = pages.saturating_sub(soft);
     pages.saturating_add((soft / 64).max(16).max(over / 8))
 }
 
-/// The same, and at least 128: a round takes longer than a step.
+/// As `a_step_above`, but at least 128 pages: a round takes longer than a step.
 fn a_round_above(pages: usize, soft: usize) -> usize {
     pages.saturating_add((soft / 64).max(128))
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// The most pages that should have memory behind them. More than the heap can have: no limit.
+    /// The maximum number of pages that should have memory behind them. More than the heap can have means no limit.
     #[must_use]
     pub fn soft_limit(&self) -> PageCount {
         PageCount(self.driver.ceiling.soft.load(Ordering::Relaxed))
     }
 
-    /// Changes the most pages that should have memory behind them. Takes effect with the next page that gets some, and
-    /// with the next [`tick`](Self::tick).
+    /// Changes the maximum number of pages that should have memory behind them. Takes effect with the next page that
+    /// gains memory, and with the next [`tick`](Self::tick).
     pub fn set_soft_limit(&self, limit: PageCount) {
         let ceiling = &self.driver.ceiling;
-        // SeqCst, both, and both in `aim`: either who assists meanwhile sees the new limit, or our zero stands behind
-        // what he has worked out from the old one. A zero, for then it does not matter who of several changes what
-        // first: he that takes pages next works it out.
+        // SeqCst, both, and both in `aim`: either a thread that assists meanwhile sees the new limit, or our zero comes
+        // after what it computed from the old one. Zero, because then the order of several concurrent changes does not
+        // matter: the next thread that takes pages recomputes the threshold.
         ceiling.soft.store(limit.0, Ordering::SeqCst);
         ceiling.next.store(0, Ordering::SeqCst);
         ceiling.round.store(0, Ordering::Relaxed);
     }
 
-    /// It is worth a try above `next`, which was worked out from the limit `soft`.
+    /// Sets the threshold `next`, which was computed from the limit `soft`.
     fn aim(&self, next: usize, soft: usize) {
         let ceiling = &self.driver.ceiling;
         // SeqCst, both: as in `set_soft_limit`.
@@ -154,19 +160,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Pages with memory behind them: grown, and neither scavenged nor, under a layer of objects, holes. O(1).
+    /// Pages with memory behind them: grown, and neither scavenged nor, under an object layer, holes. O(1).
     #[must_use]
     pub fn backed(&self) -> PageCount {
         PageCount(self.driver.ceiling.backed())
     }
 
-    /// The most pages that ever had memory behind them. O(1).
+    /// The maximum number of pages that ever had memory behind them. O(1).
     #[must_use]
     pub fn peak_backed(&self) -> PageCount {
         PageCount(self.driver.ceiling.peak.load(Ordering::Relaxed))
     }
 
-    /// Pages without memory were taken, and get some.
+    /// Called when pages without memory were taken and are about to gain some.
     #[cold]
     #[inline(never)]
     pub(super) fn count_taken(&self, pages: usize) {
@@ -175,7 +181,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.assist_above_aim(pages);
     }
 
-    /// Assists, where it is worth a try, for pages that have been counted.
+    /// Assists, if that is worthwhile, for pages that have already been counted.
     pub(crate) fn assist_above_aim(&self, taken: usize) {
         let ceiling = &self.driver.ceiling;
         let backed = ceiling.backed();
@@ -184,13 +190,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// So many bytes of pages that are allocated have no memory behind them any more; `fewer`: may have some again.
+    /// Counts bytes of allocated pages that have lost their memory (`more`), or may have it again (`fewer`).
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[cold]
     pub(crate) fn count_holes(&self, more: usize, fewer: usize) {
         let holes = &self.driver.ceiling.holes;
         let before = holes.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
-        // Each counts the step it has made: the sum of all is the whole pages there are.
+        // Each call counts its own step: the sum of all steps is the number of whole pages.
         let after = before.wrapping_add(more).wrapping_sub(fewer);
         let (before, after) = (before >> G::PAGE_SHIFT, after >> G::PAGE_SHIFT);
         let (gone, come) = (after.saturating_sub(before), before.saturating_sub(after));
@@ -198,32 +204,32 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters.released.add(gone as u64);
     }
 
-    /// In the child of a fork, behind [`recover`](Self::recover): there are so many.
+    /// In the child of a fork, after [`recover`](Self::recover): sets the number of hole bytes.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn recount_holes(&self, bytes: usize) {
         self.driver.ceiling.holes.store(bytes, Ordering::Relaxed);
         self.driver.ceiling.change(0, bytes >> G::PAGE_SHIFT);
     }
 
-    /// Bytes of pages allocated that have no memory behind them. O(1).
+    /// Bytes of allocated pages that have no memory behind them. O(1).
     pub(crate) fn hole_bytes(&self) -> usize {
         self.driver.ceiling.holes.load(Ordering::Relaxed)
     }
 
-    /// The same in whole pages, of which each may be several holes.
+    /// The same in whole pages; one page may consist of several holes.
     pub(super) fn holes(&self) -> PageCount {
         PageCount(self.hole_bytes() >> G::PAGE_SHIFT)
     }
 
-    /// Assists, if nothing is held meanwhile that others wait for.
+    /// Assists, unless a lock is held that other threads wait for.
     fn assist_or_owe(&self, backed: usize, taken: usize) {
         if !self.owes(taken) {
             self.timed(|| self.assist(backed, taken));
         }
     }
 
-    /// For a layer above that allocates under a lock: from when it has it, who should assist owes it; before it lets
-    /// go, he does so `at_once` again.
+    /// For a layer above that allocates under a lock. After it takes the lock, threads that should assist owe it
+    /// instead; before it releases the lock, it restores assisting `at_once`.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn assist_at_once(&self, at_once: bool) {
@@ -231,7 +237,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.driver.ceiling.deferred.store(deferred, Ordering::Relaxed);
     }
 
-    /// Where somebody holds a lock over allocations: he owes so many pages. Whether he does.
+    /// If a thread holds a lock over allocations, adds this many pages to the debt. Returns whether it did.
     pub(crate) fn owes(&self, pages: usize) -> bool {
         let ceiling = &self.driver.ceiling;
         let owes = ceiling.deferred.load(Ordering::Relaxed) != 0;
@@ -241,7 +247,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         owes
     }
 
-    /// What is owed, to be [settled](Self::settle) by the caller.
+    /// Takes the debt; the caller [settles](Self::settle) it.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn take_debt(&self) -> usize {
@@ -252,7 +258,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         owed.swap(0, Ordering::Relaxed)
     }
 
-    /// Assists for pages that were taken under a lock, without it.
+    /// Assists for pages that were taken under a lock, after the lock is released.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[cold]
     pub(crate) fn settle(&self, debt: usize) {
@@ -260,21 +266,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.timed(|| self.assist(backed, debt));
     }
 
-    /// Pages that should have gone back and were not found free: a layer above may have some in store.
+    /// Pages that should have been given back and were not found free: a layer above may have some in store.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn shortfall(&self) -> usize {
         self.driver.ceiling.short.load(Ordering::Relaxed)
     }
 
-    /// Who asks for what is missing has to find it: nobody else is told of it.
+    /// Takes the shortfall. The caller must find those pages: no other thread learns of them.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn take_shortfall(&self) -> usize {
         self.driver.ceiling.short.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether there is so much more than there should be, a 64th and more, that a layer above is to empty what threads
-    /// keep to themselves: which says so to one caller, and not again before there is as much more.
+    /// Whether the excess, a 64th of the limit or more, is so large that a layer above should empty what threads keep.
+    /// Answers yes to one caller, and not again until there is as much more.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn wants_round(&self) -> bool {
         let ceiling = &self.driver.ceiling;
@@ -286,11 +292,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 .round
                 .compare_exchange(round, next, Ordering::Relaxed, Ordering::Relaxed)
         };
-        // Nothing from a limit that is not exceeded: somebody may just have set another.
+        // Nothing if the limit is not exceeded: another thread may just have changed it.
         backed > round.max(soft) && step().is_ok()
     }
 
-    /// A layer above has given back what it had: up to so many pages go on to the source, if there are still too many.
+    /// Called after a layer above has given back what it had: releases up to `pages` pages to the source if there are
+    /// still too many.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn assist_again(&self, pages: usize) {
         let backed = self.driver.ceiling.backed();
@@ -299,7 +306,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Releases some of what is free, because there is more than there should be; `taken` pages have just been.
+    /// Releases some free pages because there is more memory than there should be; `taken` pages have just been taken.
     fn assist(&self, backed: usize, taken: usize) {
         let ceiling = &self.driver.ceiling;
         let soft = ceiling.soft.load(Ordering::Relaxed);
@@ -319,7 +326,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             released += self.scavenge_chunk(end, granule, wanted - released, false).pages;
         }
         ceiling.short.store(wanted.saturating_sub(released), Ordering::Relaxed);
-        // The last one may have more.
+        // The last chunk may have more.
         ceiling
             .end
             .store(end + usize::from(released >= wanted), Ordering::Relaxed);

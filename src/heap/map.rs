@@ -1,4 +1,4 @@
-//! What every page is, run by run: the heap as something to look at.
+//! What every page is, run by run: a view of the whole heap.
 //!
 //! ```text
 //!   page   0      40        64     70        128
@@ -6,10 +6,11 @@
 //!   last    metadata: the tables, as if behind the last page
 //! ```
 //!
-//! An entry is as long as pages in a row are the same. Nothing is stopped for it: each word is read at its own moment,
-//! so where others work the map is of a heap that never was, but never a page of it is missing or named twice.
+//! One entry covers consecutive pages of the same kind. Taking a map stops no thread: each word is read at its own
+//! moment. While other threads work, the map may show a heap that never existed as a whole, but it never omits a page
+//! or lists one twice.
 //!
-//! Cost: ~3 ns a word of 64 pages where nothing is in use, and there 1 ns more for each cache ever lent.
+//! Cost: ~3 ns a word of 64 pages if nothing is in use; otherwise 1 ns more for each cache ever lent.
 
 #![forbid(unsafe_code)]
 
@@ -21,38 +22,38 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::PageHeap;
 
-/// What a page is.
+/// What a page is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PageUse {
-    /// Allocated: a run of somebody's; of a [`GlobalHeap`](crate::GlobalHeap), a block of its own.
+    /// Allocated: part of a caller's run; in a [`GlobalHeap`](crate::GlobalHeap), a block with pages of its own.
     Run,
-    /// Of a [`GlobalHeap`](crate::GlobalHeap): cut into slots of so many bytes.
+    /// In a [`GlobalHeap`](crate::GlobalHeap): divided into slots of this many bytes.
     Span {
         /// Bytes in a slot.
         slot: usize,
     },
-    /// In a thread's cache, or its buffer.
+    /// In a thread's cache or its buffer.
     Cached,
     /// Free, with memory behind it.
     Free,
-    /// Free, without.
+    /// Free, with no memory behind it.
     Released,
-    /// The heap's tables. They lie in a range of their own; a map names them last, as pages behind the last one.
+    /// The heap's tables. They lie in a separate range; a map lists them last, as if they followed the last page.
     Metadata,
 }
 
-/// Pages in a row that are the same.
+/// Consecutive pages of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MapEntry {
     /// The pages.
     pub run: PageRun,
-    /// What they are.
+    /// What they are used for.
     pub is: PageUse,
 }
 
-/// Joins neighbours that are the same.
+/// Joins neighbours of the same kind.
 #[derive(Debug)]
 pub(crate) struct Joined<I: Iterator<Item = PageUse>> {
     pages: Peekable<I>,
@@ -60,7 +61,7 @@ pub(crate) struct Joined<I: Iterator<Item = PageUse>> {
 }
 
 impl<I: Iterator<Item = PageUse>> Joined<I> {
-    /// Of what each page is, from page 0, and so many bytes of tables.
+    /// From what each page is, starting at page 0, and the size of the tables in bytes.
     pub(crate) fn with_tables(pages: I, bytes: usize, page_bytes: usize) -> impl Iterator<Item = MapEntry> {
         let mut joined = Some(Self::new(pages));
         let mut end = 0;
@@ -102,8 +103,8 @@ impl<I: Iterator<Item = PageUse>> Iterator for Joined<I> {
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// What every page is, in order of address, neighbours that are the same together: up to what the heap has grown
-    /// to. The last entry is [`PageUse::Metadata`].
+    /// What every page is, in address order, up to what the heap has grown to. Neighbours of the same kind form one
+    /// entry. The last entry is [`PageUse::Metadata`].
     ///
     /// ```
     /// use pageheap::source::System;

@@ -231,12 +231,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Allocates the lowest run of `pages` free pages, and grows the heap if necessary. Returns `None` if there is no
     /// room, or for zero pages.
     ///
-    /// Cost: ~15 ns if there are free pages next to the last such run; otherwise a search of the tree (~60 ns); a
-    /// system call or two if the heap grows. `None` is proven (`src/free_set`), with one exception: if other threads
-    /// free pages during each of 1,024 searches, the heap gives up after that many have found nothing. The allocation
-    /// does not wait for pages that are in the source's `release` at the moment, unless the heap was configured to
-    /// ([`Config::wait_for_release`]). Each thread that scavenges withholds an eighth of the heap, or a huge page, in
-    /// this way; such pages are missed only if the heap cannot grow.
+    /// Cost: ~15 ns if pages are free next to the last such run; otherwise a search of the tree (~60 ns); a system
+    /// call or two if the heap grows. `None` is proven (`src/free_set`), unless other threads free pages during each of
+    /// 1,024 searches: after that many failures the heap gives up. Pages that are in the source's `release` are not
+    /// waited for, unless the heap is configured to ([`Config::wait_for_release`]). They are an eighth of the heap for
+    /// each thread that scavenges, or a huge page, and are missed only if the heap cannot grow.
     #[inline]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {

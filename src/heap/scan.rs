@@ -4,12 +4,13 @@
 //!   free ──claim──▶ nobody's ──release──▶ not backed ──mark scavenged──▶ ──give──▶ free, scavenged
 //! ```
 //!
-//! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held over the
-//! system call, and nobody waits for it; a request that comes too late for the run takes another, or grows the heap. So
-//! that there is another, each who scavenges has an eighth of the heap in hand at most, or a huge page, if it has two.
+//! A run being released counts as allocated meanwhile: that one sentence is the safety proof. No lock is held during
+//! the system call, and no thread waits for it. A request that arrives too late for the run takes another one, or grows
+//! the heap. To leave another run, each scavenging thread has at most an eighth of the heap in hand, or one huge page
+//! if the heap has two.
 //!
-//! Worked: a heap of 64 pages, its limit, all free, goes back by runs of 8. Who wants 20 pages meanwhile gets them; who
-//! wants 60 may be refused, as if somebody had 8; in a heap that was made to he
+//! Worked example: a heap of 64 pages, which is its limit, all free, is released in runs of 8. A request for 20 pages
+//! meanwhile succeeds. A request for 60 may be refused, as if another caller held 8; a heap configured for it
 //! [waits](crate::Config::wait_for_release).
 
 use crate::bitmap;
@@ -22,15 +23,15 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::PageHeap;
 
-/// A huge page, as most systems have it.
+/// The size of a huge page on most systems.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
-/// What came of releasing.
+/// The result of a release.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Released {
     /// Pages released.
     pub(super) pages: usize,
-    /// Of those, the ones that are marked as scavenged now.
+    /// Those of them that are now marked as scavenged.
     pub(super) marked: usize,
 }
 
@@ -53,16 +54,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     };
 
-    /// Gives memory behind free pages back to the source, highest address first, until `pages` pages (a few more
-    /// where a huge page would be cut) or there is nothing left to give. Returns how many.
+    /// Releases the memory of free pages to the source, highest address first, until `pages` pages (a few more rather
+    /// than split a huge page) are released or nothing is left. Returns how many.
     ///
-    /// Cost: 0.4 ns a word looked at, and one `release` for each run. Pages whose release the source refuses stay as
-    /// they are. Of a heap that [releases lazily](crate::Config::release_lazily) this does so too.
+    /// Cost: 0.4 ns a word examined, and one `release` for each run. Pages whose release the source refuses stay as
+    /// they are. In a heap that [releases lazily](crate::Config::release_lazily), this is lazy too.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.timed(|| self.scavenge_with(pages, self.lazily, || ()))
     }
 
-    /// As [`scavenge`](Self::scavenge), lazily or not; `between` is called after each chunk in which there was work.
+    /// As [`scavenge`](Self::scavenge), lazily or not; calls `between` after each chunk in which there was work.
     pub(super) fn scavenge_with(&self, pages: PageCount, lazily: bool, mut between: impl FnMut()) -> PageCount {
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
         let mut released = 0;
@@ -82,15 +83,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(released)
     }
 
-    /// Pages of a huge page, or of a chunk, if that is less. One where the heap is smaller than two: then huge
+    /// Pages in a huge page, or in a chunk, if that is less. One if the heap is smaller than two huge pages: then huge
     /// pages are not kept whole.
     pub(super) fn huge_pages(&self) -> usize {
         Self::in_hand(self.set.grown(), 1).1
     }
 
-    /// Of a heap of so many pages, how many a scavenger may hold at once: an eighth, or one huge page, if there are
-    /// two. So not much of what is free is nobody's, which somebody may miss where the heap cannot grow. And how many a
-    /// huge page has, as above: not more. Both by one length, for the heap may grow between two looks.
+    /// For a heap of `grown` pages: how many a scavenging thread may hold at once, an eighth or one huge page if there
+    /// are two; and how many pages a huge page has, as above, at most the former. The bound keeps most free memory
+    /// available to others when the heap cannot grow. Both follow from one size, because the heap may grow between two
+    /// reads.
     fn in_hand(grown: usize, granule: usize) -> (usize, usize) {
         let huge = Self::HUGE_PAGES;
         let least = if grown < 2 * huge { 0 } else { huge };
@@ -99,8 +101,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         ((most / granule * granule).max(granule), huge)
     }
 
-    /// A run that was made longer, so that no huge page is cut, may be longer than `most`: then the part above the next
-    /// border.
+    /// A run that was extended so as not to split a huge page may be longer than `most`: then only the part above the
+    /// next boundary.
     fn above(start: usize, run: usize, (most, huge): (usize, usize)) -> (usize, usize) {
         if run <= most {
             return (start, run);
@@ -112,7 +114,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
     pub(super) fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize, lazily: bool) -> Released {
         let (mut released, mut from) = (Released::default(), G::CHUNK_PAGES - 1);
-        // Released, though the source does not say that they are zero.
+        // Released, but the source does not say that they are zero.
         let mut unmarked = [0; MAX_CHUNK_WORDS];
         while released.pages < pages {
             let (most, huge) = Self::in_hand(self.set.grown(), granule);
@@ -130,7 +132,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if now.pages > now.marked {
                 bitmap::set(&mut unmarked, start, run);
             }
-            // What could not be released is no less a candidate than before: on to the word below.
+            // What could not be released remains a candidate: continue with the word below.
             let end = if now.pages > 0 {
                 start
             } else {
@@ -142,7 +144,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         released
     }
 
-    /// A run of the chunk worth releasing; but for those of `not`; see [`scavenge::candidate`].
+    /// A run of the chunk worth releasing, excluding those in `not`; see [`scavenge::candidate`].
     fn candidate(&self, chunk: usize, from: usize, limits: Limits, not: &Block) -> Option<(usize, usize)> {
         let (free, mut scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
         let granule = self.granule_pages();
@@ -155,7 +157,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Claims, releases, marks and gives back one run.
     fn release_run(&self, start: usize, pages: usize, lazily: bool) -> Released {
-        // Until the pages are back: whoever is about to say that there is no room looks again when they are.
+        // Held until the pages are back: a thread that is about to report that there is no room looks again then.
         let _pass = self.scavengers.enter(start >> G::CHUNK_SHIFT);
         if self.set.hold(start, pages).is_err() {
             return Released::default();
@@ -163,7 +165,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters.release.add(1);
         let address = offset(self.base, start << G::PAGE_SHIFT);
         // SAFETY: pages just taken are ours alone and lose their contents; they are prepared, inside the reservation,
-        // and on granule borders: `candidate` was given the granule in pages, and a chunk is a multiple of it.
+        // and on granule boundaries: `candidate` was given the granule in pages, and a chunk is a multiple of it.
         let contents = unsafe {
             if lazily {
                 self.source.release_lazily(address, pages << G::PAGE_SHIFT)
@@ -173,19 +175,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let count = |done| if done { pages as u64 } else { 0 };
         self.counters.released.add(count(contents.is_ok()));
-        // What reads as zero has gone at once: the source has no lazy way, or none for these.
+        // What reads as zero was released at once: the source has no lazy release, or none for these pages.
         self.counters
             .lazily
             .add(count(lazily && contents == Ok(Contents::Unknown)));
         if contents.is_ok()
             && let Some((table, bytes)) = self.driver.beside(start, pages, self.source.granule())
         {
-            // SAFETY: entries of pages that are ours alone, so nobody writes to them, and what they say is that of a
-            // free page, as zero does; prepared metadata on granule borders.
+            // SAFETY: these entries belong to pages that are ours alone, so no thread writes to them; they describe a
+            // free page, as zero does; prepared metadata on granule boundaries.
             unsafe { self.source.discard(table, bytes) };
             self.counters.discard.add(1);
         }
-        // What was let go lazily may be there yet; all else has gone, whatever it reads as.
+        // What was released lazily may still be there; everything else is gone, whatever it reads as.
         let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));
         if !mark {
             self.forget_marks(start, pages);
@@ -203,8 +205,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// What pages read as that the caller holds is not known any more: marks of another scavenger's, perhaps, go. Where
-    /// they bring pages to `commit` they stay, and mean zero no more, here or elsewhere.
+    /// The contents of pages that the caller holds are no longer known: removes marks, for instance those of another
+    /// scavenger. If the source commits, the marks stay, because they lead pages to `commit`; from then on no mark
+    /// implies zero, here or elsewhere.
     fn forget_marks(&self, start: usize, pages: usize) {
         if !S::COMMITS {
             self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);
@@ -213,27 +216,27 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Whether memory that goes back by and by may stay until it is wanted.
+    /// Whether memory that is given back gradually may stay until the system wants it.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_lazy(&self) -> bool {
         self.lazily
     }
 
-    /// What changes when somebody begins to release, or has done.
+    /// A value that changes whenever a thread begins or finishes releasing.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn releases(&self) -> impl Eq {
         self.scavengers.look()
     }
 
-    /// For who is about to [punch](Self::punch) pages near this one: until the pass is dropped what he holds is
-    /// nobody's.
+    /// For a thread that is about to [punch](Self::punch) pages near this one: until the pass is dropped, what it holds
+    /// belongs to nobody.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn scavenges(&self, page: PageIndex) -> Pass<'_> {
         self.scavengers.enter(page.0 >> G::CHUNK_SHIFT)
     }
 
-    /// Gives the memory back behind a part of pages that stay allocated. Whether it has gone; what it reads as
-    /// afterwards is not known. Nothing where pages have to be committed.
+    /// Releases the memory behind a part of pages that stay allocated. Returns whether it was released; what it reads
+    /// as afterwards is unknown. Does nothing if pages have to be committed.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn punch(&self, page: PageIndex, begin: usize, bytes: usize) -> bool {
         let start = (page.0 << G::PAGE_SHIFT) + begin;
@@ -241,13 +244,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return false;
         }
         self.counters.release.add(1);
-        // SAFETY: the caller's memory, whose contents he gives up; prepared, inside the reservation, on granule
-        // borders. Where the source does not commit it can be used again at once.
+        // SAFETY: the caller's memory, whose contents the caller gives up; prepared, inside the reservation, on granule
+        // boundaries. A source that does not commit allows it to be used again at once.
         unsafe { self.source.release(offset(self.base, start), bytes) }.is_ok()
     }
 
-    /// Makes a run that the caller holds read as zero, by writing to what is not, if the source knows that to be
-    /// little. Whether it does.
+    /// Makes a run that the caller holds read as zero by writing only to what is not zero, if the source knows that to
+    /// be little. Returns whether it did.
     #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn clear(&self, run: PageRun) -> bool {
         let (start, bytes) = (run.start().0 << G::PAGE_SHIFT, run.pages().0 << G::PAGE_SHIFT);
@@ -255,21 +258,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return false;
         }
         self.counters.clear.add(1);
-        // SAFETY: the caller's pages, whose contents he gives up; allocated, so Ready where the source commits, inside
-        // the reservation, on granule borders.
+        // SAFETY: the caller's pages, whose contents the caller gives up; allocated, so Ready if the source commits,
+        // inside the reservation, on granule boundaries.
         unsafe { self.source.clear(offset(self.base, start), bytes) }.is_ok()
     }
 
-    /// Makes a run that the caller holds read as zero, by giving its memory back instead of writing to it. Whether it
-    /// does: one system call, and a page fault for each page touched again.
+    /// Makes a run that the caller holds read as zero by releasing its memory instead of writing to it. Returns whether
+    /// it did. Cost: one system call, and a page fault for each page touched again.
     pub(crate) fn wipe(&self, run: PageRun) -> bool {
         let (start, bytes) = (run.start().0 << G::PAGE_SHIFT, run.pages().0 << G::PAGE_SHIFT);
         if S::COMMITS || !(start | bytes).is_multiple_of(self.source.granule()) {
             return false;
         }
         self.counters.release.add(1);
-        // SAFETY: the caller's pages, whose contents he gives up; prepared, inside the reservation, on granule borders.
-        // Where the source does not commit they can be used again at once.
+        // SAFETY: the caller's pages, whose contents the caller gives up; prepared, inside the reservation, on granule
+        // boundaries. A source that does not commit allows them to be used again at once.
         let contents = unsafe { self.source.release(offset(self.base, start), bytes) };
         contents == Ok(Contents::Zero)
     }
@@ -283,7 +286,7 @@ mod tests {
 
     type Heap = PageHeap<Simulated>;
 
-    /// If the heap grew between two looks at its length, a whole huge page was to be cut at the border it ended on.
+    /// If the heap grew between two reads of its size, a whole huge page was cut at the boundary it ended on.
     #[test]
     fn of_a_run_that_is_too_long_something_is_left_whatever_the_length() {
         let lengths = (0..5000).chain([1 << 16, 1 << 29]);

@@ -1,7 +1,7 @@
-//! What a heap has done and where its pages are.
+//! What a heap has done, and where its pages are.
 //!
-//! Where pages are is counted when somebody asks, from the bitmaps and the slots (0.4 ns a word of pages): the paths
-//! that allocate keep no account. What was done is counted where it is slow anyway.
+//! Where pages are is computed on request, from the bitmaps and the slots (0.4 ns a word of pages): the allocation
+//! paths keep no account. What was done is counted on paths that are slow anyway.
 
 #![forbid(unsafe_code)]
 
@@ -71,33 +71,32 @@ impl Counters {
     }
 }
 
-/// How often a heap has asked its source, or the system, by cause. With `System` each is one
-/// system call, but where it says otherwise.
+/// How many requests a heap has made to its source or the system, by kind. With `System` each is one system call unless
+/// noted otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Calls {
-    /// Address space reserved.
+    /// Address space was reserved.
     pub reserve: u64,
-    /// Memory prepared, as the heap or its tables grew.
+    /// Memory was prepared because the heap or its tables grew.
     pub prepare: u64,
-    /// Pages committed. Zero where the source does not want it.
+    /// Pages were committed. Zero if the source does not require it.
     pub commit: u64,
-    /// Pages given back by the scavenger.
+    /// Pages were released by the scavenger.
     pub release: u64,
-    /// Huge pages asked for, or none.
+    /// Huge pages were requested, or declined.
     pub advise: u64,
-    /// Tables of pages given back, which mean nothing while those are free.
+    /// Tables of free pages, which carry no information while the pages are free, were given back.
     pub discard: u64,
-    /// Address space given back that was of no use, as the heap opened.
+    /// Unusable address space was given back when the heap opened.
     pub unreserve: u64,
-    /// Blocks that were to be zero, and of which it was asked what is not. With `System` three calls or
-    /// more.
+    /// Blocks to be zeroed for which the source was asked which pages are not zero. With `System` three calls or more.
     pub clear: u64,
-    /// Fences that all threads passed, so that what sleeping ones keep could be taken back. Not of the source.
+    /// Fences through all threads, issued to reclaim what sleeping threads keep. Not requests to the source.
     pub barrier: u64,
 }
 
-/// A heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
+/// The state of a heap at one moment. If other threads are at work, the parts are from slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -109,11 +108,11 @@ pub struct Stats {
     pub in_use: PageCount,
     /// Pages in caches and their buffers.
     pub cached: PageCount,
-    /// Pages free, for anybody.
+    /// Pages free for any thread.
     pub free: PageCount,
-    /// Of the free and the cached: pages backed by no memory.
+    /// Free or cached pages with no memory behind them.
     pub scavenged: PageCount,
-    /// Bytes of the heap's own tables that are prepared. Resident is what of them has been written.
+    /// Bytes prepared for the heap's own tables. Only the parts that have been written are resident.
     pub metadata_bytes: usize,
     /// Words taken by caches.
     pub refills: u64,
@@ -121,34 +120,34 @@ pub struct Stats {
     pub flushes: u64,
     /// Times the heap grew.
     pub growths: u64,
-    /// Times it had to say no in the end: once a call, also where only the limit forbids it. Not counted are calls for
-    /// what is never there (no pages, more than [`capacity`](PageHeap::capacity), an alignment that is no power of
-    /// two), nor those for certain pages ([`allocate_at`](PageHeap::allocate_at),
-    /// [`grow_in_place`](PageHeap::grow_in_place)). Under a layer of objects every block refused is one, whatever was
-    /// asked for.
+    /// Allocations refused in the end: one per call, including those that only the limit forbids. Not counted are
+    /// requests that can never be met (no pages, more than [`capacity`](PageHeap::capacity), an alignment that is not a
+    /// power of two) and those for particular pages ([`allocate_at`](PageHeap::allocate_at),
+    /// [`grow_in_place`](PageHeap::grow_in_place)). Under an object layer every refused block counts, whatever was
+    /// requested.
     pub refusals: u64,
-    /// Pages with memory behind them: grown, and neither scavenged nor holes. Those that were given back lazily are
-    /// counted, for nobody knows whether the system has them yet.
+    /// Pages with memory behind them: grown, and neither scavenged nor holes. Pages that were released lazily count
+    /// too, because nobody knows whether the system has taken them yet.
     pub backed: PageCount,
-    /// The most of them there ever were.
+    /// The maximum of `backed` so far.
     pub peak_backed: PageCount,
-    /// Pages allocated without memory behind them: parts of spans in which no block is, under a layer of objects.
+    /// Allocated pages without memory behind them: under an object layer, parts of spans that contain no block.
     pub holes: PageCount,
-    /// Pages given back to the source, each as often as it was.
+    /// Pages released to the source; a page counts once for each release.
     pub released: u64,
-    /// Of those, the ones that the system takes when it wants them; see
+    /// Those of them that were released lazily: the system takes them when it wants them; see
     /// [`Config::release_lazily`](crate::Config::release_lazily).
     pub released_lazily: u64,
-    /// Nanoseconds spent on giving memory back: in [`tick`](PageHeap::tick) by its clock; in
-    /// [`release`](PageHeap::release), in [`scavenge`](PageHeap::scavenge) and for a soft limit by the time the thread
-    /// has worked, where the source knows it ([`Source::worked`]), as `System` does.
+    /// Nanoseconds spent on giving memory back. [`tick`](PageHeap::tick) measures by its clock;
+    /// [`release`](PageHeap::release), [`scavenge`](PageHeap::scavenge) and the soft limit by the thread's working
+    /// time, if the source knows it ([`Source::worked`]), as `System` does.
     pub scavenge_nanoseconds: u64,
     /// Requests to the source.
     pub calls: Calls,
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Does something that is giving memory back, not in a tick, and counts how long it took.
+    /// Does work that gives memory back outside a tick, and counts how long it took.
     pub(crate) fn timed<R>(&self, work: impl FnOnce() -> R) -> R {
         let begin = self.source.worked();
         let done = work();
@@ -159,7 +158,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         done
     }
 
-    /// Counts. O(heap): 0.4 ns for each 64 pages.
+    /// Collects the statistics. O(heap): 0.4 ns for each 64 pages.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = Stats {
@@ -200,7 +199,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 }
 
-/// Its limits and how much it has, not all that is in it. O(1).
+/// Its limits and its size, not everything in it. O(1).
 impl<S: Source, G: Shape> fmt::Debug for PageHeap<S, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PageHeap")
