@@ -8,8 +8,8 @@
 //!             ended, or another heap's: the shared structure, under its lock
 //! ```
 //!
-//! What it promises to its callers stands at [`GlobalHeap`]. The heap opens at the first call; threads that race for it
-//! wait for the one that opens it. What becomes of it when the process forks: `fork.rs`; its thread: `background.rs`.
+//! [`GlobalHeap`] states what it promises its callers. The heap opens at the first call; threads that race to open it
+//! wait for the one that does. Forks are handled in `fork.rs`, the background thread in `background.rs`.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -59,14 +59,15 @@ mod exhausted;
 mod options;
 mod calls;
 
-/// The address space a heap wishes for: 4 TiB, or a quarter of a 32-bit one.
+/// The address space a heap asks for: 4 TiB, or a quarter of a 32-bit one.
 #[cfg(all(unix, feature = "std"))]
 const RESERVE_BYTES: usize = match 1_usize.checked_shl(42) {
     Some(bytes) => bytes,
     None => 1 << 30,
 };
 
-/// Threads that can have a cache of pages at a time, 64 bytes of address space each. Others go to the heap for pages.
+/// How many threads can have a cache of pages at a time, 64 bytes of address space each. Others go to the heap for
+/// pages.
 #[cfg(all(unix, feature = "std"))]
 const CACHES: usize = 1 << 14;
 
@@ -82,7 +83,7 @@ const CACHES: usize = 1 << 14;
 /// assert!(HEAP.stats().bytes_in_use() >= 4 * numbers.len());
 /// ```
 ///
-/// With a hard limit, beyond which allocations fail:
+/// With a hard limit, above which allocations fail:
 ///
 /// ```
 /// use pageheap::GlobalHeap;
@@ -93,42 +94,44 @@ const CACHES: usize = 1 << 14;
 /// # When it works
 ///
 /// Always: before `main`, in constructors; in destructors of thread-locals and of pthread keys, in all of their rounds;
-/// after `main`, while other threads still run; in several copies in one process. Nothing has to be set up, nothing is
-/// torn down. The heap opens at the first allocation. If the source has no memory then, that returns null, and the next
-/// one tries again.
+/// after `main`, while other threads still run; in several copies in one process. Nothing has to be set up, and nothing
+/// is torn down. The heap opens at the first allocation. If the source has no memory then, that allocation returns
+/// null, and the next one tries again.
 ///
-/// **Not in signal handlers.** It is not async-signal-safe: neither allocate nor free there, nor, in a kernel, in a
-/// handler of interrupts.
+/// **Not in signal handlers.** The heap is not async-signal-safe: do not allocate or free in a signal handler or, in a
+/// kernel, in an interrupt handler.
 ///
 /// # What it promises
 ///
-/// Beside [`GlobalAlloc`](core::alloc::GlobalAlloc)'s contract:
+/// In addition to the contract of [`GlobalAlloc`](core::alloc::GlobalAlloc):
 ///
-/// * It never unwinds, and never allocates from itself. `errno` stays as it was.
-/// * Impossible layouts get null. A `realloc` that fails leaves the block as it was.
-/// * Misuse that is found (a block freed twice, with another layout, or never allocated) ends the process, with a
-///   message that names the address. Not all is found, and some of it late: a small block of another heap's, say, only
-///   when it leaves the thread's magazine. `docs/reliability.md` has tables of that; the feature `checks` finds more.
-/// * `fork`: the child allocates, frees what it inherited, starts threads and forks again, whatever the parent's other
-///   threads were doing. What those had in caches and magazines is lost to the child.
+/// * It never unwinds, and never allocates from itself. `errno` is preserved.
+/// * Impossible layouts get null. A `realloc` that fails leaves the block unchanged.
+/// * Detected misuse (a block freed twice, with another layout, or never allocated) ends the process, with a message
+///   that names the address. Not all misuse is detected, and some only late: a small block of another heap, for
+///   instance, only when it leaves the thread's magazine. `docs/reliability.md` has tables of this; the feature
+///   `checks` detects more.
+/// * `fork`: the child can allocate, free what it inherited, start threads and fork again, whatever the parent's other
+///   threads were doing. What those threads held in caches and magazines is lost to the child.
 ///
 /// # What it takes
 ///
-/// * **A thread.** On Unix a heap that `GlobalHeap::new()` makes starts one, named `pageheap`, when the first MiB or so
-///   has been freed. It gives memory back, and follows the cgroup's limit and memory pressure (Linux). Without it
-///   (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nobody follows those: [`tick`](Self::tick) does not look at
-///   them, and a hook of `on_pressure` is never called.
-/// * **Addresses.** It reserves 4 TiB of them when it opens, or what it can get, without memory behind them: VIRT shows
-///   that, RSS does not. [`reserve`](Self::reserve) asks for fewer.
-/// * **For ever.** A value that is dropped or moved keeps its heap, addresses included, for threads may lead to it. So
-///   it is meant to be a `static`: who makes `GlobalHeap::new()` as a local value, uses it and drops it, again and
-///   again, has no addresses left after some dozens. [`Heap`](crate::Heap) is the one to be dropped.
+/// * **A thread.** On Unix a heap made by `GlobalHeap::new()` starts a thread named `pageheap` once the first MiB or so
+///   has been freed. The thread gives memory back, and follows the cgroup's limit and memory pressure (Linux). Without
+///   it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick) does not look at
+///   them, and hooks set by `on_pressure` are never called.
+/// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
+///   it: this shows in VIRT, not in RSS. [`reserve`](Self::reserve) asks for less.
+/// * **Its lifetime.** A value that is dropped or moved leaves its heap in place, addresses included, because threads
+///   may refer to it. So it is meant to be a `static`: a program that repeatedly makes `GlobalHeap::new()` as a local
+///   value, uses it and drops it runs out of addresses after some dozens. Use [`Heap`](crate::Heap) for heaps that are
+///   dropped.
 ///
 /// # Several
 ///
-/// A program may have several, and each is whole. But a thread has magazines of its own in one of them, the first that
-/// it calls, as long as it lives; in the others it works under a lock that all such threads share: six times as long
-/// for a small block.
+/// A program may have several, each complete in itself. But a thread has its own magazines in only one of them, the
+/// first it calls, for as long as it lives. In the others it works under a lock shared by all such threads, which takes
+/// six times as long for a small block.
 pub struct GlobalHeap<
     #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
     #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
@@ -138,25 +141,26 @@ pub struct GlobalHeap<
     /// Here until the heap is open. Only under [`Opening`].
     source: Cell<Option<S>>,
     config: Config,
-    /// What the environment makes of that and of whether there is a background thread.
+    /// Applies the environment to the configuration and to whether there is a background thread.
     overridden: fn(Config, bool) -> (Config, bool),
     /// Starts the background thread, if there is to be one.
     background: Option<fn(&'static Objects<S>)>,
-    /// Whom the thread tells of pressure.
+    /// The hooks that the thread notifies of pressure.
     notices: Notices,
-    /// Below what it looks for the system's files: empty, but in tests.
+    /// The directory below which the system's files are looked up: empty except in tests.
     root: &'static str,
-    /// The program's last word before a refusal.
+    /// The program's hook, called before a refusal.
     exhausted: Option<fn(Layout) -> bool>,
 }
 
-// SAFETY: the cell is used under the lock of `Opening` only, and `objects` leads to what is `Sync` if the source is.
+// SAFETY: the cell is used only under the lock of `Opening`, and `objects` points to a value that is `Sync` if the
+// source is.
 unsafe impl<S: Source + Send + Sync + 'static> Sync for GlobalHeap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
 
-// Nothing in it unwinds half way, as in the `PageHeap` below; a hook that does ends the process. It has the source, in
-// the cell or behind the pointer.
+// Nothing in it unwinds half way, as in the `PageHeap` below; a hook that unwinds ends the process. It holds the
+// source, in the cell or behind the pointer.
 impl<S: Source + UnwindSafe + 'static> UnwindSafe for GlobalHeap<S> {}
 impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for GlobalHeap<S> {}
 
@@ -164,11 +168,11 @@ impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for GlobalHeap<S> {}
 impl GlobalHeap<System> {
     /// A heap over the operating system's memory.
     ///
-    /// What the `static` says can be overridden, when the heap opens, by environment variables: `PAGEHEAP_RESERVE`,
+    /// When the heap opens, environment variables can override what the `static` says: `PAGEHEAP_RESERVE`,
     /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), `PAGEHEAP_BACKGROUND=0`,
     /// `PAGEHEAP_HUGE_PAGES` (`system`, `advise`, `avoid`), `PAGEHEAP_RELEASE` (`at-once`, `lazily`) and
-    /// `PAGEHEAP_SPARSE_ZEROING` (`0`, `1`). None is needed; what cannot be read, and a wish to reserve less than a
-    /// megabyte, is ignored with a line on standard error, and set-user-ID programs do not look.
+    /// `PAGEHEAP_SPARSE_ZEROING` (`0`, `1`). None is needed. A value that cannot be read, or a reservation of less than
+    /// a megabyte, is ignored with a line on standard error. Set-user-ID programs ignore all of them.
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.
@@ -186,12 +190,12 @@ impl Default for GlobalHeap<System> {
 }
 
 impl GlobalHeap<Region> {
-    /// A heap over bytes that are there already: for programs without an operating system. Threads share one structure,
-    /// under a lock that spins; so a handler of interrupts must not use it. An example is in the README.
+    /// A heap over existing bytes, for programs without an operating system. All threads share one structure under a
+    /// spin lock, so an interrupt handler must not use the heap. The README has an example.
     #[must_use]
     pub const fn in_region(region: Region) -> Self {
-        // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (the promise of its
-        // maker).
+        // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (promised by whoever
+        // created the region).
         unsafe { Self::with_source(region, Config::new(usize::MAX).caches(1)) }
     }
 }
@@ -202,7 +206,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// # Safety
     ///
     /// The source's pages are memory: Ready pages can be read and written until they are released. What it reserves
-    /// stays reserved though it is dropped.
+    /// stays reserved even if the source is dropped.
     #[must_use]
     pub const unsafe fn with_source(source: S, config: Config) -> Self {
         Self {
@@ -217,18 +221,18 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// The address space to reserve, in bytes, 4 TiB where nothing is said (1 GiB where pointers have 32 bits); less is
-    /// taken if there is not as much. There is no memory behind it: VIRT shows it, RSS does not. The smallest heap has
-    /// 64 KiB, whatever is said.
+    /// The address space to reserve, in bytes: 4 TiB by default (1 GiB if pointers have 32 bits). If there is not as
+    /// much, the heap takes less. There is no memory behind it: it shows in VIRT, not in RSS. The smallest heap has 64
+    /// KiB, whatever is requested.
     #[must_use]
     pub const fn reserve(mut self, bytes: usize) -> Self {
         self.config.reserve = bytes;
         self
     }
 
-    /// Not more than `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (less than one: nothing is to be
-    /// had): whoever wants more gets null. Not counted are the heap's own tables, other heaps, and arenas on
-    /// [`ProcessHeap`](crate::arena::ProcessHeap).
+    /// Limits the heap to `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (with less than one page,
+    /// every allocation fails). Allocations beyond the limit get null. The limit does not cover the heap's own tables,
+    /// other heaps, or arenas on [`ProcessHeap`](crate::arena::ProcessHeap).
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
@@ -238,14 +242,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ---- what it knows
     // ------------------------------------------------------------------------------------------------------
 
-    /// Counts. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
+    /// Collects the statistics. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
     #[must_use]
     pub fn stats(&self) -> GlobalStats {
         self.opened().map(Objects::stats).unwrap_or_default()
     }
 
-    /// Counts by classes too, and asks the system what the process has resident; to be shown, written as JSON or for
-    /// Prometheus, or compared with an earlier one. O(heap). All zero before the first allocation.
+    /// Collects statistics by size class too, and asks the system for the process's resident size. The result can be
+    /// displayed, written as JSON or for Prometheus, or compared with an earlier one. O(heap). All zero before the
+    /// first allocation.
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -269,11 +274,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
             .unwrap_or_default()
     }
 
-    /// Re-derives all the heap says of itself from its bits and spans. O(heap).
+    /// Re-derives everything the heap claims about itself from its bits and spans. O(heap).
     ///
-    /// For a heap nobody uses meanwhile: while somebody does, a fault that is none may be found, and no harm done. A
-    /// thread that ends uses it until it has been joined; `std::thread::scope` alone waits for less. Who releases, or
-    /// ticks, is waited for: some seconds at the most, then what he has in hand may be such a fault.
+    /// No thread should be using the heap meanwhile: otherwise the check may report a fault that is none, but it does
+    /// no harm. A thread that ends uses the heap until it has been joined; `std::thread::scope` alone waits for less.
+    /// The check waits for threads that release or tick, for some seconds at the most; after that, what such a thread
+    /// has in hand may appear as such a fault.
     ///
     /// # Errors
     /// The first broken invariant.
@@ -281,14 +287,14 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().map_or(Ok(()), Objects::check)
     }
 
-    /// What every page is, in order of address; see [`PageHeap::map`](crate::PageHeap::map). Nothing before the first
-    /// allocation. To be drawn by a [`Picture`](crate::Picture).
+    /// What every page is, in address order; see [`PageHeap::map`](crate::PageHeap::map). Empty before the first
+    /// allocation. Draw it with a [`Picture`](crate::Picture).
     pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
         self.opened().into_iter().flat_map(Objects::map)
     }
 
     /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages.
-    /// O(1), and touches no memory at the address.
+    /// O(1); does not touch memory at the address.
     ///
     /// ```
     /// # use std::alloc::{GlobalAlloc, Layout};
@@ -308,11 +314,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().is_some_and(|objects| objects.contains(address))
     }
 
-    /// How many bytes a block allocated with this layout has: the layout's size, rounded up to a slot or to pages. All
-    /// may be used, and the block may be freed or resized with this size in its layout instead. O(1), the same for
-    /// every heap.
+    /// The size of a block allocated with this layout: the layout's size, rounded up to a slot or to pages. All of it
+    /// may be used, and the block may be freed or resized with a layout of this size instead. O(1), the same for every
+    /// heap.
     ///
-    /// With the feature `checks` it is the layout's size: what lies behind is the checker's.
+    /// With the feature `checks` this is the layout's size: the bytes behind it belong to the checker.
     ///
     /// ```
     /// # use std::alloc::Layout;
@@ -326,34 +332,37 @@ impl<S: Source + 'static> GlobalHeap<S> {
         guard::usable_size(layout, Objects::<S>::usable_size(layout))
     }
 
-    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap. No memory
-    /// goes to the system by that; who wants it to calls [`release`](Self::release), which includes this for all
-    /// threads. Cost: ~7 µs where the magazines are full.
+    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap. This returns
+    /// no memory to the system; for that call [`release`](Self::release), which includes this for all threads. Cost: ~7
+    /// µs if the magazines are full.
     pub fn flush_thread(&self) {
         if let Some(objects) = self.opened() {
             self.with_thread(objects, |thread| objects.flush(thread));
         }
     }
 
-    /// Gives memory behind up to `pages` free pages of 8 KiB back to the source, what lies in store included, and
-    /// returns how many. What threads keep for themselves stays: [`release`](Self::release) reaches that too. How both
-    /// and `tick` differ: [Giving memory back](crate#giving-memory-back).
+    /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in stores, and returns
+    /// how many. What threads keep for themselves stays; [`release`](Self::release) reaches that too. How both differ
+    /// from `tick`: [Giving memory back](crate#giving-memory-back).
     ///
-    /// Cost: stores are emptied, 0.4 ns for each 64 pages that are looked at, and for what goes back as `release`.
+    /// Cost: emptying the stores, 0.4 ns for each 64 pages examined, and for the pages released the same as `release`.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.opened().map_or(PageCount::ZERO, |objects| objects.scavenge(pages))
     }
 
-    /// Gives all memory behind free pages back, `bytes` bytes or a little more (not less than a page, or a huge page
-    /// that would be cut), at once: free pages of the heap, spans in store, and what threads keep for themselves,
-    /// magazines and shelves included, though they sleep; then what lies between live blocks of more than 1 KiB, by
-    /// whole pages of the system. What stays are live blocks, what shares a page with them, and what threads that are
-    /// at work meanwhile have in their hands (and those that sleep, where the system has no `membarrier`). Returns how
-    /// many bytes.
+    /// Gives back the memory of free pages at once: `bytes` bytes or a little more (at least a page, or a huge page
+    /// rather than splitting it). Returns how many bytes. It takes, in this order:
+    ///
+    /// * free pages of the heap, spans in store, and what threads keep for themselves, magazines and shelves included,
+    ///   even if those threads sleep;
+    /// * then the memory between live blocks of more than 1 KiB, in whole pages of the system.
+    ///
+    /// What remains is live blocks, what shares a page with them, and what threads at work have in hand meanwhile (and
+    /// sleeping ones, if the system has no `membarrier`).
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
-    /// waits for it. It waits for who else releases, ticks, checks or forks, a quarter of a second at the most, and
-    /// then goes on beside him.
+    /// waits for it. It waits for other threads that release, tick, check or fork, for a quarter of a second at the
+    /// most, and then proceeds alongside them.
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
         let released = self.opened().map_or(PageCount::ZERO, |objects| objects.release(pages));
@@ -361,10 +370,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// One step of the scavenger, for programs with a loop of their own and no background thread. Returns how long to
-    /// wait before the next; see [`PageHeap::tick`](crate::PageHeap::tick) for what it gives back, and when.
+    /// wait before the next step; [`PageHeap::tick`](crate::PageHeap::tick) says what it gives back, and when.
     ///
-    /// While there is a background thread, that is its work, by its own clock: then this does nothing, and returns
-    /// [`Duration::MAX`]. That thread also follows the cgroup's limit and memory pressure; this does not.
+    /// While there is a background thread, that thread does this work, by its own clock: this then does nothing and
+    /// returns [`Duration::MAX`]. The thread also follows the cgroup's limit and memory pressure; this does not.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         match self.opened() {
             Some(objects) if !objects.keeper().is_there() => objects.tick(clock),
@@ -375,15 +384,16 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ---- its limits, while it is in use
     // -------------------------------------------------------------------------------------
 
-    /// The most bytes of pages the heap may grow to, as it is now. `None` before the first allocation.
+    /// The current maximum number of bytes of pages the heap may grow to. `None` before the first allocation.
     #[must_use]
     pub fn current_limit(&self) -> Option<usize> {
         Some(self.opened()?.heap().limit().0 << SizeClass::PAGE_SHIFT)
     }
 
-    /// Changes the most bytes of pages the heap may grow to, whatever the `static` and the environment said: rounded
-    /// down to pages of 8 KiB. What it has grown to stays, and can be had, but for blocks longer than the limit. Opens
-    /// the heap if it is not open; `false` if it cannot be: nothing has changed.
+    /// Changes the maximum number of bytes of pages the heap may grow to, rounded down to pages of 8 KiB; this
+    /// overrides the `static` and the environment. Pages the heap has already grown to remain and can be allocated, but
+    /// not for blocks longer than the limit. Opens the heap if it is not open. Returns `false` if it cannot be opened;
+    /// then nothing has changed.
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -402,16 +412,16 @@ impl<S: Source + 'static> GlobalHeap<S> {
         })
     }
 
-    /// The most bytes of pages that should have memory behind them, as it is now; `usize::MAX` and the like are no
-    /// limit. `None` before the first allocation.
+    /// The current maximum number of bytes of pages that should have memory behind them; values near `usize::MAX` mean
+    /// no limit. `None` before the first allocation.
     #[must_use]
     pub fn current_soft_limit(&self) -> Option<usize> {
         let pages = self.opened()?.heap().soft_limit();
         Some(pages.0.saturating_mul(1 << SizeClass::PAGE_SHIFT))
     }
 
-    /// As [`set_limit`](Self::set_limit), for the most bytes of pages that should have memory behind them; see
-    /// [`soft_limit`](Self::soft_limit). Takes effect with the next page that gets some, and with the next
+    /// As [`set_limit`](Self::set_limit), for the maximum number of bytes of pages that should have memory behind them;
+    /// see [`soft_limit`](Self::soft_limit). Takes effect with the next page that gains memory, and with the next
     /// [`tick`](Self::tick).
     #[must_use]
     pub fn set_soft_limit(&self, bytes: usize) -> bool {
@@ -428,13 +438,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// The heap, if it is open.
     #[inline(always)]
     fn opened(&self) -> Option<&'static Objects<S>> {
-        // Acquire: pairs with the release in `open`; the heap is made.
+        // Acquire: pairs with the release in `open`; the heap is complete.
         let objects = self.objects.load(Ordering::Acquire);
-        // SAFETY: null, or what `Objects::open` made, which is never unmade.
+        // SAFETY: null, or what `Objects::open` made, which is never destroyed.
         unsafe { objects.as_ref() }
     }
 
-    /// The heap, which is opened if it is not. `None`: it cannot be, or the process is about to end.
+    /// The heap, opened if necessary. `None`: it cannot be opened, or the process is about to end.
     #[inline]
     fn objects(&self) -> Option<&'static Objects<S>> {
         if fatal::is_ending() {
@@ -470,24 +480,24 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ---- whose turn
     // ---------------------------------------------------------------------------------------------------------
 
-    /// Fast: this thread's structure, to work with, if it has one of this heap and nobody is emptying it.
+    /// Fast path: this thread's structure, if it has one of this heap and no other thread is emptying it.
     #[inline(always)]
     fn enter(&self) -> Option<Working<'static>> {
         // Relaxed: compared, not followed.
         local::enter(self.objects.load(Ordering::Relaxed))
     }
 
-    /// The same, with the heap.
+    /// As `enter`, but also returns the heap.
     #[inline(always)]
     fn enter_with(&self) -> Option<(Working<'static>, &'static Objects<S>)> {
-        // Relaxed: compared first. Who has a structure of the heap knew it when he got that.
+        // Relaxed: compared first. A thread that has a structure of the heap knew the heap when it got that structure.
         let objects = self.objects.load(Ordering::Relaxed);
         let thread = local::enter(objects)?;
-        // SAFETY: a structure was entered by this address, so it is a heap's, which is never unmade.
+        // SAFETY: a structure was entered by this address, so it is the address of a heap, which is never destroyed.
         Some((thread, unsafe { &*objects }))
     }
 
-    /// This thread's structure, made now if need be. `None` where it cannot have one, or has it not at the moment.
+    /// This thread's structure, made now if necessary. `None` if it cannot have one, or not at the moment.
     #[inline]
     fn own(&self, objects: &'static Objects<S>) -> Option<Working<'static>> {
         self.enter().or_else(|| {

@@ -1,15 +1,15 @@
-//! How a heap gives memory back, and what it does when it runs short: the words a `static` may say.
+//! The options of a `GlobalHeap`: how it gives memory back, and what it does when it runs short.
 //!
 //! ```text
 //!   GlobalHeap::new() .limit(…)          no more pages than that: beyond it …
-//!                     .on_exhausted(f)   … f is asked, and then the answer is null
-//!                     .soft_limit(…)     no more memory than that, as far as any is free
+//!                     .on_exhausted(f)   … f is called, and then the allocation gets null
+//!                     .soft_limit(…)     no more memory than that, as long as any is free
 //!                     .background(false) no thread of its own: tick, release, scavenge
-//!                     .on_pressure(80, f) the system is short: f is told, by the background thread
-//!                     .huge_pages(…)     what is wished of them
-//!                     .release_lazily(true) what goes back may stay resident until it is wanted elsewhere
-//!                     .wait_for_release(true) nobody is refused what comes back in a moment
-//!                     .sparse_zeroing(false) no file is opened to know what is zero
+//!                     .on_pressure(80, f) the system is short of memory: the background thread calls f
+//!                     .huge_pages(…)     the policy for huge pages
+//!                     .release_lazily(true) released memory may stay resident until the system wants it
+//!                     .wait_for_release(true) an allocation waits for pages that return in a moment
+//!                     .sparse_zeroing(false) no file is opened to find out what is zero
 //! ```
 
 #![forbid(unsafe_code)]
@@ -30,18 +30,20 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// Whether a background thread gives memory back while the program does something else, or nothing. On by default
     /// for [`new`](GlobalHeap::new), off for other sources.
     ///
-    /// The thread is started when the first MiB has been freed, or threads have room for as much in their magazines,
-    /// after the program's constructors have run: by a thread that frees, or begins, or is alone; never by the first
-    /// allocation. It gives back what [`tick`](Self::tick) says: all that is free, within two seconds, once the program
-    /// is silent, and what is above the last ten seconds' peak while it is not, at 1 % of one processor. It also
-    /// follows the cgroup's limit and memory pressure (Linux): when they are high, all that is free goes back. For that
-    /// it opens files, about once a second while it is awake.
+    /// The thread starts when the first MiB has been freed, or when the threads' magazines have room for as much, and
+    /// after the program's constructors have run. It is started by a thread that frees, that begins to use the heap, or
+    /// that is the only one; never by the first allocation.
     ///
-    /// Without it memory goes back when [`tick`](Self::tick), [`release`](Self::release) or
-    /// [`scavenge`](Self::scavenge) is called, and nobody follows cgroups and pressure.
+    /// It gives back what [`tick`](Self::tick) says: all free memory within two seconds once the program is silent, and
+    /// what exceeds the peak of the last ten seconds while it is not, at 1 % of one processor. It also follows the
+    /// cgroup's limit and memory pressure (Linux): when they are high, all free memory goes back. For that it opens
+    /// files, about once a second while it is awake.
     ///
-    /// Verbs of a source other than [`System`](crate::source::System) run on that thread too: then its stack is 256
-    /// KiB.
+    /// Without the thread, memory goes back only when [`tick`](Self::tick), [`release`](Self::release) or
+    /// [`scavenge`](Self::scavenge) is called, and nothing follows cgroups and pressure.
+    ///
+    /// The methods of a source other than [`System`](crate::source::System) run on that thread too; its stack is then
+    /// 256 KiB.
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -54,19 +56,20 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Has the background thread tell of pressure, once a second for as long as it lasts: when the process's cgroup
-    /// is filled to `from` percent of its limit (0 to 100), or its tasks have waited for memory for `from` percent of
-    /// the last ten seconds, or the group has met a limit since the second before (an event). A threshold above 100 is
-    /// told of events only. On Linux; elsewhere, and where the system does not say, nothing is heard. Nor is it without
-    /// the background thread ([`background(false)`](Self::background), `PAGEHEAP_BACKGROUND=0`).
+    /// Has the background thread report memory pressure, once a second for as long as it lasts. There is pressure when
+    /// the process's cgroup is filled to `from` percent of its limit (0 to 100), when its tasks have waited for memory
+    /// for `from` percent of the last ten seconds, or when the group has met a limit since the previous second (an
+    /// event). With a threshold above 100 only events are reported. Linux only; elsewhere, and if the system provides
+    /// no data, nothing is reported. Nor is it without the background thread ([`background(false)`](Self::background),
+    /// `PAGEHEAP_BACKGROUND=0`).
     ///
-    /// It may be called up to four times, with a threshold and a hook each. In a second with pressure one hook is
-    /// called: that of the highest threshold that is reached. If none is reached, but there was an event, it is the
-    /// hook of the lowest threshold.
+    /// It may be called up to four times, each time with a threshold and a hook. In a second with pressure one hook is
+    /// called: that of the highest threshold reached or, if there was an event but no threshold is reached, that of the
+    /// lowest threshold.
     ///
-    /// The hook runs on that thread, whose stack is 256 KiB and whose signals are blocked. It may allocate and free;
-    /// it must not unwind, nor fork. The thread exists from the first MiB freed on, or allocated by a thread
-    /// that is alone.
+    /// The hook runs on the background thread, which has a stack of 256 KiB and all signals blocked. It may allocate
+    /// and free; it must neither unwind nor fork. The thread exists once the first MiB has been freed, or allocated by
+    /// a thread that is the only one.
     ///
     /// ```
     /// use pageheap::{GlobalHeap, Pressure};
@@ -83,18 +86,19 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// static HEAP: GlobalHeap = GlobalHeap::new().on_pressure(80, tell).on_pressure(95, shrink);
     /// ```
     ///
-    /// In a library that may be closed by `dlclose` the hook must not need the loader (`dlopen`, `dlsym`, the first
-    /// thread-local with a destructor): who closes it has the loader's lock, and waits for the hook.
+    /// In a library that may be closed by `dlclose`, the hook must not need the loader (`dlopen`, `dlsym`, the first
+    /// thread-local with a destructor): the thread that closes the library holds the loader's lock while it waits for
+    /// the hook.
     ///
     /// # Panics
-    /// With a fifth threshold, which a `static` is not compiled with.
+    /// On a fifth threshold; in a `static` that is a compile-time error.
     #[must_use]
     pub const fn on_pressure(mut self, from: u8, hook: fn(Pressure)) -> Self {
         self.notices = self.notices.and(Notice { from, hook });
         self
     }
 
-    /// Looks for the system's files, those of cgroups and of pressure, below `root` instead of `/`: for tests.
+    /// Looks up the system's files, those of cgroups and of pressure, below `root` instead of `/`: for tests.
     #[doc(hidden)]
     #[cfg(feature = "internals")]
     #[must_use]
@@ -105,8 +109,8 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
 }
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// What is wished of huge pages behind the heap's; by default nothing, and the system does what it has been set
-    /// to. Told to the system once, when the heap opens. It may refuse, and then nothing is different.
+    /// The policy for huge pages behind the heap's pages; by default none, so the system's setting applies. The heap
+    /// passes it to the system once, when it opens. The system may refuse, which changes nothing.
     ///
     /// ```
     /// use pageheap::{GlobalHeap, HugePages};
@@ -119,9 +123,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Whether memory that goes back by and by stays resident until the system is short of it (`MADV_FREE`). Off by
-    /// default, for who watches the process's resident size takes it for a leak. What [`release`](Self::release),
-    /// limits and pressure ask for is given back at once all the same. See
+    /// Whether memory that is given back gradually stays resident until the system is short of it (`MADV_FREE`). Off by
+    /// default, because to monitoring the resident size looks like a leak. What [`release`](Self::release), limits and
+    /// pressure ask for is given back at once all the same. See
     /// [`Config::release_lazily`](crate::Config::release_lazily).
     ///
     /// ```
@@ -135,10 +139,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Not more than `bytes` bytes of pages should have memory behind them. Nothing is refused for that: as long as
-    /// there are more, a thread that takes pages without memory behind them gives back free ones afterwards: as many as
-    /// it has taken, or 256 (2 MiB) if it has taken fewer, and never more than there are too many. If too few are free
-    /// it empties stores as well. Rounded down to pages of 8 KiB. The same as
+    /// Sets a soft limit: at most `bytes` bytes of pages, rounded down to pages of 8 KiB, should have memory behind
+    /// them. This never makes an allocation fail. While the heap is above the limit, a thread that takes pages without
+    /// memory behind them gives back free pages afterwards: as many as it has taken, or 256 (2 MiB) if it has taken
+    /// fewer, but never more than the excess. If too few pages are free, it empties stores as well. The same as
     /// [`Config::soft_limit`](crate::Config::soft_limit).
     #[must_use]
     pub const fn soft_limit(mut self, bytes: usize) -> Self {
@@ -160,8 +164,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Whether a used block of 1 MiB or more that is to be zero is written only where the system says that it is not
-    /// zero. On by default. See [`Config::sparse_zeroing`](crate::Config::sparse_zeroing).
+    /// Whether zeroing a used block of 1 MiB or more writes only to the parts that the system reports as not zero. On
+    /// by default. See [`Config::sparse_zeroing`](crate::Config::sparse_zeroing).
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -175,13 +179,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Asks `hook` before an allocation is refused that would fit the limit: whether it has freed something, and the
-    /// allocation should be tried once more, 16 times at the most. It is told the layout of the block; with the feature
-    /// `checks`, that of the block with its seal.
+    /// Calls `hook` before refusing an allocation that would fit the limit. The hook returns whether it has freed
+    /// something, so that the allocation should be tried again, 16 times at the most. It receives the layout of the
+    /// block; with the feature `checks`, that of the block with its seal.
     ///
-    /// It runs on the allocating thread, with none of the allocator's locks held. It may free and may call
-    /// [`release`](Self::release); with an operating system it may allocate, and gets null where there is no room,
-    /// without being asked again. It must not wait for a lock of the program's that an allocating thread may hold, and
+    /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// [`release`](Self::release). With an operating system it may also allocate; it gets null if there is no room, and
+    /// is not called again for that. It must not wait for a lock of the program that an allocating thread may hold. It
     /// must not unwind: that ends the process.
     ///
     /// ```
