@@ -1,4 +1,4 @@
-//! A cache of pages: one word of the bitmap, owned; and a word of freed pages on their way back.
+//! A cache of pages: one owned word of the bitmap, and one word of freed pages on their way back.
 //!
 //! ```text
 //!   slot (one cache line)
@@ -10,28 +10,30 @@
 //!               └ free into word 17: or the bits back
 //! ```
 //!
-//! Go gives each P such a word for allocation. Ours goes both ways: a page freed into the owned word is simply owned
-//! again, and pages freed elsewhere gather as long as they hit one word and leave together. A word of 64 pages costs
-//! one swap to take and one compare-exchange to give back, so a page costs a 64th of that and two plain stores.
+//! In Go each P has such a word for allocation. Here it serves both directions: a page freed into the owned word is
+//! simply owned again, and pages freed elsewhere accumulate as long as they fall into one word, and return together. A
+//! word of 64 pages costs one swap to take and one compare-exchange to give back, so a page costs a 64th of that and
+//! two plain stores.
 //!
-//! Requests of up to 16 pages are tried in the word. The chance that a word has n pages in a row falls fast with n, and
-//! longer ones would only tear it (the proposal's choice, and its reason).
+//! Requests of up to 16 pages are tried in the word. The chance that a word has n consecutive pages falls fast with n,
+//! and longer runs would only fragment it (the proposal's choice, and its reason).
 //!
-//! A slot has one owner at a time: a [`Cache`](crate::Cache) handle, or for `no_std` whoever holds the slot's shard for
-//! the length of one call. Only the owner writes; the fields are atomics so that statistics may read them from
-//! anywhere, which costs the owner nothing.
+//! A slot has one owner at a time: a [`Cache`](crate::Cache) handle or, without handles, the caller that holds the
+//! slot's shard for the length of one call. Only the owner writes. The fields are atomics so that statistics can read
+//! them from any thread, which costs the owner nothing.
 //!
-//! **Seizing.** What the cache of a sleeping thread holds must not stay with it. So an owner says when it is at work,
-//! by two plain stores around each call, and looks whether the heap is seizing in between. Who seizes (the scavenger)
-//! says so, has the system pass a fence through every thread, and empties the caches whose owners are not at work.
-//! Either he sees an owner busy, or the owner sees him: Dekker's way, with the fence paid by the one who seldom comes.
+//! **Seizing.** A sleeping thread must not keep the pages in its cache. So an owner marks itself busy, by two plain
+//! stores around each call, and between them checks whether the heap is seizing. The seizing thread (the scavenger)
+//! announces itself, has the system pass a fence through every thread, and empties the caches whose owners are not
+//! busy. Either it sees the owner busy, or the owner sees it seizing: Dekker's algorithm, with the cost of the fence on
+//! the rare side.
 //!
 //! ```text
 //!   owner   busy = 1 ── light fence ── seizing? no: take pages … busy = 0      yes: busy = 0, go past the cache
 //!   seizer  seizing = 1 ── heavy fence ── busy? no: flush …      seizing = 0   yes: leave it alone
 //! ```
 //!
-//! Measured: allocate 1.2 ns and free 1.6 ns, refills and flushes aside.
+//! Measured: allocate 1.2 ns and free 1.6 ns, without refills and flushes.
 
 #![forbid(unsafe_code)]
 
@@ -63,31 +65,31 @@ impl Word {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot {
-    /// 1 while somebody works on it: whoever came first to a shard's, its owner to another.
+    /// 1 while a thread is working on it: the first to enter a shard's slot, or the owner of a handle's.
     busy: AtomicU32,
     /// Free slots: the next free one, plus one. Owned slots: the last call for a flush that was heeded.
     pub(crate) link: AtomicU32,
-    /// The word owned; means something while `free` is not zero, and for taking pages of it back.
+    /// The owned word; meaningful while `free` is not zero, and for taking back pages of it.
     word: AtomicUsize,
     free: AtomicU64,
     scavenged: AtomicU64,
-    /// The word of the buffered pages; means something while `buffer` is not zero.
+    /// The word of the buffered pages; meaningful while `buffer` is not zero.
     buffer_word: AtomicUsize,
     buffer: AtomicU64,
     refills: AtomicU64,
     flushes: AtomicU64,
 }
 
-// A slot is a cache line: two owners never share one.
+// A slot is a cache line: two owners never share one (no false sharing).
 #[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<Slot>() == 64);
 
-/// What a slot has done, and holds.
+/// What a slot has done, and what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotState {
     /// Pages held: owned and buffered.
     pub pages: usize,
-    /// Of those, scavenged.
+    /// How many of them are scavenged.
     pub scavenged: usize,
     /// Words taken.
     pub refills: u64,
@@ -96,7 +98,7 @@ pub struct SlotState {
 }
 
 impl Slot {
-    /// An empty slot, as zeroed memory has it.
+    /// An empty slot, equal to zeroed memory.
     pub(crate) fn new() -> Self {
         Self {
             busy: AtomicU32::new(0),
@@ -113,31 +115,32 @@ impl Slot {
 
     // Relaxed throughout: one owner. Ownership passes with the heap's lock or with `busy`, which release and acquire.
 
-    /// The owner's way in, for the length of one call: no read-modify-write. `None` while caches are being seized; the
-    /// call then goes past the cache.
+    /// The owner's entry, for the length of one call: no read-modify-write. `None` while caches are being seized; the
+    /// call then bypasses the cache.
     #[inline(always)]
     pub(crate) fn own(&self, seizing: &AtomicU32) -> Option<Entered<'_>> {
-        // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
-        // and load (`PageHeap::seize_caches`): he sees us busy, or we see him seizing.
+        // Relaxed: the fence after it keeps it before the load, as seen by a thread that passes `fence_heavy` between
+        // its own store and load (`PageHeap::seize_caches`): that thread sees us busy, or we see it seizing.
         self.busy.store(1, Ordering::Relaxed);
         let entered = Entered { slot: self };
         fence_light();
-        // Acquire: pairs with the release that ends a seizure; the slot is as it left it.
+        // Acquire: pairs with the release that ends a seizure; the slot is as the seizure left it.
         (seizing.load(Ordering::Acquire) == 0).then_some(entered)
     }
 
-    /// Whether its owner is not at work on it. For who has let `seizing` be seen by a heavy fence: then he stays away.
+    /// Whether its owner is not working on it. For a thread that has published `seizing` by a heavy fence: the owner
+    /// then stays away.
     pub(crate) fn is_left(&self) -> bool {
         // Acquire: pairs with the release in `Entered::drop`; the slot is as its owner left it.
         self.busy.load(Ordering::Acquire) == 0
     }
 
-    /// Whether it holds pages, read from anywhere: a moment's picture.
+    /// Whether it holds pages, read from any thread: a momentary view.
     pub(crate) fn holds_pages(&self) -> bool {
         self.free.load(Ordering::Relaxed) | self.buffer.load(Ordering::Relaxed) != 0
     }
 
-    /// The owned word has no page left.
+    /// Whether the owned word has no page left.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.free.load(Ordering::Relaxed) == 0
@@ -169,11 +172,10 @@ impl Slot {
         Some(claim)
     }
 
-    /// Takes back a run that lies in one word. Whether the page was held, and so free, already: nothing has changed
-    /// then.
+    /// Frees a run that lies in one word.
     ///
     /// # Errors
-    /// A page that is free already.
+    /// A page that was already held, and so was free already; nothing has changed then.
     #[inline(always)]
     pub(crate) fn free<G: Shape>(&self, set: &FreeSet<G>, start: usize, pages: usize) -> Result<(), usize> {
         let (word, mask) = (start >> WORD_SHIFT, bitmap::mask(start % WORD_PAGES, pages));
@@ -196,7 +198,7 @@ impl Slot {
         self.turn_over(set, word, mask)
     }
 
-    /// Sends the buffered pages home and begins to gather those of another word.
+    /// Flushes the buffered pages to the heap and begins to collect those of another word.
     #[inline(never)]
     fn turn_over<G: Shape>(&self, set: &FreeSet<G>, word: usize, mask: u64) -> Result<(), usize> {
         self.flush_buffer(set)?;
@@ -205,7 +207,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes `word` the owned one. The slot's must be empty.
+    /// Makes `word` the owned one. The slot's word must be empty.
     #[inline]
     pub(crate) fn fill(&self, word: Word) {
         debug_assert!(self.is_empty());
@@ -218,7 +220,7 @@ impl Slot {
     /// Gives the buffered pages back to the heap.
     ///
     /// # Errors
-    /// A page that was free there already: somebody freed it twice.
+    /// A page that was already free there: it was freed twice.
     #[inline]
     pub(crate) fn flush_buffer<G: Shape>(&self, set: &FreeSet<G>) -> Result<(), usize> {
         let free = self.buffer.load(Ordering::Relaxed);
@@ -256,7 +258,7 @@ impl Slot {
         self.flush_buffer(set).and(owned)
     }
 
-    /// Drops what the slot holds, for good; what it has done stays counted.
+    /// Drops what the slot holds, for good; its counters are kept.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -268,17 +270,17 @@ impl Slot {
         self.busy.store(0, Ordering::Relaxed);
     }
 
-    /// Becomes the slot's owner for the length of one call, if nobody is.
+    /// Becomes the slot's owner for the length of one call, if there is none.
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<Entered<'_>> {
-        // Acquire: sees what the last owner left; partner: the release in `Entered::drop`. Not a swap: who fails writes
-        // nothing.
+        // Acquire: sees what the last owner left; partner: the release in `Entered::drop`. Not a swap: an attempt that
+        // fails writes nothing.
         let entered = self.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-        // `then`, not `then_some`: an `Entered` made in vain would let the next one in when dropped.
+        // `then`, not `then_some`: an `Entered` made in vain would, when dropped, admit the next thread.
         entered.is_ok().then(|| Entered { slot: self })
     }
 
-    /// What the slot holds and has done, read from anywhere: a moment's picture.
+    /// What the slot holds and has done, read from any thread: a momentary view.
     pub(crate) fn state(&self) -> SlotState {
         let free = self.free.load(Ordering::Relaxed);
         let buffer = self.buffer.load(Ordering::Relaxed);
@@ -302,7 +304,7 @@ impl Slot {
     }
 }
 
-/// One who works on a shard's slot.
+/// The right to work on a slot.
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     slot: &'a Slot,
@@ -320,7 +322,7 @@ impl core::ops::Deref for Entered<'_> {
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: hands the slot to the next `try_enter`, or to who seizes it.
+        // Release: hands the slot to the next `try_enter`, or to the thread that seizes it; partner: the acquire there.
         self.slot.busy.store(0, Ordering::Release);
     }
 }

@@ -1,6 +1,6 @@
-//! Does the heap say of itself what its bits say? Re-derives every summary and hint, and draws what it finds wrong.
+//! The consistency check: re-derives every summary and hint from the bits, and draws what it finds wrong.
 //!
-//! The invariants, for a heap that nobody is using at the moment:
+//! The invariants of a heap that no thread is using at the moment:
 //!
 //! | | |
 //! |---|---|
@@ -23,7 +23,7 @@ use crate::geometry::{MAX_CHUNK_WORDS, Shape, WORD_PAGES, WORD_SHIFT};
 use crate::hints::Band;
 use crate::summary::Summary;
 
-/// A broken invariant: which, where, and what stands there. `Display` draws the chunk.
+/// A broken invariant: which one, where, and what is stored there. `Display` draws the chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     kind: Kind,
@@ -53,10 +53,10 @@ enum Kind {
 }
 
 impl<G: Shape> FreeSet<G> {
-    /// Re-derives I1-I5 from the bits. For a set that nobody uses meanwhile.
+    /// Re-derives I1-I5 from the bits. No other thread may be using the set.
     ///
     /// # Errors
-    /// The first invariant found broken.
+    /// The first broken invariant.
     pub fn check(&self) -> Result<(), Fault> {
         let chunks = self.grown().div_ceil(G::CHUNK_PAGES);
         (0..chunks).try_for_each(|chunk| self.check_chunk(chunk))?;
@@ -66,7 +66,7 @@ impl<G: Shape> FreeSet<G> {
         self.check_hints()
     }
 
-    /// I6, of a word some of whose pages are cached; `holders` caches hold some of them.
+    /// I6, for a word some of whose pages are cached; `holders` caches hold some of them.
     pub(crate) fn check_cached(&self, word: usize, pages: u64, holders: usize) -> Result<(), Fault> {
         let twice = if holders > 1 {
             pages
@@ -144,8 +144,8 @@ impl<G: Shape> FreeSet<G> {
         Ok(())
     }
 
-    /// The first of `length` free pages in a row that lie wholly below page `end`. By the bits alone, page by page
-    /// where they differ: deliberately not the search that it checks.
+    /// The first of `length` consecutive free pages that lie wholly below page `end`. From the bits alone, page by page
+    /// where they differ: deliberately not by the search that it checks.
     fn first_run_below(&self, length: usize, end: usize) -> Option<usize> {
         let mut run = 0;
         for word in 0..end.min(self.grown()).div_ceil(WORD_PAGES) {

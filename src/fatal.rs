@@ -1,20 +1,20 @@
 //! The end of the process, with a message that names the address; and the one warning there is.
 //!
-//! An allocator must not unwind, must not allocate to say why it stops, and must not go on once it knows that memory is
-//! being used twice. The message is put together on the stack and written by one raw write to standard error; then the
-//! process aborts. Without an operating system a panic in a function that cannot unwind does the same through the
-//! program's panic handler. That may be one that allocates, as std's is, and what stopped may hold the heap's lock: so
-//! from here on there is no memory, and nobody waits for it.
+//! An allocator must not unwind, must not allocate to report why it stops, and must not go on once it knows that memory
+//! is being used twice. The message is built on the stack and written to standard error by one raw write; then the
+//! process aborts. Without an operating system, a panic in a function that cannot unwind does the same through the
+//! program's panic handler. That handler may allocate, as std's does, and the interrupted thread may hold the heap's
+//! lock: so from then on the heap has no memory, and no thread waits for it.
 
-/// Whether a panic is carried by LLVM's unwinder, which writes 16 bytes at a time to what Rust's library allocates for
-/// it, 56 bytes, as if that were aligned to 16. It is what a panic is on x86-64 where the C library is not GNU's, and
-/// as of Rust 1.95 it is allocated without saying so (mended since: rust-lang/rust#161368).
+/// Whether panics use LLVM's unwinder. It writes 16 bytes at a time to the 56 bytes that Rust's library allocates for
+/// it, as if they were aligned to 16. That is the case on x86-64 if the C library is not GNU's; as of Rust 1.95 the
+/// alignment is not requested (fixed since: rust-lang/rust#161368).
 pub(crate) const PANICS_WANT_16: bool = cfg!(all(target_arch = "x86_64", unix, not(target_env = "gnu")));
 
-/// The bytes of it, in steps of 8.
+/// The size of that allocation in bytes, rounded to a multiple of 8.
 pub(crate) const PANIC_BYTES: usize = 56;
 
-/// Ends the process: `what`, then the two numbers in hexadecimal.
+/// Ends the process: prints `what`, then the two numbers in hexadecimal.
 #[cold]
 #[inline(never)]
 pub(crate) fn abort(what: &str, first: usize, second: usize) -> ! {
@@ -31,7 +31,7 @@ pub(crate) fn abort(what: &str, first: usize, second: usize) -> ! {
     finish(&mut line)
 }
 
-/// Ends the process: `what`, then each number with its name, in hexadecimal.
+/// Ends the process: prints `what`, then each number with its name, in hexadecimal.
 #[cold]
 #[inline(never)]
 #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
@@ -51,8 +51,8 @@ pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
     finish(&mut line)
 }
 
-/// Says something to who looks at standard error, and goes on: `parts` one behind the other, 189 bytes of them at the
-/// most. What a terminal might take for an order is a question mark. May change `errno`.
+/// Prints a warning to standard error and continues: `parts` one after the other, at most 189 bytes of them. Bytes that
+/// a terminal might interpret become question marks. May change `errno`.
 #[cold]
 #[inline(never)]
 #[cfg(all(unix, feature = "std"))]
@@ -67,7 +67,7 @@ pub(crate) fn warn(parts: &[&[u8]]) {
     }
     line.push("\n");
     let text = line.text();
-    // SAFETY: the bytes are initialised and live; a failed write changes nothing but `errno`, which the caller minds.
+    // SAFETY: the bytes are initialised and live; a failed write changes only `errno`, which the caller preserves.
     unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }
 
@@ -115,19 +115,19 @@ fn finish(line: &mut Line) -> ! {
     }
 }
 
-/// 1 once the process is about to end by the program's panic handler.
+/// 1 once the process is about to end through the program's panic handler.
 #[cfg(not(all(unix, feature = "std")))]
 static ENDING: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
-/// Whether the process is about to end, by what the program does in a panic: then who stopped may hold any lock, and
-/// whoever waits for one waits for ever.
+/// Whether the process is about to end through the program's panic handler: then the thread that stopped may hold any
+/// lock, and a thread that waits for one waits forever.
 #[cfg(not(all(unix, feature = "std")))]
 pub(crate) fn is_ending() -> bool {
-    // Relaxed: to who has stopped it is his own; others may wait.
+    // Relaxed: the thread that stopped sees its own store; others may wait.
     ENDING.load(core::sync::atomic::Ordering::Relaxed)
 }
 
-/// Never: nothing is called between the message and the end.
+/// Never: nothing of the program runs between the message and the end.
 #[cfg(all(unix, feature = "std"))]
 pub(crate) const fn is_ending() -> bool {
     false

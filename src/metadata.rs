@@ -1,4 +1,4 @@
-//! Where the tables of a heap lie, and how far they are prepared.
+//! Where the tables of a heap lie, and how much of them is prepared.
 //!
 //! ```text
 //!   one reservation for metadata
@@ -8,12 +8,12 @@
 //!   └───────────────┴────────────────────┴────────────────────┴──────────────┴────────┴───
 //! ```
 //!
-//! The whole extent is reserved with the heap, so no table ever moves; memory is asked for as the heap grows, always
-//! ahead of the pages it is about. A table that would not fill one granule of the operating system shares the first
-//! part with others of its kind.
+//! The whole extent is reserved with the heap, so no table ever moves. Memory is prepared as the heap grows, always
+//! before the pages it describes. A table that would not fill one granule of the operating system shares the first part
+//! with other small tables.
 //!
-//! Per page: one free bit, one scavenged bit, and of 512 pages a word of the scavenger's and 8/7 of a summary: 0.283
-//! bytes. A heap of 1 TiB reserves 36 MiB for that and, holding one page, has 5 granules of it in memory.
+//! Per page: one free bit, one scavenged bit, and per 512 pages one word for the scavenger and 8/7 of a summary: 0.283
+//! bytes. A heap of 1 TiB reserves 36 MiB for that and, while it holds one page, has 5 granules of it in memory.
 
 use core::ptr::NonNull;
 
@@ -25,7 +25,7 @@ use crate::radix::Tree;
 use crate::source::{Purpose, Refused, Reservation, Source};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, Table, Zeroed};
 
-/// Free bits, scavenged bits, the levels, what the scavenger knows of chunks, the slots of caches.
+/// Free bits, scavenged bits, the levels, the scavenger's words for chunks, the slots of caches.
 const TABLES: usize = 2 + MAX_LEVELS + 2;
 const FREE: usize = 0;
 const SCAVENGED: usize = 1;
@@ -33,17 +33,17 @@ const LEVELS: usize = 2;
 const CHUNKS: usize = LEVELS + MAX_LEVELS;
 const SLOTS: usize = CHUNKS + 1;
 
-/// Tables start on a cache line, so that a block of children is one.
+/// Tables start on a cache line, so that a block of children is one line.
 const LINE: usize = 64;
 
-// SAFETY: a slot is atomic integers only, of which all-zero bytes are zero; `Slot::new` makes the same.
+// SAFETY: a slot is atomic integers only, for which all-zero bytes are zero; `Slot::new` makes the same.
 unsafe impl Zeroed for Slot {
     fn zeroed() -> Self {
         Self::new()
     }
 }
 
-/// Sizes and places of the tables of a heap that may grow to some number of pages.
+/// Sizes and positions of the tables of a heap that may grow to some number of pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     offsets: [usize; TABLES],
@@ -75,7 +75,7 @@ impl Plan {
         Some(plan)
     }
 
-    /// Puts the tables of some sizes behind what is placed, each on a multiple of `unit`.
+    /// Places the tables of the chosen sizes after those already placed, each at a multiple of `unit`.
     fn place(&mut self, chosen: impl Fn(usize) -> bool, unit: usize) -> Option<()> {
         for (offset, &bytes) in self
             .offsets
@@ -89,7 +89,7 @@ impl Plan {
         Some(())
     }
 
-    /// Bytes of the whole.
+    /// Total bytes.
     pub const fn total(&self) -> usize {
         self.total
     }
@@ -109,7 +109,7 @@ impl Plan {
     }
 }
 
-// A chunk's words are one cache line, so are a node's children, so is a slot.
+// A chunk's words are one cache line; so are a node's children; so is a slot.
 const _: () = assert!(MAX_CHUNK_WORDS * size_of::<u64>() == LINE);
 
 /// The metadata of one heap.
@@ -121,17 +121,18 @@ pub struct Metadata {
     prepared: [AtomicUsize; TABLES],
 }
 
-// SAFETY: the reservation is an address and a length; whoever uses the memory behind it goes through tables of atomics.
+// SAFETY: the reservation is an address and a length; all access to the memory behind it goes through tables of
+// atomics.
 unsafe impl Send for Metadata {}
 // SAFETY: as above.
 unsafe impl Sync for Metadata {}
 
 impl Metadata {
-    /// Reserves what `plan` needs and prepares the small tables: how often it has asked for that, too. On failure
-    /// nothing stays reserved.
+    /// Reserves what `plan` needs and prepares the small tables. Also returns how many requests to prepare that took.
+    /// On failure nothing stays reserved.
     ///
     /// # Errors
-    /// How often it has asked to prepare. If it did, it has given a reservation back.
+    /// The number of requests to prepare. If there was one, a reservation has been given back.
     pub fn reserve<S: Source>(source: &S, plan: Plan) -> Result<(Self, u64), u64> {
         let reservation = Reservation::of(source, Purpose::Metadata, plan.total, plan.granule).ok_or(0_u64)?;
         let asked = u64::from(plan.small > 0);
@@ -172,11 +173,11 @@ impl Metadata {
                 .sum::<usize>()
     }
 
-    /// Prepares the tables for the first `pages` pages. Only under the heap's lock. Returns how often the source was
-    /// asked.
+    /// Prepares the tables for the first `pages` pages. Only under the heap's lock. Returns the number of requests to
+    /// the source.
     ///
     /// # Errors
-    /// As often, and the last time in vain. What was prepared stays so; it is not asked for again.
+    /// The same number, the last request having failed. What was prepared stays so, and is not requested again.
     pub fn cover<G: Shape, S: Source>(&self, source: &S, pages: usize) -> Result<usize, usize> {
         let mut calls = 0;
         for table in FREE..SLOTS {
@@ -206,21 +207,21 @@ impl Metadata {
         // SAFETY: inside the reservation: `needed` is at most the table's bytes, and the next table begins on a
         // granule.
         let start = unsafe { self.reservation.base.add(self.plan.offsets[table] + done) };
-        // SAFETY: the granules of this table behind those prepared: reserved for metadata, and on granule borders.
+        // SAFETY: the granules of this table after those prepared: reserved for metadata, and on granule boundaries.
         unsafe { source.prepare(Purpose::Metadata, start, end - done)? };
         self.prepared[table].store(end, Ordering::Relaxed);
         Ok(1)
     }
 
-    /// The set of free pages over the tables, a word for each chunk, and the slots. Called once for each heap.
+    /// The set of free pages over the tables, one word for each chunk, and the slots. Called once for each heap.
     ///
     /// # Safety
     ///
-    /// The reservation outlives what is returned, this is called once, and no page's tables are reached before
-    /// [`cover`](Self::cover) has prepared them, no slot before [`cover_slots`](Self::cover_slots).
+    /// The reservation outlives what is returned; this is called once; no page's tables are accessed before
+    /// [`cover`](Self::cover) has prepared them, and no slot before [`cover_slots`](Self::cover_slots).
     pub unsafe fn tables<G: Shape>(&self) -> (FreeSet<G>, Table<AtomicU64>, Table<Slot>) {
         let levels = core::array::from_fn(|level| {
-            // SAFETY: as for `table`, which this function's contract repeats.
+            // SAFETY: as for `table`; this function's contract repeats it.
             unsafe { self.table(LEVELS + level) }
         });
         // SAFETY: the same.
@@ -238,7 +239,7 @@ impl Metadata {
     ///
     /// As for [`tables`](Self::tables), and `T` is the type the plan sized the table for.
     unsafe fn table<T: Zeroed>(&self, table: usize) -> Table<T> {
-        // Not the size of `T`, which under a model is whatever the checker keeps in an atomic.
+        // Not the size of `T`: under a model that is whatever the checker keeps in an atomic.
         let entry = if table == SLOTS {
             size_of::<Slot>()
         } else {
@@ -246,16 +247,16 @@ impl Metadata {
         };
         let len = self.plan.bytes[table] / entry;
         // SAFETY: the table's part of the reservation, on a cache line, used for nothing else, zero until written; what
-        // is reached is prepared first, and the reservation outlives the table (this function's contract).
+        // is accessed is prepared first, and the reservation outlives the table (this function's contract).
         unsafe { Table::new(self.reservation.base.add(self.plan.offsets[table]), len) }
     }
 }
 
-/// The address `bytes` into a reservation, which may be of bare numbers.
+/// The address `bytes` into a reservation, which may consist of bare numbers.
 #[inline(always)]
 pub fn offset(base: NonNull<u8>, bytes: usize) -> NonNull<u8> {
-    // Bare numbers have no object to stay inside of, so the arithmetic is a wrapping one; it does not wrap, since the
-    // range was reserved.
+    // Bare numbers have no object to stay inside, so the arithmetic is wrapping; it does not wrap, because the range
+    // was reserved.
     let pointer = base.as_ptr().wrapping_add(bytes);
     NonNull::new(pointer).unwrap_or(base)
 }

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   ####==####c.  ####....      # spans, = runs, c cached, . free, blank released, m the heap's tables;
-//!   ####======..m               a sign stands for some pages, and is what most of them are
+//!   ####======..m               one character stands for several pages, and shows what most of them are
 //! ```
 //!
-//! A picture is cut into **cells** of equally many pages. Both kinds are drawn as the map is read, row by row, into any
-//! [`fmt::Write`]: nothing is allocated, so a heap may be asked to draw itself while it is the program's allocator, by
-//! a writer that does not allocate either.
+//! A picture is divided into **cells** of equally many pages. Both kinds are drawn as the map is read, row by row, into
+//! any [`fmt::Write`]. Nothing is allocated, so the program's own allocator may draw itself, with a writer that does
+//! not allocate either.
 //!
-//! Worked: a heap of 128 MiB in cells of 16 pages (128 KiB) and rows of 64 is 16 rows; its SVG has one rectangle for
-//! each stretch of equal cells, typically 10 to 30 KiB.
+//! Worked example: a heap of 128 MiB in cells of 16 pages (128 KiB) and rows of 64 is 16 rows; its SVG has one
+//! rectangle for each stretch of equal cells, typically 10 to 30 KiB.
 
 #![forbid(unsafe_code)]
 
@@ -18,15 +18,15 @@ use core::fmt;
 
 use crate::heap::{MapEntry, PageUse};
 
-/// Kinds of pages, in the order of a cell's counts.
+/// The number of kinds of pages, in the order of a cell's counts.
 const KINDS: usize = 6;
 const SIGNS: [char; KINDS] = ['#', '=', 'c', '.', ' ', 'm'];
 const COLORS: [&str; KINDS] = ["#1f6f8b", "#e0803c", "#d9b93b", "#b9c4c9", "#f4f4f2", "#6b4e8e"];
 const NAMES: [&str; KINDS] = ["spans", "runs", "cached", "free", "released", "metadata"];
 
-/// Width and height of a cell in the units of an SVG picture.
+/// Width and height of a cell, in units of an SVG picture.
 const CELL: usize = 10;
-/// Heights: of the legend, of a title, of what is left between two frames.
+/// Heights: of the legend, of a title, of the gap between two frames.
 const HEAD: usize = 30;
 const TITLE: usize = 20;
 const GAP: usize = 12;
@@ -42,17 +42,17 @@ fn kind(is: PageUse) -> usize {
     }
 }
 
-/// How a heap is drawn: how many pages to a cell, how many cells to a row.
+/// How to draw a heap: how many pages per cell, how many cells per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pages in a cell; 0 is 1.
+    /// Pages per cell; 0 means 1.
     pub pages: usize,
-    /// Cells in a row; 0 is 1.
+    /// Cells per row; 0 means 1.
     pub columns: usize,
 }
 
 impl Picture {
-    /// A picture of `pages` pages to a cell and `columns` cells to a row; zeros are ones.
+    /// A picture with `pages` pages per cell and `columns` cells per row; zeros count as ones.
     #[must_use]
     pub const fn new(pages: usize, columns: usize) -> Self {
         Self {
@@ -61,11 +61,11 @@ impl Picture {
         }
     }
 
-    /// What most pages of each cell are, cell by cell. Of a picture with no zeros.
+    /// What most pages of each cell are, cell by cell. For a picture without zeros.
     fn cells(self, map: impl Iterator<Item = MapEntry>, mut paint: impl FnMut(usize) -> fmt::Result) -> fmt::Result {
         let (mut counts, mut filled) = ([0; KINDS], 0);
         let mut finish = |counts: &mut [usize; KINDS]| {
-            // The first of equals: what is in use shows.
+            // The first of equals, so that pages in use show.
             let most = (0..KINDS).rev().max_by_key(|&kind| counts[kind]).unwrap_or(0);
             *counts = [0; KINDS];
             paint(most)
@@ -86,7 +86,7 @@ impl Picture {
         if filled > 0 { finish(&mut counts) } else { Ok(()) }
     }
 
-    /// Draws as text, a line for each row.
+    /// Draws as text, one line per row.
     ///
     /// ```
     /// use pageheap::{Config, PageCount, PageHeap, Picture, source::System};
@@ -113,7 +113,7 @@ impl Picture {
         out.write_char('\n')
     }
 
-    /// Draws as an SVG picture of its own, with a title and a legend, of a heap of up to `pages` pages.
+    /// Draws a complete SVG picture, with a title and a legend, of a heap of up to `pages` pages.
     ///
     /// # Errors
     /// Those of `out`.
@@ -130,7 +130,7 @@ impl Picture {
     }
 }
 
-/// Several pictures of one heap, one below the other: an SVG that is written as it goes.
+/// Several pictures of one heap, one below the other: an SVG written incrementally.
 #[derive(Debug)]
 pub struct Film<'w, W: fmt::Write> {
     picture: Picture,
@@ -139,15 +139,15 @@ pub struct Film<'w, W: fmt::Write> {
 }
 
 impl<'w, W: fmt::Write> Film<'w, W> {
-    /// Writes the head, and the legend: room for `frames` frames of a heap of up to `pages` pages.
+    /// Writes the head and the legend; leaves room for `frames` frames of a heap of up to `pages` pages.
     ///
     /// # Errors
     /// Those of `out`.
     pub fn begin(picture: Picture, frames: usize, pages: usize, out: &'w mut W) -> Result<Self, fmt::Error> {
         let picture = Picture::new(picture.pages, picture.columns);
-        // What is too large for a picture is as large as a number can be: nobody draws so far.
+        // Sizes that are too large for a picture saturate: nobody draws that much.
         let width = picture.columns.saturating_mul(CELL);
-        // And its tables: less than a hundredth, and some pages at least.
+        // Plus the tables: less than a hundredth, and some pages at least.
         let pages = pages.saturating_add(pages / 100).saturating_add(picture.pages.max(16));
         let rows = pages.div_ceil(picture.pages).div_ceil(picture.columns);
         let frame = rows.saturating_mul(CELL).saturating_add(TITLE + GAP);
@@ -174,8 +174,8 @@ impl<'w, W: fmt::Write> Film<'w, W> {
         })
     }
 
-    /// Draws the heap once more, below what is there. Characters of the title that XML does not allow (`\0`) become
-    /// U+FFFD.
+    /// Draws the heap once more, below the existing frames. Characters of the title that XML does not allow (`\0`)
+    /// become U+FFFD.
     ///
     /// # Errors
     /// Those of the writer.
@@ -185,7 +185,7 @@ impl<'w, W: fmt::Write> Film<'w, W> {
         for char in title.chars() {
             match char {
                 '<' => self.out.write_str("&lt;")?,
-                // Only behind `]]` it must be.
+                // Required only after `]]`.
                 '>' => self.out.write_str("&gt;")?,
                 '&' => self.out.write_str("&amp;")?,
                 '\t' | '\n' | '\r' => self.out.write_char(char)?,
@@ -209,7 +209,7 @@ impl<'w, W: fmt::Write> Film<'w, W> {
             };
             Ok(())
         })?;
-        // Up to the last cell, which may be the last of a row. Where there is none, there is no stretch.
+        // Up to the last cell, which may be the last of a row. Without cells there is no stretch.
         rectangle(out, top, stretch, cell.saturating_sub(1) % columns + 1)?;
         self.top += cell.div_ceil(columns) * CELL + GAP;
         Ok(())
@@ -224,7 +224,7 @@ impl<'w, W: fmt::Write> Film<'w, W> {
     }
 }
 
-/// A stretch of equal cells, from a column of a row up to another.
+/// Draws a stretch of equal cells, from one column of a row up to another.
 fn rectangle<W: fmt::Write>(out: &mut W, top: usize, stretch: Option<(usize, usize, usize)>, to: usize) -> fmt::Result {
     let Some((kind, from, row)) = stretch else {
         return Ok(());

@@ -1,23 +1,25 @@
-//! Which free pages are worth giving back: pure policy, no clock and no system call.
+//! Which free pages are worth giving back: pure policy, without a clock or a system call.
 //!
 //! ```text
 //!   page         0         …        255│256                           511
 //!   free         ....####........._____│......##__......................      . free, _ free and scavenged, # in use
-//!                                                 └── the candidate ──┘      highest first, as long as is wanted
+//!                                                 └── the candidate ──┘      highest first, as long as wanted
 //! ```
 //!
-//! A candidate is a run of pages that are free and still backed by memory, made of whole granules of the operating
-//! system, as high in its chunk as can be: first fit fills a heap from below, so what is free at the top stays free
-//! longest (the proposal's policy). A run that would cut a huge page in two takes all of it, if all of it is free.
+//! A candidate is a run of pages that are free and still backed by memory. It consists of whole granules of the
+//! operating system and lies as high in its chunk as possible: first fit fills a heap from below, so what is free at
+//! the top stays free longest (the proposal's policy). If a run would split a huge page, the candidate includes the
+//! whole huge page, provided all of it is free.
 //!
-//! Worked: of a free chunk, 16 pages are wanted. The candidate is not pages 496..512 but 256..512: page 256 begins the
-//! huge page that page 496 lies in (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would split it.
+//! Worked example: 16 pages of a free chunk are wanted. The candidate is not pages 496..512 but 256..512: page 256
+//! begins the huge page that contains page 496 (2 MiB are 256 pages of 8 KiB), and giving back a sixteenth of it would
+//! split it.
 //!
-//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (recorded vectors replay);
-//! the driver is [`PageHeap::scavenge`](crate::PageHeap::scavenge).
+//! Cost: ~10 ns a chunk. The policy is that of Go's `findScavengeCandidate`, page for page (tests replay recorded
+//! vectors); the driver is [`PageHeap::scavenge`](crate::PageHeap::scavenge).
 //!
-//! Beside it: [`index`] knows which chunks are worth a look, [`retention`] how much is to be kept, [`pacer`] how fast
-//! to go. All of them are numbers in, numbers out; who drives them brings the clock.
+//! Related modules: [`index`] knows which chunks are worth a look, [`retention`] how much to keep, [`pacer`] how fast
+//! to proceed. All of them turn numbers into numbers; their driver supplies the clock.
 
 #![forbid(unsafe_code)]
 
@@ -31,11 +33,11 @@ use crate::geometry::WORD_PAGES;
 /// How long a candidate may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Its length and place are multiples of this: pages in a granule of the operating system. A power of two.
+    /// Its length and position are multiples of this: pages in a granule of the operating system. A power of two.
     pub least: usize,
-    /// As many pages as are wanted, rounded up to `least`. Zero means `least`.
+    /// The number of pages wanted, rounded up to `least`. Zero means `least`.
     pub most: usize,
-    /// Pages in a huge page, which is not to be cut if it can be had whole. A power of two.
+    /// Pages in a huge page, which is not split if it can be taken whole. A power of two.
     pub huge: usize,
 }
 
@@ -51,12 +53,12 @@ pub fn candidate(free: &[u64], scavenged: &[u64], from: usize, limits: Limits) -
     let end = (word + 1) * WORD_PAGES - above;
     let mut run = (bits << above).leading_ones() as usize;
     let mut below = word;
-    // As long as every page down to the start of a word is idle, the run may go on in the word before.
+    // As long as every page down to the start of a word is idle, the run may continue in the word below.
     while below > 0 && run + above == (word + 1 - below) * WORD_PAGES {
         below -= 1;
         run += idle(below).leading_ones() as usize;
     }
-    // Clamped first: a wish for everything must not overflow.
+    // Clamped first: a request for everything must not overflow.
     let most = limits.most.clamp(1, run).next_multiple_of(limits.least);
     let start = end - run.min(most);
     let huge = start & !(limits.huge - 1);
@@ -65,7 +67,7 @@ pub fn candidate(free: &[u64], scavenged: &[u64], from: usize, limits: Limits) -
     Some((start, end - start))
 }
 
-/// The pages of a word in whole aligned groups of `group` pages that are free and not scavenged.
+/// The pages of a word that lie in whole aligned groups of `group` pages, all free and not scavenged.
 fn idle_groups(free: &[u64], scavenged: &[u64], word: usize, group: usize) -> u64 {
     if group <= WORD_PAGES {
         return !fill_aligned(!free[word] | scavenged[word], group);
@@ -81,8 +83,8 @@ fn idle_groups(free: &[u64], scavenged: &[u64], word: usize, group: usize) -> u6
     }
 }
 
-/// Leaves marks of groups alone that are marked altogether. `group` is a power of two, pages in a granule: of a longer
-/// page of the system that has memory, part of which was never used, all of it has.
+/// Keeps marks only in groups that are marked completely. `group` is a power of two, the pages in a granule: if a
+/// system page that is longer than ours has memory, all of it has, even if part of it was never used.
 pub fn keep_whole(scavenged: &mut [u64], group: usize) {
     let words = (group / WORD_PAGES).max(1);
     for group_of in scavenged.chunks_mut(words) {
@@ -95,12 +97,12 @@ pub fn keep_whole(scavenged: &mut [u64], group: usize) {
     }
 }
 
-/// Each aligned group of `group` bits that has a one in it made all ones. `group` is a power of two, at most 64.
+/// Fills each aligned group of `group` bits that contains a one with ones. `group` is a power of two, at most 64.
 #[must_use]
 pub const fn fill_aligned(bits: u64, group: usize) -> u64 {
     let (mut bits, mut step) = (bits, 1);
     while step < group {
-        // Of each pair of steps, the lower one.
+        // The lower of each pair of steps.
         let lower = if step == 32 {
             u32::MAX as u64
         } else {

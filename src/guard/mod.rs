@@ -3,11 +3,11 @@
 //! ```text
 //!   GlobalHeap ─┐                    ┌ plain     straight through                         the build that ships
 //!               ├─▶ allocate, free ──┤
-//!         Heap ─┘                    └ sealed    header, canary, looked at when freed     feature `checks`
+//!         Heap ─┘                    └ sealed    header, canary, checked when freed       feature `checks`
 //! ```
 //!
-//! Both heaps hand out memory through the three functions below, and this is the one place where the builds differ: no
-//! other file asks for the feature.
+//! Both heaps hand out memory through these functions. This is the one place where the builds differ: no other file
+//! asks for the feature.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -24,25 +24,26 @@ pub use sealed::{allocate, free, resize, usable_size};
 
 /// A heap without a guard.
 pub trait Plain {
-    /// Memory for a layout; all zero, if asked. `None` if there is no room, or no such layout.
+    /// Allocates memory for a layout, all zero if requested. `None` if there is no room, or no such layout.
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>>;
 
-    /// Takes it back.
+    /// Frees it.
     ///
     /// # Safety
     ///
     /// `take` returned it for this layout, and nothing uses it any more.
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout);
 
-    /// Makes a block `size` bytes long, where it is or elsewhere. `None` leaves it as it was.
+    /// Resizes a block to `size` bytes, in place or by moving it. `None` leaves it unchanged.
     ///
     /// # Safety
     ///
-    /// `take` returned it for this layout, and it is the caller's; on success it is not, but what is returned.
+    /// `take` returned it for this layout, and it belongs to the caller. On success the caller owns the returned block
+    /// instead.
     #[cfg_attr(feature = "checks", allow(dead_code, reason = "a sealed block always moves"))]
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>>;
 
-    /// What there is at an address; `None` outside the heap.
+    /// What is at an address; `None` outside the heap.
     #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
     fn place(&self, address: usize) -> Option<Place>;
 }
@@ -50,8 +51,8 @@ pub trait Plain {
 /// Where an address lies in a heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Bytes in a slot there; 0 in no span.
+    /// Bytes in a slot there; 0 outside a span.
     pub class: usize,
-    /// The first page of the span; the page itself where there is none.
+    /// The first page of the span; the page itself if there is none.
     pub span: usize,
 }

@@ -1,4 +1,4 @@
-//! The build that ships: blocks are what the heap hands out, and this layer is nothing. Equal in shape to `sealed`.
+//! The build that ships: blocks are what the heap hands out, and this layer adds nothing. Same shape as `sealed`.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -10,13 +10,13 @@ pub const fn usable_size(_layout: Layout, plain: usize) -> usize {
     plain
 }
 
-/// Memory for `layout`; all zero, if asked.
+/// Allocates memory for `layout`, all zero if requested.
 #[inline(always)]
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     heap.take(layout, zeroed)
 }
 
-/// Takes memory back.
+/// Frees memory.
 ///
 /// # Safety
 ///
@@ -27,7 +27,7 @@ pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     unsafe { heap.give(memory, layout) };
 }
 
-/// Makes a block `size` bytes long.
+/// Resizes a block to `size` bytes.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! The checked build (feature `checks`): every block between a header and a trailer, looked at when it comes back.
+//! The checked build (feature `checks`): every block lies between a header and a trailer, checked when it is freed.
 //!
 //! ```text
 //!   slot or run   ┌ gap ┬ mark  │ size │ align │ seal ┬──────────── block ────────────┬ canary ┬ rest ┐
@@ -6,10 +6,10 @@
 //!                       never looked at               ▲ what the program has
 //! ```
 //!
-//! The layer stands in front of a heap and asks it for more than it was asked: 40 bytes before the block (32 where
-//! pointers have 32 bits, more where that is the alignment) and at least 8 behind it. The **seal** is a number made
-//! from the block's address, size and alignment, one way for a block that is the program's, another for one that was
-//! freed. So when a block comes back:
+//! This layer sits in front of a heap and requests more than it was asked for: 40 bytes before the block (32 if
+//! pointers have 32 bits, more if the alignment is larger) and at least 8 after it. The **seal** is a number computed
+//! from the block's address, size and alignment, in one way for a block in use and in another for a freed one. So when
+//! a block is freed:
 //!
 //! | found | means |
 //! |---|---|
@@ -19,21 +19,21 @@
 //! | another size or alignment | freed with the wrong layout |
 //! | a canary changed | written past its end, by one byte or more |
 //!
-//! Each ends the process with a message that names the address, the size class and the page of the span. What a freed
-//! block held is overwritten, its first [`POISONED`] bytes, so that who still reads it notices.
+//! Each of these ends the process with a message that names the address, the size class and the page of the span. The
+//! first [`POISONED`] bytes of a freed block are overwritten, so that a use after free becomes noticeable.
 //!
-//! A freed block may be handed out again, with the same layout, before it is freed the second time: then that free is
-//! one of the new owner's block, and nothing tells them apart. `realloc` always moves, to make that less likely to go
-//! unnoticed.
+//! A freed block may be handed out again, with the same layout, before it is freed the second time. That second free
+//! then frees the new owner's block, and nothing tells the two apart. `realloc` always moves, to make it less likely
+//! that this goes unnoticed.
 //!
-//! The **mark** is where the heap below keeps its own while the block is free: a slot's first word. So the seal of a
-//! freed block stays, wherever the block lies meanwhile.
+//! The **mark** is where the heap below keeps its own mark while the block is free: a slot's first word. So the seal of
+//! a freed block stays intact wherever the block lies meanwhile.
 //!
-//! Worked: 100 bytes aligned to 8. 40 + 100 + 8 = 148 bytes are asked for: slots of 160, in class 17. The block begins
-//! at byte 40, canaries are bytes 140 to 148.
+//! Worked example: 100 bytes aligned to 8. The layer requests 40 + 100 + 8 = 148 bytes: a slot of 160, in class 17. The
+//! block begins at byte 40; bytes 140 to 148 are the canary.
 //!
-//! Cost: two cache lines more for a small block, ~10 ns; poison. Not for production; all else is as in the build that
-//! ships, this file aside.
+//! Cost: two more cache lines for a small block, ~10 ns; and the poisoning. Not for production. Apart from this file,
+//! everything is as in the build that ships.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -42,10 +42,10 @@ use crate::fatal;
 
 use super::{Place, Plain};
 
-/// Before the block, right in front of it.
+/// Directly before the block.
 #[repr(C)]
 struct Header {
-    /// Overwritten while the block is free: it may be where the heap keeps its own mark.
+    /// Overwritten while the block is free: the heap may keep its own mark here.
     mark: [u64; 2],
     size: usize,
     align: usize,
@@ -58,7 +58,7 @@ const CANARY: usize = 8;
 /// How much of a freed block is overwritten.
 pub const POISONED: usize = 4096;
 
-/// What with.
+/// The byte it is overwritten with.
 const POISON: u8 = 0xdf;
 
 const LIVE: u64 = 0x11fe_b10c_5ea1_ed01;
@@ -72,7 +72,7 @@ impl Header {
     }
 }
 
-/// What is asked for in place of `layout`, and where the block begins in it. `None` for a layout too large.
+/// The layout to request in place of `layout`, and where the block begins in it. `None` if the layout is too large.
 fn widen(layout: Layout) -> Option<(Layout, usize)> {
     let offset = HEADER.next_multiple_of(layout.align());
     let size = layout.size().checked_add(offset)?.checked_add(CANARY)?;
@@ -80,7 +80,7 @@ fn widen(layout: Layout) -> Option<(Layout, usize)> {
     Some((wide, offset))
 }
 
-/// The canary of a block: eight bytes that no text has, other ones for each block.
+/// The canary of a block: eight bytes that occur in no text, different for each block.
 fn canary(address: usize) -> [u8; CANARY] {
     (Header::seal(LIVE, address, 0, 0) | 0x8080_8080_8080_8080).to_le_bytes()
 }
@@ -90,12 +90,12 @@ pub const fn usable_size(layout: Layout, _plain: usize) -> usize {
     layout.size()
 }
 
-/// Memory for `layout`, under seal; all zero, if asked.
+/// Allocates memory for `layout`, under seal; all zero if requested.
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     let (wide, offset) = widen(layout)?;
     let memory = heap.take(wide, zeroed)?;
     // SAFETY: inside what was allocated: header, block and canary, in this order. The header is aligned: `offset` and
-    // the wide layout's alignment are multiples of its.
+    // the wide layout's alignment are multiples of its alignment.
     unsafe {
         let block = memory.add(offset);
         let (address, size, align) = (block.addr().get(), layout.size(), layout.align());
@@ -111,18 +111,18 @@ pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonN
     }
 }
 
-/// Takes memory back; aborts if it is not what it should be.
+/// Frees memory; aborts if it is not what it should be.
 ///
 /// # Safety
 ///
-/// As for `GlobalAlloc::dealloc`; what of it is not so is found out, as far as it can be.
+/// As for `GlobalAlloc::dealloc`; violations are detected as far as possible.
 pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     inspect(heap, memory, layout);
     let Some((wide, offset)) = widen(layout) else {
         return;
     };
     let (address, size) = (memory.addr().get(), layout.size());
-    // SAFETY: a block under a good seal is the caller's to give up, and was widened so when it was allocated.
+    // SAFETY: a block under a valid seal is the caller's to give up, and was widened in this way when it was allocated.
     unsafe {
         let seal = Header::seal(FREED, address, size, layout.align());
         (&raw mut (*memory.cast::<Header>().sub(1).as_ptr()).seal).write(seal);
@@ -131,7 +131,7 @@ pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     }
 }
 
-/// Moves a block to one of `size` bytes; `None` leaves it as it was. Aborts if it is not what it should be.
+/// Moves a block to one of `size` bytes; `None` leaves it unchanged. Aborts if it is not what it should be.
 ///
 /// # Safety
 ///
@@ -140,7 +140,7 @@ pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, si
     inspect(heap, memory, layout);
     let new = Layout::from_size_align(size, layout.align()).ok()?;
     let moved = allocate(heap, new, false)?;
-    // SAFETY: two blocks of at least so many bytes; the old one is given up.
+    // SAFETY: two blocks of at least that many bytes; the old one is given up.
     unsafe {
         ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size));
         free(heap, memory, layout);
@@ -148,7 +148,7 @@ pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, si
     Some(moved)
 }
 
-/// Aborts unless `memory` is a block of this layout that nobody wrote around.
+/// Aborts unless `memory` is a block of this layout with nothing overwritten around it.
 fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     let (address, size, align) = (memory.addr().get(), layout.size(), layout.align());
     let header = address.wrapping_sub(HEADER);
@@ -160,7 +160,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
             heap.place(address),
         );
     };
-    // SAFETY: inside the grown part of the heap, which is memory, aligned, and plain numbers.
+    // SAFETY: inside the grown part of the heap, which is memory; aligned; plain numbers.
     let header = unsafe { memory.cast::<Header>().sub(1).read() };
     let sealed = |state| header.seal == Header::seal(state, address, header.size, header.align);
     if sealed(FREED) {
@@ -176,7 +176,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     if (size, align) != (header.size, header.align) {
         wrong("a block was freed with the wrong layout", address, Some(place));
     }
-    // SAFETY: behind a block of that size there is a canary.
+    // SAFETY: after a block of that size there is a canary.
     let found = unsafe { memory.add(size).cast::<[u8; CANARY]>().read_unaligned() };
     if found != canary(address) {
         wrong("a block was written past its end", address, Some(place));

@@ -1,21 +1,21 @@
-//! `Allocator` for [`Heap`](super::Heap) and [`GlobalHeap`](crate::GlobalHeap), in each version of the crate
-//! `allocator-api2` that somebody asks for.
+//! `Allocator` for [`Heap`](super::Heap) and [`GlobalHeap`](crate::GlobalHeap), for each enabled version of the crate
+//! `allocator-api2`.
 //!
 //! ```text
 //!   Vec<u32, &Heap>     hashbrown::HashMap<K, V, S, &Heap>     Box<T, &'static GlobalHeap>
 //! ```
 //!
-//! A `GlobalHeap` need not be the program's allocator: one beside it has magazines for each thread, which a `Heap` has
-//! not, and stays for ever.
+//! A `GlobalHeap` need not be the program's allocator. One that is used beside it has magazines for each thread, which
+//! a `Heap` does not, and is never dropped.
 //!
-//! What is of no bytes takes no memory and is not freed: the crate's own boxes of such values make up an address, and
+//! A value of zero bytes takes no memory and is not freed: the crate's own boxes of such values make up an address, and
 //! free that.
 //!
-//! Versions 0.2 and 0.4 have a trait each, of one shape; the features `allocator-api2-02` and `allocator-api2-04` are
-//! independent. A block of another size with the same alignment is resized in place where it can be. The length that is
-//! handed out is the one that was asked for: what lies behind it in the slot is `usable_size`'s to tell.
+//! Versions 0.2 and 0.4 each have a trait, of the same shape; the features `allocator-api2-02` and `allocator-api2-04`
+//! are independent. Resizing a block with the same alignment happens in place if possible. The returned length is the
+//! one requested; `usable_size` reports what else there is in the slot.
 //!
-//! Worked: a `Vec<u64, &Heap>` grows from 64 to 128 KiB: the pages behind it are free, so it stays where it is.
+//! Worked example: a `Vec<u64, &Heap>` grows from 64 to 128 KiB. The pages behind it are free, so it stays in place.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -31,7 +31,8 @@ fn take<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>>
 
 /// # Safety
 ///
-/// It was allocated from this heap with that layout, and nothing uses it any more. Of no bytes it may be none.
+/// It was allocated from this heap with that layout, and nothing uses it any more. With a size of zero it may point to
+/// no block.
 unsafe fn give<P: Plain>(heap: &P, start: NonNull<u8>, layout: Layout) {
     if layout.size() != 0 {
         // SAFETY: the caller's promise.
@@ -39,18 +40,18 @@ unsafe fn give<P: Plain>(heap: &P, start: NonNull<u8>, layout: Layout) {
     }
 }
 
-/// A block of another layout, with as much of the old one as there is room for.
+/// Resizes to a block of another layout, with as much of the old contents as fits.
 ///
 /// # Safety
 ///
-/// The old one was allocated from this heap with that layout and is the caller's; on success it is not.
+/// The old block was allocated from this heap with that layout and belongs to the caller; on success it no longer does.
 unsafe fn resize<P: Plain>(heap: &P, start: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
     if old.align() == new.align() && old.size() != 0 && new.size() != 0 {
         // SAFETY: the caller's promise.
         return unsafe { guard::resize(heap, start, old, new.size()) };
     }
     let moved = take(heap, new, false)?;
-    // SAFETY: two blocks of at least so many bytes; the old one is given up.
+    // SAFETY: two blocks of at least that many bytes; the old one is given up.
     unsafe {
         ptr::copy_nonoverlapping(start.as_ptr(), moved.as_ptr(), old.size().min(new.size()));
         give(heap, start, old);
@@ -58,11 +59,11 @@ unsafe fn resize<P: Plain>(heap: &P, start: NonNull<u8>, old: Layout, new: Layou
     Some(moved)
 }
 
-/// The trait of one version for one type of heap.
+/// Implements the trait of one version for one type of heap.
 macro_rules! allocator {
     ($($heap:ident<$first:ident $(+ $more:ident)*>),*) => {$(
-        // SAFETY: a block is its holder's until it is freed or the `Heap` dropped, wherever the heap is moved: it lies
-        // in pages of its own. A `GlobalHeap` stays also when the value is dropped.
+        // SAFETY: a block belongs to its holder until it is freed or the `Heap` is dropped, wherever the heap is moved:
+        // it lies in pages of its own. A `GlobalHeap` stays even if the value is dropped.
         unsafe impl<S: $first $(+ $more)* + 'static> Allocator for $heap<S> {
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 whole(super::take(self, layout, false), layout)

@@ -1,4 +1,4 @@
-//! What is known of each chunk: how full it is, how long it has not filled up, whether there is anything left in it.
+//! What is known about each chunk: how full it is, since when it has not become fuller, whether anything is left in it.
 //!
 //! ```text
 //!    63        35  34   33    30 29     20 19     10 9       0
@@ -7,19 +7,19 @@
 //!   └────────────┴────┴────────┴─────────┴─────────┴─────────┘
 //! ```
 //!
-//! The paths that allocate keep no account of this: whoever scavenges looks at the bits anyway, four times a second,
-//! and writes down what it saw. A **generation** is a second.
+//! The allocation paths do not maintain this: the scavenger reads the bits anyway, four times a second, and records
+//! what it sees. A **generation** is a second.
 //!
-//! * A chunk that is **dense**, 31/32 of it in use now or at any time since the generation before, is left whole: the
-//!   few pages it would yield are worth less than the huge page they would cost.
-//! * A chunk that has **filled up** in this generation is being used, and left alone too.
-//! * A chunk in which nothing was left to release is **done** until its bits change (the print tells), or the program
-//!   has been at work and falls silent again: of what was let go lazily, bits do not tell all.
+//! * A chunk is **dense** if 31/32 of it is in use now or was at any time since the previous generation. It is left
+//!   whole: the few pages it would yield are worth less than the huge page they would cost.
+//! * A chunk that has **filled up** in this generation is being used, and is left alone too.
+//! * A chunk in which nothing was left to release is **done** until its bits change (the print shows that), or the
+//!   program has been active and falls silent again: for lazily released pages the bits do not tell everything.
 //!
-//! Worked: a chunk of 512 pages with 496 in use is dense. 100 are freed; it stays dense for what is left of this
+//! Worked example: a chunk of 512 pages with 496 in use is dense. 100 are freed; it stays dense for the rest of this
 //! generation and the next, and is a candidate after that, one to two seconds later.
 //!
-//! The rules are those of Go's `scavengeIndex`; that one is kept by every allocation, this one by looking.
+//! The rules are those of Go's `scavengeIndex`; Go updates it on every allocation, this crate by looking.
 
 #![forbid(unsafe_code)]
 
@@ -30,25 +30,25 @@ const MOST_AGE: u64 = 15;
 const DONE_SHIFT: u32 = AGE_SHIFT + 4;
 const PRINT_SHIFT: u32 = DONE_SHIFT + 1;
 
-/// A chunk, as it was last seen. All zero: never.
+/// A chunk as it was last seen. All zero: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
     /// Pages not free.
     pub in_use: usize,
-    /// The most of them seen in this generation.
+    /// The maximum of `in_use` in this generation.
     pub peak: usize,
-    /// The most of them in the generation before.
+    /// The maximum of `in_use` in the previous generation.
     pub before: usize,
-    /// Generations since more came in use; counted to 15.
+    /// Generations since `in_use` last increased; counted up to 15.
     pub age: usize,
-    /// Nothing was left to release when it was last looked through.
+    /// Nothing was left to release when it was last examined.
     pub done: bool,
-    /// Of its bits, to see that they have changed.
+    /// A print of its bits, to detect changes.
     pub print: u64,
 }
 
 impl Chunk {
-    /// As it is kept in a table.
+    /// From the packed form in the table.
     #[must_use]
     pub fn unpack(bits: u64) -> Self {
         let count = |index: u32| (bits >> (index * COUNT_BITS) & COUNT) as usize;
@@ -62,7 +62,7 @@ impl Chunk {
         }
     }
 
-    /// As it is kept in a table.
+    /// To the packed form in the table.
     #[must_use]
     pub fn pack(self) -> u64 {
         let count = |pages: usize, index: u32| (pages as u64).min(COUNT) << (index * COUNT_BITS);
@@ -70,7 +70,8 @@ impl Chunk {
         count(self.in_use, 0) | count(self.peak, 1) | count(self.before, 2) | flags | self.print << PRINT_SHIFT
     }
 
-    /// Seen with `in_use` pages in use, and bits of this print; `turned` if a generation has begun since.
+    /// Updates what is known: `in_use` pages are in use, the bits have this print; `turned` if a new generation has
+    /// begun.
     #[must_use]
     pub fn seen(self, in_use: usize, print: u64, turned: bool) -> Self {
         let print = print >> PRINT_SHIFT;
@@ -91,7 +92,8 @@ impl Chunk {
         }
     }
 
-    /// Whether it is worth looking through; `pages` are in a chunk. Who is `forced` takes what is there.
+    /// Whether the chunk is worth examining; `pages` is the number of pages in a chunk. `forced` takes whatever is
+    /// there.
     #[must_use]
     pub fn is_ready(self, pages: usize, forced: bool) -> bool {
         let dense = pages - pages / 32;

@@ -1,4 +1,4 @@
-//! How fast: one hundredth of one processor, and a little more in a hurry.
+//! How fast to scavenge: one hundredth of one processor, and a little more in a hurry.
 //!
 //! ```text
 //!   work a quantum (1 ms) ─▶ pause ─▶ work ─▶ pause …          pause = work / ratio
@@ -6,24 +6,24 @@
 //!        share of time worked ─┴─ PI controller ─▶ ratio       towards 1 %, whatever sleeping really costs
 //! ```
 //!
-//! Two hands on the brake. A **PI controller** (as Go's scavenger has one, its constants too) makes the pauses such
-//! that the share of time worked comes to 1 %, on systems whose sleeps are too long or too short. An **account** makes
-//! it a promise: it earns 1 % of the time that goes by, holds 250 ms at most, and pays for the work. What is overdrawn
-//! is slept off in full. So of any stretch of time T the work is at most T / 100 + 250 ms, and a quantum.
+//! Two mechanisms limit the work. A **PI controller** (as in Go's scavenger, with its constants) chooses pauses such
+//! that the share of time worked comes to 1 %, even on systems whose sleeps are too long or too short. An **account**
+//! makes this a guarantee: it earns 1 % of elapsed time, holds 250 ms at most, and pays for the work. An overdraft is
+//! slept off in full. So in any interval of length T the work is at most T / 100 + 250 ms, plus a quantum.
 //!
-//! **Trimming**, which empties stores and magazines at a stroke, is paid from the account too, but makes no pause of
-//! its own as long as there is something in it, and counts as 25 ms at most: full stores (32 MiB) of blocks of 100
-//! bytes take 7 ms, and an account that one trim has emptied would leave what it brought back lying about for
-//! seconds. So a trim that takes longer than that, in a build that is not optimised or with hundreds of threads, adds
-//! what it takes longer.
+//! **Trimming** empties stores and magazines in one go. It is paid from the account too, but causes no pause of its own
+//! while the account holds anything, and counts as 25 ms at most. Full stores (32 MiB) of blocks of 100 bytes take 7
+//! ms; if one trim could empty the account, what it brought back would remain resident for seconds. A trim that takes
+//! longer than 25 ms, in a build that is not optimised or with hundreds of threads, therefore adds the difference to
+//! the bound above.
 //!
-//! **Hurry** is for a program that has fallen silent: as long as the account holds anything, half of one processor.
-//! Worked: 480 MiB in whole huge pages are 16 to 60 ms of work, paid from the account, done within an eighth of a
-//! second. On a slow machine whose neighbours are busy they have been 170 to 250 ms; the account held 100 ms and a
-//! hurry was a fifth of a processor, and after two seconds up to 178 MiB were there yet.
+//! **Hurry** is for a program that has fallen silent: while the account holds anything, the scavenger may use half of
+//! one processor. Worked example: 480 MiB in whole huge pages are 16 to 60 ms of work, paid from the account, done
+//! within an eighth of a second. On a slow machine with busy neighbours they took 170 to 250 ms; when the account held
+//! 100 ms and a hurry was a fifth of a processor, up to 178 MiB were still resident after two seconds.
 //!
-//! Clocks may be coarse (work that took no time is estimated by its pages), stand still, or jump: time that goes
-//! backwards is no time, a jump forwards counts as ten seconds at most.
+//! Clocks may be coarse (work that took no time is estimated from its pages), stand still, or jump: time that goes
+//! backwards counts as none, a jump forwards as ten seconds at most.
 
 #![forbid(unsafe_code)]
 
@@ -33,25 +33,26 @@ const MILLISECOND: u64 = 1_000_000;
 const SHARE: f64 = 0.01;
 /// Its reciprocal, for the account.
 const PARTS: u64 = 100;
-/// What the account holds at most, in nanoseconds of work.
+/// The most the account holds, in nanoseconds of work.
 const MOST_CREDIT: u64 = 250 * MILLISECOND;
-/// In a hurry: this many times the work is slept.
+/// In a hurry: the pause is this many times the work.
 const HURRIED_PAUSE: u64 = 1;
-/// What one trim costs at most.
+/// The most one trim is charged.
 const MOST_TRIM: u64 = 25 * MILLISECOND;
-/// More than this never counts as passed between two quanta.
+/// The longest time that counts as elapsed between two quanta.
 const LONGEST: u64 = 10_000 * MILLISECOND;
-/// More work than this is not believed, nor debt: a second.
+/// The most work, and the most debt, that counts: a second.
 const MOST_WORK: u64 = 1_000 * MILLISECOND;
-/// What releasing a granule of the system takes, should the clock not say: Go's figure.
+/// What releasing a granule of the system costs if the clock does not show it: Go's figure.
 const GRANULE_WORK: u64 = 10_000;
 
-/// How long one quantum of work is, in nanoseconds.
+/// The length of one quantum of work, in nanoseconds.
 pub const QUANTUM: u64 = MILLISECOND;
 
-/// A controller, proportional and integral, with limits, and without windup at them.
+/// A proportional-integral controller with limits, and without windup at them.
 ///
-/// Its input is the share worked, its output how much work a pause of one second is for. All state is one number.
+/// Its input is the share worked; its output is how much work a pause of one second pays for. Its whole state is one
+/// number.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Controller {
     integral: f64,
@@ -62,15 +63,16 @@ impl Controller {
     const GAIN: f64 = 0.3375;
     /// How long an error must last to count once more, in nanoseconds.
     const INTEGRAL_TIME: f64 = 3.2e6;
-    /// How fast what is beyond the limits is forgotten, in nanoseconds.
+    /// How fast the excess beyond the limits is forgotten, in nanoseconds.
     const RESET_TIME: f64 = 1e9;
-    /// The least output, also where it cannot be computed.
+    /// The least output, also used if none can be computed.
     pub const LEAST: f64 = 0.001;
-    /// The most.
+    /// The greatest output.
     pub const MOST: f64 = 1000.0;
 
-    /// The output after `period` nanoseconds in which `input` was seen where `wanted` is wished for. Always a number
-    /// from [`LEAST`](Self::LEAST) to [`MOST`](Self::MOST); after an overflow it starts anew, from the least.
+    /// The output after `period` nanoseconds in which the input was `input` and should have been `wanted`. Always a
+    /// number from [`LEAST`](Self::LEAST) to [`MOST`](Self::MOST); after an overflow the controller restarts from the
+    /// least.
     #[must_use]
     pub fn next(&mut self, input: f64, wanted: f64, period: f64) -> f64 {
         let error = wanted - input;
@@ -78,7 +80,7 @@ impl Controller {
         let output = raw.clamp(Self::LEAST, Self::MOST);
         self.integral += Self::GAIN * period / Self::INTEGRAL_TIME * error + period / Self::RESET_TIME * (output - raw);
         if output.is_finite() && self.integral.is_finite() {
-            // Whatever was put in, the way back is not far.
+            // Bounded, so that recovery is quick whatever the input was.
             self.integral = self.integral.clamp(-Self::MOST, Self::MOST);
             return output;
         }
@@ -87,13 +89,13 @@ impl Controller {
     }
 }
 
-/// The pauses of one scavenger. Times are nanoseconds of any clock that mostly goes forwards.
+/// The pauses of one scavenger. Times are nanoseconds of any clock that mostly moves forwards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pacer {
     controller: Controller,
-    /// What may be worked now; overdrawn if negative.
+    /// How much may be worked now; overdrawn if negative.
     credit: i64,
-    /// When it last heard.
+    /// When `pause` was last called.
     last: u64,
 }
 
@@ -104,7 +106,7 @@ impl Default for Pacer {
 }
 
 impl Pacer {
-    /// With a full account.
+    /// A pacer with a full account.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -114,14 +116,13 @@ impl Pacer {
         }
     }
 
-    /// Pays for `trimmed` nanoseconds that stores and magazines were emptied in, before the [`pause`](Self::pause).
+    /// Pays for `trimmed` nanoseconds of emptying stores and magazines, before the [`pause`](Self::pause).
     pub fn charge(&mut self, trimmed: u64) {
         let charge = trimmed.min(MOST_TRIM) as i64;
         self.credit = self.credit.saturating_sub(charge).max(-(MOST_WORK as i64));
     }
 
-    /// How long to pause after `worked` nanoseconds of work that end `now`, and in which `granules` granules were
-    /// released.
+    /// How long to pause after `worked` nanoseconds of work that ended at `now` and released `granules` granules.
     #[must_use]
     pub fn pause(&mut self, now: u64, worked: u64, granules: usize, hurry: bool) -> u64 {
         let worked = if worked == 0 {
@@ -130,7 +131,7 @@ impl Pacer {
             worked
         }
         .min(MOST_WORK);
-        // The work is part of what has passed, though a clock that steps back may not say so.
+        // The work is part of the elapsed time, even if a clock that steps back does not show it.
         let passed = now.saturating_sub(self.last).clamp(worked, LONGEST);
         self.last = now;
         let earned = self
@@ -149,7 +150,7 @@ impl Pacer {
         if self.credit >= 0 && hurry {
             return worked * HURRIED_PAUSE;
         }
-        // Not negative, and cut off at the top where it would not fit.
+        // Not negative, and cut off at the top if it would not fit.
         let steady = (worked as f64 / ratio) as u64;
         steady.min(LONGEST).max(debt)
     }

@@ -1,41 +1,43 @@
-//! How short of memory the system is: what its files say, as numbers, and what follows. Who reads them is
-//! `global/pressure.rs`.
+//! How short of memory the system is: the contents of its files as numbers, and what follows from them.
 //!
 //! ```text
-//!   look, once a second   0  1  2  3  4  5  6  7  8 …  15 …  31 …  63 … 127      pressure is high all the time
-//!   all that is free goes *  *     *           *       *     *     *     *       back
+//!   look, once a second      0  1  2  3  4  5  6  7  8 …  15 …  31 …  63 … 127      pressure is high all the time
+//!   all free memory released *  *     *           *       *     *     *     *
 //! ```
 //!
-//! Who gives back all that is free and finds the pressure as high a second later was not what it came from: a
-//! neighbour in the group, or its page cache. To do so every second for ever would cost the program a page fault for
-//! each page it uses again, and relieve nobody; so it is done ever more seldom, each minute at last ([`Patience`]).
+//! `global/pressure.rs` reads those files.
 //!
-//! Worked: a group stands at 95 percent for an hour. All that is free goes at its seconds 0, 1, 3, 7, 15, 31 and
-//! 63, and then each 64 s. After eight seconds of calm the next pressure is answered at once; one that comes and goes
-//! by turns, each ten seconds.
+//! A process that has given back all its free memory, and finds the pressure just as high a second later, was not the
+//! cause: a neighbour in the group is, or the group's page cache. Doing so every second forever would cost the program
+//! a page fault for each page it uses again, and relieve nobody. So the intervals grow, in the end to a minute
+//! ([`Patience`]).
+//!
+//! Worked example: a group is at 95 percent for an hour. All free memory is released at seconds 0, 1, 3, 7, 15, 31 and
+//! 63, and then every 64 s. After eight seconds of calm the next pressure is answered at once; pressure that alternates
+//! with calm, every ten seconds.
 
 #![forbid(unsafe_code)]
 
-/// How things stand, as a callback is told.
+/// The memory situation, as passed to a callback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pressure {
-    /// Bytes that count against the limit, without what the kernel would drop first (files that nobody has used
-    /// lately); 0 where there is no limit.
+    /// Bytes that count against the limit, without what the kernel would drop first (files that have not been used
+    /// recently); 0 if there is no limit.
     pub used: u64,
-    /// A limit in bytes: of those set for our group and for the groups above it, the one that is fullest. `u64::MAX`:
-    /// none.
+    /// A limit in bytes: of the limits of this process's group and of the groups above it, the one that is fullest.
+    /// `u64::MAX` means none.
     pub limit: u64,
-    /// How much of the last ten seconds some task of ours waited for memory, in percent: 0 to 100.
+    /// How much of the last ten seconds some task of the group waited for memory, in percent: 0 to 100.
     pub stalled: u8,
-    /// How often the group has met its limits since the last look: was slowed down, reclaimed from, or had somebody
-    /// killed (`memory.events`; `memory.failcnt` of version 1).
+    /// How often the group has met its limits since the last look: it was throttled, memory was reclaimed from it, or a
+    /// process was killed (`memory.events`; `memory.failcnt` of version 1).
     pub events: u64,
 }
 
 impl Pressure {
-    /// How full the group is, in percent of its limit: 0 to 100; with a limit of 0, 100 if it uses anything. 0 where
-    /// there is no limit.
+    /// How full the group is, in percent of its limit: 0 to 100. With a limit of 0 it is 100 if the group uses
+    /// anything; without a limit it is 0.
     #[must_use]
     pub fn filled(&self) -> u8 {
         match self.limit {
@@ -44,29 +46,29 @@ impl Pressure {
         }
     }
 
-    /// What is compared with thresholds: the worse of how full the group is and how long tasks have stalled.
+    /// The value compared with thresholds: the worse of how full the group is and how long tasks have stalled.
     fn level(&self) -> u8 {
         self.filled().max(self.stalled)
     }
 
-    /// Whether all that is free should go at once.
+    /// Whether all free memory should be released at once.
     #[must_use]
     pub fn is_high(&self) -> bool {
         self.filled() >= 90 || self.stalled >= 10 || self.events > 0
     }
 }
 
-/// Who wants to be told, and from when on.
+/// A hook, and the threshold from which it is notified.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice {
-    /// Percent of the limit, or of the last ten seconds stalled. Events are always told; above 100 nothing else is.
+    /// Percent of the limit, or of the last ten seconds stalled. Events are always reported; above 100 nothing else is.
     pub from: u8,
-    /// Whom to tell.
+    /// The hook to call.
     pub hook: fn(Pressure),
 }
 
 impl Notice {
-    /// Tells, if it is time to.
+    /// Calls the hook if its threshold is reached.
     pub fn give(&self, pressure: Pressure) {
         if pressure.level() >= self.from || pressure.events > 0 {
             (self.hook)(pressure);
@@ -74,20 +76,20 @@ impl Notice {
     }
 }
 
-/// All who want to be told: one hook a threshold.
+/// All hooks: one for each threshold.
 #[derive(Clone, Copy, Debug)]
 pub struct Notices([Option<Notice>; Self::MOST]);
 
 impl Notices {
-    /// So many thresholds there may be.
+    /// The maximum number of thresholds.
     pub const MOST: usize = 4;
-    /// Nobody.
+    /// No hook.
     pub const NONE: Self = Self([None; Self::MOST]);
 
-    /// One more.
+    /// Adds a hook.
     ///
     /// # Panics
-    /// If there are as many as there may be: where a `static` is made, so that it is not compiled.
+    /// If the maximum is exceeded; in a `static` that is a compile-time error.
     #[must_use]
     pub const fn and(mut self, notice: Notice) -> Self {
         let mut place = 0;
@@ -99,14 +101,14 @@ impl Notices {
         self
     }
 
-    /// Whether anybody wants to be told.
+    /// Whether there is any hook.
     #[must_use]
     pub fn are_any(&self) -> bool {
         self.0[0].is_some()
     }
 
-    /// Tells one: of those whose threshold is reached, that with the highest; of an event, where none is, that with
-    /// the lowest.
+    /// Notifies one hook: of those whose threshold is reached, the one with the highest; if there was an event but none
+    /// is reached, the one with the lowest.
     pub fn give(&self, pressure: Pressure) {
         let level = pressure.level();
         let all = || self.0.iter().flatten();
@@ -118,22 +120,22 @@ impl Notices {
     }
 }
 
-/// When to give back all that is free, of a pressure that stays though that was done.
+/// When to release all free memory under pressure that persists in spite of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Patience {
-    /// Looks to let pass before the next time, and after it.
+    /// How many looks to skip before the next release, and after it.
     left: u8,
     then: u8,
-    /// Looks in a row that found none.
+    /// Consecutive looks without pressure.
     calm: u8,
 }
 
 impl Patience {
     const MOST: u8 = 63;
-    /// Calm for so long, and what comes then is another pressure.
+    /// After this many calm looks, pressure counts as new.
     const CALM: u8 = 8;
 
-    /// After one look: whether now.
+    /// Records one look. Returns whether to release now.
     pub fn is_time(&mut self, high: bool) -> bool {
         if !high {
             (self.left, self.calm) = (self.left / 2, self.calm + 1);
@@ -152,7 +154,7 @@ impl Patience {
     }
 }
 
-/// Of a line of `/proc/self/cgroup`, the path of a group that may account for memory, and whether it is of version 2.
+/// From a line of `/proc/self/cgroup`: the path of a group that may account for memory, and whether it is of version 2.
 pub fn group(line: &str) -> Option<(&str, bool)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -160,13 +162,13 @@ pub fn group(line: &str) -> Option<(&str, bool)> {
     (first || controllers.is_empty()).then_some((path, !first))
 }
 
-/// A limit or a size. `max`, and the kernel's way to say so in version 1, are none.
+/// A limit or a size. `None` for `max`, and for its equivalent in version 1.
 pub fn number(text: &str) -> Option<u64> {
     let number: u64 = text.trim().parse().ok()?;
     (number < 1 << 60).then_some(number)
 }
 
-/// Of a line `name number` of `memory.stat`, the number.
+/// The number in a line `name number` of `memory.stat`.
 pub fn figure(line: &str, name: &str) -> Option<u64> {
     number(line.strip_prefix(name)?.strip_prefix(' ')?)
 }
@@ -178,7 +180,7 @@ pub fn stalled(text: &str) -> Option<u8> {
     share.split('.').next()?.parse().ok()
 }
 
-/// Of `memory.events`: how often the group was over `high`, at `max`, or out of memory, since it was made.
+/// From `memory.events`: how often the group was over `high`, at `max`, or out of memory since it was created.
 pub fn events(text: &str) -> u64 {
     let counts = text.lines().filter_map(|line| line.split_once(' '));
     counts
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
 
     std::thread_local! {
-        /// What was told last, as `threshold * 1000 + filled`, and how often.
+        /// What was reported last, as `threshold * 1000 + filled`, and how often.
         static TOLD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
     }
 
@@ -204,7 +206,7 @@ mod tests {
         TOLD.set((from * 1000 + u32::from(pressure.filled()), TOLD.get().1 + 1));
     }
 
-    /// What was told since this was last asked.
+    /// What was reported since the last call.
     fn told() -> (u32, u32) {
         TOLD.replace((0, 0))
     }
@@ -280,10 +282,10 @@ mod tests {
         let mut patience = Patience::default();
         let times: std::vec::Vec<u32> = (0..300).filter(|_| patience.is_time(true)).collect();
         assert_eq!(times, [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]);
-        // Calm for a while: at once again, and soon after.
+        // After a while of calm: at once again, and again soon after.
         assert!((0..8).all(|_| !patience.is_time(false)));
         assert!(patience.is_time(true) && patience.is_time(true) && !patience.is_time(true));
-        // By turns.
+        // Alternating.
         let times = (0..1000).filter(|look| patience.is_time(look % 2 == 0)).count();
         assert!((50..150).contains(&times), "{times} in 1000 looks");
     }

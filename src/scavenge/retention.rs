@@ -1,4 +1,4 @@
-//! How much is kept: what the program needed lately and a tenth more, or, once it is silent, nothing.
+//! How much to keep: what the program needed recently plus a tenth; once it is silent, nothing.
 //!
 //! ```text
 //!   pages  ▲      peak of the last 10 s ┄┄┄┄┄┐ + 10 %
@@ -8,24 +8,27 @@
 //!          └──────────────────────────────────▶ time
 //! ```
 //!
-//! The whole rule, for who wants to foresee it: **as long as a program allocates or frees pages, its heap keeps as
-//! much memory as it needed at any time in the last ten seconds, and a tenth of that; what is above goes back, at 1 %
-//! of one processor. When no page has been allocated or freed for a second, caches of threads are emptied, and if
-//! nobody misses them in the next quarter of a second, all that is free goes back, within half a second more.** So a
-//! load that goes up and down faster than once in ten seconds costs no page faults as long as something goes on
-//! between its peaks, though it may be in caches alone; one that sleeps for two seconds or more in between pays for
-//! its peak each time; and a program that sleeps holds nothing it does not use.
+//! The whole rule, for anyone who wants to predict it: **while a program allocates or frees pages, its heap keeps as
+//! much memory as it needed at any time in the last ten seconds, plus a tenth; the excess goes back, at 1 % of one
+//! processor. When no page has been allocated or freed for a second, the threads' caches are emptied, and if they are
+//! not missed in the next quarter of a second, all free memory goes back, within another half second.** It follows
+//! that:
 //!
-//! Worked: a heap of 480 MiB is dropped at t = 0 by a program that then waits for its next request. At 1.0 to 1.25 s
-//! five looks in a row have found everything as it was, and caches are emptied; a quarter of a second later nobody has
-//! come to fill his; at 1.75 s the heap is down to what is live. Had the program gone on working, the 480 MiB (528 at
-//! most) would have stayed until t = 10 s.
+//! - A load that rises and falls faster than once in ten seconds costs no page faults, as long as something happens
+//!   between its peaks, even if only in caches.
+//! - A load that sleeps for two seconds or more in between pays for its peak each time.
+//! - A program that sleeps holds nothing it does not use.
 //!
-//! What was needed between two looks is not seen but by what it leaves behind: if more memory stands behind the pages
-//! than the last look and the releasing since have left, all of it was needed. So a load that swings faster than the
-//! looks are pays for what it hides once in ten seconds at most.
+//! Worked example: a program drops a heap of 480 MiB at t = 0 and then waits for its next request. At 1.0 to 1.25 s
+//! five looks in a row have found everything unchanged, and caches are emptied. A quarter of a second later no thread
+//! has refilled its cache; at 1.75 s the heap is down to what is live. Had the program gone on working, the 480 MiB
+//! (528 at most) would have stayed until t = 10 s.
 //!
-//! Silence wants the clock *and* the number of looks to say so: a clock that jumps does not make any.
+//! What was needed between two looks is not observed directly, but by what it leaves behind: if there is more memory
+//! behind the pages than the last look and the releases since have left, all of it was needed. So a load that swings
+//! faster than the looks pays for the part they miss once in ten seconds at most.
+//!
+//! Silence requires both the clock *and* the number of looks: a jumping clock alone does not cause it.
 
 #![forbid(unsafe_code)]
 
@@ -33,39 +36,39 @@
 pub const PERIOD: u64 = 250_000_000;
 /// How long nothing may happen before a program counts as silent.
 const SILENCE: u64 = 1_000_000_000;
-/// And how many looks must agree.
+/// How many looks must agree on that.
 const LOOKS: u32 = 4;
-/// How long a peak counts: slots of a generation each.
+/// How long a peak counts, in slots of one generation each.
 const PEAKS: usize = 10;
 /// A generation, in nanoseconds.
 const GENERATION: u64 = 1_000_000_000;
 /// What is kept above the peak: a tenth.
 const ABOVE: usize = 10;
 
-/// What was kept an eye on, and for how long.
+/// What past looks have seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     /// The most pages live, by generation, modulo [`PEAKS`].
     peaks: [usize; PEAKS],
     generation: u64,
-    /// Of all that changes when pages are allocated or freed.
+    /// A print of everything that changes when pages are allocated or freed.
     print: u64,
     quiet_since: u64,
     quiet_looks: u32,
     last: u64,
 }
 
-/// What one look says.
+/// The result of one look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// As many pages may have memory behind them.
+    /// How many pages may have memory behind them.
     pub keep: usize,
     /// No page has been allocated or freed for a second.
     pub silent: bool,
 }
 
 impl Retention {
-    /// Nothing seen.
+    /// Nothing seen yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -78,7 +81,7 @@ impl Retention {
         }
     }
 
-    /// Whether it is time for another look. A clock that went back says yes.
+    /// Whether it is time for another look. Also true if the clock went back.
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         now < self.last || now - self.last >= PERIOD || self.last == 0
@@ -90,8 +93,8 @@ impl Retention {
         now / GENERATION != self.generation
     }
 
-    /// `live` pages are in use `now`, `needed` were since the last look, and `print` changes when any page is
-    /// allocated or freed.
+    /// Records a look: `live` pages are in use `now`, `needed` were since the last look, and `print` changes when any
+    /// page is allocated or freed.
     pub fn look(&mut self, now: u64, live: usize, needed: usize, print: u64) -> Advice {
         if print != self.print || now < self.last {
             (self.quiet_since, self.quiet_looks) = (now, 0);
@@ -114,12 +117,12 @@ impl Retention {
         }
     }
 
-    /// What the scavenger itself has changed is no sign of life.
+    /// Adopts a print that the scavenger itself has changed: that is no sign of activity.
     pub fn overlook(&mut self, print: u64) {
         self.print = print;
     }
 
-    /// Goes on to a generation: those passed over had no peak.
+    /// Moves on to a generation: those skipped had no peak.
     fn turn(&mut self, generation: u64) {
         let passed = generation.saturating_sub(self.generation).min(PEAKS as u64);
         // Backwards: nothing is forgotten.
