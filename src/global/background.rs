@@ -1,34 +1,40 @@
 //! The thread that gives memory back while the program does something else, or nothing.
 //!
 //! ```text
-//!   a free, the slow way ─▶ 1 MiB to find and nobody about? ─▶ after all constructors? ─▶ a thread, once
+//!   a free, the slow path ─▶ 1 MiB to find and no keeper? ─▶ after all constructors? ─▶ a thread, once
 //!
 //!   thread   tick ─▶ pause ─▶ tick ─▶ … nothing left: sleep until there is 1 MiB more to find
 //! ```
 //!
-//! **Its birth.** It is started when there is a MiB that has been freed, or could be without anybody's seeing it
-//! (`object/keeper.rs`): by whoever frees the slow way, at the end of the call, with nothing held; by a thread that
-//! begins to use the heap; and by an allocation in a process that has one thread, but not by the first. For an
-//! allocation may be made in a callback of `dl_iterate_phdr`, with a lock of the loader's, and to make a thread takes
-//! another: it would wait for who loads a library at the moment, who waits for the first. (A free in such a callback,
-//! be it the one in a `realloc` that moves, may still do so, if it is the one that makes the MiB full.) Never before
-//! the constructors of the program have run. It is made from the C library's own parts on a stack of our own mapping,
-//! so nothing here asks this allocator for memory. A system that refuses (a limit on threads, a filter) is asked again
-//! after the next MiB, sixteen times in all, for all heaps; they work without.
+//! **Start.** The thread is started when a MiB has been freed, or could be freed without being noticed
+//! (`object/keeper.rs`), but never before the constructors of the program have run. It is started by:
 //!
-//! **Its life.** All signals are blocked in it: handlers run where they always did. Its name is `pageheap`. It reads
-//! two clocks, once a second the limits of the process's group, and sleeps; with nothing left to do it waits on a futex
-//! for ever and costs nothing. (Where there is none it looks once a second.) It never allocates, and runs no code of
-//! the program's but what that has given it for pressure (`GlobalHeap::on_pressure`), and the verbs of a source of its
-//! own (`GlobalHeap::with_source`).
+//! - a thread that frees on the slow path, at the end of the call, with nothing held;
+//! - a thread that begins to use the heap;
+//! - an allocation in a process that has one thread, but not the first allocation.
 //!
-//! **Its end.** Before a fork, scavengers are held until they have finished the millisecond they are at, with all other
-//! locks. The child has no such thread, and starts one when it wants one. A library that is unloaded waits for the
-//! thread to end. At the end of the process it simply stops with it.
+//! With other threads no allocation starts it, because of a possible deadlock: the allocation may be made in a callback
+//! of `dl_iterate_phdr`, under a lock of the loader, and creating a thread takes another. The allocation would then
+//! wait for a thread that is loading a library, which waits for the callback. (A free in such a callback, including the
+//! one in a `realloc` that moves, may still deadlock if it is the one that completes the MiB.)
 //!
-//! Cost: a stack of 40 KiB, 16 of them for itself; what the program's thread-locals need, which the C library puts
-//! there too; 256 KiB where code of the program's runs on it; and what the C library's least is, where that is more. 8
-//! to 12 KiB of it are ever touched by us.
+//! The thread runs on a stack that we map ourselves and is created with the C library's functions, so nothing here asks
+//! this allocator for memory. If the system refuses (a limit on threads, a filter), the next attempt follows after the
+//! next MiB, sixteen in all, for all heaps together; the heaps work without the thread.
+//!
+//! **Life.** All signals are blocked in it, so handlers run where they always did. Its name is `pageheap`. It reads two
+//! clocks, reads the limits of the process's group once a second, and sleeps. With nothing left to do it waits on a
+//! futex indefinitely and costs nothing. (Without a futex it looks once a second.) It never allocates. It runs no code
+//! of the program except the hooks for pressure (`GlobalHeap::on_pressure`) and the methods of the program's own source
+//! (`GlobalHeap::with_source`).
+//!
+//! **End.** Before a fork, scavengers are held after the millisecond they are working on, together with all other
+//! locks. The child has no such thread, and starts one when it wants one. Unloading a library waits for the thread to
+//! end. At the end of the process the thread just stops.
+//!
+//! Cost: a stack of 40 KiB, 16 of them for the thread itself, plus what the program's thread-locals need, which the C
+//! library puts there too; 256 KiB if code of the program runs on it; the C library's minimum if that is more. This
+//! crate touches only 8 to 12 KiB of it.
 
 use core::any::TypeId;
 use core::cell::Cell;
@@ -52,28 +58,28 @@ unsafe extern "C" {
     fn pthread_attr_setstack(attributes: *mut libc::pthread_attr_t, stack: *mut c_void, bytes: usize) -> c_int;
 }
 
-/// What the thread itself needs of its stack: 8 to 12 KiB, more where nothing is optimised.
+/// What the thread itself needs of its stack: 8 to 12 KiB, more without optimisation.
 const OWN_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
 
-/// What it has where it runs code of the program's, a hook or a source's verbs, and how much below may not be touched.
+/// Its stack if it runs code of the program, a hook or a source's methods; and the size of the guard below.
 const GUEST_BYTES: usize = 256 << 10;
 const GUEST_GUARD_BYTES: usize = 16 << 10;
 
-/// What the C library puts there: what it knows of the thread, gaps before thread-locals, and room for those of
-/// libraries to come (as much as it is told to keep spare: half a KiB, where nobody says otherwise).
+/// What the C library puts there: its own thread data, gaps before thread-locals, and room for thread-locals of
+/// libraries loaded later (as much as it is configured to keep spare: half a KiB by default).
 const LIBRARY_BYTES: usize = 24 << 10;
 
-/// Bytes of the program's own thread-locals, which are on each thread's stack; a guess, where nobody says.
+/// Bytes of the program's own thread-locals, which are on each thread's stack; a guess if that is unknown.
 static THREAD_LOCAL_BYTES: AtomicUsize = AtomicUsize::new(if cfg!(any(target_os = "linux", target_os = "android")) {
     0
 } else {
     64 << 10
 });
 
-/// Before it goes to sleep it waits for as long as this, and looks once more: more than the time between two looks.
+/// How long it waits before it goes to sleep, to look once more: longer than the time between two looks.
 const ANOTHER_LOOK: Duration = Duration::from_millis(300);
 
-/// How often the system is asked how things stand.
+/// How often the system's state is read.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
 /// How often a start is tried, for all heaps together.
@@ -82,10 +88,10 @@ const TRIES: u32 = 16;
 /// Whether a thread has been started, or is just about to be.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether none is to be: the process ends.
+/// Whether no thread may be started any more: the process ends.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// From here on none is started. Whether one was, or may be.
+/// Prevents further starts. Returns whether a thread was started, or may be.
 #[cfg(target_os = "linux")]
 pub(super) fn forbid() -> bool {
     // SeqCst, here and in `start`, a store and then a load in each: either we see that it starts one, or it sees that
@@ -94,8 +100,8 @@ pub(super) fn forbid() -> bool {
     STARTED.load(Ordering::SeqCst)
 }
 
-/// Whoever may is to call this when [`Keeper::is_wanted`]: starts the thread, unless it is too early or
-/// cannot be done.
+/// Starts the thread, unless it is too early or it cannot be done. To be called when [`Keeper::is_wanted`], by a thread
+/// that may.
 #[cold]
 pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {
     static FAILED: AtomicU32 = AtomicU32::new(0);
@@ -109,7 +115,7 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         return;
     }
     let _errno = KeepErrno::new();
-    // Relaxed: written by who starts, who is one at a time; read when he has gone.
+    // Relaxed: written by the starting thread, one at a time; read when it is done.
     let [thread, stack, bytes] = &objects.keeper().marks;
     let argument = ptr::from_ref(objects).cast_mut().cast();
     let old = Stack {
@@ -120,7 +126,8 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
     if let Some((number, made)) = spawn(run::<S>, argument, old, has_guest) {
         thread.store(number, Ordering::Relaxed);
         bytes.store(made.bytes, Ordering::Relaxed);
-        // Release: behind its length, as a fork may come in between; partner: the child, which has all that was seen.
+        // Release: after its length, because a fork may come in between; partner: the child, which has all that was
+        // seen.
         stack.store(made.base, Ordering::Release);
     } else {
         // Relaxed: a count.
@@ -129,7 +136,7 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
     }
 }
 
-/// Where a stack begins, its guard, and how long both are. All zero: none.
+/// Where a stack begins, with its guard, and how long both are. All zero: none.
 #[derive(Clone, Copy)]
 struct Stack {
     base: usize,
@@ -137,7 +144,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// A new one, for the thread alone or for a guest's code too, with something that may not be touched below it.
+    /// Maps a new one, for the thread alone or also for the program's code, with an inaccessible guard below it.
     fn map(has_guest: bool) -> Option<Self> {
         let page = System.granule();
         let (own, guard) = if has_guest {
@@ -147,12 +154,12 @@ impl Stack {
         };
         // Relaxed: written by a constructor.
         let locals = THREAD_LOCAL_BYTES.load(Ordering::Relaxed);
-        // SAFETY: it reads a limit of the system's, and nothing of ours; what it does not know is -1.
+        // SAFETY: it reads a limit of the system, and nothing of ours; an unknown value is -1.
         let least = usize::try_from(unsafe { libc::sysconf(libc::_SC_THREAD_STACK_MIN) }).unwrap_or(0);
         let bytes = (own + LIBRARY_BYTES + locals).max(least).next_multiple_of(page) + guard;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
-        // SAFETY: a new mapping replaces nothing; its lowest part is made the guard.
+        // SAFETY: a new mapping replaces nothing; its lowest part becomes the guard.
         unsafe {
             let base = libc::mmap(ptr::null_mut(), bytes, access, flags, -1, 0);
             if base == libc::MAP_FAILED {
@@ -170,7 +177,7 @@ impl Stack {
         ptr::with_exposed_provenance_mut(self.base)
     }
 
-    /// Gives it back.
+    /// Unmaps it.
     ///
     /// # Safety
     ///
@@ -181,13 +188,13 @@ impl Stack {
     }
 }
 
-/// Bytes of the thread-locals that every thread has from its beginning: those of all that is loaded, which is more,
-/// each with what its alignment may cost. By a constructor: whoever frees may hold what others wait for with the
-/// loader's lock.
+/// Bytes of the thread-locals that every thread has from its beginning: an upper bound, those of everything loaded,
+/// each with what its alignment may cost. Called from a constructor, because a freeing thread may hold something that
+/// others wait for under the loader's lock.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn thread_local_bytes() -> usize {
     unsafe extern "C" fn add(object: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of what is loaded, for the time of this call, and the number below.
+        // SAFETY: the loader's description of a loaded object, for the duration of this call, and the number below.
         unsafe {
             let (object, sum) = (&*object, &mut *sum.cast::<usize>());
             for number in 0..object.dlpi_phnum {
@@ -200,13 +207,13 @@ fn thread_local_bytes() -> usize {
         0
     }
     let mut sum = 0_usize;
-    // SAFETY: `add` has such a signature, and the number lasts as long as the call.
+    // SAFETY: `add` has the right signature, and the number outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
     sum
 }
 
-/// A thread on pages of our own, with all signals blocked: its number, and its stack. `old` is the stack of one that
-/// the parent of this process has, or none.
+/// Starts a thread on pages of our own, with all signals blocked. Returns its number and its stack. `old` is the stack
+/// of the thread that the parent of this process has, or none.
 fn spawn(
     entry: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
@@ -214,9 +221,9 @@ fn spawn(
     has_guest: bool,
 ) -> Option<(usize, Stack)> {
     let stack = if old.base == 0 { Stack::map(has_guest)? } else { old };
-    // SAFETY: the attributes are initialised before they are used and destroyed once. The signal mask is this thread's
-    // own and is put back. The stack is the new thread's until it has ended, unless there is none: then nobody knows of
-    // it. An old one is that of a thread that this process does not have.
+    // SAFETY: the attributes are initialised before they are used, and destroyed once. The signal mask is this thread's
+    // own and is restored. The stack belongs to the new thread until it has ended, unless there is none: then nobody
+    // knows of it. An old stack belongs to a thread that does not exist in this process.
     unsafe {
         let mut attributes = MaybeUninit::uninit();
         let mut started = None;
@@ -246,14 +253,14 @@ fn spawn(
     }
 }
 
-/// What the thread does, for ever.
+/// The thread's main loop, which normally never ends.
 extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *mut c_void {
     name();
-    // SAFETY: `start` passed a heap of this type, which is never unmade.
+    // SAFETY: `start` passed a heap of this type, which is never destroyed.
     let objects: &'static Objects<S> = unsafe { &*objects.cast_const().cast() };
     let keeper = objects.keeper();
     let (mut watch, clock) = (Watched::default(), ThreadClock::default());
-    // Who wants to hear of pressure hears of it though there is nothing to do.
+    // Hooks for pressure are notified even if there is nothing else to do.
     let most = keeper.notices.are_any().then_some(BETWEEN_WATCHES);
     while !keeper.is(OFF) {
         watch.look(objects, clock.now());
@@ -262,8 +269,7 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
             watch.wait(objects, &clock, pause);
             continue;
         }
-        // From here on it is counted what there is to find; what came before is found by the next look, behind the
-        // fence.
+        // From here on what there is to find is counted; what came before is found by the next look, after the fence.
         keeper.change(AWAKE, ASLEEP);
         fence_heavy();
         let awake = clock.now() + ANOTHER_LOOK;
@@ -283,17 +289,17 @@ extern "C" fn run<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> *m
     ptr::null_mut()
 }
 
-/// Keeps an eye on the system, once a second.
+/// Watches the system's state, once a second.
 #[derive(Default)]
 struct Watched {
-    /// From the first look on.
+    /// Set by the first look.
     watch: Option<Watch>,
     patience: Patience,
     last: Duration,
 }
 
 impl Watched {
-    /// Waits for as long as the scavenger pauses, and looks meanwhile.
+    /// Waits as long as the scavenger pauses, and looks meanwhile.
     fn wait<S: Source + 'static>(&mut self, objects: &Objects<S>, clock: &ThreadClock, pause: Duration) {
         let (begin, keeper) = (clock.now(), objects.keeper());
         while keeper.is(AWAKE) {
@@ -311,7 +317,7 @@ impl Watched {
             return;
         }
         let pressure = {
-            // While the process forks there is none: it is tried again at the next wait.
+            // None while the process forks: the next wait tries again.
             let Some(_turn) = Turn::begin() else { return };
             let watch = self.watch.get_or_insert_with(|| Watch::new(objects.keeper().root));
             watch.look()
@@ -324,15 +330,16 @@ impl Watched {
     }
 }
 
-/// The time of day that never goes back, and what this thread has worked.
+/// A monotonic clock, and the time this thread has worked.
 #[derive(Default)]
 struct ThreadClock {
-    /// What it has waited while that stood still, as where it is refused: or a wait would have no end.
+    /// The time it has waited while the clock stood still, for instance because it is refused: otherwise a wait would
+    /// never end.
     waited: Cell<Duration>,
 }
 
 impl ThreadClock {
-    /// Waits while the keeper is at that, for `time` at the most, if there is one. It may return early.
+    /// Waits while the keeper is in `state`, for `time` at the most, if given. It may return early.
     fn wait(&self, keeper: &Keeper, state: u32, time: Option<Duration>) {
         let before = self.now();
         wait_for(keeper.state(), state, time);
@@ -364,7 +371,7 @@ fn read(clock: libc::clockid_t) -> Duration {
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn name() {
-    // SAFETY: names the calling thread, by a string that ends with zero.
+    // SAFETY: names the calling thread, with a zero-terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"pageheap".as_ptr()) };
 }
 
@@ -374,8 +381,8 @@ fn name() {}
 // ---- constructors
 // -----------------------------------------------------------------------------------------------------------------
 
-/// Whether the program's constructors have run, as far as can be told: those of its libraries have, and ours, which
-/// stands behind those of the program's own objects.
+/// Whether the program's constructors have run, as far as can be told: those of its libraries have, and so has ours,
+/// which is placed after those of the program's own objects.
 #[cfg(any(
     target_os = "linux",
     target_os = "android",
@@ -385,7 +392,7 @@ fn name() {}
 pub(super) fn constructors_have_run() -> bool {
     static RUN: AtomicU8 = AtomicU8::new(0);
     extern "C" fn constructor() {
-        // Relaxed, both: numbers by themselves.
+        // Relaxed, both: independent numbers.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         THREAD_LOCAL_BYTES.store(thread_local_bytes(), Ordering::Relaxed);
         RUN.store(1, Ordering::Relaxed);
@@ -411,14 +418,14 @@ pub(super) fn constructors_have_run() -> bool {
 // ---- the end
 // ----------------------------------------------------------------------------------------------------------------
 
-/// Whether it has a thread, which has not been waited for.
+/// Whether it has a thread that has not been joined.
 #[cfg(target_os = "linux")]
 pub(super) fn is_started(keeper: &Keeper) -> bool {
-    // Relaxed: by whoever is alone.
+    // Relaxed: no other thread is running here.
     keeper.marks[0].load(Ordering::Relaxed) != 0
 }
 
-/// Ends the thread, if there is one, and waits until it has ended: its code is about to go.
+/// Ends the thread, if there is one, and waits until it has ended: its code is about to be unloaded.
 ///
 /// # Safety
 ///
@@ -426,10 +433,10 @@ pub(super) fn is_started(keeper: &Keeper) -> bool {
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn end(keeper: &Keeper) {
     keeper.dismiss();
-    // Relaxed: by whoever is alone.
+    // Relaxed: no other thread is running here.
     let [thread, base, bytes] = keeper.marks.each_ref().map(|mark| mark.swap(0, Ordering::Relaxed));
-    // SAFETY: a thread that `start` made, not joined yet, which ends by itself within a quantum; its stack, which it
-    // does not use then. 0: there is none.
+    // SAFETY: a thread that `start` created, not joined yet, which ends by itself within a quantum; its stack, which it
+    // no longer uses then. 0: there is none.
     unsafe {
         if thread != 0 && libc::pthread_join(thread as libc::pthread_t, ptr::null_mut()) == 0 {
             Stack { base, bytes }.unmap();

@@ -1,4 +1,4 @@
-//! What a program calls: the fast way, and the slow one behind.
+//! The calls a program makes: the fast path, and the slow path behind it.
 //!
 //! ```text
 //!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             24 instructions
@@ -7,16 +7,17 @@
 //!           class ─▶ the same; or shelf ─▶ slow
 //! ```
 //!
-//! **One copy of `dealloc`.** It is not inlined into the program, although the fast way is short: `alloc` is, behind
-//! which a program goes on with a size that it knows. Frees come in chains through memory that is not at hand, and what
-//! a compiler makes of the code around them costs more than a call: with `dealloc` inlined, a step through a B-tree
-//! being dropped is too long to be inlined itself, hands its result over through memory, and each step waits for the
-//! node before it (a tree of JSON: 12.9 ms a life instead of 10.5). But where the magazine lies is said by who calls:
-//! of a size that is known, as a `Box`'s, that is a number and not six instructions.
+//! **One copy of `dealloc`.** It is not inlined into the program, although its fast path is short. `alloc` is inlined:
+//! after it the program continues with a size that it knows. Frees, however, come in chains through memory that is not
+//! in the cache, and what a compiler makes of the code around them costs more than a call. With `dealloc` inlined, a
+//! step through a B-tree being dropped is too long to be inlined itself, returns its result through memory, and each
+//! step waits for the node before it (a tree of JSON: 12.9 ms a life instead of 10.5). But the caller computes where
+//! the magazine lies: for a size known at compile time, such as a `Box`'s, that is a constant instead of six
+//! instructions.
 //!
-//! **No register is saved** on a fast way: what is bound by anything there is bound by stores, of which one a cycle
-//! goes to the cache, and a register saved is one. So what is not at hand is reached by a jump, with what it gets as
-//! arguments, and a slot that is not taken goes on by its seat, which says its class, not by its size.
+//! **No register is saved** on a fast path. If anything limits it, stores do: one per cycle reaches the cache, and
+//! saving a register is a store. So everything off the fast path is reached by a tail call with the same arguments, and
+//! if a slot is not accepted, the slow path receives its seat, which gives the class, instead of its size.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -32,7 +33,7 @@ use super::unload::register as will_be_ended;
 use super::{GlobalHeap, exhausted, local};
 
 impl<S: Source + 'static> GlobalHeap<S> {
-    /// Fast: a slot that `pop` gets from this thread's structure, which may be of another heap: it looks.
+    /// Fast path: a slot that `pop` takes from this thread's structure; `pop` checks whether that belongs to this heap.
     #[inline(always)]
     fn take_slot(
         &self,
@@ -40,19 +41,19 @@ impl<S: Source + 'static> GlobalHeap<S> {
         zeroed: bool,
         pop: impl FnOnce(&Thread, *const Objects<S>) -> Option<NonNull<u8>>,
     ) -> Option<NonNull<u8>> {
-        // Relaxed: compared first. Who has a structure of the heap knew it when he got that.
+        // Relaxed: compared first. A thread that has a structure of the heap knew the heap when it got that structure.
         let objects = self.objects.load(Ordering::Relaxed);
         let Some(slot) = pop(local::current(), objects) else {
             return self.take_slow(layout, zeroed);
         };
         if zeroed {
-            // SAFETY: a slot of at least as many bytes.
+            // SAFETY: a slot of at least that many bytes.
             unsafe { slot.write_bytes(0, layout.size()) };
         }
         Some(slot)
     }
 
-    /// Fast: a slot that lies in this thread's magazine.
+    /// Fast path: a slot that lies in this thread's magazine.
     #[inline(always)]
     fn take_at_hand(&self, layout: Layout) -> Option<NonNull<u8>> {
         // Relaxed: as in `take_slot`.
@@ -61,18 +62,18 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return thread.pop(objects, Seat::of_marked(size));
         }
         let seat = Seat::of(SmallSize::of(layout.size(), layout.align())?);
-        // SAFETY: the spans are asked for when the thread's structure is of this address.
+        // SAFETY: the spans are requested only if the thread's structure has this address.
         unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), seat) }
     }
 
-    /// Fast: a slot that `push` puts into this thread's magazine in the seat, if there is room, and it is of this heap:
-    /// it looks. If it says no the slow way goes by the seat: by the size it would have to be kept in a register, and
-    /// that to be saved.
+    /// Fast path: `push` puts a slot into this thread's magazine of the seat if there is room and the structure belongs
+    /// to this heap, which it checks. If not, the slow path gets the seat: with the size, a register would have to hold
+    /// it, and that register be saved.
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this seat; if `push` says no, the memory is the caller's
-    /// still.
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this seat; if `push` refuses, the memory still belongs to the
+    /// caller.
     #[inline(always)]
     unsafe fn give_slot(&self, memory: NonNull<u8>, seat: Seat, push: impl FnOnce(&Thread, *const Objects<S>) -> bool) {
         // Relaxed: as in `take_slot`.
@@ -87,14 +88,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// # Safety
     ///
-    /// A structure of this address is the calling thread's: so it is a heap's, which is never unmade.
+    /// A structure of this address belongs to the calling thread: so it is the address of a heap, which is never
+    /// destroyed.
     #[inline(always)]
     unsafe fn spans_of(objects: *const Objects<S>) -> &'static Spans {
         // SAFETY: the caller's promise.
         unsafe { &*objects }.spans()
     }
 
-    /// What is not of a small size: of more than 1 KiB as a rule.
+    /// Layouts that are not a small size: usually more than 1 KiB.
     #[inline(never)]
     fn take_other<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if SizeClass::is_exceeded_by(layout.size()) {
@@ -102,7 +104,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
         if let Some(size) = SmallSize::of(layout.size(), layout.align()) {
             let pop = |thread: &Thread, objects| {
-                // SAFETY: the spans are asked for when the thread's structure is of this address.
+                // SAFETY: the spans are requested only if the thread's structure has this address.
                 unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
             };
             return self.take_slot(layout, ZEROED, pop);
@@ -110,7 +112,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.take_aligned::<ZEROED>(layout)
     }
 
-    /// Aligned to more than 8 bytes: as the size rounded up to that, by the same ways.
+    /// Alignments above 8 bytes: handled as the size rounded up to that, by the same paths.
     #[inline(never)]
     fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() > SizeClass::MOST_ALIGN {
@@ -126,13 +128,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return self.take_slow(layout, ZEROED);
         };
         self.take_slot(layout, ZEROED, |thread, objects| {
-            // SAFETY: the spans are asked for when the thread's structure is of this address.
+            // SAFETY: the spans are requested only if the thread's structure has this address.
             unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
         })
     }
 
-    /// Of a size whose slot bears its own mark, and an alignment that says nothing: the caller has found the magazine,
-    /// which is known where the size is.
+    /// A size whose slot carries its own mark, and an alignment that adds nothing. The caller has found the magazine,
+    /// because it is known where the size is.
     ///
     /// # Safety
     ///
@@ -152,11 +154,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn give_seated_slow(&self, memory: NonNull<u8>, seat: Seat) {
         let size = seat.class().map_or(0, SizeClass::bytes);
-        // SAFETY: the caller's promise: the size of a slot has that slot.
+        // SAFETY: the caller's promise: a slot has the size of a slot.
         unsafe { self.dealloc_slow(memory, size, 1) };
     }
 
-    /// Of more bytes, and an alignment that says nothing: so it is not brought here.
+    /// Larger sizes, and an alignment that adds nothing: so it is not passed on.
     ///
     /// # Safety
     ///
@@ -200,7 +202,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// What has no room, or need not. By a jump, so that what has room saves no register.
+    /// Blocks that have no room to grow, or need none. Reached by a tail call, so that the path with room saves no
+    /// register.
     ///
     /// # Safety
     ///
@@ -212,7 +215,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             // SAFETY: the caller's promise.
             return unsafe { self.realloc_slow(memory, layout, size) };
         };
-        // Fast: the slot is as good for the new size.
+        // Fast path: the slot serves the new size as well.
         if from == to {
             return Some(memory);
         }
@@ -224,14 +227,14 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let moved = if size > layout.size() {
             self.take(new, false)?
         } else {
-            // Where there is none it may stay: so nobody is to be asked for memory, and nothing to be refused, before.
+            // If there is none, the block may stay: so do not ask for memory or refuse anything before that is known.
             let Some(moved) = self.take_at_hand(new) else {
                 // SAFETY: the caller's promise.
                 return unsafe { self.realloc_slow(memory, layout, size) };
             };
             moved
         };
-        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
+        // SAFETY: two blocks of at least that many bytes; the caller gives the old one up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
             self.give(memory, layout);
@@ -239,7 +242,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(moved)
     }
 
-    /// Makes a block longer that is to have more than 1 KiB then, and has no room where it is (`object/room.rs`).
+    /// Grows a block to more than 1 KiB when it has no room in place (`object/room.rs`).
     ///
     /// # Safety
     ///
@@ -247,7 +250,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn grow(&self, memory: NonNull<u8>, layout: Layout, size: usize, from: SizeClass) -> Option<NonNull<u8>> {
         let Some(objects) = self.opened() else {
-            // SAFETY: the caller's promise, which cannot be true: it is found out there.
+            // SAFETY: the caller's promise, which cannot be true: that is detected there.
             return unsafe { self.realloc_slow(memory, layout, size) };
         };
         let spans = objects.spans();
@@ -257,7 +260,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return unsafe { self.realloc_slow(memory, layout, size) };
         }
         let moved = self.take_other::<false>(Layout::from_size_align(size, layout.align()).ok()?)?;
-        // SAFETY: two blocks of at least so many bytes; the caller gives the old one up.
+        // SAFETY: two blocks of at least that many bytes; the caller gives the old one up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size());
             self.give(memory, layout);
@@ -266,15 +269,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(moved)
     }
 
-    /// Fast: from the hand of this thread's shelf, if there is such a run there. What else there is to try is reached
-    /// by a jump, with nothing to be kept but what it gets as arguments: so no register is saved.
+    /// Fast path: from the hand of this thread's shelf, if it has such a run. The other attempts are reached by a tail
+    /// call that needs only its arguments, so no register is saved.
     #[inline(never)]
     fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if !ZEROED
             && let Some(length) = Length::of(layout)
             && let Some((thread, objects)) = self.enter_with()
         {
-            // SAFETY: it was entered by the address of this heap.
+            // SAFETY: the structure was entered by the address of this heap.
             let Some(memory) = (unsafe { objects.take_from_hand(&thread, length) }) else {
                 return self.take_listed(layout, thread, length);
             };
@@ -283,21 +286,21 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.take_slow(layout, ZEROED)
     }
 
-    /// The same from a list, the hand being empty.
+    /// The same from a list, if the hand is empty.
     #[inline(never)]
     fn take_listed(&self, layout: Layout, thread: Working<'static>, length: Length) -> Option<NonNull<u8>> {
-        // SAFETY: the caller entered it.
+        // SAFETY: the caller has entered it.
         let memory = unsafe { self.entered().take_from_list(&thread, length) };
         drop(thread);
         memory.or_else(|| self.alloc_slow(layout))
     }
 
-    /// Fast: into the hand of this thread's shelf, if there is room; as [`take_large`](Self::take_large).
+    /// Fast path: into the hand of this thread's shelf, if there is room; as [`take_large`](Self::take_large).
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of an alignment of a page at the most, which
-    /// large blocks have anyway.
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of at most page alignment, which large blocks
+    /// have anyway.
     #[inline(never)]
     unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise; a structure is entered by the address of this heap.
@@ -319,7 +322,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// The same onto a list, the hand being full.
+    /// The same onto a list, if the hand is full.
     ///
     /// # Safety
     ///
@@ -333,7 +336,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         length: Length,
         entry: &'static Span,
     ) {
-        // SAFETY: the caller entered it, and found the hand full.
+        // SAFETY: the caller has entered it, and found the hand full.
         let (objects, taken) = unsafe {
             let objects = self.entered();
             (objects, objects.put_on_list(&thread, memory, length, entry))
@@ -347,7 +350,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { self.dealloc_slow(memory, size, 1) };
     }
 
-    /// What is not in the table as such a block: the slow way says what it is.
+    /// A block that the table does not list as such: the slow path finds out what it is.
     ///
     /// # Safety
     ///
@@ -360,19 +363,19 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { self.dealloc_slow(memory, size, 1) };
     }
 
-    /// The heap, asked for again: a load instead of a register, of which the fast ways have none left.
+    /// The heap, loaded again: a load instead of a register, of which the fast paths have none left.
     ///
     /// # Safety
     ///
-    /// The calling thread has entered a structure of it, be it that it has left that since.
+    /// The calling thread has entered a structure of it, even if it has left that since.
     #[inline(always)]
     unsafe fn entered(&self) -> &'static Objects<S> {
         // Relaxed: as in `enter_with`.
-        // SAFETY: the caller's promise: so it is a heap's, which is never unmade.
+        // SAFETY: the caller's promise: so it is the address of a heap, which is never destroyed.
         unsafe { &*self.objects.load(Ordering::Relaxed) }
     }
 
-    /// Behind a block that was put on the shelf, with nothing held.
+    /// Called after a block was put on the shelf, with nothing held.
     #[inline(always)]
     fn after_put(&self, objects: &'static Objects<S>, length: Length) {
         if objects.keeper().is_away() {
@@ -420,14 +423,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this size, and of this alignment or one that comes to the
-    /// same.
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size, and of this alignment or an equivalent one.
     #[inline(never)]
     unsafe fn dealloc_slow(&self, memory: NonNull<u8>, size: usize, align: usize) {
-        // SAFETY: a layout had this size, with an alignment that is not less, or it is a slot's: so rounded up it does
+        // SAFETY: a layout had this size, with an alignment that is not less, or it is a slot's: so rounding it up does
         // not overflow.
         let layout = unsafe { Layout::from_size_align_unchecked(size, align) };
-        // Who frees where there is no memory any more need not wait for a lock that nobody gives back.
+        // When the process ends, a thread that frees must not wait for a lock that is never released.
         if fatal::is_ending() {
             return;
         }
@@ -451,7 +453,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let objects = self.objects()?;
         let attempt = || match self.own(objects) {
             Some(thread) => {
-                // SAFETY: the caller's promise; what fails changes nothing.
+                // SAFETY: the caller's promise; a failed attempt changes nothing.
                 let moved = unsafe { objects.resize(&thread.stay(), memory, layout, size) };
                 objects.settle_debts();
                 moved
@@ -464,7 +466,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             self.retry(objects, layout, attempt)
         });
         if moved.is_some_and(|moved| moved != memory || size < layout.size()) {
-            // A free, too: of all, or of its end.
+            // This was a free too: of the block, or of its end.
             self.call_keeper(objects);
         } else {
             self.call_keeper_alone(objects);
@@ -472,7 +474,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         moved.or_else(|| objects.refuse())
     }
 
-    /// The program's hook is asked, if there is one and the layout could ever be met.
+    /// Calls the program's hook, if there is one and the layout could ever be met.
     #[cold]
     fn retry<R>(&self, objects: &'static Objects<S>, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
         let possible = objects.fits(layout);
@@ -481,9 +483,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
             .and_then(|hook| exhausted::retry(hook, layout, attempt))
     }
 
-    /// Behind an allocation: as [`call_keeper`](Self::call_keeper), where no other thread is. The program may be in a
-    /// callback of the loader's (`dl_iterate_phdr`, as who symbolises a backtrace is), which holds what the making of a
-    /// thread waits for as long as another thread loads a library.
+    /// After an allocation: as [`call_keeper`](Self::call_keeper), but only if there is no other thread. The program
+    /// may be in a callback of the loader (`dl_iterate_phdr`, used to symbolise backtraces). The loader then holds a
+    /// lock that thread creation waits for while another thread loads a library.
     #[inline]
     fn call_keeper_alone(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted_by_anybody() && local::is_alone() {
@@ -491,8 +493,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// With nothing held: starts the background thread, if it is time for one, and somebody will end it before its code
-    /// goes.
+    /// With nothing held: starts the background thread if it is time for one, provided that it will be ended before its
+    /// code is unloaded.
     #[inline]
     pub(super) fn call_keeper(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted()
@@ -504,7 +506,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 }
 
-/// Elsewhere its code never goes.
+/// On other systems its code is never unloaded.
 #[cfg(not(all(target_os = "linux", feature = "std")))]
 fn will_be_ended() -> bool {
     true
@@ -546,7 +548,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
 
     #[inline(always)]
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
-        // Fast: it has room.
+        // Fast path: it has room.
         if layout.size() > MarkedSize::MOST_BYTES && size >= layout.size() {
             let has_room = |objects: &Objects<S>| objects.spans().has_room(memory, size);
             if self.opened().is_some_and(has_room) {
@@ -564,11 +566,11 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
 
 // SAFETY:
 // * memory returned is a slot or a run of pages of at least the layout's size, aligned (proof in `object::size_class`),
-// and nobody else's until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
-// compare-exchange;
-// * nothing here unwinds: what cannot go on aborts;
-// * nothing here allocates from a global allocator: what the heap needs for itself it takes from its source or its own
-// spans.
+//   and belongs to nobody else until it is freed: a slot is in one place at a time (I10, I12), pages are taken by one
+//   compare-exchange;
+// * nothing here unwinds: what cannot continue aborts;
+// * nothing here allocates from a global allocator: the heap takes what it needs for itself from its source or its own
+//   spans.
 unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
     #[inline(always)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

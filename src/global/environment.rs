@@ -1,4 +1,4 @@
-//! What the environment may change of a heap over the system's memory, when it opens. Nothing needs to be set.
+//! What the environment can change in a heap over the system's memory, when it opens. Nothing needs to be set.
 //!
 //! | variable | instead of | value |
 //! |---|---|---|
@@ -10,19 +10,19 @@
 //! | `PAGEHEAP_RELEASE` | [`release_lazily`](crate::GlobalHeap::release_lazily) | `lazily` or `at-once` |
 //! | `PAGEHEAP_SPARSE_ZEROING` | [`sparse_zeroing`](crate::GlobalHeap::sparse_zeroing) | `0` or `1` |
 //!
-//! Bytes are a decimal number, with `K`, `M`, `G` or `T` behind it for its powers of 1,024: `PAGEHEAP_LIMIT=512M`. What
-//! cannot be read so is as if it were not there, and a line on standard error says so, as a program that was to be held
-//! to a limit and is not should not look as if it were:
+//! Bytes are a decimal number, optionally followed by `K`, `M`, `G` or `T` for powers of 1,024: `PAGEHEAP_LIMIT=512M`.
+//! A value that cannot be parsed is ignored, and a line on standard error says so, because a program that was to be
+//! limited and is not should not look as if it were:
 //!
 //! ```text
 //!   pageheap: ignored: PAGEHEAP_LIMIT=512MB, bytes wanted: 512M and the like
 //! ```
 //!
-//! Nor is a wish to reserve less than a megabyte heeded, in which hardly a program gets as far as `main`; a limit is
-//! kept however small. What is set to nothing is not set. Programs that run with more rights than their caller
-//! (set-user-ID) do not look.
+//! A reservation of less than a megabyte is ignored too, because hardly any program reaches `main` with that; a limit
+//! is applied however small. An empty value counts as unset. Programs that run with more rights than their caller
+//! (set-user-ID) ignore the environment.
 //!
-//! Read once a heap, at its first allocation: seven walks through the environment, no memory.
+//! It is read once per heap, at its first allocation: seven walks through the environment, no memory.
 
 use core::ffi::{CStr, c_char};
 
@@ -32,7 +32,7 @@ use crate::object::SizeClass;
 use crate::source::{HugePages, KeepErrno};
 use crate::units::PageCount;
 
-/// The configuration, and whether there is to be a background thread, as the environment wants them.
+/// Applies the environment to the configuration and to whether there is to be a background thread.
 #[cold]
 pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool) {
     const BYTES: &str = "bytes wanted: 512M and the like";
@@ -75,7 +75,8 @@ pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool)
     (config, background && switch(c"PAGEHEAP_BACKGROUND").unwrap_or(true))
 }
 
-/// What a variable says, if it is set to anything; who set it to what cannot be read is told what is wanted.
+/// The parsed value of a variable, if it is set and not empty. A value that cannot be parsed causes a warning that says
+/// what is wanted.
 fn read<T>(name: &CStr, wanted: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
     let text = value(name).filter(|text| !text.is_empty())?;
     let parsed = parse(text);
@@ -86,18 +87,18 @@ fn read<T>(name: &CStr, wanted: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Opt
     parsed
 }
 
-/// What a variable is set to.
+/// The value of a variable.
 fn value(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: a string that ends with zero. Whoever changes the environment while another thread looks at it breaks
-    // POSIX's rule and not only us; here it is looked at before the program's own threads, as a rule.
+    // SAFETY: a zero-terminated string. Changing the environment while another thread reads it breaks POSIX's rule, and
+    // not only this code; it is usually read here before the program starts its own threads.
     let text = unsafe { get(name.as_ptr()) };
-    // SAFETY: null, or a string that ends with zero and stays.
+    // SAFETY: null, or a zero-terminated string that stays in place.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
 /// # Safety
 ///
-/// `name` is a string that ends with zero.
+/// `name` is a zero-terminated string.
 #[cfg(target_os = "linux")]
 unsafe fn get(name: *const c_char) -> *const c_char {
     // Not in the libc crate. glibc since 2.17, musl since 1.1.24.
@@ -110,7 +111,7 @@ unsafe fn get(name: *const c_char) -> *const c_char {
 
 /// # Safety
 ///
-/// `name` is a string that ends with zero.
+/// `name` is a zero-terminated string.
 #[cfg(not(target_os = "linux"))]
 unsafe fn get(name: *const c_char) -> *const c_char {
     if has_more_rights() {
@@ -120,8 +121,8 @@ unsafe fn get(name: *const c_char) -> *const c_char {
     unsafe { libc::getenv(name) }
 }
 
-/// Whether the program was started with more rights than its caller has, though it may have given them up since: then
-/// its user and its effective user are the same, and the environment is the caller's all the same.
+/// Whether the program was started with more rights than its caller has. It may have given them up since: then its user
+/// and its effective user are the same, but the environment is still the caller's.
 #[cfg(target_os = "android")]
 fn has_more_rights() -> bool {
     // SAFETY: no preconditions.
@@ -138,7 +139,7 @@ fn has_more_rights() -> bool {
     issetugid() != 0
 }
 
-/// `512M` and the like.
+/// Parses values such as `512M`.
 fn parse_bytes(text: &[u8]) -> Option<usize> {
     let (digits, shift) = match text.split_last()? {
         (b'K', digits) => (digits, 10),

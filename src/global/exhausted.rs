@@ -1,16 +1,17 @@
-//! The last word before an allocation is refused: the program's own, if it wants one.
+//! The last step before an allocation is refused: the program's own hook, if it has set one.
 //!
 //! ```text
-//!   alloc ─▶ no room, after all caches were asked ─▶ hook(layout) ── false ─▶ null
-//!               ▲                                        │ true: something was freed
-//!               └──────────── once more, 16 times ───────┘
+//!   alloc ─▶ no room, after all caches were flushed ─▶ hook(layout) ── false ─▶ null
+//!               ▲                                          │ true: something was freed
+//!               └──────────── once more, 16 times ─────────┘
 //! ```
 //!
 //! The hook runs on the allocating thread, in the middle of its call, with none of this crate's locks held. It may
-//! free, drop what it caches, call `release`; it may allocate, and gets null where there is no room, not the hook
-//! again. It must not wait for a lock that somebody may hold who allocates. Should it unwind, the process ends.
+//! free, drop the program's caches, and call `release`. It may allocate; if there is no room it gets null, and the hook
+//! is not called again for that. It must not wait for a lock that an allocating thread may hold. If it unwinds, the
+//! process ends.
 //!
-//! Layouts larger than the heap's limit are refused without asking.
+//! Layouts larger than the heap's limit are refused without calling the hook.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +22,7 @@ use super::local;
 /// How often a hook may ask for another try.
 const TRIES: usize = 16;
 
-/// Asks the hook, and tries again as long as it says so.
+/// Calls the hook, and tries again as long as it says so.
 #[cold]
 #[inline(never)]
 pub(super) fn retry<R>(hook: fn(Layout) -> bool, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {

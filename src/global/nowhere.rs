@@ -1,5 +1,4 @@
-//! Without an operating system threads have no place of their own: all share one structure. Equal in shape to
-//! `pthread`.
+//! Without an operating system threads have no storage of their own: all share one structure. Same shape as `pthread`.
 
 #![forbid(unsafe_code)]
 
@@ -15,43 +14,43 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Waits until nobody else opens a heap.
+    /// Waits until no other thread opens a heap.
     #[cold]
     pub(crate) fn begin() -> Self {
         Self { _guard: OPENING.lock() }
     }
 
-    /// Nobody needs to know: without an operating system nobody forks.
+    /// Does nothing: without an operating system there are no forks.
     pub(crate) fn enter<S: Source>(&self, _objects: &'static Objects<S>) {}
 
     /// As [`enter`](Self::enter).
     pub(crate) fn leave<S: Source>(&self, _objects: &Objects<S>) {}
 }
 
-/// Nobody says.
+/// Unknown.
 pub(super) fn is_alone() -> bool {
     false
 }
 
-/// The same.
+/// Unknown.
 pub(crate) fn resident() -> usize {
     0
 }
 
-/// Whoever is inside the hook for exhausted memory. Here nobody can tell: the hook must not allocate.
+/// A thread inside the hook for exhausted memory. Here threads cannot be told apart: the hook must not allocate.
 pub(super) struct Inside;
 
 impl Inside {
-    /// In.
+    /// Enters.
     pub(super) fn enter() -> Option<Self> {
         Some(Self)
     }
 }
 
-/// What stands for no structure: of a key that no heap has.
+/// The placeholder for a missing structure, with a key that no heap has.
 static NOBODY: Nobody = Nobody::new(1);
 
-/// What stands for none.
+/// The placeholder.
 #[inline(always)]
 pub(super) fn current() -> &'static Thread {
     NOBODY.stand_in()

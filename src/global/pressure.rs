@@ -1,4 +1,4 @@
-//! What the system says of memory: the limit of our cgroup, how full it is, how long tasks have waited for memory.
+//! What the system says about memory: our cgroup's limit, how full it is, how long tasks have waited for memory.
 //!
 //! | read | version 2 | version 1 |
 //! |---|---|---|
@@ -8,36 +8,37 @@
 //! | stalls | `memory.pressure`, else `/proc/pressure/memory` | the latter |
 //! | events | `memory.events`: high, max, oom; of groups above `memory.events.local` | `memory.failcnt` |
 //!
-//! A group is limited by those above it too, and what they hold counts all of their groups together:
+//! A group is also limited by the groups above it, and their usage counts all of their groups together:
 //!
 //! ```text
 //!   /sys/fs/cgroup                no limit                         Worked: b is filled to 10 hundredths, a to 95, by
-//!   └── a          950 of 1000    ◀── this one counts              others. It is a that will be reclaimed from, b
-//!       └── b       20 of  200                                     included: so that is how things stand.
+//!   └── a          950 of 1000    ◀── this one counts              others. The kernel will reclaim from a, b included:
+//!       └── b       20 of  200                                     so that is the situation.
 //! ```
 //!
-//! Every folder from ours to the root is read, and the one that is fullest counts. Those that are not there are passed
-//! over: inside a container the path is often that of outside, and the group is the root that is seen.
+//! Every folder from ours to the root is read, and the fullest counts. Missing folders are skipped: inside a container
+//! the path is often the one outside, and the group is the visible root.
 //!
-//! Four small files for each folder, and one larger where there is a limit, once a second, by the background thread,
-//! by raw system calls into a buffer on its stack: ~15 µs and 20 for each limit. What is not there, or may not be
-//! read, is taken for no limit and no pressure; nothing is said about it. Used counts the whole group, but for files
-//! in memory that nobody has used lately: a group that reads files is full of them in the end, and the kernel drops
-//! them first.
+//! Once a second the background thread reads four small files per folder, and one larger file where there is a limit.
+//! It uses raw system calls and a buffer on its stack: ~15 µs, and 20 for each limit. What is missing or unreadable
+//! counts as no limit and no pressure, without a message. The usage is that of the whole group except for files in
+//! memory that have not been used recently: a group that reads files eventually fills up with them, and the kernel
+//! drops them first.
 //!
-//! Which group is ours is read line by line, as version 1 has a line for each of a dozen hierarchies. Its path may be
-//! 980 bytes long; a longer one may be taken for none.
+//! The process's group is read line by line, because version 1 has a line for each of a dozen hierarchies. Its path may
+//! be 980 bytes long; a longer one may count as none.
 //!
-//! From nine tenths of the limit, or when tasks have stalled for a tenth of the last ten seconds, or when the group
-//! has met one of its limits since the last look, all that is free goes back at once, what caches hold too, whatever
-//! was to be kept: a cgroup that is full reclaims or kills, and our free pages are the cheapest there are. Where that
-//! does not help it is done ever more seldom.
+//! All free memory goes back at once, including what caches hold and what was to be kept, if the group is at nine
+//! tenths of the limit, or tasks have stalled for a tenth of the last ten seconds, or the group has met one of its
+//! limits since the last look. A full cgroup reclaims or kills, and our free pages are the cheapest there are. If that
+//! does not help, it is repeated at growing intervals.
 //!
-//! A file that is open while the process forks would be the child's for ever. So whoever reads has a [`Turn`] before he
-//! opens one, until he has closed it: a fork waits for him, for 0.1 s at the most, and while the process forks nothing
-//! is read. One turn for a whole look: of half of it, events that could not be read would all be new at the next.
+//! A file that is open while the process forks would stay open in the child forever. So a reader holds a [`Turn`] from
+//! before it opens one until it has closed it. A fork waits for the reader, for 0.1 s at the most, and while the
+//! process forks nothing is read. One turn covers a whole look: after half a look, events that could not be read would
+//! all appear new at the next.
 //!
-//! All files lie below a root that is empty, `/` that is, but in tests.
+//! All files are looked up below a root that is empty (that is, `/`) except in tests.
 
 use core::ffi::CStr;
 use core::fmt::Write as _;
@@ -47,7 +48,7 @@ use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled
 pub(super) use crate::source::Turn;
 use crate::source::{KeepErrno, Source, System};
 
-/// Elsewhere there are no such files.
+/// Other systems have no such files.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(super) struct Turn;
 
@@ -58,7 +59,7 @@ impl Turn {
     }
 }
 
-/// Text of a fixed size, ended by zero.
+/// Text of a fixed size, zero-terminated.
 struct Text<const BYTES: usize = 256> {
     bytes: [u8; BYTES],
     len: usize,
@@ -67,7 +68,7 @@ struct Text<const BYTES: usize = 256> {
 /// The path of a folder or a file.
 type Path = Text<1024>;
 
-/// A line may be so long, its end included: what a [`Path`] has room for, and what stands before it.
+/// The maximum length of a line, its end included: what a [`Path`] has room for, and what precedes it.
 const LINE_BYTES: usize = 1024;
 
 impl<const BYTES: usize> core::fmt::Write for Text<BYTES> {
@@ -94,11 +95,11 @@ impl<const BYTES: usize> Text<BYTES> {
     }
 }
 
-/// Where to look, which is found out once, and what was seen.
+/// Where to look, which is determined once, and what was seen.
 pub(super) struct Watch {
-    /// The group's folder; empty where there is none.
+    /// The group's folder; empty if there is none.
     folder: Path,
-    /// As much of its path is that of the root of all groups.
+    /// The length of the part of its path that is the root of all groups.
     top: usize,
     second: bool,
     root: &'static str,
@@ -107,7 +108,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Of the group this process is in, by what lies below `root`. The caller has a [`Turn`].
+    /// Watches the group of this process, as found below `root`. The caller has a [`Turn`].
     pub(super) fn new(root: &'static str) -> Self {
         let mut watch = Self {
             folder: Path::new(),
@@ -116,7 +117,7 @@ impl Watch {
             root,
             events: None,
         };
-        // Version 1 wins where both are there: then the controller is there.
+        // Version 1 takes precedence if both exist: then it has the controller.
         find_at(root, "/proc/self/cgroup", |line| {
             let (path, second) = group(line)?;
             watch.follow(path, second);
@@ -125,7 +126,7 @@ impl Watch {
         watch
     }
 
-    /// That is the group.
+    /// Sets the group.
     fn follow(&mut self, path: &str, second: bool) {
         let top = if second {
             "/sys/fs/cgroup"
@@ -140,14 +141,14 @@ impl Watch {
         }
     }
 
-    /// The paths of the groups that limit this one, itself first, the root of all last.
+    /// The paths of the groups that limit this one: itself first, the root of all last.
     fn groups(&self) -> impl Iterator<Item = &str> {
         let folder = self.folder.text();
         let above = |group: &&str| folder.get(..group.rfind('/')?).filter(|group| group.len() >= self.top);
         core::iter::successors(Some(folder).filter(|folder| !folder.is_empty()), above)
     }
 
-    /// How full a group is, by its own limit. No limit: nothing is used.
+    /// How full a group is, by its own limit. Without a limit the usage is 0.
     fn group(&self, folder: &str) -> Pressure {
         let (limits, used, files): (&[&str], _, _) = if self.second {
             (&["/memory.max", "/memory.high"], "/memory.current", "inactive_file")
@@ -172,7 +173,7 @@ impl Watch {
         }
     }
 
-    /// Events of all time: of groups above only their own, or those beside us would count.
+    /// Events since the beginning. Of groups above only their own count, or those of our siblings would be included.
     fn events(&self) -> u64 {
         let files = ["/memory.events"]
             .into_iter()
@@ -187,7 +188,7 @@ impl Watch {
         self.groups().zip(files).map(count).fold(0, u64::wrapping_add)
     }
 
-    /// How things stand now. The caller has a [`Turn`].
+    /// The current situation. The caller has a [`Turn`].
     pub(super) fn look(&mut self) -> Pressure {
         let events = self.events();
         let before = self.events.replace(events).unwrap_or(events);
@@ -200,16 +201,17 @@ impl Watch {
             stalled: (self.groups().filter(|_| self.second).find_map(own))
                 .or_else(|| stalled(read_at(self.root, "/proc/pressure/memory").text()))
                 .unwrap_or(0),
-            // Somebody may have set it back.
+            // The counter may have been reset.
             events: events.saturating_sub(before),
             ..self.groups().map(|folder| self.group(folder)).fold(none, tighter)
         }
     }
 }
 
-/// Of two limits the one that is met sooner: it is fuller, or as full and less.
+/// Of two limits the one that is met sooner: the fuller one or, if they are equally full, the smaller one.
 fn tighter(one: Pressure, other: Pressure) -> Pressure {
-    // Exactly, not by hundredths. A limit of 0 is as one of a byte, or who uses nothing of it would be as full as any.
+    // Exact, not in hundredths. A limit of 0 counts as one byte, or a group that uses nothing of it would equal any
+    // other.
     let fullness = |of: Pressure, to: Pressure| u128::from(of.used) * u128::from(to.limit.max(1));
     let (ones, others) = (fullness(one, other), fullness(other, one));
     if others > ones || others == ones && other.limit < one.limit {
@@ -219,19 +221,19 @@ fn tighter(one: Pressure, other: Pressure) -> Pressure {
     }
 }
 
-/// Whether the process is known to have one thread. Linux keeps a folder for each.
+/// Whether the process is known to have one thread. Linux keeps a folder for each thread.
 #[cold]
 pub(super) fn is_alone() -> bool {
     let _errno = KeepErrno::new();
     let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a path that ends with zero, and a place to write to, which is read where it was.
+    // SAFETY: a zero-terminated path, and a place to write to, which is read only if it was written.
     unsafe {
-        // Links of the folder: its own, its parent's, and one of each in it.
+        // Links of the folder: its own, its parent's, and one for each folder in it.
         libc::stat(c"/proc/self/task".as_ptr(), status.as_mut_ptr()) == 0 && status.assume_init().st_nlink == 3
     }
 }
 
-/// Resident bytes of the process; 0 where the system does not say, and while the process forks.
+/// Resident bytes of the process; 0 if the system does not say, and while the process forks.
 pub(crate) fn resident() -> usize {
     let Some(_turn) = Turn::begin() else {
         return 0;
@@ -245,12 +247,12 @@ pub(crate) fn resident() -> usize {
     pages.unwrap_or(0).saturating_mul(System.granule())
 }
 
-/// The first bytes of the file that lies at `path` below `folder`. Empty if it cannot be read.
+/// The first bytes of the file at `path` below `folder`. Empty if it cannot be read.
 fn read_at(folder: &str, path: &str) -> Text {
     open_at(folder, path).map_or(Text::new(), |file| file.beginning())
 }
 
-/// The first answer to a line of the file that lies at `path` below `folder`.
+/// The first answer to a line of the file at `path` below `folder`.
 fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T>) -> Option<T> {
     let file = open_at(folder, path)?;
     let (mut bytes, mut len) = ([0; LINE_BYTES], 0);
@@ -258,7 +260,7 @@ fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T
         let read = file.read(&mut bytes[len..]);
         len += read;
         let mut rest = &bytes[..len];
-        // At the end of the file the last line may lack its own.
+        // At the end of the file the last line may lack a newline.
         while let Some(end) = (rest.iter().position(|&byte| byte == b'\n'))
             .or_else(|| (read == 0 && !rest.is_empty()).then_some(rest.len()))
         {
@@ -270,15 +272,15 @@ fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T
         if read == 0 {
             return None;
         }
-        // A line longer than all of this is passed over.
+        // A line longer than the whole buffer is skipped.
         let begun = if rest.len() == bytes.len() { 0 } else { rest.len() };
         bytes.copy_within(len - begun..len, 0);
         len = begun;
     }
 }
 
-/// Opens the file that lies at `path` below `folder`; none if both together are too long. Not inlined: so its path is
-/// off the stack, which is small, before anything is read.
+/// Opens the file at `path` below `folder`; none if both together are too long. Not inlined: its path is off the small
+/// stack before anything is read.
 #[inline(never)]
 fn open_at(folder: &str, path: &str) -> Option<File> {
     let mut whole = Path::new();
@@ -286,7 +288,7 @@ fn open_at(folder: &str, path: &str) -> Option<File> {
     File::open(CStr::from_bytes_until_nul(&whole.bytes).ok()?)
 }
 
-/// A file that is read, and closed again.
+/// A file that is read and then closed.
 struct File {
     number: libc::c_int,
     _errno: KeepErrno,
@@ -295,19 +297,19 @@ struct File {
 impl File {
     fn open(path: &CStr) -> Option<Self> {
         let errno = KeepErrno::new();
-        // SAFETY: a path that ends with zero.
+        // SAFETY: a zero-terminated path.
         let number = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
         (number >= 0).then_some(Self { number, _errno: errno })
     }
 
-    /// How many bytes; none at its end, and where it cannot be read.
+    /// Reads, and returns how many bytes; none at the end, and if it cannot be read.
     fn read(&self, bytes: &mut [u8]) -> usize {
-        // SAFETY: a buffer of the length that is named.
+        // SAFETY: a buffer of the given length.
         let read = unsafe { libc::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
         usize::try_from(read).unwrap_or(0)
     }
 
-    /// Its first bytes.
+    /// The first bytes of the file.
     fn beginning(&self) -> Text {
         let mut text = Text::new();
         text.len = self.read(&mut text.bytes[..255]);
@@ -356,7 +358,7 @@ mod tests {
         }
     }
 
-    /// The group itself may be nearly empty, or without a limit: those above it limit it all the same.
+    /// The group itself may be nearly empty, or without a limit: the groups above it limit it all the same.
     #[test]
     fn limits_and_events_of_groups_above_count() {
         let files = Files::new("above");
@@ -375,7 +377,7 @@ mod tests {
             (seen.used, seen.limit, seen.events)
         };
         assert_eq!(look(&mut watch), (50, 200, 0));
-        // The fullest counts, be its limit the larger.
+        // The fullest counts, even if its limit is the larger one.
         group("/a", "950\n", "2000\n", "1000\n");
         assert_eq!(look(&mut watch), (950, 1000, 0));
         assert!(watch.look().is_high());
@@ -383,7 +385,7 @@ mod tests {
         assert_eq!(look(&mut watch), (950, 1000, 0));
         group("/a/b/c", "22\n", "22\n", "max\n");
         assert_eq!(look(&mut watch), (22, 22, 0));
-        // Those of a group above, but not of groups beside ours, which it counts too.
+        // Events of a group above, but not of groups beside ours, which it counts too.
         files.write("sys/fs/cgroup/a/b/memory.events", "high 7\nmax 3\n");
         assert_eq!(look(&mut watch).2, 0);
         files.write("sys/fs/cgroup/a/b/memory.events.local", "high 0\nmax 2\n");
@@ -407,25 +409,25 @@ mod tests {
         }
     }
 
-    /// The path that is told may be that of outside a container, whose root is all there is to see.
+    /// The given path may be the one outside a container, whose root is all that is visible.
     #[test]
     fn where_the_path_is_not_there_the_root_counts() {
         let files = Files::new("root");
         files.write("proc/self/cgroup", "4:memory:/docker/1\n0::/\n");
         files.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "100\n");
         files.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "70\n");
-        // Above the root of the groups nothing is looked for.
+        // Nothing is looked up above the root of the groups.
         files.write("sys/fs/cgroup/memory.limit_in_bytes", "1\n");
         files.write("sys/fs/cgroup/memory.usage_in_bytes", "1\n");
         let mut watch = Watch::new(files.root);
         assert_eq!(watch.look().filled(), 70);
-        // A group in between, as it is where the container has no namespace of its own.
+        // A group in between, as when the container has no namespace of its own.
         files.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "10\n");
         files.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "8\n");
         assert_eq!(watch.look().filled(), 80);
     }
 
-    /// Files in memory are not what a group is killed for: the kernel drops them first.
+    /// Files in memory do not get a group killed: the kernel drops them first.
     #[test]
     fn files_that_nobody_uses_do_not_count() {
         let files = Files::new("cached");
@@ -434,7 +436,8 @@ mod tests {
         files.write("sys/fs/cgroup/a/memory.current", "950\n");
         let mut watch = Watch::new(files.root);
         assert_eq!(watch.look().used, 950);
-        // As long as the real one, the line somewhere in the middle, and one that is longer than what is read at once.
+        // As long as the real file, with the line somewhere in the middle, and one that is longer than what is read at
+        // once.
         let lines: String = (0..60)
             .map(|line| format!("figure_{line} {}\n", line * 1_000_003))
             .collect();
@@ -459,7 +462,7 @@ mod tests {
         assert_eq!(Watch::new(files.root).look().used, 800);
     }
 
-    /// As Docker has it of version 1, but that `memory` stands as far behind as it can; `last` is one line more.
+    /// Docker's file of version 1, with `memory` as far back as possible; `last` is one more line.
     fn dockers(last: &str) -> String {
         let controllers = "rdma perf_event pids freezer hugetlb cpuset net_cls,net_prio devices blkio cpu,cpuacct \
                            name=systemd memory";
@@ -475,7 +478,7 @@ mod tests {
         let group = format!("docker/{}", "0123456789abcdef".repeat(4));
         files.write(&format!("sys/fs/cgroup/memory/{group}/memory.limit_in_bytes"), "100\n");
         files.write(&format!("sys/fs/cgroup/memory/{group}/memory.usage_in_bytes"), "70\n");
-        // Of version 2, which has no such controller where version 1 has it.
+        // A group of version 2, which has no such controller if version 1 has it.
         files.write("sys/fs/cgroup/system.slice/memory.max", "100\n");
         files.write("sys/fs/cgroup/system.slice/memory.current", "10\n");
         for (text, filled) in [

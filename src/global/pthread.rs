@@ -1,5 +1,4 @@
-//! Which structure is this thread's: one pointer in thread-local storage, and a pthread key that tells when the thread
-//! ends.
+//! Which structure belongs to this thread: one pointer in thread-local storage, and a pthread key that signals its end.
 //!
 //! ```text
 //!             first use: a structure, the key set                 key's destructor: all goes back
@@ -7,21 +6,21 @@
 //!     └────────── no key to be had ───────────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! In every state the pointer (`current.rs`) points to a structure: to one of two that are no heap's and stand for
-//! none, or to the thread's. So the fast path is a load and a comparison, without a test for null.
+//! In every state the pointer (`current.rs`) points to a structure: the thread's own, or one of two placeholders that
+//! belong to no heap. So the fast path is a load and a comparison, without a test for null.
 //!
-//! **Gone is gone.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A
-//! thread that is gone uses the shared structure, however often it comes: nothing can be left behind then, whereas a
-//! structure made anew in the last round would never be given back, for no destructor follows. Destructors of Rust's
+//! **Gone is final.** Destructors of other keys may run after ours and allocate, up to the fourth and last round. A
+//! thread that is gone uses the shared structure, however often it calls, so nothing can be left behind. A structure
+//! made anew in the last round would never be given back, because no destructor follows. Destructors of Rust's
 //! thread-locals run before those of keys and still find the thread live.
 //!
-//! A thread whose first use falls into the last round, after our key's turn, is not told of its end and cannot give its
-//! structure back: another thread finds it later (`object/presence.rs`).
+//! A thread whose first use falls into the last round, after our key's turn, is not notified of its end and cannot give
+//! its structure back: another thread finds it later (`object/presence.rs`).
 //!
-//! A thread has a structure of one heap only, the first it uses. With a second heap it shares.
+//! A thread has a structure in only one heap, the first it uses. In a second heap it shares.
 //!
 //! Nothing here allocates from Rust: the thread-local has no destructor and a constant initial value.
-//! `pthread_setspecific` may call the C library's `calloc`; should that be us, the pointer is set before.
+//! `pthread_setspecific` may call the C library's `calloc`; in case that is us, the pointer is set first.
 
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -32,35 +31,35 @@ use crate::object::{Nobody, Objects, Thread, Working};
 use crate::source::{KeepErrno, Source};
 use crate::sync::relax;
 
-// Numbers that are no address of an `Objects`, nor null, which a heap not open has.
+// Numbers that are neither the address of an `Objects` nor null, which a heap that is not open has.
 static FRESH: Nobody = Nobody::new(1);
 static GONE: Nobody = Nobody::new(2);
 
 mod current;
 
-/// The key all heaps of this copy of the crate share, plus one. 0: none yet.
+/// The key shared by all heaps of this copy of the crate, plus one. 0: none yet.
 static KEY: AtomicUsize = AtomicUsize::new(0);
 
 /// How often the end of a library yields to threads that are leaving: most of a second.
 const LEAVING_ROUNDS: u32 = 1 << 18;
 
-/// Threads that are in the key's destructor.
+/// The number of threads in the key's destructor.
 static LEAVING: AtomicUsize = AtomicUsize::new(0);
 
-/// This thread's structure, to work with, if it is one of the heap at `objects` and nobody is emptying it.
+/// This thread's structure, if it is one of the heap at `objects` and no other thread is emptying it.
 #[inline(always)]
 pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
     current().work(objects)
 }
 
-/// This thread's structure, of whichever heap, or what stands for one.
+/// This thread's structure, of whichever heap, or a placeholder.
 #[inline(always)]
 pub(super) fn current() -> &'static Thread {
-    // SAFETY: FRESH or GONE, which are as large, or a structure, which is never unmade.
+    // SAFETY: FRESH or GONE, which are as large, or a structure, which is never destroyed.
     unsafe { current::get().as_ref() }
 }
 
-/// An address that is this thread's alone, as long as it lives. Never 0.
+/// An address that is unique to this thread, as long as it lives. Never 0.
 pub(super) fn here() -> usize {
     current::place().addr()
 }
@@ -72,13 +71,13 @@ std::thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whoever is inside the hook for exhausted memory: once a thread.
+/// A thread inside the hook for exhausted memory: at most once a thread.
 pub(super) struct Inside(());
 
 impl Inside {
-    /// In, if this thread is not already.
+    /// Enters, if this thread is not already inside.
     pub(super) fn enter() -> Option<Self> {
-        // Not `then_some`: one made in vain would let the thread in when dropped.
+        // Not `then_some`: a value made in vain would, when dropped, clear the flag.
         (!INSIDE.replace(true)).then(|| Self(()))
     }
 }
@@ -96,8 +95,8 @@ pub(super) fn own() -> Option<NonNull<Thread>> {
     (!is_none).then_some(thread)
 }
 
-/// A structure for this thread, if it has not had one. `None` also if there is no memory for it: it may be asked for
-/// again.
+/// Makes a structure for this thread, if it has not had one. `None` also if there is no memory for it: the thread may
+/// try again.
 #[cold]
 pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Option<&'static Thread> {
     if current::get() != FRESH.as_thread() {
@@ -122,7 +121,7 @@ pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Optio
 
 /// The key's destructor.
 unsafe extern "C" fn ended(thread: *mut c_void) {
-    // Acquire, and release below: pairs with `forbid`, which waits for us before the library goes.
+    // Acquire, and release below: pairs with `forbid`, which waits for us before the library is unloaded.
     LEAVING.fetch_add(1, Ordering::Acquire);
     // First: whatever happens from here on finds the thread gone.
     current::set(GONE.as_thread());
@@ -130,11 +129,11 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
         // SAFETY: the value `enlist` set, of the thread that runs this, once for each time it was set.
         unsafe { Thread::end(thread.cast()) };
     }
-    // Release: all that is above is done; pairs with `forbid`.
+    // Release: everything above is done; pairs with `forbid`.
     LEAVING.fetch_sub(1, Ordering::Release);
 }
 
-/// No thread is told of its end any more: it will not come back here. Threads that come anew share.
+/// From here on no thread is notified of its end, so none will call back here. New threads share.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(super) fn forbid() {
     // Relaxed: as in `key`. No key has such a number.
@@ -144,8 +143,8 @@ pub(super) fn forbid() {
         // SAFETY: made by `key`, and deleted once.
         unsafe { libc::pthread_key_delete(key) };
     }
-    // Those who were told before: who joins a thread's work, as a scope does, has not joined its end.
-    // Not for ever: at the end of a process one may have been stopped.
+    // Threads notified before: waiting for a thread's work, as a scope does, is not waiting for its end. The wait is
+    // bounded: at the end of a process such a thread may have been stopped.
     for round in 0..LEAVING_ROUNDS {
         // Acquire: pairs with the release in `ended`.
         if LEAVING.load(Ordering::Acquire) == 0 {
@@ -155,13 +154,13 @@ pub(super) fn forbid() {
     }
 }
 
-/// In the child of a fork: nobody is leaving.
+/// In the child of a fork: no thread is leaving.
 pub(super) fn forget_leaving() {
     // Relaxed: the child has one thread.
     LEAVING.store(0, Ordering::Relaxed);
 }
 
-/// The key, made at the first call. No lock: of two that are made at once, one is thrown away.
+/// The key, made at the first call. No lock: of two made concurrently, one is discarded.
 fn key() -> Option<libc::pthread_key_t> {
     // Relaxed, here and below: a number that stands for itself.
     if let Some(known) = KEY.load(Ordering::Relaxed).checked_sub(1) {

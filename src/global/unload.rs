@@ -1,45 +1,47 @@
-//! The end of this copy of the crate: with the process, or before it, when the library it is part of is unloaded.
+//! The end of this copy of the crate: with the process, or earlier, when the library that contains it is unloaded.
 //!
-//! A library that was opened by `dlopen` and is closed again takes its code with it; threads that used it live on. Two
-//! things must not be left behind: the pthread key, whose destructor would be called where no code is any more; and the
-//! heap's address space, terabytes for each time that the library is loaded.
+//! A library opened by `dlopen` takes its code with it when it is closed, but threads that used it live on. Two things
+//! must not be left behind: the pthread key, whose destructor would be called where there is no code any more; and the
+//! heap's address space, terabytes each time the library is loaded.
 //!
 //! ```text
-//!   at exit        atexit handlers: `ending` ─▶ …          ─▶ fini_array: `begin` ─▶ … ─▶ `end`      nothing goes
-//!   at dlclose     fini_array: `begin` ─▶ atexit handlers of the library: `ending` ─▶ … ─▶ `end`     all goes
+//!   at exit        atexit handlers: `ending` ─▶ …          ─▶ fini_array: `begin` ─▶ … ─▶ `end`      nothing is freed
+//!   at dlclose     fini_array: `begin` ─▶ atexit handlers of the library: `ending` ─▶ … ─▶ `end`     all is freed
 //! ```
 //!
-//! At the end of a process other threads may still run and allocate, so nothing must go but the key. Nor must a program
-//! that closes its libraries when it ends, in a handler of its own, take the code of the thread that gives memory back
-//! from below it: so where there is one `ending` has the library stay ([`stay`]). The order of the calls tells the two
-//! ends apart: an `atexit` handler of a library runs before everybody's `fini_array` at exit, but
-//! in the middle of its own library's at `dlclose`. `end` stands in the section that the linker sorts to be the last to
-//! run, behind all destructors of the library, which may still use the heap.
+//! At the end of a process other threads may still run and allocate, so only the key is deleted. A program may close
+//! its libraries in an exit handler of its own; the code of the background thread must not disappear then, so if there
+//! is such a thread, `ending` pins the library ([`stay`]). The order of the calls distinguishes the two cases: an
+//! `atexit` handler of a library runs before every `fini_array` at exit, but in the middle of its own library's at
+//! `dlclose`. `end` is in the section that the linker sorts to run last, after all destructors of the library, which
+//! may still use the heap.
 //!
-//! **No thread that nobody ends.** A heap that opens before our constructor has run is not registered then, for the
-//! library may be one of the program's own: see [`register`]. Nor is one that is used for the first time behind
-//! `begin`; and the C library may have no memory for it. Such a heap is left as it is, and a thread that gives memory
-//! back would lose its code. So who is about to start one registers before, if that is to be done yet, and starts none
-//! where it cannot be.
+//! **No thread without an end.** A heap that opens before our constructor has run is not registered then, because the
+//! library may be one the program is linked with: see [`register`]. A heap first used after `begin` is not registered
+//! either; and the C library may have no memory for it. Such a heap is left as it is, and a background thread would
+//! lose its code. So a thread that is about to start one registers first, if that is still to be done, and does not
+//! start it if registration fails.
 //!
-//! **Registered too early.** A library that the program is linked with, and that is asked for memory by a constructor
-//! of another one, behind its own, opens its heap before the C library has registered its own end. `ending` then comes
-//! behind `begin` at exit too. So it is registered again when threads use the heap for the first time: at exit that
-//! call comes before all `fini_array`, and says so; at dlclose both come in the middle. What remains: eight threads and
-//! more that all came before `main`, and run until the end; and, if none came later, who uses the heap behind the end
-//! of such a library.
+//! **Registered too early.** Suppose a library that the program is linked with is asked for memory by a constructor of
+//! another library, after its own. Its heap opens before the C library has registered that library's own end, so at
+//! exit, too, `ending` runs after `begin`. Therefore it is registered again when threads use the heap for the first
+//! time: at exit that call comes before every `fini_array` and reveals the exit; at dlclose both come in the middle.
+//! Two cases remain: eight or more threads that all started before `main` and run until the end; and, if none started
+//! later, code that uses the heap after the end of such a library.
 //!
-//! What is not met: a library that is closed while a thread is on its way into the key's destructor, or out of it, a
-//! few instructions before and behind what is counted (`pthread.rs`). Who has joined his threads cannot meet that.
-//! (Seen once in some thousand runs of a test that had waited for their work only.) And a library that one thread
-//! closes while another ends the process: the latter may wait for the loader's lock in [`stay`] until the code it would
-//! come back to has gone.
+//! Two cases are not handled:
 //!
-//! **What goes.** Tables, free pages, and the address space behind the last page in use. A block that is still
-//! allocated stays where it is: whoever was given it may read it for ever. Nobody may *free* it, of course.
+//! - A library is closed while a thread is entering or leaving the key's destructor, a few instructions before or after
+//!   the counted part (`pthread.rs`). A program that has joined its threads cannot meet this. (It was seen once in some
+//!   thousand runs of a test that had waited only for their work.)
+//! - One thread closes the library while another ends the process: the latter may wait for the loader's lock in
+//!   [`stay`] until the code it would return to is gone.
 //!
-//! Linux only (where the C library has no `dlclose` that unloads, as musl, it is never called); on macOS libraries with
-//! thread-locals are not unloaded at all. Elsewhere a library with a heap in it must stay.
+//! **What is given back**: tables, free pages, and the address space after the last page in use. A block that is still
+//! allocated stays in place: its owner may read it forever. Nobody may *free* it, of course.
+//!
+//! Linux only (with a C library whose `dlclose` does not unload, such as musl, it is never called). On macOS libraries
+//! with thread-locals are never unloaded. On other systems a library with a heap in it must stay loaded.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -47,7 +49,7 @@ use crate::source::KeepErrno;
 
 use super::{background, fork, pthread};
 
-// Relaxed throughout: one thread runs the ends of a library, one after the other; and who registers twice does no harm.
+// Relaxed throughout: one thread runs the ends of a library, one after the other; and registering twice does no harm.
 
 /// `begin` has run.
 static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -74,43 +76,43 @@ static BEGIN: unsafe extern "C" fn() = begin;
 #[unsafe(link_section = ".fini_array.00000")]
 static END: unsafe extern "C" fn() = end;
 
-/// Has `ending` called at the end, once however many heaps there are: whether it will be. Before the first heap opens,
-/// and before a thread is started.
+/// Arranges for `ending` to be called at the end, once however many heaps there are. Returns whether it will be. Called
+/// before the first heap opens, and before a thread is started.
 #[cold]
 pub(super) fn register() -> bool {
     static AT_IT: AtomicBool = AtomicBool::new(false);
     if REGISTERED.load(Ordering::Relaxed) {
         return true;
     }
-    // Of a library that the program is linked with, whose constructors run before the C library has registered its own
-    // end, `ending` would come behind `begin` at exit too, and all would go below threads that still run. Such a
-    // library is never unloaded; and of one that is opened, and allocates before our constructor has run, all stays,
-    // unless it is registered later. Last: the C library's own allocation may lead back here; and where another
-    // thread is at it, who comes meanwhile tries again later.
+    // A library that the program is linked with runs its constructors before the C library has registered the library's
+    // own end. Its `ending` would come after `begin` at exit too, and everything would be freed under threads that
+    // still run. Such a library is never unloaded. An opened library that allocates before our constructor has run
+    // keeps everything, unless it is registered later. The flag comes last: the C library's own allocation may lead
+    // back here; and while one thread registers, others try again later.
     if BEGUN.load(Ordering::Relaxed) || !background::constructors_have_run() || AT_IT.swap(true, Ordering::Relaxed) {
         return false;
     }
     let _errno = KeepErrno::new();
-    // SAFETY: a function that stays as long as this copy of the crate: the C library calls it before it goes.
+    // SAFETY: the function exists as long as this copy of the crate: the C library calls it before it is unloaded.
     let is_done = unsafe { libc::atexit(ending) } == 0;
     AT_IT.store(false, Ordering::Relaxed);
-    // Without memory for it, whoever comes next tries again.
+    // Without memory for it, the next caller tries again.
     if is_done {
         REGISTERED.store(true, Ordering::Relaxed);
     }
     is_done
 }
 
-/// As [`register`], where it may have been too early: by a thread that uses the heap for the first time.
+/// As [`register`], in case that was too early: called by a thread that uses the heap for the first time.
 pub(super) fn register_again() {
     static TIMES: AtomicU32 = AtomicU32::new(0);
     if BEGUN.load(Ordering::Relaxed) || TIMES.load(Ordering::Relaxed) >= AGAIN {
         return;
     }
-    // Before it is done: the C library's own allocation may lead back here.
+    // Counted before it is done: the C library's own allocation may lead back here.
     if TIMES.fetch_add(1, Ordering::Relaxed) < AGAIN && background::constructors_have_run() {
         let _errno = KeepErrno::new();
-        // SAFETY: as in `register`. Without memory for it, it is as if this thread had not come.
+        // SAFETY: as in `register`. Without memory for it, it is as if this thread had not called.
         if unsafe { libc::atexit(ending) } == 0 {
             REGISTERED.store(true, Ordering::Relaxed);
         }
@@ -132,19 +134,19 @@ extern "C" fn ending() {
     }
 }
 
-/// Has the library that this copy of the crate is in stay until the process has ended, whoever closes it. Of the
-/// program itself nothing is to be done: it is the file whose headers the kernel names.
+/// Pins the library that contains this copy of the crate until the process has ended, whoever closes it. The program
+/// itself, the file whose headers the kernel names, needs no pinning.
 #[cfg(not(target_feature = "crt-static"))]
 fn stay() {
     use core::ffi::c_void;
     use core::mem::MaybeUninit;
 
-    /// A program's headers begin within so many bytes from its beginning: they stand behind the file's own, of 64.
+    /// A program's headers begin within this many bytes of its start: they follow the file header, of 64 bytes.
     const MOST_BEFORE_HEADERS: usize = 4096;
     let _errno = KeepErrno::new();
     let mut place = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the loader writes what it knows of the address, if it knows it; its name of the file lasts as long as the
-    // file is loaded. To open what is open anyway runs no code of its.
+    // SAFETY: the loader writes what it knows of the address, if it knows it; the file name it returns lives as long as
+    // the file is loaded. Opening what is already open runs none of its code.
     unsafe {
         if libc::dladdr(ending as *const c_void, place.as_mut_ptr()) == 0 {
             return;
@@ -160,13 +162,13 @@ fn stay() {
     }
 }
 
-/// A program with the C library in it is none that is loaded, and linkers warn of `dlopen` in it.
+/// A statically linked program is not a loaded library, and linkers warn of `dlopen` in it.
 #[cfg(target_feature = "crt-static")]
 fn stay() {}
 
 unsafe extern "C" fn end() {
     if UNLOADED.load(Ordering::Relaxed) {
-        // SAFETY: the library is closed, so no thread is in its code or comes back to it; and this is the last of its
+        // SAFETY: the library is closed, so no thread is in its code or returns to it; and this is the last of its
         // functions to run.
         unsafe { fork::abandon_all() };
     }
@@ -187,7 +189,7 @@ mod tests {
     use crate::scavenge::pressure::Notices;
     use crate::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 
-    /// The system, which knows how many reservations of tables there are.
+    /// The system, counting the reservations of tables.
     #[derive(Debug, Default)]
     struct Watched {
         tables: AtomicUsize,
@@ -204,7 +206,7 @@ mod tests {
             Some(reservation)
         }
 
-        /// Does nothing: what is discarded too late may be anybody's.
+        /// Does nothing: memory that is discarded too late may belong to anyone.
         unsafe fn discard(&self, _start: NonNull<u8>, _bytes: usize) {
             let is_late = self.tables.load(Ordering::Relaxed) < 2;
             self.late.fetch_add(usize::from(is_late), Ordering::Relaxed);
@@ -219,7 +221,7 @@ mod tests {
         }
     }
 
-    /// The pages of a heap that is unloaded are released when its tables have gone: with nothing beside them.
+    /// The pages of an unloaded heap are released after its tables have gone: with nothing beside them.
     #[test]
     fn entries_of_tables_that_are_gone_are_not_discarded() {
         let source: &'static OverSystem<Watched> = std::boxed::Box::leak(std::boxed::Box::default());

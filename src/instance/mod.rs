@@ -11,8 +11,8 @@
 //! this layout.
 //!
 //! Worked example: a `Heap` of 1 MiB allocates 100 bytes, frees them, and allocates 100 again. The second block is the
-//! first one, from the magazine, for the price of taking and releasing a lock. Dropping the heap takes two `munmap` calls
-//! for the pages and their tables and one for the classes, however many blocks there are.
+//! first one, from the magazine, for the price of taking and releasing a lock. Dropping the heap takes two `munmap`
+//! calls for the pages and their tables and one for the classes, however many blocks there are.
 //!
 //! The cost is stated at [`Heap`]; three nanoseconds of an allocate-free pair are the check. Clearing and copying
 //! blocks, and giving pages back for a soft limit, happen outside the lock.

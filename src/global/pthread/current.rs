@@ -1,16 +1,16 @@
-//! The thread's pointer to its structure, or to what stands for none.
+//! The thread's pointer to its structure, or to a placeholder for none.
 //!
 //! ```text
 //!   x86-64 Linux with glibc   a word in the thread's own block   mov place, [rip + …]; mov thread, fs:[place]
 //!   elsewhere                 `thread_local!`
 //! ```
 //!
-//! `thread_local!` would do everywhere, but makes a function of each read, and a compiler that inlines `alloc` into a
-//! program may leave that one out of line: a call within each call. In a library that is loaded it is a call of
-//! `__tls_get_addr` besides. A word of the block that threads have from the beginning needs neither. A library that is
-//! loaded late gets it from what the C library keeps spare there; where nothing is left it cannot be loaded, and says
-//! so. Not with musl, which keeps nothing spare; nor where the crate is in a Rust `dylib` (feature `rust-dylib`), of
-//! which the program would have to see the word.
+//! `thread_local!` would work everywhere, but it makes each read a function, and a compiler that inlines `alloc` into a
+//! program may leave that function out of line: a call within each call. In a loaded library it is a call of
+//! `__tls_get_addr` on top. A word in the block that threads have from their beginning needs neither. A library loaded
+//! late gets it from the C library's spare space; if none is left, it fails to load and says so. This is not used with
+//! musl, which keeps nothing spare; nor if the crate is in a Rust `dylib` (feature `rust-dylib`), because the program
+//! would have to see the library's word.
 
 pub(super) use imp::{get, place, set};
 
@@ -29,8 +29,9 @@ mod imp {
     use crate::global::pthread::FRESH;
     use crate::object::Thread;
 
-    // Hidden: a library's is not the program's. Named after FRESH, whose own name is this copy of the crate's: there
-    // may be another in the program, of a version that differs behind its three numbers only, or from elsewhere.
+    // Hidden: a library's word is not the program's. Named after FRESH, whose own name is unique to this copy of the
+    // crate: there may be another in the program, of a version that differs only after its three numbers, or from
+    // elsewhere.
     global_asm!(
         ".pushsection .tdata, \"awT\", @progbits",
         ".p2align 3",
@@ -63,7 +64,7 @@ mod imp {
         }
     }
 
-    /// Where it stands.
+    /// Its address.
     pub fn place() -> *const NonNull<Thread> {
         let place: usize;
         // SAFETY: as in `get`; the first word of the block is its own address.
@@ -111,7 +112,7 @@ mod imp {
         CURRENT.get()
     }
 
-    /// Where it stands.
+    /// Its address.
     pub fn place() -> *const NonNull<Thread> {
         CURRENT.with(|current| ptr::from_ref(current).cast())
     }
