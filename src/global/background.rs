@@ -13,10 +13,11 @@
 //! - a thread that begins to use the heap;
 //! - an allocation in a process that has one thread, but not the first allocation.
 //!
-//! With other threads no allocation starts it, because of a possible deadlock: the allocation may be made in a callback
-//! of `dl_iterate_phdr`, under a lock of the loader, and creating a thread takes another. The allocation would then
-//! wait for a thread that is loading a library, which waits for the callback. (A free in such a callback, including the
-//! one in a `realloc` that moves, may still deadlock if it is the one that completes the MiB.)
+//! If there are other threads, no allocation but a thread's first starts it, because of a possible deadlock: the
+//! allocation may be made in a callback of `dl_iterate_phdr`, under a lock of the loader, and creating a thread takes
+//! another. The allocation would then wait for a thread that is loading a library, which waits for the callback. (A
+//! free in such a callback, including the one in a `realloc` that moves, may still deadlock if it is the one that
+//! completes the MiB.)
 //!
 //! The thread runs on a stack that we map ourselves and is created with the C library's functions, so nothing here asks
 //! this allocator for memory. If the system refuses (a limit on threads, a filter), the next attempt follows after the
@@ -339,7 +340,7 @@ struct ThreadClock {
 }
 
 impl ThreadClock {
-    /// Waits while the keeper is in `state`, for `time` at the most, if given. It may return early.
+    /// Waits while the keeper is in `state`, for `time` at most, if given. It may return early.
     fn wait(&self, keeper: &Keeper, state: u32, time: Option<Duration>) {
         let before = self.now();
         wait_for(keeper.state(), state, time);

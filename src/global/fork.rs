@@ -23,7 +23,7 @@
 //!
 //! A file that a thread has open for a moment is held by no heap, but would stay open in the child forever
 //! (`source/pagemap.rs`, `pressure.rs`). So that thread is waited for before the heaps' other locks are taken, for 0.1
-//! s at the most.
+//! s at most.
 //!
 //! `posix_spawn` and `vfork`, which `std::process::Command` prefers, run none of this and need none of it.
 

@@ -239,7 +239,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    // ---- what it knows
+    // ---- inspecting, and giving memory back
     // ------------------------------------------------------------------------------------------------------
 
     /// Collects the statistics. O(heap): 0.4 ns for each 64 pages. All zero before the first allocation.
@@ -278,7 +278,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// No thread should be using the heap meanwhile: otherwise the check may report a fault that is none, but it does
     /// no harm. A thread that ends uses the heap until it has been joined; `std::thread::scope` alone waits for less.
-    /// The check waits for threads that release or tick, for some seconds at the most; after that, what such a thread
+    /// The check waits for threads that release or tick, for some seconds at most; after that, what such a thread
     /// has in hand may appear as such a fault.
     ///
     /// # Errors
@@ -381,7 +381,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    // ---- its limits, while it is in use
+    // ---- limits at run time
     // -------------------------------------------------------------------------------------
 
     /// The current maximum number of bytes of pages the heap may grow to. `None` before the first allocation.
@@ -477,7 +477,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    // ---- whose turn
+    // ---- the thread's structure
     // ---------------------------------------------------------------------------------------------------------
 
     /// Fast path: this thread's structure, if it has one of this heap and no other thread is emptying it.

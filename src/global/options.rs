@@ -180,7 +180,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Calls `hook` before refusing an allocation that would fit the limit. The hook returns whether it has freed
-    /// something, so that the allocation should be tried again, 16 times at the most. It receives the layout of the
+    /// something, so that the allocation should be tried again, 16 times at most. It receives the layout of the
     /// block; with the feature `checks`, that of the block with its seal.
     ///
     /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call

@@ -34,7 +34,7 @@
 //! does not help, it is repeated at growing intervals.
 //!
 //! A file that is open while the process forks would stay open in the child forever. So a reader holds a [`Turn`] from
-//! before it opens one until it has closed it. A fork waits for the reader, for 0.1 s at the most, and while the
+//! before it opens one until it has closed it. A fork waits for the reader, for 0.1 s at most, and while the
 //! process forks nothing is read. One turn covers a whole look: after half a look, events that could not be read would
 //! all appear new at the next.
 //!

@@ -130,7 +130,7 @@ impl Config {
     /// * The process is restored page by page (`userfaultfd`, as by CRIU): a page that has not arrived yet would count
     ///   as zero.
     ///
-    /// A fork waits for a thread that has the file open, for 0.1 s at the most.
+    /// A fork waits for a thread that has the file open, for 0.1 s at most.
     #[must_use]
     pub const fn sparse_zeroing(mut self, on: bool) -> Self {
         self.sparse = on;

@@ -14,7 +14,7 @@
 //! chunks, or as many as it could have taken: some 100 µs at worst, or a fraction of what its own page faults will
 //! cost.
 //!
-//! - Pages that it does not find are recorded, because the layer above has stores that it can empty
+//! - Pages it should release but cannot find are recorded, because the layer above has stores that it can empty
 //!   ([`shortfall`](PageHeap::shortfall)).
 //! - For each 64th of the limit in excess, that layer empties what threads keep
 //!   ([`wants_round`](PageHeap::wants_round)).

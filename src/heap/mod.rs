@@ -532,7 +532,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         FreeError::free_already(self.address(PageIndex(page)), self.base)
     }
 
-    // ---- itself
+    // ---- the heap itself
     // -------------------------------------------------------------------------------------------------------------
 
     /// The maximum number of pages the heap may grow to.

@@ -182,7 +182,7 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().contains(address)
     }
 
-    // ---- the whole
+    // ---- the whole heap
     // ----------------------------------------------------------------------------------------------------------
 
     /// The maximum number of pages the heap may grow to.
@@ -254,7 +254,7 @@ impl<S: Source + 'static> Heap<S> {
     ///
     /// No thread should be using the heap meanwhile: otherwise the check may report a fault that is none, but it does
     /// no harm. A thread that ends uses the heap until it has been joined; `std::thread::scope` alone waits for less.
-    /// The check waits for threads that release or tick, for some seconds at the most; after that, what such a thread
+    /// The check waits for threads that release or tick, for some seconds at most; after that, what such a thread
     /// has in hand may appear as such a fault.
     ///
     /// # Errors
