@@ -18,7 +18,7 @@
 //! Requests of up to 16 pages are tried in the word. The chance that a word has n consecutive pages falls fast with n,
 //! and longer runs would only fragment it (the proposal's choice, and its reason).
 //!
-//! A slot has one owner at a time: a [`Cache`](crate::Cache) handle or, without handles, the caller that holds the
+//! A slot has one owner at a time: a [`Cache`](crate::Cache) handle or, for `no_std`, the caller that holds the
 //! slot's shard for the length of one call. Only the owner writes. The fields are atomics so that statistics can read
 //! them from any thread, which costs the owner nothing.
 //!
