@@ -8,16 +8,17 @@
 //!            page = 64 · w + bit; eight words are a chunk, one cache line, one leaf of the tree
 //! ```
 //!
-//! 1 is free and 0 is "not available": allocated, held by a cache, or never grown. So a table of zeroed memory is a
-//! heap with no pages, and nothing past the grown part needs to be told apart. One read-modify-write on a word is the
-//! linearization point of every operation on its pages; all else in this crate is advice about these words.
+//! 1 is free; 0 is "not available": allocated, held by a cache, or never grown. So a table of zeroed memory is a heap
+//! with no pages, and nothing past the grown part needs a mark of its own. One read-modify-write on a word is the
+//! linearization point of every operation on its pages; everything else in this crate is advice about these words.
 //!
-//! Worked: in the word `…0110_1110` the lowest run of 2 starts at bit 1, of 3 at bit 1, of 4 nowhere. [`find_in_word`]
-//! needs log₂ n steps for any n: and-ing a word with itself shifted by s leaves a bit where s + 1 ones begin.
+//! Example: in the word `…0110_1110` the lowest run of 2 starts at bit 1, the lowest run of 3 also does, and there is
+//! no run of 4. [`find_in_word`] needs log₂ n steps for any n: and-ing a word with itself shifted by s leaves a bit
+//! wherever s + 1 ones begin.
 //!
-//! Costs: a word of one page or many is claimed by one compare-exchange (~11 ns) or one swap (~8 ns); a chunk is
-//! summarised in 5 ns when empty or full and ~40 ns when torn to pieces. The algorithms are those of Go's
-//! `mpallocbits.go`, rewritten for "1 = free".
+//! Costs: one compare-exchange (~11 ns) or one swap (~8 ns) claims one page or many of a word. Summarising a chunk
+//! takes 5 ns if it is empty or full, ~40 ns if it is torn. The algorithms are those of Go's `mpallocbits.go`,
+//! rewritten for "1 = free".
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +44,7 @@ pub const fn find_in_word(word: u64, count: usize) -> Option<usize> {
         if starts == 0 {
             return None;
         }
-        // Each set bit stands for `proven` ones; both halves of a longer run must do so.
+        // Each set bit stands for `proven` ones; both halves of a longer run must be set.
         let step = if proven < count - proven {
             proven
         } else {
@@ -94,14 +95,14 @@ pub fn find(words: &[u64], count: usize, from: usize) -> Option<usize> {
     None
 }
 
-/// Free pages in a row right before page `page` of the region.
+/// The number of free pages in a row right before page `page` of the region.
 #[inline]
 #[must_use]
 pub fn free_before(words: &[u64], page: usize) -> usize {
     let mut first = page;
     while first > 0 {
         let last = first - 1;
-        // The word's bits up to the last page before, moved to the top.
+        // The word's bits up to the page before `first`, shifted to the top.
         let ones = (words[last >> WORD_SHIFT] << (WORD_PAGES - 1 - last % WORD_PAGES)).leading_ones() as usize;
         first -= ones;
         if ones <= last % WORD_PAGES {
@@ -111,7 +112,7 @@ pub fn free_before(words: &[u64], page: usize) -> usize {
     page - first
 }
 
-/// Free pages in a row from page `page` of the region on.
+/// The number of free pages in a row from page `page` of the region on.
 #[inline]
 #[must_use]
 pub fn free_behind(words: &[u64], page: usize) -> usize {
@@ -129,8 +130,8 @@ pub fn free_behind(words: &[u64], page: usize) -> usize {
 
 /// The summary of the region `words`, at most [`MAX_CHUNK_WORDS`] of them.
 ///
-/// One pass finds what touches a word's end. Only if an inner run (at most 62 pages) could still be the longest does a
-/// second pass look for one, and it never looks for a run that is not longer than the best so far.
+/// One pass finds the runs that touch a word's end. Only if an inner run (at most 62 pages) could still be the longest
+/// does a second pass look for one, and only for runs longer than the best so far.
 #[inline]
 #[must_use]
 pub fn summarize(words: &[u64]) -> Summary {
@@ -157,7 +158,7 @@ pub fn summarize(words: &[u64]) -> Summary {
 
 /// The longest run of ones inside a word of `words` if that is longer than `best`, else `best`. `best` is below 62.
 ///
-/// All words at once and without a branch on any of them: a compiler makes vector instructions of it.
+/// It handles all words at once without a branch on any of them, so the compiler emits vector instructions.
 #[inline(always)]
 fn longest_beyond(words: &[u64], best: usize) -> usize {
     let mut starts = [0; MAX_CHUNK_WORDS];
@@ -178,29 +179,30 @@ fn longest_beyond(words: &[u64], best: usize) -> usize {
     best
 }
 
-/// What a pass over the runs of a region found.
+/// The outcome of a pass over the runs of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
     /// The lowest run that is long enough begins at this page. There is another behind it.
     First(usize),
-    /// The same, and there is no other: this is left when it is taken.
+    /// The lowest run that is long enough begins at this page, and there is no other. The summary is what is left once
+    /// it is taken.
     Last(usize, Summary),
-    /// No run is long enough. This is what there is.
+    /// No run is long enough. The summary is what there is.
     Nothing(Summary),
-    /// More than [`SCAN_RUNS`] runs: other ways are shorter.
+    /// More than [`SCAN_RUNS`] runs: other methods are faster.
     Torn,
 }
 
 /// The most runs that [`scan`] looks at.
 pub const SCAN_RUNS: usize = 24;
 
-/// Looks for the lowest run of `count` pages at or after page `from` of the region `words`, and goes on to see what
+/// Looks for the lowest run of `count` pages at or after page `from` of the region `words`, and continues to see what
 /// will be left. Runs cross words. 1 ns a word and 1 ns a run.
 #[inline]
 #[must_use]
 pub fn scan(words: &[u64], count: usize, from: usize) -> Scan {
     let (mut first, mut max, mut runs) = (None, 0, 0);
-    // A run has ended; what it says of the whole, if that is all.
+    // A run has ended. Returns the outcome if this run decides it.
     let mut close = |begin: usize, end: usize| {
         let mut longest = end - begin;
         if longest >= count && end - count >= from {
@@ -221,7 +223,7 @@ pub fn scan(words: &[u64], count: usize, from: usize) -> Scan {
             continue;
         }
         let (page, before) = (index * WORD_PAGES, word << 1 | open);
-        // A bit for each page that is the first of a run; for each that is the first behind one.
+        // A bit for each page that is the first of a run; a bit for each page that is the first after one.
         let (mut begins, mut ends) = (word & !before, before & !word);
         if open == 0 {
             (begin, begins) = next(page, begins);
@@ -234,7 +236,7 @@ pub fn scan(words: &[u64], count: usize, from: usize) -> Scan {
                 return scan;
             }
             runs += 1;
-            // If there is none, there is no other end in this word either, and no run open behind it.
+            // If there is none, there is no other end in this word either, and no run is open at its end.
             (begin, begins) = next(page, begins);
         }
         if runs > SCAN_RUNS {
@@ -260,13 +262,13 @@ pub fn scan(words: &[u64], count: usize, from: usize) -> Scan {
     Scan::Last(first, Summary::new(start, max, end))
 }
 
-/// The lowest page of `bits`, whose first is `page`, and the others.
+/// The lowest page of `bits`, whose bit 0 is `page`, and the remaining bits.
 #[inline(always)]
 const fn next(page: usize, bits: u64) -> (usize, u64) {
     (page + bits.trailing_zeros() as usize, bits & bits.wrapping_sub(1))
 }
 
-/// The free pages among `count` pages from page `from` of the region `words`.
+/// The number of free pages among `count` pages from page `from` of the region `words`.
 #[must_use]
 pub fn count(words: &[u64], from: usize, count: usize) -> usize {
     Pieces::new(from, count)
@@ -289,11 +291,11 @@ pub fn clear(words: &mut [u64], from: usize, count: usize) {
 pub struct Piece {
     /// Index of the word.
     pub word: usize,
-    /// The run's bits in it.
+    /// The run's bits in that word.
     pub mask: u64,
 }
 
-/// A run, cut into words, lowest first.
+/// A run, cut at word boundaries, lowest piece first.
 #[derive(Clone, Debug)]
 pub struct Pieces {
     page: usize,
@@ -337,22 +339,23 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// The bitmap in `words`, all zero.
+    /// The bitmap in `words`, which are all zero.
     #[must_use]
     pub const fn new(words: Table<AtomicU64>) -> Self {
         Self { words }
     }
 
-    /// One word as it is now.
+    /// The current value of one word.
     ///
-    /// Acquire: pairs with the release of whoever set the bits seen, so that what stood before it (the scavenged bits,
-    /// the pages' last contents) is seen too.
+    /// Acquire: pairs with the release by the thread that set the bits seen, so that what preceded it (the scavenged
+    /// bits, the pages' last contents) is seen too.
     #[inline(always)]
     pub fn load(&self, word: usize) -> u64 {
         self.words.get(word).load(Ordering::Acquire)
     }
 
-    /// The words of a chunk, one after another: no instant need have had them all. Behind a chunk's words, zeros.
+    /// The words of a chunk, read one after another: they need not all have had these values at one instant. The block
+    /// is padded with zeros.
     #[inline(always)]
     pub fn chunk<G: Shape>(&self, chunk: usize) -> Block {
         let mut words = [0; MAX_CHUNK_WORDS];
@@ -378,7 +381,8 @@ impl Bitmap {
                 return Err(mask & !now);
             }
             // Acquire: sees the last contents and scavenged bits of the pages, released by `give`. Release: keeps the
-            // word one release sequence, so a later claimer of the other bits still synchronises with their `give`.
+            // word one release sequence, so a thread that later claims the other bits still synchronises with their
+            // `give`.
             match cell.compare_exchange_weak(now, now & !mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(seen) => now = seen,
@@ -386,7 +390,7 @@ impl Bitmap {
         }
     }
 
-    /// Takes every set bit of the word; zero if there is none.
+    /// Takes every set bit of the word; returns zero if there was none.
     #[inline(always)]
     pub fn take_word(&self, word: usize) -> u64 {
         // AcqRel, as in `take`.
@@ -400,10 +404,10 @@ impl Bitmap {
         self.words.get(word).fetch_and(!mask, Ordering::AcqRel) & mask
     }
 
-    /// Sets the bits of `mask`, none of which may be set, and returns the word as this left it.
+    /// Sets the bits of `mask`, none of which may be set, and returns the new value of the word.
     ///
     /// # Errors
-    /// The bits of `mask` that were set already; nothing was changed.
+    /// The bits of `mask` that were already set; nothing was changed.
     #[inline(always)]
     pub fn give(&self, word: usize, mask: u64) -> Result<u64, u64> {
         let cell = self.words.get(word);
@@ -413,8 +417,8 @@ impl Bitmap {
             if now & mask != 0 {
                 return Err(now & mask);
             }
-            // Release: hands the pages' contents and scavenged bits to `take`. Acquire: the caller goes on to compare
-            // with the leaf that an earlier giver of neighbouring bits may have published.
+            // Release: publishes the pages' contents and scavenged bits to `take`. Acquire: the caller goes on to
+            // compare with the leaf, which a thread that gave neighbouring bits earlier may have published.
             match cell.compare_exchange_weak(now, now | mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(now | mask),
                 Err(seen) => now = seen,
@@ -425,12 +429,12 @@ impl Bitmap {
     /// Sets the bits of `mask`, whatever they were.
     #[inline(always)]
     pub fn mark(&self, word: usize, mask: u64) {
-        // Relaxed: the pages are the caller's, who hands them on by `give` on the bitmap of free pages, which releases
-        // this.
+        // Relaxed: the pages are the caller's, which passes them on by `give` on the bitmap of free pages; that
+        // releases this.
         self.words.get(word).fetch_or(mask, Ordering::Relaxed);
     }
 
-    /// Words the table can hold.
+    /// The number of words the table can hold.
     #[must_use]
     pub fn len(&self) -> usize {
         self.words.len()

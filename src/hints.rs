@@ -1,4 +1,4 @@
-//! Where to begin a search: for each of some run lengths, a page before which no such run ends.
+//! Where to begin a search: for each of sixteen run lengths, a page below which no such run ends.
 //!
 //! ```text
 //!   length   1 2 3 4 5 6 7 8 12 16 24 32 48 64 128 256     a search for n begins at the hint of the longest length ≤ n
@@ -12,41 +12,43 @@
 //!            └─┴────────────────────────┴───────────────────┘      hint sees that by one comparison
 //! ```
 //!
-//! Go keeps one such address, for single pages; every longer request there descends from the root each time. With a
-//! hint to each length a request begins where the last one of its kind ended.
+//! Go keeps one such address, for single pages, and descends from the root for every longer request. With a hint for
+//! each length, a request begins where the last one of its kind ended.
 //!
-//! **Lowering.** Freeing a page p makes no run that ends before p + 1, so it lowers to p every hint above p - and of
-//! those only the ones whose length the run around p can have reached.
+//! **Lowering.** Freeing page p creates no run that ends before p + 1. So the release lowers to p every hint above p,
+//! and of those only the ones whose length the run around p can have reached.
 //!
-//! **Raising** is what load-linked and store-conditional would do. Who searches for exactly the hint's length *watches*
-//! the hint, remembers the word, searches, and raises the hint to the end of what he found if the word is as he
-//! remembers it. A release that is not below the hint has nothing to lower, but if the hint is watched it counts the
-//! version up and takes the watch away: whoever is searching may have missed it, and will not raise. The next searcher
-//! watches again. A raise leaves the hint watched, so a search after a search writes nothing before it looks, and a
-//! release after a release only reads.
+//! **Raising** works like load-linked/store-conditional. A search for exactly the hint's length *watches* the hint,
+//! remembers the word, searches, and raises the hint to the end of what it found if the word is still the one it
+//! remembers. A release that is not below the hint has nothing to lower; but if the hint is watched, the release
+//! increments the version and clears the watch. A search in progress may have missed that release, so it will not
+//! raise; the next search watches again. A raise leaves the hint watched, so a search that follows a search writes
+//! nothing before it looks, and a release that follows a release only reads.
 //!
-//! Why nothing is missed. A releaser goes: bits, (tree,) fence, look at the hint. A searcher goes: look at the hint, as
-//! it is watched; fence; calm of the [turnstile](crate::sync::Turnstile); tree and bits; the same calm; exchange.
+//! Why nothing is missed. A release sets its bits, updates the tree if it must, passes a fence, and reads the hint. A
+//! search reads the hint as watched, passes a fence, reads a calm of the [turnstile](crate::sync::Turnstile), then tree
+//! and bits, then the same calm again, and does its exchange. There are two cases:
 //!
-//! - The releaser finds the hint as the searcher does, or later: it changes the word, and the exchange fails; or it
-//!   finds the raised hint, and lowers it.
-//! - The releaser found the hint as it was before. Then its fence is the earlier one, and the searcher sees its pages
-//!   in bits and tree. Or it had found the leaf told by somebody who was on the way up: that one was in the turnstile,
-//!   and the calm says that he has left, or there is none.
+//! - The release reads the hint in the state the search saw, or in a later one. In the first case it changes the word,
+//!   and the exchange fails; in the second it reads the raised hint, and lowers it.
+//! - The release reads an older state. Then its fence is the earlier one, and the search sees its pages in bits and
+//!   tree. The release may instead have found its run already promised by the leaf, by a thread that was still carrying
+//!   that promise up. That thread was in the turnstile: either the calm proves that it has left, or there is no calm.
 //!
-//! So a hint is too high at no time at which nobody is between his bits and his look at the hints. The searcher's own
-//! passes through the turnstile are known to it and do not count. If the exchange fails, nothing is lost but a raise: a
-//! hint too low costs time. A hint too high would hide a page until the next free below it; models and
+//! So no hint is too high unless some thread is between setting its bits and reading the hints. The search's own passes
+//! through the turnstile are known to it and do not count. A failed exchange loses nothing but a raise: a hint that is
+//! too low costs time. A hint that is too high would hide a page until the next free below it; the models and
 //! [`check`](crate::PageHeap::check) look for that.
 //!
-//! **The version wraps** after 2²⁷ changes. For a searcher to be fooled a multiple of as many must happen between his
-//! two looks, and leave the page where it was. Each is a release that finds the hint watched, and leaves it unwatched;
-//! so between two of them another search watches it: two read-modify-writes on one word from two threads, 50 ns at the
-//! least, 7 s for all. So he was stopped for that long between two looks that are 100 ns apart, and came back at one
-//! count of 134 million. What happens then: a run that was released meanwhile lies below the hint, and searches that
-//! begin at it (of its length and more, up to the next hint's) take a higher run. No longer than until a run of this
-//! length is freed below the hidden one, and not where nothing is found above: before a heap grows, and before
-//! it refuses, it is searched from page 0. No page is lost or given twice, and no "no" is wrong.
+//! **The version wraps** after 2²⁷ changes. To fool a search, a multiple of that many changes must fall between its two
+//! reads of the word, and leave the page where it was. Each is a release that finds the hint watched and leaves it
+//! unwatched, so between two of them another search watches it: two read-modify-writes on one word by two threads, at
+//! least 50 ns, 7 s in all. So the search would have to be stopped for that long between two reads that are 100 ns
+//! apart, and resume at exactly one count in 134 million. The consequence: a run released meanwhile lies below the
+//! hint, and searches that begin at this hint (for its length or more, up to the next hint's) take a higher run. That
+//! lasts at most until a run of this length is freed below the hidden one. It does not affect a request for which
+//! nothing is found above: the heap is searched from page 0 before it grows and before it refuses. No page is lost or
+//! handed out twice, and no "no" is wrong.
 
 #![forbid(unsafe_code)]
 
@@ -63,14 +65,14 @@ pub struct Hints {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Band(usize);
 
-/// A hint as somebody saw it: its page, how often releases have changed it, and whether searches rely on it.
+/// A hint as a thread read it: its page, how often releases have changed it, and whether searches rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
 
 const WATCHED: u64 = 1 << 63;
 const PAGE_SHIFT: u32 = 27;
 const VERSIONS: u64 = (1 << PAGE_SHIFT) - 1;
-/// The highest page that a hint can name: 256 TiB of pages of 4 KiB. Hints are not raised beyond.
+/// The highest page that a hint can hold: 256 TiB of pages of 4 KiB. Hints are not raised beyond it.
 const MAX_PAGE: u64 = (1 << (u64::BITS - 1 - PAGE_SHIFT)) - 1;
 
 impl Mark {
@@ -86,29 +88,29 @@ impl Mark {
         self.0 & WATCHED != 0
     }
 
-    /// As it is after a raise: still watched, for the next search.
+    /// The mark after a raise to `page`: still watched, for the next search.
     #[inline(always)]
     const fn raised_to(self, page: usize) -> Self {
         Self(WATCHED | (page as u64) << PAGE_SHIFT | self.0 & VERSIONS)
     }
 
-    /// The highest mark that a release of pages from `page` on has nothing to do with.
+    /// The highest mark that a release of pages from `page` on may leave unchanged.
     #[inline(always)]
     fn highest(page: usize) -> Self {
         let page = (page as u64).min(MAX_PAGE);
         Self(page << PAGE_SHIFT | VERSIONS)
     }
 
-    /// As a release leaves it: at `page` or lower, and whoever watched it will see that.
+    /// The mark after a release: at `page` or lower, and changed, so that searches which watched it notice.
     #[inline(always)]
     fn disturbed(self, page: usize) -> Self {
-        // The version wraps inside its bits; searches that relied on the mark no longer find it.
+        // The version wraps within its bits. A search that relied on the old mark no longer finds it.
         let version = self.0.wrapping_add(1) & VERSIONS;
         Self((self.page().min(page) as u64) << PAGE_SHIFT | version)
     }
 }
 
-/// The bands of counts that are asked for often.
+/// The bands of the counts that are requested often.
 const OF_FEW: [u8; 65] = {
     let (mut table, mut count) = ([0; 65], 1);
     while count < table.len() {
@@ -138,7 +140,7 @@ impl Band {
         })
     }
 
-    /// The run length that the band's hint speaks of.
+    /// The run length that the band's hint is about.
     #[inline(always)]
     #[must_use]
     pub fn pages(self) -> usize {
@@ -166,30 +168,31 @@ impl Hints {
         }
     }
 
-    /// The hint of `band` now.
+    /// The current hint of `band`.
     #[inline(always)]
     pub fn load(&self, band: Band) -> Mark {
-        // Acquire: pairs with the release of whoever changed it; what he saw, and did not see, we see the same way.
+        // Acquire: pairs with the release by the thread that changed it; what that thread saw, and did not see, holds
+        // for us too.
         Mark(self.marks[band.0].load(Ordering::Acquire))
     }
 
-    /// The hint of `band` as a search may rely on it: from now on no release goes by without leaving a trace in it.
+    /// Watches the hint of `band` so that a search may rely on it: from now on every release leaves a trace in it.
     ///
-    /// `mark` is it as it was. The caller has a fence between this and the search:
-    /// [`fence_after_load`](crate::sync::fence_after_load), since nothing is written where the hint is watched already.
+    /// `mark` is the hint as it was read. The caller puts a fence between this and the search:
+    /// [`fence_after_load`](crate::sync::fence_after_load), since nothing is written if the hint is watched already.
     #[inline(always)]
     pub fn watch(&self, band: Band, mark: Mark) -> Mark {
         if mark.is_watched() {
             return mark;
         }
-        // AcqRel: one chain of changes of the hint, each seeing the last.
+        // AcqRel: the changes of the hint form one chain, each seeing the last.
         Mark(self.marks[band.0].fetch_or(WATCHED, Ordering::AcqRel) | WATCHED)
     }
 
-    /// After pages from `page` on were freed, into runs of at most `longest`: lowers the hints that no longer hold, and
-    /// lets searches know that relied on the others.
+    /// After pages from `page` on were freed, into runs of at most `longest` pages: lowers the hints that no longer
+    /// hold, and marks the others as changed for the searches that rely on them.
     ///
-    /// The caller has a fence between the freeing and this.
+    /// The caller puts a fence between the freeing and this.
     #[inline(always)]
     pub fn lower(&self, page: usize, longest: usize) {
         let highest = Mark::highest(page);
@@ -197,7 +200,7 @@ impl Hints {
             if length > longest {
                 return;
             }
-            // Relaxed: the caller's fence orders it after the freeing; partner: the fence behind `watch`.
+            // Relaxed: the caller's fence orders the load after the freeing; partner: the fence after `watch`.
             let seen = Mark(hint.load(Ordering::Relaxed));
             if seen.0 > highest.0 {
                 Self::disturb(hint, seen, page);
@@ -217,14 +220,14 @@ impl Hints {
         }
     }
 
-    /// Raises the hint of `band` to `page` if it is as `seen`, which was watched: no release has come between.
+    /// Raises the hint of `band` to `page` if it still is `seen`, which was watched: no release has come in between.
     #[inline(always)]
     pub fn raise(&self, band: Band, seen: Mark, page: usize) {
         debug_assert!(seen.is_watched(), "nobody would have told");
         if page <= seen.page() || page as u64 > MAX_PAGE {
             return;
         }
-        // AcqRel, as in `watch`. Relaxed: if it fails there is nothing to be done.
+        // AcqRel, as in `watch`. Relaxed: on failure there is nothing to do.
         let _ =
             self.marks[band.0].compare_exchange(seen.0, seen.raised_to(page).0, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -11,46 +11,48 @@
 //!
 //! Entry i of a level covers entries 8i .. 8i + 8 of the level below. There are no pointers: a parent is a shift away.
 //!
-//! **Search.** First fit by address, from any page on. [`Cursor`] stands on an entry and carries the free pages right
-//! before it. It moves right; at the end of a block it climbs to the parent's neighbour; where an entry's `max` is
-//! enough it goes down; where what it carries and the entry's `start` together are enough, a run has been found that
-//! straddles entries, and no bit need be looked at. A search that ends near where it began costs a few loads; one that
-//! finds nothing costs at most 7 · 4 loads and one for each 16 GiB grown: 90 loads for 1 TiB.
+//! **Search.** First fit by address, starting at any page. A [`Cursor`] stands on an entry and carries the number of
+//! free pages right before it. It moves right; at the end of a block it climbs to the parent's neighbour; where an
+//! entry's `max` suffices it descends. Where the carried pages and the entry's `start` together suffice, it has found a
+//! run that straddles entries, and no bit need be read. A search that ends near where it began costs a few loads. One
+//! that finds nothing costs at most 7 · 4 loads and one for each 16 GiB grown: 90 loads for 1 TiB.
 //!
 //! **Summaries are advice**, and err on one side only. A node may promise too much: a claim leaves it as it is, and the
-//! search that trips over the promise lowers it. That cannot hurt, because a claim is made on the bits. What must not
-//! happen is that a node promises too *little* with nobody on the way to mend it: those pages would be lost. So when
-//! everybody has left, every node covers the merge of its children, and every leaf covers its bits. Two ways lead
-//! there:
+//! search that trips over the promise lowers it. That does no harm, because a claim is made on the bits. A node must
+//! never promise too *little* with no thread on its way to correct it: those pages would be lost. So the invariant is:
+//! once every thread has left the turnstile, every node covers the merge of its children, and every leaf covers its
+//! bits. Two methods maintain it.
 //!
-//! *Raising*, after pages were given back: **join**. The giver knows the run that came to be. A node that does not
-//! promise it is made to, by a compare-exchange from whatever it says to that and the run together; nothing below need
-//! be read, and nothing is ever lowered, so there is nothing to look at twice. Then a fence, the run is widened by what
-//! the siblings say, and the parent is next; where a node knew already, whoever told it goes on. Of two runs that meet,
-//! whose givers have a fence each between "tell" and "look at the siblings", the later one sees both. One thread at a
-//! time, join is exact: a freed run changes nothing else.
+//! *Raising*, after pages were given back, is a **join**. The releasing thread knows the run that it created. If a node
+//! does not promise that run, one compare-exchange replaces its value by the least that promises both the old value and
+//! the run. Nothing below is read and nothing is ever lowered, so nothing needs a second look. Then the thread passes a
+//! fence, widens the run by what the siblings say, and proceeds to the parent. If a node already promises the run, the
+//! walk ends: the thread that made it promise carries it up. When two runs meet, each releasing thread has a fence
+//! between changing its node and reading the siblings, so the later one sees both. With one thread at a time join is
+//! exact: a freed run changes nothing else.
 //!
-//! *Lowering*, after a promise was found broken, and raising whole regions: **protocol R**:
+//! *Lowering*, after a promise was found broken, and raising whole regions use **protocol R**:
 //!
 //! ```text
 //!   loop { fence;  old = node;  new = merge(children);  if old is right { break }  CAS(node, old, new) }
 //!                                                                   and once more after a CAS that succeeded
 //! ```
 //!
-//! Why no raise is lost to it: take the last successful CAS of R on a node, by P. P looked again after it and found the
-//! children as it had written. If a child was raised later, by Q, then Q's change and Q's look at the node have a fence
-//! between them, as have P's CAS and P's last look at the children: one of the two saw the other. If P saw Q's change,
-//! P's value has it. If not, Q saw P's value or a later one, and found it enough or joined. Upward by induction. A CAS
-//! may succeed on a value that went away and came back (ABA) and publish what is no longer so; its author looks again
-//! and mends it, and until then stands in the [turnstile](crate::sync::Turnstile), which tells everybody not to
-//! conclude anything.
+//! Why protocol R loses no raise. Take the last successful CAS of R on a node, by thread P. After it P looked again and
+//! found the children to match what it had written. Suppose thread Q raises a child later. Q has a fence between its
+//! change and its read of the node; P has one between its CAS and its last read of the children. So one of the two saw
+//! the other. If P saw Q's change, P's value includes it. If not, Q saw P's value or a later one, and found it
+//! sufficient or joined to it. Upward by induction. A CAS may succeed on a value that went away and came back (ABA),
+//! and publish what is no longer true. Its thread looks again and corrects that, and until then it is in the
+//! [turnstile](crate::sync::Turnstile), which tells all others to conclude nothing.
 //!
-//! **What is carried up.** A node that came to promise more, always: its parent may promise less, and others may rely
-//! on the node already. A node that came to promise less need not be: a parent that covered the old value covers the
-//! new one, and whoever has still to carry up the old value carries up enough. So a correction that only lowers ends
-//! where it began, and the parent goes on promising until a search goes down from it in vain. But a correction may
-//! raise: what was released between its look below and its change is in its second look, and was told by the value it
-//! has replaced.
+//! **What is carried up.** A node that came to promise more always is: its parent may promise less, and others may
+//! already rely on the node. A node that came to promise less need not be: a parent that covered the old value covers
+//! the new one, and a thread that has yet to carry up the old value carries up enough. So a correction that only lowers
+//! ends where it began, and the parent keeps its promise until a search descends from it in vain. But a correction may
+//! also raise. Pages released between its first look below and its CAS appear only in its second look, and their
+//! release may have stopped here because the value that the CAS replaced already promised them. Such a correction is
+//! carried up.
 //!
 //! Without the fence, or without the second look, updates are lost: `tests/models` keeps both variants, as models that
 //! must fail. Protocol R and those counterexamples come from this project's own models; the tree is the Go proposal's.
@@ -67,29 +69,29 @@ use crate::sync::{AtomicU64, Ordering, Table, fence_after_rmw};
 /// The summaries of a heap.
 #[derive(Debug)]
 pub struct Tree<G: Shape> {
-    /// `levels[0]` is the root, `levels[G::LEAF]` has an entry for each chunk; those behind are empty. Every level but
-    /// the root is made of whole blocks of children.
+    /// `levels[0]` is the root, `levels[G::LEAF]` has an entry for each chunk; the levels after it are empty. Every
+    /// level but the root consists of whole blocks of children.
     levels: [Table<AtomicU64>; MAX_LEVELS],
     shape: PhantomData<G>,
 }
 
-/// Where a search stands.
+/// The position of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor {
     level: usize,
     index: usize,
-    /// Free pages right before the entry, as far as is known.
+    /// Free pages right before the entry, as far as known.
     carry: usize,
-    /// It has moved on to the entry from the one before, and may have left a block by that.
+    /// It has moved to this entry from the previous one, and may thereby have left a block.
     moved: bool,
-    /// Bit l: it went down from an entry of level l, which promised a run in the block it is now in or below.
+    /// Bit l: it has descended from an entry of level l, which promised a run in the block that it is now in or below.
     descents: u8,
 }
 
-/// A run of free pages, as a node's region sees it.
+/// A run of free pages, as seen from a node's region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its length in the region, or more.
+    /// Its length within the region, or more.
     pub pages: usize,
     /// It may begin with the region.
     pub at_start: bool,
@@ -98,7 +100,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Whether a node that says `summary` has nothing to learn of this run.
+    /// Whether `summary` already promises this run, so that its node need not change.
     #[inline(always)]
     #[must_use]
     pub fn is_told_by(&self, summary: Summary) -> bool {
@@ -107,7 +109,7 @@ impl Run {
             && (!self.at_end || self.pages <= summary.end())
     }
 
-    /// The longest run of pages that this may be part of outside the region too.
+    /// An upper bound for the run that this is part of, including pages outside the region.
     #[inline(always)]
     #[must_use]
     pub fn longest(&self) -> usize {
@@ -118,7 +120,7 @@ impl Run {
         }
     }
 
-    /// The least that promises all `summary` does, and this run.
+    /// The smallest summary that promises everything `summary` does, and this run.
     #[inline(always)]
     fn joined_to(&self, summary: Summary) -> Summary {
         let reach = |touches: bool, field: usize| if touches { field.max(self.pages) } else { field };
@@ -127,42 +129,42 @@ impl Run {
     }
 }
 
-/// What came of making a node right.
+/// The outcome of correcting a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
-    /// It was right.
+    /// The node was right.
     None,
-    /// It promises less than before, in no field more: what is above promises enough.
+    /// It promises less than before, and more in no field: the nodes above promise enough.
     Lowered,
-    /// It came to promise more at some time, perhaps what others rely on: this has to be carried up.
+    /// It came to promise more at some time, and others may rely on that: this has to be carried up.
     Raised,
 }
 
-/// What a search came upon.
+/// What a step of a search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A run that begins at this page and straddles entries, if the summaries are right.
     Run(usize),
-    /// This chunk holds a run, if its leaf is right. `carry` free pages are before it.
+    /// This chunk has a run, if its leaf is right. `carry` free pages lie before it.
     Chunk {
         /// Index of the chunk.
         chunk: usize,
         /// Free pages right before the chunk.
         carry: usize,
     },
-    /// This inner entry promised a run that is not there. The search goes on.
+    /// This inner entry promised a run that does not exist. The search can continue.
     Broken {
         /// Its level.
         level: usize,
         /// Its index in the level.
         index: usize,
     },
-    /// Nothing up to the end of the heap.
+    /// There is nothing up to the end of the heap.
     End,
 }
 
 impl Cursor {
-    /// Stands on the leaf of `chunk`, with nothing known of what is before it.
+    /// A cursor on the leaf of `chunk`, with nothing known about the pages before it.
     #[inline(always)]
     #[must_use]
     pub fn at<G: Shape>(chunk: usize) -> Self {
@@ -175,7 +177,7 @@ impl Cursor {
         }
     }
 
-    /// Leaves the entry it stands on, with `carry` free pages right before the next.
+    /// Moves to the next entry, with `carry` free pages right before that.
     #[inline(always)]
     pub fn advance(&mut self, carry: usize) {
         self.carry = carry;
@@ -183,7 +185,7 @@ impl Cursor {
         self.moved = true;
     }
 
-    /// Goes down to the children of the entry it stands on.
+    /// Descends to the children of the current entry.
     #[inline(always)]
     fn descend<G: Shape>(&mut self) {
         self.descents |= 1 << self.level;
@@ -192,8 +194,8 @@ impl Cursor {
         self.moved = false;
     }
 
-    /// Behind the last entry of a block: climbs to the parent's neighbour. The parent, if it is one that it went down
-    /// from.
+    /// After the last entry of a block: climbs to the parent's neighbour. Returns the parent, as a broken promise, if
+    /// the cursor had descended from it.
     #[inline(always)]
     fn climb<G: Shape>(&mut self) -> Option<Step> {
         self.level -= 1;
@@ -201,7 +203,7 @@ impl Cursor {
         self.forget_descent(self.level, self.index - 1)
     }
 
-    /// The entry, as a broken promise, if it is one that the cursor went down from and has not come back to.
+    /// The entry, as a broken promise, if the cursor has descended from it and not come back to it.
     #[inline(always)]
     fn forget_descent(&mut self, level: usize, index: usize) -> Option<Step> {
         let bit = 1 << level;
@@ -212,7 +214,8 @@ impl Cursor {
         Some(Step::Broken { level, index })
     }
 
-    /// At the end of the heap: the entries it is still below are broken promises too, the lowest first; then the end.
+    /// At the end of the heap: the entries that the cursor is still below are broken promises too, lowest first. Then
+    /// the end.
     #[cold]
     fn end<G: Shape>(&mut self) -> Step {
         let Some(level) = self.descents.checked_ilog2() else {
@@ -224,7 +227,7 @@ impl Cursor {
     }
 }
 
-/// Without a branch on any word.
+/// Whether two blocks are equal, without a branch on any word.
 #[inline(always)]
 fn same(one: &Block, other: &Block) -> bool {
     one.iter()
@@ -243,7 +246,7 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Entries that `level` needs for a heap of `pages` pages: whole blocks, but for the root.
+    /// Entries that `level` needs for a heap of `pages` pages: whole blocks, except in the root.
     #[must_use]
     pub fn entries(level: usize, pages: usize) -> usize {
         let entries = G::entries(level, pages);
@@ -254,26 +257,27 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// One summary as it is now.
+    /// The current summary of one entry.
     #[inline(always)]
     pub fn load(&self, level: usize, index: usize) -> Summary {
-        // Acquire: pairs with the release of `refresh`; the children it was made from are seen.
+        // Acquire: pairs with the releases in `replace` and `join`; the children that the summary was made from are
+        // seen.
         Summary::from_bits(self.levels[level].get(index).load(Ordering::Acquire))
     }
 
-    /// The leaf of a chunk as it is now.
+    /// The current leaf of a chunk.
     #[inline(always)]
     pub fn leaf(&self, chunk: usize) -> Summary {
         self.load(G::LEAF, chunk)
     }
 
-    /// What the children of an inner node add up to now.
+    /// The merge of the current children of an inner node.
     #[inline]
     pub fn merge(&self, level: usize, index: usize) -> Summary {
         Self::sum(level, &self.children(level, index))
     }
 
-    /// The children of an inner node, one after another.
+    /// The children of an inner node, read one after another.
     #[inline(always)]
     fn children(&self, level: usize, index: usize) -> Block {
         let (mut children, first) = ([0; MAX_CHUNK_WORDS], index << G::FANOUT_SHIFT);
@@ -285,7 +289,7 @@ impl<G: Shape> Tree<G> {
         children
     }
 
-    /// What lies below a node, as `children` or the words of a chunk, as a summary.
+    /// The summary of what lies below a node: its children, or the words of a chunk.
     #[inline(always)]
     fn sum(level: usize, below: &Block) -> Summary {
         if level == G::LEAF {
@@ -294,15 +298,16 @@ impl<G: Shape> Tree<G> {
         Summary::merge_block(&below[..1 << G::FANOUT_SHIFT], G::span_shift(level + 1))
     }
 
-    /// Makes the leaf of `chunk`, and what is above it, promise a run that has become free in the chunk.
+    /// Makes the leaf of `chunk`, and the nodes above it, promise a run that has become free in the chunk.
     ///
-    /// For who gave pages back, whose last write was the read-modify-write that did, and who is in the turnstile. Costs
-    /// one compare-exchange for each level that did not promise as much: see *Raising* in the [module](self).
+    /// For a thread that gave pages back, whose last write was the read-modify-write that did so, and that is inside
+    /// the turnstile. Costs one compare-exchange for each level that did not promise as much: see *Raising* in the
+    /// [module](self).
     pub fn raise(&self, chunk: usize, run: Run) {
         let (mut level, mut index, mut run) = (G::LEAF, chunk, run);
         while self.join(level, index, run) && level > 0 {
-            // SeqCst fence: between our change of this node and the look at its siblings. Partner: the same fence of
-            // who raises one of those: the last of us sees what the others wrote.
+            // SeqCst fence: between our change of this node and the read of its siblings. Partner: the same fence in a
+            // thread that raises one of those: the last of us sees what the others wrote.
             fence_after_rmw();
             run = self.widen(level, index, run);
             level -= 1;
@@ -310,7 +315,7 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Adds a run to what a node promises. Whether it had to be added.
+    /// Adds a run to what a node promises. Returns whether the node had to change.
     #[inline]
     fn join(&self, level: usize, index: usize, run: Run) -> bool {
         let node = self.levels[level].get(index);
@@ -321,7 +326,7 @@ impl<G: Shape> Tree<G> {
             if run.is_told_by(says) {
                 return false;
             }
-            // Release: hands on the children as they are to `load`. Acquire: what we go on to read is no older than the
+            // Release: publishes the children as they are to `load`. Acquire: what we read next is no older than the
             // node.
             let new = run.joined_to(says).to_bits();
             match node.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -331,7 +336,7 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// A run of one entry, as the entry's parent sees it: with what its siblings have right before and behind it.
+    /// A run of one entry as the entry's parent sees it: extended by what the siblings right before and behind it have.
     #[inline]
     fn widen(&self, level: usize, index: usize, run: Run) -> Run {
         let (span, first) = (1 << G::span_shift(level), index >> G::FANOUT_SHIFT << G::FANOUT_SHIFT);
@@ -355,24 +360,24 @@ impl<G: Shape> Tree<G> {
         all
     }
 
-    /// Makes the leaf of `chunk` promise at least what `bits` reads in the chunk. Whether it had to be changed.
+    /// Makes the leaf of `chunk` promise at least what `bits` reads in the chunk. Returns whether it had to change.
     ///
-    /// For who gave many pages, and is in the turnstile: the last write was a read-modify-write.
+    /// For a thread that gave back many pages and is inside the turnstile: its last write was a read-modify-write.
     #[inline]
     pub fn cover(&self, chunk: usize, bits: impl Fn() -> Block) -> Change {
         self.refresh(G::LEAF, chunk, None, bits, Summary::covers)
     }
 
-    /// Makes the leaf of `chunk` say exactly what `bits` reads in the chunk. Whether it had to be changed.
+    /// Makes the leaf of `chunk` say exactly what `bits` reads in the chunk. Returns whether it had to change.
     ///
-    /// For who found it promising too much: the last write was the entry into the turnstile.
+    /// For a thread that found the leaf promising too much: its last write was the entry into the turnstile.
     #[inline]
     pub fn settle(&self, chunk: usize, bits: impl Fn() -> Block) -> Change {
         self.refresh(G::LEAF, chunk, None, bits, Self::exactly)
     }
 
-    /// As [`settle`](Self::settle), by one who has read that the leaf `says` so and after that `seen`, the bits, which
-    /// add up to `truth`: the first round is done.
+    /// As [`settle`](Self::settle), for a caller that has already done the first round: it has read the leaf as `says`,
+    /// then the bits as `seen`, whose summary is `truth`.
     #[inline]
     pub fn settle_from(
         &self,
@@ -383,7 +388,7 @@ impl<G: Shape> Tree<G> {
         bits: impl Fn() -> Block,
     ) -> Change {
         let first = self.replace(G::LEAF, chunk, says, truth);
-        // As in `refresh`, which goes on where this is not the end of it.
+        // SeqCst fence, as in `refresh`, which continues if this round was not the last.
         fence_after_rmw();
         if self.leaf(chunk) == truth && same(seen, &bits()) {
             return first;
@@ -391,7 +396,8 @@ impl<G: Shape> Tree<G> {
         self.refresh(G::LEAF, chunk, None, bits, Self::exactly).max(first)
     }
 
-    /// Makes an inner node say exactly what its children do. Whether it had to be changed. As [`settle`](Self::settle).
+    /// Makes an inner node say exactly what its children do. Returns whether it had to change. As
+    /// [`settle`](Self::settle).
     pub fn settle_node(&self, level: usize, index: usize) -> Change {
         self.refresh(level, index, None, || self.children(level, index), Self::exactly)
     }
@@ -400,10 +406,10 @@ impl<G: Shape> Tree<G> {
         says == truth
     }
 
-    /// Carries changes of the entries `first..=last` of a level towards the root, as far as this thread changes
+    /// Carries changes of the entries `first..=last` of a level towards the root, as long as this thread changes
     /// anything.
     ///
-    /// The caller changed one of them at least. About 25 ns for each node looked at.
+    /// The caller has changed at least one of them. About 25 ns for each node visited.
     pub fn propagate(&self, level: usize, first: usize, last: usize) {
         let (mut first, mut last) = (first, last);
         for level in (0..level).rev() {
@@ -416,8 +422,8 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Protocol R; see the [module](self). `known` is what was below the node before, and its sum: the sum is not made
-    /// again if nothing has changed, which is how nearly every second look ends.
+    /// Protocol R; see the [module](self). `known` is what was last read below the node, and its sum. The sum is not
+    /// computed again if nothing has changed, which is how nearly every second look ends.
     #[inline]
     fn refresh(
         &self,
@@ -430,9 +436,9 @@ impl<G: Shape> Tree<G> {
         let node = self.levels[level].get(index);
         let (mut known, mut change) = (known, Change::None);
         loop {
-            // SeqCst fence: between our change of a child (or of the node, the round before) and this look at both.
-            // Partner: the same fence in every other `refresh` and `raise`. The write before it is a read-modify-write,
-            // each time round.
+            // SeqCst fence: between our change of a child (or of the node, the round before) and this read of both.
+            // Partner: the same fence in every other `refresh` and `raise`. The write before it is a read-modify-write
+            // in every round.
             fence_after_rmw();
             // Acquire, as in `load`.
             let says = Summary::from_bits(node.load(Ordering::Acquire));
@@ -449,7 +455,7 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Puts `new` where `old` is, if it is there still.
+    /// Replaces `old` by `new`, if the node still says `old`.
     #[inline(always)]
     fn replace(&self, level: usize, index: usize, old: Summary, new: Summary) -> Change {
         let change = if old.covers(new) {
@@ -458,7 +464,7 @@ impl<G: Shape> Tree<G> {
             Change::Raised
         };
         let (node, old, new) = (self.levels[level].get(index), old.to_bits(), new.to_bits());
-        // Release: hands on the children as we saw them to `load`. Acquire: on failure we look at no less than the
+        // Release: publishes the children as we saw them to `load`. Acquire: on failure we read nothing older than the
         // winner saw.
         match node.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => change,
@@ -466,20 +472,20 @@ impl<G: Shape> Tree<G> {
         }
     }
 
-    /// Moves right, inside the block, until an entry's `max` is enough or what it begins with and what is carried
-    /// together are, and returns that entry's; `None` at the end of the block or of the heap.
+    /// Moves right, within the block, to the first entry whose `max` suffices, or whose `start` does together with the
+    /// carried pages, and returns that entry's summary; `None` at the end of the block or of the heap.
     #[inline(always)]
     fn skip(&self, at: &mut Cursor, count: usize, pages: usize) -> Option<Summary> {
         let whole = 1 << G::span_shift(at.level);
         if at.level == 0 || count > whole {
             return self.skip_any(at, count, G::entries(at.level, pages));
         }
-        // Nothing that is wholly free is passed here, so what is carried on is what the last entry ends with. Entries
-        // behind the heap's end are none.
+        // No entry passed here is wholly free, so only the last entry's `end` is carried on. Entries beyond the heap's
+        // end are zero.
         let rest = (1 << G::FANOUT_SHIFT) - (at.index & ((1 << G::FANOUT_SHIFT) - 1));
         let (mut found, mut carry, mut passed) = (None, at.carry, 0);
         for entry in self.levels[at.level].row(at.index, rest) {
-            // Acquire, as in `load`: a proof looks at the turnstile behind this.
+            // Acquire, as in `load`: a proof reads the turnstile after this.
             let here = Summary::from_bits(entry.load(Ordering::Acquire));
             if here.part_has(carry, count) {
                 found = Some(here);
@@ -525,8 +531,8 @@ impl<G: Shape> Tree<G> {
         found
     }
 
-    /// Goes on until something promises `count` free pages in a row, or has broken its promise; the heap has `pages`
-    /// pages.
+    /// Continues the search until something promises `count` free pages in a row, or has broken its promise. The heap
+    /// has `pages` pages.
     #[inline]
     pub fn next(&self, at: &mut Cursor, count: usize, pages: usize) -> Step {
         loop {

@@ -1,4 +1,4 @@
-//! What one number can say of a region's free pages: `start`, `max` and `end`, packed in 64 bits.
+//! What one number can say about a region's free pages: `start`, `max` and `end`, packed in 64 bits.
 //!
 //! ```text
 //!   pages    1 1 1 0 0 1 1 1 1 1 0 0 1 1 0 1 1 1 1 1 1 1       1 = free, addresses grow to the right
@@ -11,13 +11,13 @@
 //!           └─┴────────────────┴────────────────┴────────────────┘
 //! ```
 //!
-//! Three counts of 0..=2²¹ do not fit 63 bits by one value each. But where `max` is 2²¹ the region is wholly free and
+//! Three counts of 0..=2²¹ do not fit in 63 bits, by one value each. But if `max` is 2²¹ the region is wholly free and
 //! the other two are 2²¹ as well: bit 63 (`F`) says all three at once, and the rest is zero. A region with nothing free
-//! is the number zero, which is also what memory nobody has written reads as: **zeroed tables say "nothing here"**.
+//! is the number zero, which is also what memory that was never written reads as: **zeroed tables say "nothing here"**.
 //!
-//! Two neighbours merge without looking at a page: the start goes on into the right one only if the left one is all
-//! free, the end likewise the other way, and the longest run is the longer of the two or what meets in the middle.
-//! Worked: `(3, 7, 7)` of 22 pages, then `(2, 4, 0)` of 22: start 3, end 0, max 7 + 2 = 9.
+//! Two neighbours merge without a look at any page. The start extends into the right region only if the left one is
+//! wholly free, and the end likewise the other way. The longest run is the longer of the two, or what meets in the
+//! middle. Example: `(3, 7, 7)` of 22 pages, then `(2, 4, 0)` of 22: start 3, end 0, max 7 + 2 = 9.
 //!
 //! Merging eight children costs about 10 ns and touches one cache line. The idea is the Go proposal's ("Scaling the Go
 //! page allocator", Knyszek and Clements, 2019); only the sense of the bits is ours.
@@ -32,7 +32,7 @@ const FIELD_BITS: u32 = MAX_SUMMARY_SHIFT;
 const FIELD_MASK: u64 = (1 << FIELD_BITS) - 1;
 const ALL_FREE: u64 = 1 << 63;
 
-// Three fields and the flag are exactly a word.
+// Three fields and the flag fill the word exactly.
 const _: () = assert!(3 * FIELD_BITS + 1 == u64::BITS);
 
 /// Free pages of a region of at most 2²¹ pages: at its start, in its longest run, at its end.
@@ -45,8 +45,8 @@ impl Summary {
 
     /// The summary with these fields.
     ///
-    /// The fields must belong together (`start` and `end` at most `max`, `max` at most 2²¹); nonsense in is nonsense
-    /// out.
+    /// The fields must be consistent (`start` and `end` at most `max`, `max` at most 2²¹); otherwise the result is
+    /// meaningless.
     #[inline(always)]
     #[must_use]
     pub const fn new(start: usize, max: usize, end: usize) -> Self {
@@ -64,7 +64,7 @@ impl Summary {
         Self::new(pages, pages, pages)
     }
 
-    /// The summary a table's word holds.
+    /// The summary that a table's word encodes.
     #[inline(always)]
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
@@ -78,21 +78,21 @@ impl Summary {
         self.0
     }
 
-    /// Free pages in a row from the first page of the region.
+    /// The number of free pages in a row from the first page of the region.
     #[inline(always)]
     #[must_use]
     pub const fn start(self) -> usize {
         self.field(0)
     }
 
-    /// The longest run of free pages.
+    /// The length of the longest run of free pages.
     #[inline(always)]
     #[must_use]
     pub const fn max(self) -> usize {
         self.field(FIELD_BITS)
     }
 
-    /// Free pages in a row up to the last page of the region.
+    /// The number of free pages in a row up to the last page of the region.
     #[inline(always)]
     #[must_use]
     pub const fn end(self) -> usize {
@@ -101,19 +101,19 @@ impl Summary {
 
     #[inline(always)]
     const fn field(self, shift: u32) -> usize {
-        // The flag, moved down, is the value 2^21 of each field; where it is set the fields are zero.
+        // The flag, shifted down, is the value 2^21 of each field; where it is set the fields are zero.
         ((self.0 >> shift & FIELD_MASK) | (self.0 >> 63) << FIELD_BITS) as usize
     }
 
-    /// Whether no field is smaller than `other`'s: a region that promises at least as much.
+    /// Whether no field is smaller than `other`'s: this region promises at least as much.
     #[inline(always)]
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {
         self.start() >= other.start() && self.max() >= other.max() && self.end() >= other.end()
     }
 
-    /// Whether a run of `count` pages lies in this region, or begins with the last of the `before` free pages right
-    /// before it. Of a region of less than 2²¹ pages: there the flag is never set, and need not be looked at.
+    /// Whether a run of `count` pages lies in this region, or begins within the `before` free pages right before it.
+    /// For a region of less than 2²¹ pages: there the flag is never set, and is not checked.
     #[inline(always)]
     #[must_use]
     pub const fn part_has(self, before: usize, count: usize) -> bool {
@@ -122,7 +122,7 @@ impl Summary {
             || before as u64 + (self.0 & FIELD_MASK) >= count as u64
     }
 
-    /// As [`end`](Self::end), of a region of less than 2²¹ pages.
+    /// As [`end`](Self::end), for a region of less than 2²¹ pages.
     #[inline(always)]
     #[must_use]
     pub const fn part_end(self) -> usize {
@@ -144,9 +144,9 @@ impl Summary {
         all.summary()
     }
 
-    /// The summary of regions in a row, of `1 << shift` pages each.
+    /// The summary of consecutive regions, of `1 << shift` pages each.
     ///
-    /// The regions together must not have more than 2²¹ pages. None at all is [`NONE`](Self::NONE).
+    /// The regions together must not have more than 2²¹ pages. The summary of no region is [`NONE`](Self::NONE).
     #[inline(always)]
     #[must_use]
     pub fn merge(children: impl Iterator<Item = Self>, shift: u32) -> Self {
@@ -163,14 +163,14 @@ impl Summary {
             .summary()
     }
 
-    /// As [`merge`](Self::merge), of a block as it lies in a table.
+    /// As [`merge`](Self::merge), for a block as it lies in a table.
     ///
-    /// Where no child is wholly free, `start` is the first one's, `end` the last one's, and `max` the most that one has
-    /// or that meets between two: no child depends on all before it.
+    /// If no child is wholly free, `start` is the first child's, `end` is the last one's, and `max` is the largest that
+    /// one child has or that meets between two. So no child depends on all those before it.
     #[inline(always)]
     #[must_use]
     pub fn merge_block(children: &[u64], shift: u32) -> Self {
-        // `max` is `1 << shift` in a child that is wholly free, and in no other.
+        // `max` is `1 << shift` in a wholly free child, and in no other.
         let whole = if shift == FIELD_BITS {
             ALL_FREE
         } else {
@@ -180,7 +180,7 @@ impl Summary {
         let (Some(first), Some(last), false) = (children.first(), children.last(), any_whole) else {
             return Self::merge(children.iter().map(|&child| Self(child)), shift);
         };
-        // Without the flag the fields are what they seem.
+        // Without the flag the fields can be read as they are.
         let field = |child: u64, number: u32| child >> (number * FIELD_BITS) & FIELD_MASK;
         let (mut max, mut end) = (0, 0);
         for &child in children {
@@ -191,7 +191,7 @@ impl Summary {
     }
 }
 
-/// A merge under way: the summary so far, and of how many pages.
+/// A merge in progress: the summary so far, and the number of pages it covers.
 #[derive(Clone, Copy)]
 struct Running {
     start: usize,

@@ -18,7 +18,7 @@ use super::{Claim, FreeSet, Request, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
     /// Takes the lowest run that meets the request, and its scavenged bits. `None` is proved: there was a moment at
-    /// which no such run was free. Or others would not let it be: [`Request::searches`].
+    /// which no such run was free. The exception is a search that others disturbed each time: [`Request::searches`].
     ///
     /// Cost: three loads and a compare-exchange next to the last claim of this length; a search otherwise.
     #[inline]
@@ -33,7 +33,7 @@ impl<G: Shape> FreeSet<G> {
     /// Takes exactly these pages, which lie below `grown`, and their scavenged bits.
     ///
     /// # Errors
-    /// A page that is not free, the first one met. Nothing is taken.
+    /// The first page found not free. Nothing is taken.
     pub fn claim_at(&self, start: usize, pages: usize) -> Result<Claim, usize> {
         self.hold(start, pages)?;
         Ok(Claim {
@@ -42,14 +42,14 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// As [`claim`](Self::claim), but leaves the scavenged bits where they are: for who may have to give the pages back
-    /// as they were.
+    /// As [`claim`](Self::claim), but leaves the scavenged bits where they are: for callers that may have to give the
+    /// pages back unchanged.
     #[inline]
     pub fn hold_lowest(&self, request: &Request) -> Option<usize> {
         self.hold_lowest_within(request, u32::MAX)
     }
 
-    /// As [`hold_lowest`](Self::hold_lowest), in so many searches of all the heap at the most.
+    /// As [`hold_lowest`](Self::hold_lowest), with at most `searches` searches of the whole heap.
     #[inline]
     pub fn hold_lowest_within(&self, request: &Request, searches: u32) -> Option<usize> {
         self.hold_from_hint(request)
@@ -71,8 +71,8 @@ impl<G: Shape> FreeSet<G> {
         self.hold_from(request, from, &mut Trail::default())
     }
 
-    /// As [`hold_from`](Self::hold_from), from the hint of `band`, whose length is wanted; raises it to the end of what
-    /// was found.
+    /// As [`hold_from`](Self::hold_from), from the hint of `band`, whose length is the requested one. Raises the hint
+    /// to the end of the run found.
     #[inline]
     fn hold_and_raise(&self, request: &Request, band: Band, hint: Mark) -> Option<usize> {
         let mut survey = self.begin(band, hint);
@@ -81,14 +81,14 @@ impl<G: Shape> FreeSet<G> {
         Some(start)
     }
 
-    /// The second half of [`hold_lowest`](Self::hold_lowest): all of the heap, and the proof.
+    /// The second half of [`hold_lowest`](Self::hold_lowest): the whole heap, and the proof.
     #[cold]
     pub fn hold_or_prove(&self, request: &Request) -> Option<usize> {
         self.hold_or_prove_within(request, u32::MAX)
     }
 
-    /// As [`hold_or_prove`](Self::hold_or_prove), in so many searches at the most: for who grows then, which is no
-    /// harm, and must not wait for others to free nothing for a while.
+    /// As [`hold_or_prove`](Self::hold_or_prove), with at most `searches` searches: for a caller that grows the heap
+    /// next. That does no harm, and the caller must not wait for a time in which others free nothing.
     #[cold]
     pub fn hold_or_prove_within(&self, request: &Request, searches: u32) -> Option<usize> {
         self.claim_or_prove(
@@ -98,7 +98,7 @@ impl<G: Shape> FreeSet<G> {
         )
     }
 
-    /// Fast: a run inside the word at `from`, the lowest there is if there is one.
+    /// Fast path: the lowest run inside the word at `from`, if there is one.
     #[inline(always)]
     fn hold_in_word(&self, request: &Request, from: usize) -> Option<usize> {
         if request.pages > WORD_PAGES || request.align != 1 || from >= self.grown() {
@@ -111,15 +111,15 @@ impl<G: Shape> FreeSet<G> {
         Some(word * WORD_PAGES + start)
     }
 
-    /// Takes the lowest run at or after page `from`, as the summaries and then the bits have it. `None` proves nothing.
-    /// Leaves its `trail`.
+    /// Takes the lowest run at or after page `from`, according to the summaries and then the bits. `None` proves
+    /// nothing. Leaves its `trail`.
     fn hold_from(&self, request: &Request, from: usize, trail: &mut Trail) -> Option<usize> {
         let mut from = from;
         loop {
             let start = self.search(request, from, trail)?;
-            // A run over several words passes the turnstile.
+            // A run across several words passes the turnstile.
             trail.passes += u32::from(start % WORD_PAGES + request.pages > WORD_PAGES);
-            // The leaves of a run of a chunk or more are corrected by who takes it.
+            // For a run of a chunk or more, `hold` corrects the leaves.
             let correction = trail.correction.take().filter(|_| request.pages < G::CHUNK_PAGES);
             let Err(taken) = self.hold(start, request.pages) else {
                 if let Some(correction) = correction {
@@ -128,8 +128,7 @@ impl<G: Shape> FreeSet<G> {
                 }
                 return Some(start);
             };
-            // Every run that begins between `start` and the taken page has that page in it. Some summary said it was
-            // free.
+            // Every run that begins between `start` and the taken page includes that page. Some summary promised it.
             self.correct_all(taken >> G::CHUNK_SHIFT);
             trail.passes += 1;
             from = taken + 1;
@@ -148,10 +147,11 @@ impl<G: Shape> FreeSet<G> {
         self.hold_long(start, pages)
     }
 
-    /// A run over several words: upwards, and back on conflict.
+    /// A run across several words: taken upwards, given back on conflict.
     fn hold_long(&self, start: usize, pages: usize) -> Result<(), usize> {
         let (first, last) = (start >> G::CHUNK_SHIFT, (start + pages - 1) >> G::CHUNK_SHIFT);
-        // Inside until every page is ours or given back: till then others must not conclude anything from missing them.
+        // Inside until every page is ours or given back: until then, others must not conclude anything from not seeing
+        // them.
         let pass = self.turnstile.enter(first);
         for piece in Pieces::new(start, pages) {
             if let Err(missing) = self.free.take(piece.word, piece.mask) {
@@ -163,7 +163,7 @@ impl<G: Shape> FreeSet<G> {
             }
         }
         if pages >= G::CHUNK_PAGES {
-            // As many searches as chunks would stumble over these leaves, one by one.
+            // Otherwise as many searches as there are chunks would trip over these leaves, one by one.
             for chunk in first..=last {
                 self.tree.settle(chunk, || self.free.chunk::<G>(chunk));
             }
@@ -172,13 +172,12 @@ impl<G: Shape> FreeSet<G> {
         Ok(())
     }
 
-    /// Puts back what a claim took before it met a page that was not free.
+    /// Gives back what a claim took before it met a page that was not free.
     #[cold]
     fn give_back(&self, start: usize, pages: usize, _inside: &Pass<'_>) {
         for piece in Pieces::new(start, pages) {
-            // Taken a moment ago and in nobody else's hands. A thread that frees it now frees what it does not own; its
-            // own
-            // `give` or the rightful owner's reports that.
+            // Taken a moment ago, and in no other thread's hands. A thread that frees it now frees what it does not
+            // own; its own `give` or the rightful owner's reports that.
             let _ = self.free.give(piece.word, piece.mask);
         }
         self.publish(start >> G::CHUNK_SHIFT, (start + pages - 1) >> G::CHUNK_SHIFT);
@@ -186,8 +185,7 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(start, usize::MAX);
     }
 
-    /// Takes the word that holds the lowest free page: all its free pages. `None` is proved, as for
-    /// [`claim`](Self::claim).
+    /// Takes all free pages of the word that has the lowest free page. `None` is proved, as for [`claim`](Self::claim).
     ///
     /// Cost: a swap, and once in eight words a walk up the tree.
     #[inline]
@@ -195,7 +193,7 @@ impl<G: Shape> FreeSet<G> {
         self.claim_word_within(PROOF_SEARCHES)
     }
 
-    /// As [`claim_word`](Self::claim_word), in so many searches of all the heap at the most.
+    /// As [`claim_word`](Self::claim_word), with at most `searches` searches of the whole heap.
     #[inline]
     pub fn claim_word_within(&self, searches: u32) -> Option<Word> {
         let band = Band::of(1);
@@ -238,10 +236,10 @@ impl<G: Shape> FreeSet<G> {
         Some(Word { index, free, scavenged })
     }
 
-    /// Takes the scavenged bits of pages just taken; how many there were.
+    /// Takes the scavenged bits of pages just taken; returns how many there were.
     ///
-    /// Taking the pages acquired what their releaser wrote: every scavenged bit set before it is seen, and nobody else
-    /// sets or clears one while the pages are ours (I1).
+    /// Taking the pages acquired what their releasing thread wrote. So every scavenged bit set before is seen, and no
+    /// other thread sets or clears one while the pages are ours (I1).
     #[inline(always)]
     pub fn take_scavenged(&self, start: usize, pages: usize) -> usize {
         let taken = Pieces::new(start, pages).map(|piece| match self.scavenged.load(piece.word) & piece.mask {
@@ -258,22 +256,26 @@ impl<G: Shape> FreeSet<G> {
             .sum()
     }
 
-    /// Claims, or proves that there was nothing to claim. `attempt` searches all the heap, believing summaries;
+    /// Claims, or proves that there was nothing to claim. `attempt` searches the whole heap and believes summaries;
     /// `by_bits` does not believe them.
     ///
-    /// The proof: the flag is up before the first look at the turnstile, with a fence between. A release whose bits the
-    /// search missed comes after the flag in every order of fences, so it passes the turnstile; if it has not passed by
-    /// the second look it has not returned, and takes place after us. A summary that promised too little had somebody
-    /// inside. A run held for a moment by a claim that gave it back had somebody inside. With nobody inside and nobody
-    /// passing, the search saw all there was.
+    /// The proof: the flag is raised before the turnstile is first read, with a fence in between. Consider what the
+    /// search can have missed:
     ///
-    /// If somebody passed, somebody got something done, and we start over, `searches` times at the most: others may
-    /// pass for ever. What is said then is not proved: so many searches found nothing, each of them disturbed.
+    /// - A release whose bits it missed comes after the flag in every order of fences, so that release passes the
+    ///   turnstile. If it has not passed by the second reading, it has not returned, and takes place after us.
+    /// - A summary that promised too little implies a thread inside.
+    /// - A run held for a moment, by a claim that gave it back, implies a thread inside.
     ///
-    /// If nobody passes but somebody stays inside - he was preempted there - there is nothing new to search for, and we
-    /// only look, [`PROOF_ROUNDS`] times at the most, in all searches together. Then the last word is the bits', with
-    /// nobody passing while they are read. It can be wrong in one way only: by pages of a long run that the one inside
-    /// holds and will give back.
+    /// With no thread inside and none passing, the search saw all there was.
+    ///
+    /// If a thread passed, it got something done, and we start over, at most `searches` times, since others may pass
+    /// for ever. The answer is then not proved: that many searches found nothing, each of them disturbed.
+    ///
+    /// If no thread passes but one stays inside (it was preempted there), there is nothing new to search for. We only
+    /// read the turnstile, at most [`PROOF_ROUNDS`] times over all searches. Then the bits decide, provided that no
+    /// thread passes while they are read. That answer can be wrong in one way only: by pages of a long run that the
+    /// thread inside holds and will give back.
     #[cold]
     fn claim_or_prove<T>(
         &self,
@@ -281,7 +283,7 @@ impl<G: Shape> FreeSet<G> {
         attempt: impl Fn() -> Option<T>,
         by_bits: impl Fn() -> Option<T>,
     ) -> Option<T> {
-        // AcqRel, and a fence behind it: partner is the fence between bits and flag in `given`.
+        // AcqRel, and a fence after it: partner is the fence in `given`, between bits and flag.
         self.seldom.provers.fetch_add(1, Ordering::AcqRel);
         fence_after_rmw();
         let (mut searched, mut stuck, mut undisturbed) = (0, 0, None);
@@ -304,19 +306,21 @@ impl<G: Shape> FreeSet<G> {
                 break None;
             }
         };
-        // Release: all looks of this proof are before it; partner: the load in `tell`, by who need not pass.
+        // Release: all reads of this proof come before it; partner: the load in `tell`, by a release that need not
+        // pass.
         self.seldom.provers.fetch_sub(1, Ordering::Release);
         result
     }
 
-    /// As `hold_from(.., 0)`, without a look at the tree: 0.4 ns a word.
+    /// As `hold_from(.., 0)`, without reading the tree: 0.4 ns a word.
     ///
-    /// Sees every page whose release the proof has to count, though it has no fence of its own. A releaser has one
-    /// between his bits and his look at the flag, the prover one between the flag and all that is read here. Either the
-    /// releaser's is the later: then he finds the flag, passes the turnstile, and the second look at it tells. Or it is
-    /// the earlier: then no load behind ours returns a word older than he left it. This goes for relaxed loads too, so
-    /// for the guess in [`Bitmap::take`](bitmap::Bitmap::take), which besides reads no older a word than was read here
-    /// before. Where that finds a page gone, it was gone after the flag: if it comes back later, he who brings it finds
+    /// It sees every page whose release the proof has to count, though it has no fence of its own. A releasing thread
+    /// has a fence between setting its bits and reading the flag; the prover has one between raising the flag and
+    /// everything read here. If the releasing thread's fence is the later one, it sees the flag and passes the
+    /// turnstile, and the prover's second reading shows that. If it is the earlier one, no load after our fence returns
+    /// a word older than the release left it. This includes relaxed loads, and so the guess in
+    /// [`Bitmap::take`](bitmap::Bitmap::take), which moreover reads no older a word than was read here before. If
+    /// `take` finds a page gone, the page was gone after the flag was raised; a thread that brings it back later sees
     /// the flag.
     fn hold_by_bits(&self, request: &Request) -> Option<usize> {
         let mut from = 0;

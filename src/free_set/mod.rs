@@ -1,4 +1,4 @@
-//! The set of free pages, shared without a lock: bitmap, tree and hints made one.
+//! The set of free pages, shared without a lock: bitmap, tree and hints as one.
 //!
 //! ```text
 //!   claim    hint ─▶ search (tree, then bits) ─▶ take the bits ─▶ take the scavenged bits      [leaf left as it is]
@@ -7,23 +7,24 @@
 //! ```
 //!
 //! **Where an operation takes place.** One read-modify-write on one word of the bitmap decides every operation on up to
-//! 64 pages. A longer run is taken word by word, upwards; if a page turns out to be taken, what was taken goes back and
-//! the search goes on behind that page. Upwards and never waiting: the claimer that stands highest always finishes, so
-//! somebody does.
+//! 64 pages. A longer run is taken word by word, upwards. If a page turns out to be taken, the words taken so far are
+//! given back, and the search continues behind that page. Since claims go upwards and never wait, the claim that stands
+//! highest always finishes, so some thread makes progress.
 //!
-//! **Claims are lazy.** A claim in the hint's word does not touch the tree: the leaf goes on promising what is gone,
-//! and the next search that believes it finds out, corrects it, and goes on. That costs nothing where the next search
-//! begins behind the claim anyway (it does: hints), and it is why a claim of one page is three loads and a compare-
-//! exchange. A claim that was searched for has seen the bits of its chunk: it corrects the leaf if nothing as long is
-//! left. A claim of a chunk or more corrects its leaves at once. Nodes above are left to searches that believe them in
-//! vain. A release is never lazy, but it can see that it has nothing to say: where the run it made is no longer than
-//! the leaf's `max` (and than `start` or `end`, where it touches an end of the chunk), no field of the leaf can grow.
+//! **Claims are lazy.** A claim in the hint's word does not touch the tree: the leaf keeps promising what is gone. The
+//! next search that believes it finds out, corrects it, and continues. That costs nothing if the next search begins
+//! behind the claim, and thanks to the hints it does. This is why a claim of one page is three loads and a
+//! compare-exchange. A claim that needed a search has seen the bits of its chunk, so it corrects the leaf if no run as
+//! long is left. A claim of a chunk or more corrects its leaves at once. Nodes above are left to searches that believe
+//! them in vain. A release is never lazy, but it can tell when it has nothing to publish: if the run it created is no
+//! longer than the leaf's `max` (and than `start` or `end`, where it touches an end of the chunk), no field of the leaf
+//! can grow.
 //!
 //! **Saying no.** Searches believe summaries, and a summary may for a moment promise too little. So `None` is proved:
-//! with a flag up that makes every release pass the [`Turnstile`], search from page 0 between two equal calms. Nobody
-//! was on the way up, nobody held part of a run to give back, nobody released anything: what the search did not find
-//! was not there. See `claim_or_prove`. Where others release something during each search, it ends after
-//! [`Request::searches`] of them, and nothing is proved: so many found nothing.
+//! with a flag raised that makes every release pass the [`Turnstile`], the heap is searched from page 0 between two
+//! equal calms. In that time no thread was carrying a change up, held part of a run to give back, or released anything,
+//! so what the search did not find was not there. See `claim_or_prove`. If other threads release something during each
+//! search, it ends after [`Request::searches`] of them, and nothing is proved: that many searches found nothing.
 //!
 //! | operation | cost, about |
 //! |---|---|
@@ -51,12 +52,12 @@ use crate::sync::{AtomicUsize, Ordering, Turnstile, fence_after_rmw};
 #[derive(Debug)]
 pub struct FreeSet<G: Shape> {
     pub(crate) free: Bitmap,
-    /// 1 = not backed by memory and reads as zero. I1: set only where the page is free and in nobody's hands.
+    /// 1 = not backed by memory and reads as zero. I1: set only where the page is free and in no thread's hands.
     pub(crate) scavenged: Bitmap,
     pub(crate) tree: Tree<G>,
     pub(crate) hints: CachePadded<Hints>,
     turnstile: Turnstile,
-    /// Read by everybody, written seldom.
+    /// Read by all threads, seldom written.
     seldom: CachePadded<Seldom>,
 }
 
@@ -64,11 +65,11 @@ pub struct FreeSet<G: Shape> {
 struct Seldom {
     /// Pages grown so far: the tables are prepared up to here. Only ever raised, under the heap's lock.
     grown: AtomicUsize,
-    /// How many are proving that there is no room.
+    /// How many threads are proving that there is no room.
     provers: AtomicUsize,
 }
 
-/// What is wanted: `pages` in a row, from a page p with (p + phase) divisible by `align`.
+/// A request for `pages` pages in a row, from a page p with (p + phase) divisible by `align`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// How many pages; at least one.
@@ -90,12 +91,12 @@ impl Request {
         }
     }
 
-    /// How often all of the heap is searched for it, at the most, before the answer is no. A search is disturbed if
-    /// somebody frees pages meanwhile; one that is not is the last.
+    /// How often the whole heap is searched for it, at most, before the answer is no. A search is disturbed if another
+    /// thread frees pages meanwhile; the first undisturbed one is the last.
     ///
-    /// A search for an alignment may go from one aligned page to the next, of those whose runs are long enough: there
-    /// may be as many steps (some 50 ns each) as the heap has aligned pages. So the smaller the alignment, the fewer
-    /// searches, and they are eight steps for each page of the heap at the most: 0.4 to 1 s for 8 GiB of single free
+    /// A search for an alignment may step from one aligned page to the next, through all runs that are long enough: up
+    /// to as many steps (some 50 ns each) as the heap has aligned pages. So the smaller the alignment, the fewer the
+    /// searches; together they are at most eight steps for each page of the heap: 0.4 to 1 s for 8 GiB of single free
     /// pages.
     #[must_use]
     pub const fn searches(&self) -> u32 {
@@ -107,7 +108,7 @@ impl Request {
         }
     }
 
-    /// The first page at or after `page` at which the request may begin; `None` past the end of numbers.
+    /// The first page at or after `page` at which the request may begin; `None` if that overflows.
     #[inline(always)]
     pub fn align_page(&self, page: usize) -> Option<usize> {
         let past = (page.wrapping_add(self.phase)) & (self.align - 1);
@@ -163,13 +164,13 @@ impl<G: Shape> FreeSet<G> {
         self.seldom.grown.load(Ordering::Acquire)
     }
 
-    /// Adds `pages` pages at the end, free; scavenged if they are backed by nothing and read as zero.
+    /// Adds `pages` free pages at the end; as scavenged if they are not backed by memory and read as zero.
     ///
-    /// Only under the heap's lock, and after the tables up to the new end were prepared. 40 ns a chunk.
+    /// Only under the heap's lock, and after the tables up to the new end have been prepared. 40 ns a chunk.
     pub fn extend(&self, pages: usize, scavenged: bool) {
         let start = self.grown();
         let _pass = self.turnstile.enter(start >> G::CHUNK_SHIFT);
-        // Release: the tables are prepared, to `grown`.
+        // Release: pairs with the acquire in `grown`; the tables are prepared.
         self.seldom.grown.store(start + pages, Ordering::Release);
         for piece in Pieces::new(start, pages) {
             if scavenged {
@@ -195,7 +196,7 @@ impl<G: Shape> FreeSet<G> {
         self.release(start, pages)
     }
 
-    /// Free pages in a row up to the end of the grown part, counted to `most` at least.
+    /// Free pages in a row up to the end of the grown part, counted to at least `most`.
     pub fn free_at_end(&self, most: usize) -> usize {
         let (end, mut free) = (self.grown(), 0);
         while free < most && free < end {
@@ -211,7 +212,7 @@ impl<G: Shape> FreeSet<G> {
         free.min(end)
     }
 
-    /// Pages grown, free, and free and scavenged. O(heap).
+    /// The numbers of pages that are grown, free, and both free and scavenged. O(heap).
     pub fn count(&self) -> (usize, usize, usize) {
         let grown = self.grown();
         let ones = |map: &Bitmap, word| map.load(word).count_ones() as usize;
@@ -224,20 +225,20 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// Makes right what other threads may have left half done: in the child of a fork, whose one thread is inside no
+    /// Repairs what other threads may have left half done: for the child of a fork, whose only thread is inside no
     /// operation. O(heap): a few hundred nanoseconds a chunk.
     ///
-    /// Bits are never half done. Pages that somebody had taken out stay out. A release may have given its bits and told
-    /// nobody: every summary is made anew, and the hints begin at the bottom.
+    /// Bits are never half done. Pages that a missing thread had taken out stay out. A release may have given its bits
+    /// and published nothing, so every summary is computed anew, and the hints begin at the bottom.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
     )]
     pub(crate) fn recover(&self) {
         self.turnstile.clear();
-        // Relaxed: nobody else is there.
+        // Relaxed: no other thread exists.
         self.seldom.provers.store(0, Ordering::Relaxed);
-        // Who was between the two bitmaps has lost his pages; their marks go with them (I1).
+        // A thread that was between the two bitmaps has lost its pages; their marks go with them (I1).
         for word in 0..self.grown().div_ceil(WORD_PAGES) {
             let stale = self.scavenged.load(word) & !self.free.load(word);
             if stale != 0 {

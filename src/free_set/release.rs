@@ -1,10 +1,10 @@
-//! Putting pages back: the bits first, then whoever has to know.
+//! Putting pages back: first the bits, then the summaries, provers and hints that depend on them.
 //!
 //! ```text
 //!   give the bits ─▶ fence ─▶ does the leaf promise the run they made?
-//!                               ├── yes ─▶ is anybody proving? then pass the turnstile
+//!                               ├── yes ─▶ is a thread proving? then pass the turnstile
 //!                               └── no ──▶ inside the turnstile: leaf, parents ─▶ fence
-//!                             then, either way, the hints above the pages come down
+//!                             then, either way, the hints above the pages are lowered
 //! ```
 
 #![forbid(unsafe_code)]
@@ -17,7 +17,7 @@ use crate::sync::{Ordering, fence_after_rmw};
 use super::{FreeSet, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
-    /// Puts pages back. They were claimed, and are nobody's now.
+    /// Puts pages back. They were claimed, and no thread uses them any longer.
     ///
     /// # Errors
     /// A page that is free already. Nothing is put back, unless two threads free overlapping runs at the same moment:
@@ -31,7 +31,7 @@ impl<G: Shape> FreeSet<G> {
         self.release_long(start, pages)
     }
 
-    /// Puts back the pages of one word, `scavenged` of them as such: the flush of a cache.
+    /// Puts back the pages of one word, those of `scavenged` as scavenged: the flush of a cache.
     ///
     /// # Errors
     /// A page that is free already; the others are put back.
@@ -41,7 +41,7 @@ impl<G: Shape> FreeSet<G> {
             return Ok(());
         }
         if word.scavenged != 0 {
-            // Before the pages are free: whoever takes them must see it (I1).
+            // Before the pages are free: a thread that takes them must see it (I1).
             self.scavenged.mark(word.index, word.scavenged);
         }
         self.release_bits(word.index, word.free).or_else(|page| {
@@ -60,12 +60,12 @@ impl<G: Shape> FreeSet<G> {
         Ok(())
     }
 
-    /// What there is to do once the bits of `mask` have been set in a word, which that left as `after`.
+    /// The work that remains once the bits of `mask` have been set in a word, whose new value is `after`.
     #[inline(always)]
     fn given(&self, word: usize, mask: u64, after: u64) {
-        // SeqCst fence: between the bits and the look at neighbours, leaf, flag and hints. Partners: the fences in
-        // `refresh`, in `claim_or_prove` and in `begin`, between a change of those and a look at the bits; and this
-        // one, of a neighbour's.
+        // SeqCst fence: between setting the bits and reading neighbours, leaf, flag and hints. Partners: the fences in
+        // `refresh`, `claim_or_prove` and `begin`, between a change of those and a read of the bits; and this same
+        // fence in a neighbour's release.
         fence_after_rmw();
         let page = lowest_page(word, mask);
         if has_gaps(mask) {
@@ -76,8 +76,8 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(page, run.longest());
     }
 
-    /// As `given`, where there were gaps between the bits: several runs may have come to be, of which the longest, the
-    /// one that reaches the word's start, and the one that reaches its end matter.
+    /// As `given`, if there are gaps between the bits. Several runs may have been created; three matter: the longest,
+    /// the one that reaches the word's start, and the one that reaches its end.
     #[inline(never)]
     fn given_torn(&self, word: usize, page: usize, after: u64) {
         let (first, inner) = (word * WORD_PAGES, bitmap::summarize(&[after]));
@@ -100,16 +100,16 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(page, longest);
     }
 
-    /// Makes the tree promise a run that has come to be in the chunk of `page`, and whoever proves that there is none
-    /// start over.
+    /// Makes the tree promise a run that was created in the chunk of `page`, and makes threads that are proving there
+    /// is none start over.
     ///
-    /// Ends with a SeqCst fence between leaf and parents and the look at the hints that is to follow; partner: the one
-    /// in `begin`.
+    /// Ends with a SeqCst fence between leaf and parents and the read of the hints that follows; partner: the one in
+    /// `begin`.
     #[inline(always)]
     fn tell(&self, page: usize, run: Run) {
         let chunk = page >> G::CHUNK_SHIFT;
         if run.is_told_by(self.tree.leaf(chunk)) {
-            // Relaxed: ordered by the fence behind the giving of the bits.
+            // Relaxed: ordered by the fence after the giving of the bits; partner: the fence in `claim_or_prove`.
             if self.seldom.provers.load(Ordering::Relaxed) != 0 {
                 drop(self.turnstile.enter(chunk));
             }
@@ -117,16 +117,16 @@ impl<G: Shape> FreeSet<G> {
             let _pass = self.turnstile.enter(chunk);
             self.tree.raise(chunk, run);
         }
-        // The last write was the bits', or the pass's, which was left by a read-modify-write.
+        // The last write was that of the bits or that of leaving the turnstile, both read-modify-writes.
         fence_after_rmw();
     }
 
     /// The run that the bits of `mask`, which has no gaps, are part of in the word `after`, followed into the chunk's
-    /// other words where it reaches them.
+    /// other words if it reaches them.
     #[inline(always)]
     fn run_around(&self, word: usize, mask: u64, after: u64) -> Run {
         let (low, high) = (mask.trailing_zeros(), u64::BITS - mask.leading_zeros());
-        // Ones right below and right above.
+        // The ones right below and right above.
         let below = (after << (u64::BITS - 1 - low) << 1).leading_ones();
         let above = (after >> (high - 1) >> 1).trailing_ones();
         if low == below || high + above == u64::BITS {
@@ -139,9 +139,9 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// The run that these free pages of one chunk are part of in the chunk.
+    /// The run that these free pages of one chunk are part of, within the chunk.
     ///
-    /// Of two releases that meet, the fences let one at least see the other's bits.
+    /// If two releases meet, the fences ensure that at least one sees the other's bits.
     #[inline(never)]
     fn follow(&self, start: usize, pages: usize) -> Run {
         let bits = self.free.chunk::<G>(start >> G::CHUNK_SHIFT);
@@ -155,7 +155,7 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Makes the leaves of these chunks, and what is above them, promise what there is. The caller is inside the
+    /// Makes the leaves of these chunks, and the nodes above them, promise what is there. The caller is inside the
     /// turnstile.
     #[inline]
     pub(super) fn publish(&self, first: usize, last: usize) {
@@ -175,7 +175,7 @@ impl<G: Shape> FreeSet<G> {
             return self.release_chunks(start, pages, first, last);
         }
         let given = self.give_pieces(Pieces::new(start, pages));
-        // As in `given`. If not all could be given, too much is promised: no harm.
+        // SeqCst fence, as in `given`. If not all could be given, too much is promised, which does no harm.
         fence_after_rmw();
         let run = self.follow(start, pages);
         self.tell(start, run);
@@ -183,7 +183,7 @@ impl<G: Shape> FreeSet<G> {
         given
     }
 
-    /// A run over several chunks, whose leaves are made anew.
+    /// A run across several chunks, whose leaves are computed anew.
     fn release_chunks(&self, start: usize, pages: usize, first: usize, last: usize) -> Result<(), usize> {
         let pass = self.turnstile.enter(first);
         let given = self.give_pieces(Pieces::new(start, pages));
@@ -194,7 +194,7 @@ impl<G: Shape> FreeSet<G> {
         given
     }
 
-    /// Sets bits, up to the first that is set already.
+    /// Sets bits, up to the first that is already set.
     fn give_pieces(&self, mut pieces: Pieces) -> Result<(), usize> {
         pieces.try_for_each(|piece| match self.free.give(piece.word, piece.mask) {
             Ok(_) => Ok(()),
@@ -202,8 +202,8 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// Puts back many runs, which are sorted and do not overlap: one look at the leaf of each chunk, one walk for each
-    /// block of siblings.
+    /// Puts back many runs, which are sorted and do not overlap: one look at the leaf of each chunk, one walk up for
+    /// each block of siblings.
     ///
     /// # Errors
     /// As for [`release`](Self::release): a page that is free already; nothing is put back.
@@ -235,7 +235,7 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// Ends a batch's work on a chunk: its leaf now, its parents when the batch leaves the block of siblings. Returns
-    /// the first chunk of that block whose leaf has changed and not been carried up.
+    /// the first chunk of that block whose leaf has changed and not yet been carried up.
     fn close(&self, chunk: usize, dirty: Option<usize>, next: Option<usize>) -> Option<usize> {
         let change = self.tree.cover(chunk, || self.free.chunk::<G>(chunk));
         let dirty = dirty.or((change != Change::None).then_some(chunk));
@@ -258,7 +258,7 @@ impl<G: Shape> FreeSet<G> {
     }
 }
 
-/// Whether there is a zero between two ones of `mask`, which is not zero.
+/// Whether a zero lies between two ones of `mask`, which is not zero.
 #[inline(always)]
 const fn has_gaps(mask: u64) -> bool {
     let low = mask >> mask.trailing_zeros();

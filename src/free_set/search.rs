@@ -1,16 +1,16 @@
-//! Where the lowest run is: first the hint's chunk, then the tree, then the bits of the chunk the tree names.
+//! Where the lowest run is: first the hint's chunk, then the tree, then the bits of the chunk that the tree names.
 //!
-//! A chunk is looked at in one pass over its runs. It goes on behind the run that is found: is there another for the
-//! next search? If not, the pass has seen all there is, and the leaf is corrected as soon as the run is taken, not by a
-//! later search that would have to look again ([`Correction`]). Where runs are found inside the hint's word no search
-//! is made and no leaf corrected.
+//! A chunk is examined in one pass over its runs. The pass continues behind the run it finds, to see whether there is
+//! another one for the next search. If not, it has seen everything in the chunk, and the leaf is corrected as soon as
+//! the run is taken, instead of by a later search that would have to read the bits again ([`Correction`]). A run found
+//! inside the hint's word needs no search and corrects no leaf.
 //!
-//! A search changes nothing but summaries that promise too much, and a hint it has outgrown. Who corrects a summary
-//! need not carry the change up if it only lowers: what is above promises enough, and a search that believes it too
-//! long corrects it. But the correction may have to be corrected: by the time it is written somebody may have released
-//! pages, and seen that the old summary had them. The second look finds them and raises the summary again, and as that
-//! one relied on it, this has to be carried up. (Never to carry up loses pages: shuttle's models found it. Always to do
-//! so was a seventh of all instructions in a torn heap.)
+//! A search changes nothing but summaries that promise too much, and a hint it has outgrown. A correction that only
+//! lowers a summary need not be carried up: the nodes above promise enough, and a search that believes them in vain
+//! corrects them. But a correction may itself need correcting: by the time it is written, another thread may have
+//! released pages and seen them promised by the old summary. The second look finds these pages and raises the summary
+//! again. Since that thread relied on it, this raise has to be carried up. (Never carrying up loses pages: shuttle's
+//! models found that. Always doing so took a seventh of all instructions in a torn heap.)
 
 #![forbid(unsafe_code)]
 
@@ -26,9 +26,9 @@ use super::{FreeSet, Request};
 /// A search that may raise the hint it begins at.
 pub(super) struct Survey {
     band: Band,
-    /// The hint, watched, as it was before anything was looked at.
+    /// The hint, watched, as it was before anything else was read.
     seen: Mark,
-    /// The turnstile, after that.
+    /// The turnstile, read after the hint.
     calm: Option<Calm>,
     pub(super) trail: Trail,
 }
@@ -46,32 +46,32 @@ impl Survey {
 pub(super) struct Trail {
     /// Its own passes through the turnstile.
     pub(super) passes: u32,
-    /// What there is to correct when exactly the run that was found is taken.
+    /// What to correct once exactly the run that was found is taken.
     pub(super) correction: Option<Correction>,
-    /// It goes from run to run within a chunk, and most are not the one: nothing is summed on the way.
+    /// It steps from run to run within a chunk, and most of them are not the one taken: nothing is summed on the way.
     steps: bool,
 }
 
 /// A leaf that promises too much.
 pub(super) struct Correction {
     chunk: usize,
-    /// What it said, before the bits were read.
+    /// What the leaf said before the bits were read.
     says: Summary,
     bits: Block,
-    /// What the bits add up to.
+    /// The summary of the bits.
     truth: Summary,
 }
 
-/// What came of looking at the bits of a chunk.
+/// The outcome of examining the bits of a chunk.
 pub(super) enum Look {
     Found(usize),
-    /// Nothing; this many free pages in a row end with the chunk.
+    /// No run; this many free pages in a row end with the chunk.
     Carry(usize),
 }
 
 impl<G: Shape> FreeSet<G> {
-    /// The first page of the lowest run at or after `from` that meets the request, as the summaries and then the bits
-    /// have it. Leaves its `trail`.
+    /// The first page of the lowest run at or after `from` that meets the request, according to the summaries and then
+    /// the bits. Leaves its `trail`.
     pub(super) fn search(&self, request: &Request, from: usize, trail: &mut Trail) -> Option<usize> {
         let mut from = request.align_page(from)?;
         trail.steps = request.align > 1;
@@ -81,7 +81,7 @@ impl<G: Shape> FreeSet<G> {
             if aligned == start {
                 return Some(start);
             }
-            // Not the run that will be taken.
+            // This is not the run that will be taken.
             trail.correction = None;
             from = aligned;
         }
@@ -112,8 +112,7 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Looks into the chunk a search begins in, from its page `from` on: at the leaf, and if that promises enough at
-    /// the bits.
+    /// Examines the chunk a search begins in, from its page `from` on: the leaf, and if that promises enough, the bits.
     #[inline]
     fn look_from(&self, chunk: usize, count: usize, from: usize, trail: &mut Trail) -> Look {
         let leaf = self.tree.leaf(chunk);
@@ -127,7 +126,7 @@ impl<G: Shape> FreeSet<G> {
     /// it.
     #[inline]
     fn look(&self, chunk: usize, count: usize, from: usize, carry: usize, trail: &mut Trail) -> Look {
-        // Before the bits: the first round of protocol R, if it comes to that.
+        // Read before the bits: this is the first round of protocol R, if a correction is needed.
         let leaf = self.tree.leaf(chunk);
         let bits = self.free.chunk::<G>(chunk);
         let words = &bits[..G::CHUNK_WORDS];
@@ -172,7 +171,7 @@ impl<G: Shape> FreeSet<G> {
         Look::Carry(if end == G::CHUNK_PAGES { carry + end } else { end })
     }
 
-    /// Makes a leaf say what there is.
+    /// Makes a leaf say what the bits say.
     #[cold]
     pub(super) fn correct_leaf(&self, correction: &Correction) {
         let Correction {
@@ -188,8 +187,8 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Makes the leaf of a chunk and all that is above it say what there is, after a run that seemed to reach into the
-    /// chunk was not there: which of them promised it is not known.
+    /// Makes the leaf of a chunk and all nodes above it say what is there, after a run that seemed to reach into the
+    /// chunk did not exist. Which of them promised it is not known.
     #[cold]
     pub(super) fn correct_all(&self, chunk: usize) {
         let _pass = self.turnstile.enter(chunk);
@@ -200,7 +199,7 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Makes an inner node, found to promise too much, say what its children do.
+    /// Makes an inner node that was found to promise too much say what its children do.
     #[cold]
     pub(super) fn correct_node(&self, level: usize, index: usize, trail: &mut Trail) {
         trail.passes += 1;
@@ -214,8 +213,9 @@ impl<G: Shape> FreeSet<G> {
     #[inline(always)]
     pub(super) fn begin(&self, band: Band, hint: Mark) -> Survey {
         let seen = self.hints.watch(band, hint);
-        // SeqCst fence: between the hint and the look at turnstile, tree and bits. Partner: the fence of a release
-        // between those and the hint: if it found the hint as it was before ours, we see all it did.
+        // SeqCst fence: between reading the hint and reading turnstile, tree and bits. Partner: the fence of a release,
+        // between changing those and reading the hint: if the release read the hint as it was before our read, we see
+        // all it did.
         fence_after_load();
         Survey {
             band,
@@ -225,9 +225,10 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Raises the hint that the search began at to `page`, below which it has left no run of its length.
+    /// Raises the hint that the search began at to `page`, if no run of its length is left below that.
     ///
-    /// What the search did not see it may not conclude from; see [`hints`](crate::hints) for why nothing is missed.
+    /// The search may not conclude anything from what it did not see; see [`hints`](crate::hints) for why nothing is
+    /// missed.
     #[inline(always)]
     pub(super) fn raise_hint(&self, survey: &Survey, page: usize) {
         let Some(calm) = survey.calm else { return };

@@ -1,9 +1,9 @@
-//! A turnstile: tells whether anybody is, or has been, in the middle of something.
+//! A turnstile: tells whether any thread is, or has been, in the middle of something.
 //!
-//! Whoever changes summaries (and so may leave one too small for a moment), or holds part of a run it may have to give
-//! back, passes in before and out after. Who wants to conclude from what it does *not* see - that no run is free, that
-//! no page lies below a hint - reads the turnstile before and after looking: calm both times, and the same calm, means
-//! nobody passed while it looked.
+//! A thread passes through it (enters before, leaves after) while it changes summaries, and so may leave one too small
+//! for a moment, or while it holds part of a run that it may have to give back. A thread that wants to conclude from
+//! what it does *not* see - that no run is free, that no page lies below a hint - reads the turnstile before and after
+//! its search. If it is calm both times, and the calm is the same, no thread passed during the search.
 //!
 //! ```text
 //!   stripe   63            32 31             0      one for the chunks ≡ i (mod 8), a cache line of its own
@@ -13,10 +13,10 @@
 //!   calm = no stripe has anybody inside; a calm is known by the sum of all that ever entered
 //! ```
 //!
-//! To pass costs two uncontended read-modify-writes (~14 ns); to read, a load of each stripe. Nobody ever waits at it.
-//! Who reads and also passes, as a search does that corrects summaries, knows how often, and expects a calm that is
-//! later by as much. The count of entries wraps after 2³² passes; for a reader to be fooled that many must happen
-//! between its two readings.
+//! A pass costs two uncontended read-modify-writes (~14 ns), a reading one load per stripe. No thread ever waits here.
+//! A reader that also passes, as a search does when it corrects summaries, knows how often it has, and expects a calm
+//! that is later by that many entries. The count of entries wraps after 2³² passes; to fool a reader, that many must
+//! fall between its two readings.
 
 #![forbid(unsafe_code)]
 
@@ -27,13 +27,13 @@ use super::{AtomicU64, Ordering, STRIPES};
 const INSIDE: u64 = (1 << 32) - 1;
 const ENTER: u64 = (1 << 32) + 1;
 
-/// Counts who is inside and who has ever been, in `N` stripes, a power of two.
+/// Counts the threads inside, and all entries so far, in `N` stripes, a power of two.
 #[derive(Debug)]
 pub struct Turnstile<const N: usize = STRIPES> {
     stripes: [CachePadded<AtomicU64>; N],
 }
 
-/// A moment at which nobody was inside, to be compared with a later one.
+/// A moment at which no thread was inside, to be compared with a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calm {
     entered: u32,
@@ -50,7 +50,7 @@ impl Calm {
     }
 }
 
-/// One who is inside; dropping it is leaving.
+/// A thread's stay inside; dropping it leaves.
 #[derive(Debug)]
 pub struct Pass<'a> {
     stripe: &'a AtomicU64,
@@ -69,7 +69,7 @@ impl<const N: usize> Turnstile<N> {
         N - 1
     };
 
-    /// A turnstile that nobody has passed.
+    /// A turnstile that no thread has passed.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -77,47 +77,53 @@ impl<const N: usize> Turnstile<N> {
         }
     }
 
-    /// Goes in, by the stripe of `chunk`.
+    /// Enters, through the stripe of `chunk`.
     ///
-    /// The entry is a read-modify-write, so `fence_after_rmw` behind it keeps it before every later load.
+    /// The entry is a read-modify-write, so a `fence_after_rmw` after it orders it before every later load.
     #[inline]
     pub fn enter(&self, chunk: usize) -> Pass<'_> {
         let stripe = &self.stripes[chunk & Self::MASK];
-        // Acquire: nothing done inside is done before. Seen by whoever acquires anything written inside.
+        // Acquire: nothing done inside happens before the entry. Partner: any thread that acquires anything written
+        // inside sees the entry.
         stripe.fetch_add(ENTER, Ordering::Acquire);
         Pass { stripe }
     }
 
-    /// The present calm, or `None` if anybody is inside.
+    /// The current calm, or `None` if any thread is inside.
     ///
-    /// Two equal calms, with the reader's own change and a fence behind it before what he looks at, say this: if he saw
-    /// anything that somebody wrote inside, that one had left before the first calm. For what is read by Acquire brings
-    /// the writer's entry with it, so the second calm counts that entry; the first counted it too, being equal, and did
-    /// not find him inside, so he had left; and his leaving was a release, so the reader sees all he did. No fence is
-    /// needed here for that.
+    /// Suppose a reader makes a change of its own and passes a fence, then reads a calm, then what it is looking for,
+    /// then an equal calm. Then, if it saw anything that some thread wrote inside, that thread had left before the
+    /// first calm:
+    ///
+    /// - What is read by Acquire brings the writer's entry with it, so the second calm counts that entry.
+    /// - The first calm is equal, so it counted the entry too, and it did not find the writer inside: the writer had
+    ///   left.
+    /// - Leaving is a release, so the reader sees everything the writer did.
+    ///
+    /// No fence is needed here for that.
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
         let (entered, inside) = self.look();
         (!inside).then_some(entered)
     }
 
-    /// Sends everybody out: in the child of a fork, which has one thread, and that is not inside.
+    /// Removes every thread: for the child of a fork, whose single thread is not inside.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
     )]
     pub(crate) fn clear(&self) {
         for stripe in &self.stripes {
-            // Relaxed: nobody else is there. The entries stay counted, so that no calm of before comes again.
+            // Relaxed: no other thread exists. The entries stay counted, so that no earlier calm recurs.
             stripe.fetch_and(!INSIDE, Ordering::Relaxed);
         }
     }
 
-    /// How many have ever entered, and whether anybody is inside now.
+    /// All entries so far, and whether any thread is inside now.
     #[inline]
     pub fn look(&self) -> (Calm, bool) {
         // Acquire: pairs with the release of `Pass::drop`; what was done inside is seen. Both counts are summed at
-        // once: never are so many inside that they reach the entries.
+        // once: there are never so many threads inside that their count reaches the entries.
         let sum = self
             .stripes
             .iter()
@@ -130,7 +136,7 @@ impl<const N: usize> Turnstile<N> {
 impl Drop for Pass<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: whoever reads calm after this sees all that was done inside.
+        // Release: pairs with the acquire in `look`; a thread that reads calm after this sees everything done inside.
         self.stripe.fetch_sub(1, Ordering::Release);
     }
 }
