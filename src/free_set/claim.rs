@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claim ── in the hint's word? ──▶ take          no search at all: the common case
-//!     └───── search from the hint ─▶ take          the bits said yes, or it goes on behind the page that was gone
+//!     └───── search from the hint ─▶ take          the bits said yes, or it continues behind the page that was gone
 //!              └──────────────────── prove ─▶ None
 //! ```
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claim    hint ─▶ search (tree, then bits) ─▶ take the bits ─▶ take the scavenged bits      [leaf left as it is]
-//!   release  scavenged bits ─▶ give the bits ─▶ fence ─▶ leaf still right? ─ no ─▶ refresh leaf, parents ─▶ hints
+//!   release  scavenged bits ─▶ give the bits ─▶ fence ─▶ leaf still right? ─ no ─▶ raise leaf, parents ───▶ hints
 //!                                                       └──── yes ────────────────────────────────────────▲
 //! ```
 //!

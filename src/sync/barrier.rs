@@ -1,29 +1,29 @@
-//! A pair of fences of which one is nearly free, wherever that can be had, and two full ones elsewhere.
+//! A pair of fences of which one is nearly free, where the system allows that, and two full ones elsewhere.
 //!
 //! ```text
-//!   who comes by often            who comes seldom
+//!   frequent side                 rare side
 //!   store "I am inside"           store "keep out"
 //!   light ─────────────── ╳ ───── heavy                at least one of the two loads sees the other's store
 //!   load  "keep out?"             load  "inside?"
 //! ```
 //!
-//! Two full fences make that so (Dekker). Where the kernel can make every thread of the process pass a full fence, the
-//! frequent side needs only to tell the compiler: ~0 ns for it, 0.2 us for the other with one thread at work, some
-//! microseconds with many. Where it cannot, both pay ~6 ns. Which of the two it is must be the same for both sides, so
-//! a barrier finds out when it is made, and belongs to the structure it is for.
+//! Two full fences guarantee that (Dekker). Where the kernel can make every thread of the process pass a full fence,
+//! the frequent side only needs a compiler fence: it costs ~0 ns there, and on the rare side 0.2 us with one thread at
+//! work, some microseconds with many. Where the kernel cannot, both sides pay ~6 ns. Both sides must use the same
+//! variant, so a barrier finds out which when it is made, and belongs to the structure it serves.
 
 #![forbid(unsafe_code)]
 
 use super::imp::{fence, fence_heavy, fence_light};
 
-/// How the two sides of a structure meet.
+/// How the two sides of one structure are ordered against each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Barrier {
     asymmetric: bool,
 }
 
 impl Barrier {
-    /// The best there is here, for both sides of one structure.
+    /// The best variant available here, for both sides of one structure.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Barrier {
         }
     }
 
-    /// The frequent side.
+    /// The fence of the frequent side.
     #[inline(always)]
     pub(crate) fn light(self) {
         if self.asymmetric {
@@ -41,11 +41,11 @@ impl Barrier {
         }
     }
 
-    /// The other. Whether it was done: a kernel may refuse today what it granted yesterday, and then nothing may be
-    /// concluded.
+    /// The fence of the rare side. Returns whether it took effect: a kernel may refuse today what it granted yesterday,
+    /// and then nothing may be concluded.
     #[must_use]
     pub(crate) fn heavy(self) -> bool {
-        // Also towards others on this side, whom nobody interrupts.
+        // Also orders this thread against others on the rare side, which nothing interrupts.
         fence();
         let done = !self.asymmetric || fence_heavy();
         fence();

@@ -4,11 +4,11 @@
 //!   0 free ──lock──▶ 1 held ──a second thread waits──▶ 2 held, with sleepers ──unlock──▶ 0, wake one
 //! ```
 //!
-//! Never `std::sync::Mutex` or a lock crate in an allocator: they may allocate. This one is a word; where there is a
-//! futex waiters sleep on it, elsewhere they spin with back-off. It is not fair and knows no poisoning: nothing here
-//! unwinds. The algorithm is the second of Ulrich Drepper, "Futexes are tricky".
+//! An allocator must not use `std::sync::Mutex` or a lock crate: they may allocate. This lock is one word. Waiters
+//! sleep on it where there is a futex, and spin with back-off elsewhere. It is not fair and has no poisoning: nothing
+//! here unwinds. The algorithm is the second of Ulrich Drepper, "Futexes are tricky".
 //!
-//! Uncontended, a lock and unlock are one compare-exchange and one swap (~18 ns) and no system call.
+//! Uncontended, lock and unlock cost one compare-exchange and one swap (~18 ns) and no system call.
 
 #![forbid(unsafe_code)]
 
@@ -20,13 +20,13 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
 
-/// Rounds of spinning before a waiter goes to sleep: about as long as a short critical section.
+/// Rounds of spinning before a waiter sleeps: about as long as a short critical section.
 const SPINS: u32 = 6;
 
-/// Rounds, most of them yields, in which one who was woken should be there: some 100 us.
+/// Rounds, most of them yields, within which a woken thread should arrive: some 100 us.
 const ROUNDS_TO_WAKE: u32 = 256;
 
-/// A lock that guards no data of its own: what it protects says so.
+/// A lock that guards no data of its own: what it protects names it.
 #[derive(Debug)]
 pub struct Lock {
     state: AtomicU32,
@@ -57,7 +57,7 @@ impl Lock {
         }
     }
 
-    /// Waits until the lock is free, and holds it as long as the guard lives.
+    /// Waits until the lock is free, and acquires it for as long as the guard lives.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
         if let Some(guard) = self.try_lock() {
@@ -66,19 +66,19 @@ impl Lock {
         self.lock_slow()
     }
 
-    /// Holds the lock if it is free now.
+    /// Acquires the lock if it is free now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_>> {
-        // Acquire: sees what the last holder wrote, whose `drop` released it.
+        // Acquire: sees what the last holder wrote; pairs with the release in its `drop`.
         let taken = self
             .state
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        // Not `then_some`: a guard made for nothing would unlock when it is dropped.
+        // Not `then_some`: that would make a guard even on failure, and dropping it would unlock.
         taken.is_ok().then(|| Guard { lock: self })
     }
 
-    /// Waits until the lock is free, and holds it until [`let_go`](Self::let_go): for `fork`, which begins and ends in
-    /// functions of their own.
+    /// Waits until the lock is free, and acquires it until [`let_go`](Self::let_go): for `fork`, which begins and ends
+    /// in different functions.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -87,7 +87,7 @@ impl Lock {
         core::mem::forget(self.lock());
     }
 
-    /// Ends what [`hold`](Self::hold) began, in the process that did so or in its child.
+    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -96,21 +96,22 @@ impl Lock {
         drop(Guard { lock: self });
     }
 
-    /// Waits about as long as a short critical section, and never for a thread that does not run.
+    /// Waits about as long as a short critical section, and never for a thread that is not running.
     #[inline]
     pub fn lock_soon(&self) -> Option<Guard<'_>> {
         self.try_lock().or_else(|| self.spin())
     }
 
-    /// Waits as long as a short critical section, and then so many times a millisecond (or what the system's timer has
-    /// for one): a wake that somebody else was quicker to use counts as one. For who may be waited for, in the end, by
-    /// whoever holds the lock.
+    /// Waits as long as a short critical section, and then up to `waits` times a millisecond (or the closest that the
+    /// system's timer has). A wake that another thread was quicker to use counts as one wait. For callers that the
+    /// lock's holder may itself be waiting for in the end.
     #[cold]
     pub fn lock_within(&self, waits: u32) -> Option<Guard<'_>> {
         self.lock_soon().or_else(|| {
             (0..=waits).find_map(|round| {
-                // Acquire: as in `try_lock`. Taken as awaited, for others may sleep. The last look is behind the last
-                // wait: who gives up may have been the one that was woken, and leaves the word so that another will be.
+                // Acquire: as in `try_lock`. Taken as awaited, since others may sleep. The last attempt follows the
+                // last wait: a thread that gives up may be the one that was woken, and leaves the word such that
+                // another will be.
                 if self.state.swap(AWAITED, Ordering::Acquire) == FREE {
                     return Some(Guard { lock: self });
                 }
@@ -136,7 +137,7 @@ impl Lock {
             return guard;
         }
         let mut round = SPINS;
-        // Acquire: as in `try_lock`. Having slept, we cannot know whether others still do, so the lock is taken as
+        // Acquire: as in `try_lock`. After sleeping we cannot know whether others still do, so the lock is taken as
         // awaited.
         while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
             wait(&self.state, AWAITED, round);
@@ -153,14 +154,14 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Lets go, and holds again: if others sleep for it, one of them goes first, unless he takes long to wake up. For
-    /// who holds it long, and could be interrupted here.
+    /// Releases the lock and acquires it again. If others sleep on it, one of them goes first, unless it takes long to
+    /// wake up. For a thread that holds the lock for long, and can be interrupted here.
     ///
-    /// He does not sleep for it as they do: the wake of one who lets go is one sleeper's, and he would take it from
+    /// That thread does not sleep on the lock as they do: an unlock wakes one sleeper, and it would take that wake from
     /// them.
     pub fn after_others(self) -> Self {
         let lock = self.lock;
-        // Relaxed, twice: looks. Who comes just now waits once more.
+        // Relaxed, twice: hints only, no partner. A thread that begins to sleep just now waits once more.
         let awaited = lock.state.load(Ordering::Relaxed) == AWAITED;
         drop(self);
         if awaited {
@@ -178,7 +179,7 @@ impl<'a> Guard<'a> {
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: hands what we wrote to the next holder, whose exchange acquires it.
+        // Release: publishes what we wrote to the next holder, whose exchange acquires it.
         if self.lock.state.swap(FREE, Ordering::Release) == AWAITED {
             wake(&self.lock.state);
         }

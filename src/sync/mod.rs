@@ -1,8 +1,8 @@
-//! The one door to everything threads share: atomics, fences, tables of them, the lock, the turnstile.
+//! The only way to everything that threads share: atomics, fences, tables of them, the lock, the turnstile.
 //!
-//! No other module names `core::sync::atomic` (the memory sources and the process-wide state of the global allocator,
-//! which are not modelled, are the exceptions that `tests/tidy.rs` lists). Under a model checker the same names come
-//! from the checker, so what it explores is the code that ships:
+//! No other module names `core::sync::atomic`. (The exceptions, listed in `tests/tidy.rs`, are the memory sources and
+//! the process-wide state of the global allocator, which are not modelled.) Under a model checker the same names
+//! resolve to the checker's types, so it explores the code that ships:
 //!
 //! | built with | atomics and fences | tables |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | `--cfg loom` and the feature `internals` | `loom` | boxed slices |
 //! | `--cfg shuttle` and the feature `internals` | `shuttle` | boxed slices |
 //!
-//! Only the name of an [`Ordering`] always comes from `core`.
+//! Only [`Ordering`] always comes from `core`.
 
 pub use core::sync::atomic::Ordering;
 

@@ -1,8 +1,8 @@
-//! The door as it opens under loom or shuttle: the checker's atomics, tables in boxes.
+//! The same names under loom or shuttle: the checker's atomics, tables in boxes.
 //!
-//! Equal in shape to `native`. loom's atomics cannot be born in zeroed memory, so a table makes its entries one by one;
-//! it takes SeqCst accesses for AcqRel but treats SeqCst fences fully, which is why the protocol is written with
-//! fences. shuttle is sequentially consistent: it sees schedules, not weak memory.
+//! The interface equals that of `native`. loom's atomics cannot be created by zeroing memory, so a table makes its
+//! entries one by one. loom treats SeqCst accesses as AcqRel but SeqCst fences fully, which is why the protocols are
+//! written with fences. shuttle is sequentially consistent: it explores schedules, not weak memory.
 
 extern crate std;
 
@@ -25,10 +25,10 @@ use shuttle::{
     thread::yield_now,
 };
 
-/// One stripe: every walk meets every other, and there is less to explore.
+/// One stripe: every pass meets every other, and there is less to explore.
 pub(crate) const STRIPES: usize = 1;
 
-/// One place where all meet.
+/// One place, shared by all.
 pub(crate) const SHARED: usize = 1;
 
 /// A sequentially consistent (SeqCst) fence.
@@ -36,18 +36,18 @@ pub(crate) fn fence() {
     checker_fence(Ordering::SeqCst);
 }
 
-/// The same: a model is of the language's memory, not of x86's.
+/// A full fence: a model follows the language's memory model, not x86's.
 pub(crate) fn fence_after_rmw() {
     fence();
 }
 
-/// The same.
+/// A full fence, for the same reason.
 pub(crate) fn fence_after_load() {
     fence();
 }
 
-/// The light half of an asymmetric fence. What the system call promises the heavy half is to a model a fence on this
-/// side too.
+/// The light half of an asymmetric fence. In a model, what the system call guarantees the heavy half takes a fence on
+/// this side too.
 pub(crate) fn fence_light() {
     fence();
 }
@@ -63,12 +63,12 @@ pub(crate) fn process() -> u32 {
     0
 }
 
-/// Lets another thread go first.
+/// Lets another thread run first.
 pub(crate) fn relax(_round: u32) {
     yield_now();
 }
 
-/// Returns for no reason, after letting others go first.
+/// Returns spuriously, after letting other threads run first.
 pub(crate) fn wait(_word: &AtomicU32, _expected: u32, _round: u32) {
     yield_now();
 }
@@ -78,7 +78,7 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time
     wait(word, expected, 0);
 }
 
-/// Nobody sleeps.
+/// No thread sleeps.
 pub(crate) fn wake(_word: &AtomicU32) {}
 
 /// A type whose tables start as [`zeroed`](Self::zeroed).
@@ -91,14 +91,14 @@ pub unsafe trait Zeroed {
     fn zeroed() -> Self;
 }
 
-// SAFETY: nothing is owed in a model.
+// SAFETY: the trait requires nothing in a model.
 unsafe impl Zeroed for AtomicU64 {
     fn zeroed() -> Self {
         Self::new(0)
     }
 }
 
-// SAFETY: nothing is owed in a model.
+// SAFETY: the trait requires nothing in a model.
 unsafe impl Zeroed for AtomicU32 {
     fn zeroed() -> Self {
         Self::new(0)
@@ -157,7 +157,7 @@ impl<T: Zeroed> Table<T> {
         &self.entries[first..first + count]
     }
 
-    /// Entries.
+    /// The number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -1,4 +1,4 @@
-//! The door as it opens outside a model: `core`'s atomics, tables in memory that a source prepared.
+//! The same names outside a model: `core`'s atomics, tables in memory that a source prepared.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -10,11 +10,11 @@ use libc::__errno as errno;
 #[cfg(all(feature = "std", target_os = "linux"))]
 use libc::__errno_location as errno;
 
-/// Stripes of a [`Turnstile`](super::Turnstile): enough that walks in different chunks seldom meet, few enough to read
-/// them all.
+/// Stripes of a [`Turnstile`](super::Turnstile): enough that passes for different chunks seldom contend, few enough to
+/// read them all.
 pub(crate) const STRIPES: usize = 8;
 
-/// Places where those meet who own none: lanes of a sharded list.
+/// Places shared by the threads that own none: lanes of a sharded list.
 pub(crate) const SHARED: usize = 8;
 
 /// A sequentially consistent (SeqCst) fence.
@@ -23,10 +23,11 @@ pub(crate) fn fence() {
     core::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// A sequentially consistent (SeqCst) fence whose caller's last write to shared memory was an atomic read-modify-write.
+/// A sequentially consistent (SeqCst) fence, for a caller whose last write to shared memory was an atomic
+/// read-modify-write.
 ///
-/// On x86 that write was a locked instruction, which is a full barrier: no later load can be executed before it, and
-/// only the compiler is left to be told. (An `mfence` more would cost 6 ns in every free.) Elsewhere the fence is real.
+/// On x86 that write was a locked instruction, which is a full barrier: no later load can be executed before it. Only
+/// the compiler needs a fence. (An additional `mfence` would cost 6 ns in every free.) Elsewhere the fence is real.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
     if cfg!(any(target_arch = "x86", target_arch = "x86_64")) {
@@ -36,27 +37,27 @@ pub(crate) fn fence_after_rmw() {
     }
 }
 
-/// A sequentially consistent (SeqCst) fence between two loads of its caller, which has perhaps written nothing.
+/// A sequentially consistent (SeqCst) fence between two loads of its caller, which may have written nothing.
 ///
-/// What it is to say: if another thread made a change by a read-modify-write, had a fence, and then read an older value
-/// than our first load did, our second load sees the change. x86 keeps loads in order, and all see a read-modify-write
-/// before its thread's next load is made: only the compiler is left to be told.
+/// Its guarantee: if another thread made a change by a read-modify-write, passed a fence, and then read an older value
+/// than our first load did, our second load sees the change. x86 keeps loads in order, and a read-modify-write is
+/// visible to all before its thread's next load executes, so only the compiler needs a fence.
 #[inline(always)]
 pub(crate) fn fence_after_load() {
     fence_after_rmw();
 }
 
-/// The light half of an asymmetric fence: free, for the thread that comes by often. It orders nothing but against
-/// [`fence_heavy`] of another thread, and against that it is a sequentially consistent (SeqCst) fence.
+/// The light half of an asymmetric fence: free, for the frequent side. It orders nothing except against [`fence_heavy`]
+/// of another thread; against that it is a sequentially consistent (SeqCst) fence.
 #[inline(always)]
 pub(crate) fn fence_light() {
-    // Only the compiler is told; where the system has no heavy half, that one says so and nothing is concluded.
+    // A compiler fence only. Where the system has no heavy half, that half says so and nothing is concluded.
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// The heavy half: when it returns true, every thread of the process has passed a full fence since it was called,
-/// between two of its instructions. Some microseconds; the first in a process may take milliseconds. False where the
-/// system cannot do that, or is not let.
+/// The heavy half: when it returns true, every thread of the process has passed a full fence since the call, between
+/// two of its instructions. Costs some microseconds; the first in a process may take milliseconds. Returns false where
+/// the system cannot do that, or refuses to.
 #[cold]
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn fence_heavy() -> bool {
@@ -66,14 +67,14 @@ pub(crate) fn fence_heavy() -> bool {
         // SAFETY: membarrier reads and writes no memory of ours; it may be refused.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     };
-    // The first of a process, and of a child perhaps, has to register.
+    // The first call in a process, and perhaps in a forked child, has to register.
     let done = keeping_errno(|| ask(PRIVATE_EXPEDITED) || ask(REGISTER_PRIVATE_EXPEDITED) && ask(PRIVATE_EXPEDITED));
-    // The compiler must not move accesses over the call; the kernel orders this thread's with the others'.
+    // The compiler must not move accesses across the call; the kernel orders this thread's with the others'.
     fence();
     done
 }
 
-/// What `call` returns; the thread's errno is as it was.
+/// Returns what `call` does; the thread's errno is left as it was.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 fn keeping_errno<R>(call: impl FnOnce() -> R) -> R {
     // SAFETY: errno is the calling thread's own, and stays where it is as long as the thread does.
@@ -86,14 +87,14 @@ fn keeping_errno<R>(call: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Elsewhere there is none.
+/// Elsewhere there is no heavy half.
 #[cold]
 #[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn fence_heavy() -> bool {
     false
 }
 
-/// Which process this is: the child of a fork is another. 0 where there is no such thing.
+/// Identifies this process; the child of a fork is another. 0 where there are no processes.
 #[cold]
 pub(crate) fn process() -> u32 {
     #[cfg(all(unix, feature = "std"))]
@@ -104,35 +105,36 @@ pub(crate) fn process() -> u32 {
     process
 }
 
-/// Lets another thread go first, in a loop that waits for one: a pause, then (where there is an operating system) a
-/// yield.
+/// Lets another thread run first, in a loop that waits for one: a pause, and later (where there is an operating system)
+/// a yield.
 #[cold]
 pub(crate) fn relax(round: u32) {
     if round < 7 {
         (0..1_u32 << round).for_each(|_| core::hint::spin_loop());
         return;
     }
-    // SAFETY: sched_yield has no preconditions; failure means it did not yield. On Linux only a filter has it fail.
+    // SAFETY: sched_yield has no preconditions; failure means it did not yield. On Linux only a filter makes it fail.
     #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
     keeping_errno(|| unsafe { libc::sched_yield() });
     #[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
-    // SAFETY: as above.
+    // SAFETY: sched_yield has no preconditions; failure means it did not yield.
     unsafe {
         libc::sched_yield();
     }
-    // Nobody to yield to is known: a pause about as long as a yield takes that finds nobody.
+    // There is no known thread to yield to: a pause about as long as a yield takes that finds no other thread.
     #[cfg(not(all(unix, feature = "std")))]
     (0..1 << 4).for_each(|_| core::hint::spin_loop());
 }
 
-/// Sleeps while `word` is `expected`, or returns at once, or for no reason: the caller looks again.
+/// Sleeps while `word` is `expected`. May return at once or spuriously: the caller checks again.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
     wait_for(word, expected, None);
 }
 
-/// Half of a time, as the futex call takes it: a word of the kernel's. The C library's `timespec` is that on 64 bits
-/// only; on 32 it may count seconds in 64, and their upper half would be read as the nanoseconds: no wait at all.
+/// Half of a time, as the futex call takes it: a word of the kernel's. The C library's `timespec` consists of those on
+/// 64 bits only. On 32 bits it may count seconds in 64 bits; the kernel would read their upper half as the nanoseconds,
+/// and not wait at all.
 #[cfg(all(
     feature = "std",
     any(target_os = "linux", target_os = "android"),
@@ -146,10 +148,10 @@ type KernelWord = i64;
 ))]
 type KernelWord = libc::c_long;
 
-/// As [`wait`], and not longer than `time`, if there is one.
+/// As [`wait`], but for at most `time`, if there is one.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
-    // Seconds, nanoseconds: less than a billion, which the word holds.
+    // Seconds, then nanoseconds: less than a billion, which fits the word.
     let time = time.map(|time| -> [KernelWord; 2] {
         [
             KernelWord::try_from(time.as_secs()).unwrap_or(KernelWord::MAX),
@@ -157,7 +159,7 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time:
         ]
     });
     // SAFETY: the futex call reads the word and the time, which outlive it. Every failure (EAGAIN, EINTR, ENOSYS under
-    // a filter) is a return for no reason.
+    // a filter) is a spurious return.
     keeping_errno(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -192,7 +194,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
     }
 }
 
-/// Without a futex the whole time is slept.
+/// Without a futex, sleeps for the whole time.
 #[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::time::Duration>) {
     let time = time.unwrap_or(core::time::Duration::from_secs(1));
@@ -200,11 +202,12 @@ pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::tim
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos() as _,
     };
-    // SAFETY: `time` is a valid place to read from. Woken early is no harm.
+    // SAFETY: `time` is valid for reads. An early wake does no harm.
     unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
 }
 
-/// Without an operating system there is no clock either: 64 spins, a microsecond or so, for each of the time.
+/// Without an operating system there is no clock either: each microsecond of the time is 64 spins, which take about
+/// that.
 #[cfg(not(all(unix, feature = "std")))]
 pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
     let pauses = time.map_or(1, |time| time.as_micros());
@@ -214,11 +217,12 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time:
         .for_each(|_| relax(6));
 }
 
-/// Without a futex nobody sleeps.
+/// Without a futex no thread sleeps.
 #[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn wake(_word: &AtomicU32) {}
 
-/// A type of which all-zero bytes are a valid value: [`zeroed`](Self::zeroed), which tables in fresh memory start as.
+/// A type of which all-zero bytes are a valid value, [`zeroed`](Self::zeroed): the initial value in tables in fresh
+/// memory.
 ///
 /// # Safety
 ///
@@ -235,18 +239,18 @@ unsafe impl Zeroed for AtomicU64 {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: as for `AtomicU64`.
 unsafe impl Zeroed for AtomicU32 {
     fn zeroed() -> Self {
         Self::new(0)
     }
 }
 
-/// A row of shared values in memory that stays where it is: reserved once, zeroed where it has been prepared.
+/// A row of shared values in memory that never moves: reserved once, zeroed where it has been prepared.
 ///
-/// The table reaches as far as its reservation; how far it may be *read* is the heap's affair, which prepares the
-/// memory under entry i before it lets anybody come to page i. An entry past the prepared part is memory without
-/// access: touching it ends the process, it never reads garbage.
+/// The table extends over its whole reservation. How far it may be *read* is up to the heap, which prepares the memory
+/// under entry i before any thread can reach page i. An entry past the prepared part is inaccessible memory: touching
+/// it ends the process; it never reads garbage.
 pub struct Table<T> {
     base: NonNull<T>,
     len: usize,
@@ -254,7 +258,7 @@ pub struct Table<T> {
 
 // SAFETY: a table gives out shared references only, so sharing or sending it is sharing its values.
 unsafe impl<T: Sync> Send for Table<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl<T: Sync> Sync for Table<T> {}
 
 impl<T: Zeroed> Table<T> {
@@ -306,7 +310,7 @@ impl<T: Zeroed> Table<T> {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// The `count` entries from `first` on: one check for all.
+    /// The `count` entries from `first` on, with one check for all.
     ///
     /// # Panics
     /// As [`get`](Self::get).
@@ -320,7 +324,7 @@ impl<T: Zeroed> Table<T> {
         unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(first), count) }
     }
 
-    /// Entries up to the end of the reservation.
+    /// The number of entries up to the end of the reservation.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
@@ -354,11 +358,12 @@ mod tests {
 
     use super::*;
 
-    /// The kernel is told the time in its own words: in others it may be none at all, and who waits works instead.
+    /// The kernel must get the time in its own word size: in another it may read no time at all, and a waiter spins
+    /// instead.
     #[test]
     fn a_wait_with_a_time_takes_as_long() {
         let time = Duration::from_millis(50);
-        // It may return early, for no reason: not each time.
+        // It may return early and spuriously, but not each time.
         let waits = || {
             let begin = Instant::now();
             wait_for(&AtomicU32::new(0), 0, Some(time));

@@ -1,5 +1,5 @@
-//! A word that is written once and read for ever: no checker's atomic, so that it can be a `static` where one is at
-//! work.
+//! A word that is written once and then only read: not a checker's atomic, so that it can be a `static` under a checker
+//! too.
 //!
 //! ```text
 //!   0 ── the first `set` ──▶ a value, for ever
@@ -20,16 +20,16 @@ impl OnceWord {
         Self(AtomicUsize::new(0))
     }
 
-    /// The value; 0 before it is set. Who has been told by the one who set it, or by one who tried to, sees it.
+    /// The value; 0 before it is set. A thread that synchronised with one that set it, or tried to, sees it.
     #[inline(always)]
     pub fn get(&self) -> usize {
-        // Relaxed: one value for ever, and it hands nothing over.
+        // Relaxed: there is one value for ever, and it publishes nothing else; partner: none.
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets it, if nobody has.
+    /// Sets it, unless it is already set.
     pub fn set(&self, value: usize) {
-        // Relaxed: as in `get`. Either way the value has been seen here before what the caller does next.
+        // Relaxed: as in `get`. Either way, this thread has seen the value before whatever the caller does next.
         let _others = self.0.compare_exchange(0, value, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! Whose something is that one thread uses all the time, and another must be able to empty while it is not used.
+//! Ownership of something that one thread uses all the time, and that another can empty while it is not in use.
 //!
 //! ```text
 //!   user     at work := 1 ── light fence ── key mine? ── uses it ── at work := 0         no: at work as it was
@@ -6,30 +6,31 @@
 //!   seizer   key := SEIZED ─ heavy fence ── at work? ─── no: empties it ── key := mine   yes: leaves it alone
 //! ```
 //!
-//! Either the user sees that it is barred, or who seizes sees him at work: Dekker's way, in which the side that comes
-//! by all the time pays two plain stores and a comparison, and the other a system call. The key is whatever the user
-//! knows it by; with several heaps in a process it is the heap's address, so that one comparison answers both "is it of
-//! this heap?" and "is it barred?".
+//! Either the user sees that it is barred, or the seizer sees the user at work. This is Dekker's algorithm made
+//! asymmetric: the frequent side pays two plain stores and a comparison, the rare side a system call. The key is
+//! whatever identifies the structure to its user. With several heaps in a process it is the heap's address, so one
+//! comparison answers both "does it belong to this heap?" and "is it barred?".
 //!
-//! **Quick.** For work that changes one pointer and calls nobody there is a way with one store less: what he says is in
-//! the pointer itself ([`Stake`]), in its lowest bit, and its new value takes it back.
+//! **Quick.** For work that changes one pointer and calls no other code, one store can be saved. The user announces
+//! itself in the lowest bit of the pointer ([`Stake`]), and writing the new value withdraws the announcement.
 //!
 //! ```text
 //!   user     old := pointer ── pointer := old, busy ── light fence ── key mine? ── pointer := new       no: := old
 //!   seizer   key := SEIZED ─ heavy fence ── busy? ─── no: empties it, makes it stale ── key := mine
 //! ```
 //!
-//! He read the old value before he said so: it may be one of before a seizure that has come and gone. So who empties
-//! does not write the pointer - or he would write it back - but something beside it, by which a value of before is seen
-//! to be stale; the user looks at that behind his entry.
+//! The user reads the old value before it announces itself, so that value may predate a seizure that has come and gone.
+//! A seizer therefore does not write the pointer, since the user could write the old value back. It writes something
+//! beside the pointer that reveals an older value as stale, and the user checks that after its entry.
 //!
-//! **Nested.** A user at work may come again, by another key: his clock, or the source below, allocates from another
-//! heap. That fails, and must leave him at work. It happens only where he calls others, so there he says before that he
-//! [stays](Owner::stay), and who comes in vain looks for that. Short work, which calls nobody, need not say it, and
-//! need not remember what stood there: a load less for each.
+//! **Nested.** A user at work may try to enter again, with another key: its clock, or the source below, allocates from
+//! another heap. That entry fails, and must leave the user at work. It can happen only where the user calls other code,
+//! so before such calls the user declares that it [stays](Owner::stay), and a failed entry restores the state from that
+//! declaration. Short work, which calls no other code, need not declare anything, and an entry need not remember the
+//! previous state: one load less each time.
 //!
-//! The models explore this file as it ships (`tests/models/src/loom/`: `owner.rs`; `stake.rs`, where a pile of numbers
-//! stands for the magazine, by the rules of `object/magazine.rs`).
+//! The models explore this file as it ships (`tests/models/src/loom/`: `owner.rs`; `stake.rs`, in which a pile of
+//! numbers replaces the magazine, by the rules of `object/magazine.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -37,24 +38,24 @@ use core::ptr;
 
 use super::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
 
-/// In place of the key while somebody empties it.
+/// Replaces the key while another thread empties the structure.
 const SEIZED: usize = 3;
 
-/// Whose it is, and whether he is at work on it. All-zero bytes: nobody's.
+/// Which user it belongs to, and whether that user is at work on it. All-zero bytes: no user.
 #[derive(Debug)]
 pub struct Owner {
     /// What the user knows it by, or [`SEIZED`].
     key: AtomicUsize,
     /// 1 while its user is at work on it.
     at_work: AtomicU32,
-    /// 1 while he calls others from there.
+    /// 1 while the user, at work, calls other code.
     stays: AtomicU32,
 }
 
-/// What is added to a [`Stake`]'s pointer while that is about to change: nothing aligned is there.
+/// Added to a [`Stake`]'s pointer while that is about to change: no aligned pointer has this bit.
 const BUSY: usize = 1;
 
-/// A pointer of the user's, which he changes by the quick way.
+/// A pointer that its user changes by the quick way.
 #[derive(Debug)]
 pub struct Stake<T>(AtomicPtr<T>);
 
@@ -67,7 +68,7 @@ impl<T> Stake<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The same. (A checker's atomics have no `const` constructor.)
+    /// Null. (A checker's atomics have no `const` constructor.)
     #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
     #[must_use]
     #[allow(clippy::new_without_default, reason = "public in models only")]
@@ -75,42 +76,44 @@ impl<T> Stake<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The user, who is going to change it, says so: what it was. He [asks](Owner::admits) behind this whether he may,
-    /// then looks whether that is stale; and must [end](Self::end), in any case.
+    /// The user announces that it is going to change the pointer; returns the current value. After this the user
+    /// [asks](Owner::admits) whether it may, then checks whether the value is stale. In any case it must
+    /// [end](Self::end).
     #[inline(always)]
     pub fn begin(&self) -> *mut T {
-        // Relaxed, twice: one writer, or many of whom none is admitted; the fence keeps the store before the load in
-        // `admits`, as in `Owner::enter`.
+        // Relaxed, twice: there is one writer, or many of which none is admitted. The fence keeps the store before the
+        // load in `admits`, as in `Owner::enter`; partner: `fence_heavy` in `seize`.
         let value = self.0.load(Ordering::Relaxed);
         self.0.store(value.wrapping_byte_add(BUSY), Ordering::Relaxed);
         fence_light();
         value
     }
 
-    /// Sets it, and says that he is done: to what it was if he was not admitted.
+    /// Sets the pointer and withdraws the announcement. A user that was not admitted sets the old value.
     #[inline(always)]
     pub fn end(&self, value: *mut T) {
-        // Release: what he did is seen by who seizes; partner: `get`.
+        // Release: the seizer sees what the user did; partner: `get`.
         self.0.store(value, Ordering::Release);
     }
 
-    /// Its value; `None` while its user is about to change it, or to be turned away. To the user it always has one. To
-    /// who has seized it that is what it stays until he lets go: to be asked for once, for the user may come in vain.
+    /// Its value; `None` while its user is about to change it, or to be turned away. The user itself always finds a
+    /// value. For a seizer the value stays the same until it lets go; it should call this once, because the user may
+    /// meanwhile try to enter in vain.
     pub fn get(&self) -> Option<*mut T> {
         // Acquire: pairs with the release of `end`.
         let value = self.0.load(Ordering::Acquire);
         (value.addr() & BUSY == 0).then_some(value)
     }
 
-    /// Its value, or what it was before its user came who is there at the moment.
+    /// Its value, or the old value if its user is just changing it.
     pub fn last(&self) -> *mut T {
-        // Relaxed: a moment's, that is not followed.
+        // Relaxed: a snapshot, which is not followed.
         self.0.load(Ordering::Relaxed).map_addr(|address| address & !BUSY)
     }
 
-    /// Makes it what it was, if its user has ended while he was about to change it. By who has it to himself.
+    /// Restores the old value if its user has ended while about to change it. Only for a thread with exclusive access.
     pub fn settle(&self) {
-        // Relaxed: nobody else has it.
+        // Relaxed: no other thread has access.
         self.0.store(self.last(), Ordering::Relaxed);
     }
 }
@@ -125,7 +128,7 @@ pub trait Owned {
 }
 
 impl Owner {
-    /// Of the key `key`, and nobody at work. 3 is none.
+    /// An owner with the key `key`, and no user at work. 3 is not a valid key.
     #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
     #[must_use]
     pub const fn new(key: usize) -> Self {
@@ -136,7 +139,7 @@ impl Owner {
         }
     }
 
-    /// The same. (A checker's atomics have no `const` constructor.)
+    /// An owner with the key `key`. (A checker's atomics have no `const` constructor.)
     #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
     #[must_use]
     pub fn new(key: usize) -> Self {
@@ -147,14 +150,15 @@ impl Owner {
         }
     }
 
-    /// The user's way in, for one call: whether it is of this key, and nobody is emptying it. Then it is his until he
-    /// [leaves](Self::leave); otherwise nothing has happened. No read-modify-write.
+    /// The user enters, for one call. Returns whether the key is this one and no thread is emptying the structure. If
+    /// so, the structure is the user's until it [leaves](Self::leave); otherwise nothing has happened. No
+    /// read-modify-write.
     ///
-    /// To be asked by one thread only, or of a key that nobody has.
+    /// Called by one thread only, or on an owner whose key no caller has.
     #[inline(always)]
     pub fn enter(&self, key: usize) -> bool {
-        // Relaxed: the fence behind it keeps it before the load, to one who passes `fence_heavy` between his own store
-        // and load (`seize`): he sees us at work, or we see him.
+        // Relaxed: the fence after it keeps it before the load in `admits`, for a thread that passes `fence_heavy`
+        // between its own store and load (`seize`): either it sees us at work, or we see its store.
         self.at_work.store(1, Ordering::Relaxed);
         fence_light();
         let ours = self.admits(key);
@@ -164,66 +168,66 @@ impl Owner {
         ours
     }
 
-    /// Whether it is of this key, and nobody is emptying it: to be asked behind [`Stake::begin`].
+    /// Whether the key is this one and no thread is emptying the structure: to be asked after [`Stake::begin`].
     #[inline(always)]
     pub fn admits(&self, key: usize) -> bool {
-        // Acquire: pairs with the release of `unbar`; what is owned is as who seized it left it.
+        // Acquire: pairs with the release of `unbar`; what is owned is as the seizer left it.
         self.key.load(Ordering::Acquire) == key
     }
 
-    /// As it was before he came in vain.
+    /// Restores the state before a failed entry.
     #[inline(always)]
     fn turn_back(&self) {
-        // Relaxed: one writer, who asks. Release: as in `leave`.
+        // Relaxed: one writer, which is the reader. Release: as in `leave`.
         self.at_work
             .store(self.stays.load(Ordering::Relaxed), Ordering::Release);
     }
 
-    /// The user, who has entered, is going to call others, who may come here again by another key.
+    /// The user, which has entered, is going to call other code, which may try to enter here with another key.
     pub fn stay(&self) {
         // Relaxed: as in `turn_back`.
         self.stays.store(1, Ordering::Relaxed);
     }
 
-    /// He has called his last and goes, who had said that he [stays](Self::stay).
+    /// The user, which had declared that it [stays](Self::stay), makes no more such calls, and leaves.
     pub fn go(&self) {
         // Relaxed: as in `turn_back`.
         self.stays.store(0, Ordering::Relaxed);
         self.leave();
     }
 
-    /// The user has done.
+    /// The user has finished.
     #[inline(always)]
     pub fn leave(&self) {
-        // Release: what he did is seen by who seizes; partner: `is_left`.
+        // Release: the seizer sees what the user did; partner: `is_left`.
         self.at_work.store(0, Ordering::Release);
     }
 
-    /// Its user is to stay away from it: he sees so before he next begins, once a heavy fence has been passed.
+    /// Bars the user: it sees so before it next begins, once a heavy fence has been passed.
     fn bar(&self) {
         // Relaxed: the fence makes it seen; partner: `enter`.
         self.key.store(SEIZED, Ordering::Relaxed);
     }
 
-    /// Behind that fence: whether he stays away, and was not at work on it.
+    /// After that fence: whether the user stays away, and was not at work.
     fn is_left(&self) -> bool {
-        // Acquire: pairs with the release of `leave`; what is owned is as he left it.
+        // Acquire: pairs with the release of `leave`; what is owned is as the user left it.
         self.at_work.load(Ordering::Acquire) == 0
     }
 
-    /// He may come back.
+    /// Lets the user enter again.
     fn unbar(&self, key: usize) {
         // Release: pairs with the acquire of `enter`.
         self.key.store(key, Ordering::Release);
     }
 
-    /// Gives it a key. By who has it to himself.
+    /// Sets the key. Only for a thread with exclusive access.
     pub fn set(&self, key: usize) {
-        // Relaxed: nobody else has it yet.
+        // Relaxed: no other thread has access yet.
         self.key.store(key, Ordering::Relaxed);
     }
 
-    /// Nobody is at work on it: in the child of a fork, which does not have its user.
+    /// Marks no user as at work: for the child of a fork, which does not have that thread.
     pub fn clear(&self) {
         // Relaxed, twice: the child has one thread.
         self.at_work.store(0, Ordering::Relaxed);
@@ -231,13 +235,14 @@ impl Owner {
     }
 }
 
-/// Has `empty` called for each of what `all` visits that nobody is at work on, while its user is kept out. `all` visits
-/// the same three times. Whether it was done: a system without the fence for it says no, and nothing has happened.
+/// Calls `empty` for everything that `all` visits and whose user is not at work, while that user is barred. `all` must
+/// visit the same things all three times. Returns whether this was done: on a system without the heavy fence it was
+/// not, and nothing has happened.
 ///
-/// `empty` leaves alone what hangs on a [`Stake`] that has no value; of others it takes the value once, writes none,
-/// and leaves it so that its user sees that it is stale.
+/// `empty` leaves alone what depends on a [`Stake`] that has no value. Of other stakes it reads the value once, writes
+/// none, and leaves what they guard in a state by which the user recognises its value as stale.
 ///
-/// One at a time. Two system calls, some microseconds.
+/// One seizure at a time. Two system calls, some microseconds.
 pub fn seize<T: Owned>(all: impl Fn(&mut dyn FnMut(&T)), mut empty: impl FnMut(&T)) -> bool {
     all(&mut |one| one.owner().bar());
     let fenced = fence_heavy();

@@ -10,7 +10,7 @@
 //!            ┌───────────────┬────────────────┐
 //!            │ ever entered  │ inside now     │      enter: + (1 << 32 | 1)    leave: − 1
 //!            └───────────────┴────────────────┘
-//!   calm = no stripe has anybody inside; a calm is known by the sum of all that ever entered
+//!   calm = no stripe has a thread inside; a calm is identified by the sum of all entries so far
 //! ```
 //!
 //! A pass costs two uncontended read-modify-writes (~14 ns), a reading one load per stripe. No thread ever waits here.
