@@ -225,7 +225,7 @@ impl<G: Shape> FreeSet<G> {
         }
     }
 
-    /// Raises the hint that the search began at to `page`, if no run of its length is left below that.
+    /// Raises the hint that the search began at to `page`: below that, the search has left no run of its length.
     ///
     /// The search may not conclude anything from what it did not see; see [`hints`](crate::hints) for why nothing is
     /// missed.

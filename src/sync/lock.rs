@@ -57,7 +57,7 @@ impl Lock {
         }
     }
 
-    /// Waits until the lock is free, and acquires it for as long as the guard lives.
+    /// Waits until the lock is free, then holds it for as long as the guard lives.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
         if let Some(guard) = self.try_lock() {
@@ -77,8 +77,8 @@ impl Lock {
         taken.is_ok().then(|| Guard { lock: self })
     }
 
-    /// Waits until the lock is free, and acquires it until [`let_go`](Self::let_go): for `fork`, which begins and ends
-    /// in different functions.
+    /// Waits until the lock is free, then holds it until [`let_go`](Self::let_go): for `fork`, which begins and ends in
+    /// different functions.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")

@@ -46,7 +46,7 @@ pub(crate) fn fence_after_load() {
     fence();
 }
 
-/// The light half of an asymmetric fence. In a model, what the system call guarantees the heavy half takes a fence on
+/// The light half of an asymmetric fence. A model has no such system call, so what that guarantees needs a fence on
 /// this side too.
 pub(crate) fn fence_light() {
     fence();
