@@ -40,15 +40,15 @@
 //! too low costs time. A hint that is too high would hide a page until the next free below it; the models and
 //! [`check`](crate::PageHeap::check) look for that.
 //!
-//! **The version wraps** after 2²⁷ changes. To fool a search, a multiple of that many changes must fall between its two
-//! reads of the word, and leave the page where it was. Each change is a release that finds the hint watched and leaves
-//! it unwatched, so that another search must watch it before the next such change; or one that lowers its page, which a
-//! raise must undo in the end. A release takes 20 ns at least: 2.7 s in all. So the search would have to be stopped for
-//! that long between two reads that are 100 ns apart, and resume at exactly one count in 134 million. The consequence: a
-//! run released meanwhile lies below the hint, and searches that begin at this hint (for its length or more, up to the
-//! next hint's) take a higher run. That lasts at most until a run of this length is freed below the hidden one. It does
-//! not affect a request for which nothing is found above: the heap is searched from page 0 before it grows and before it
-//! refuses. No page is lost or handed out twice, and no "no" is wrong.
+//! **The version wraps** after 2²⁷ changes. To fool a search, a multiple of that many changes must fall between its
+//! two reads of the word, and leave the page where it was. Each change is a release that finds the hint watched and
+//! leaves it unwatched, so that another search must watch it before the next such change; or one that lowers its
+//! page, which a raise must undo in the end. A release takes 20 ns at least: 2.7 s in all. So the search would have
+//! to be stopped for that long between two reads that are 100 ns apart, and resume at exactly one count in 134
+//! million. The consequence: a run released meanwhile lies below the hint, and searches that begin at this hint (for
+//! its length or more, up to the next hint's) take a higher run. That lasts at most until a run of this length is
+//! freed below the hidden one. It does not affect a request for which nothing is found above: the heap is searched
+//! from page 0 before it grows and before it refuses. No page is lost or handed out twice, and no "no" is wrong.
 
 #![forbid(unsafe_code)]
 

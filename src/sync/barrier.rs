@@ -45,7 +45,7 @@ impl Barrier {
     /// and then nothing may be concluded.
     #[must_use]
     pub(crate) fn heavy(self) -> bool {
-        // Also orders this thread against others on the rare side, which nothing interrupts.
+        // Full fences of its own, before and after: they order two threads of the rare side against each other.
         fence();
         let done = !self.asymmetric || fence_heavy();
         fence();
