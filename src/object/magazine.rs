@@ -6,31 +6,34 @@
 //!              spare   head │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or none
 //! ```
 //!
-//! Allocating takes the topmost address, freeing puts one on top, whoever the slot came from: no lock, no atomic
-//! operation. Above the floor there is a slot to take, below the limit room for one. One without a rack has its floor
-//! above all addresses (or all is null, before the first), its limit below, so nothing is taken or put there.
+//! A magazine is a stack of addresses of free slots. Allocating pops the topmost address; freeing pushes one,
+//! whichever thread allocated the slot. Neither takes a lock or uses an atomic read-modify-write. A top above the
+//! floor means that there is a slot to pop; a top below the limit means that there is room to push. A magazine without
+//! a rack has its floor above all addresses (or, before its first rack, all pointers null) and its limit below, so
+//! that pops and pushes both fail.
 //!
-//! **The top** is a [`Stake`]: by what stands there its user says that he is at work, so that this
-//! costs no store of its own. Who empties the magazine of a thread that sleeps takes the rack, and leaves the top: the
-//! user may have read it already, and will find that it is above no floor and below no limit.
+//! **The top** is a [`Stake`]: the value stored there also announces that its user is at work, so the announcement
+//! costs no store of its own. A thread that empties the magazine of a sleeping thread takes the rack but leaves the
+//! top alone: the user may have read it already. When the user goes on, its stale top is neither above the floor nor
+//! below the limit.
 //!
-//! **Shut.** A rack that an allocation loads to have more room is shut: slots are taken from it, but none is put. The
-//! first slot that comes back goes the slow way, which opens it. So room for what nobody sees comes into being in frees
-//! alone, which tell of it (`keeper.rs`). One that is shut has its limit at its floor, and how much room it has stands
-//! there, in the word by which racks in store hang together.
+//! **Shut racks.** When an allocation loads a rack with more room, the rack is shut: slots can be popped but not
+//! pushed. The first free takes the slow path, which opens it. So room for frees that nobody sees is created by frees
+//! alone, and they report it (`keeper.rs`). A shut rack has its limit at its floor. Its room is kept in the last word
+//! of its head, which otherwise links racks in a store.
 //!
-//! **Room** begins at 6 slots and quadruples with each visit to the class, up to a batch: 510 slots or 32 KiB; or else
-//! 126, or 512 KiB (14 slots of the largest). A thread that lives for a moment takes little.
+//! **Room** starts at 6 slots and quadruples with each visit to the class, up to a batch: 510 slots or 32 KiB; or else
+//! 126 slots or 512 KiB (14 slots of the largest). So a short-lived thread takes little.
 //!
-//! **The spare** (J. Bonwick's second magazine) comes in where a magazine has room for a batch. Loaded full: it becomes
-//! the spare, a blank one is loaded, and the spare before, a batch, goes to the class as it is. Loaded empty: a full
-//! spare takes its place; where there is none a batch comes from the class as it is. So a thread that allocates and
-//! frees by turns goes to the class once in a batch at the most.
+//! **The spare** (J. Bonwick's second magazine) is used once a magazine has room for a batch. When the loaded rack is
+//! full, it becomes the spare, a blank rack is loaded, and the previous spare moves to the class as a whole batch.
+//! When the loaded rack is empty, a full spare replaces it; without a spare, a whole batch comes from the class. So a
+//! thread that alternates between allocating and freeing visits the class at most once per batch.
 //!
-//! **Marks** stand in free slots of up to 1 KiB that the program had: by them a slot that comes back is seen to be free
-//! already (`mark.rs`). Larger ones are not touched: they have flags (`spans.rs`).
+//! **Marks** stand in free slots of up to 1 KiB that the program has used: a free recognises a slot that is already
+//! free by its mark (`mark.rs`). Larger slots are not touched: they have flags (`spans.rs`).
 //!
-//! A magazine belongs to one thread. Only the count may be read by others, for statistics.
+//! A magazine belongs to one thread. Other threads may read only its count, for statistics.
 
 use core::cell::Cell;
 use core::hint::cold_path;
@@ -41,34 +44,34 @@ use crate::sync::{AtomicPtr, Ordering, Stake};
 use super::rack::{Entry, Rack};
 use super::size_class::SizeClass;
 
-/// What a magazine has room for at first.
+/// The room of a magazine's first rack.
 const FIRST_ROOM: u32 = 6;
 
-/// Above every entry: where nothing is.
+/// Above every entry: the floor of a magazine without a rack.
 const NOWHERE: *mut Entry = ptr::without_provenance_mut(usize::MAX);
 
-/// A thread's free slots of one class. All-zero bytes: empty, without a rack.
+/// One thread's free slots of one class. All-zero bytes: empty, without a rack.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Magazine {
-    /// The last slot's entry, or the word below the first. Without a rack anything. I12: with one, the entries up to
-    /// here are slots, each this magazine's.
+    /// The topmost slot's entry, or the word below the first entry. Meaningless without a rack. I12: with a rack, the
+    /// entries up to here are slots that belong to this magazine.
     top: Stake<Entry>,
-    /// The last entry of the rack, the floor if it is shut; null without one. I13: of one that is open top ≤ limit,
-    /// limit − floor ≤ a batch.
+    /// The last entry of the rack, or the floor if it is shut; null without a rack. I13: of an open rack, top ≤ limit
+    /// and limit − floor ≤ a batch.
     limit: Cell<*mut Entry>,
-    /// The word below the first entry; [`NOWHERE`], or null, without a rack.
+    /// The word below the first entry; without a rack [`NOWHERE`], or null.
     floor: AtomicPtr<Entry>,
-    /// A full rack with room for a batch, or null.
+    /// A full rack with a batch in it, or null.
     spare: AtomicPtr<u8>,
 }
 
-// What the compiler multiplies by.
+// The factor by which a magazine's index is multiplied.
 const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
 
 impl Magazine {
-    /// Fast: the slot freed last, as it is, if there is one; by the quick way (`sync/owner.rs`), if who asks is
-    /// `admitted`.
+    /// Fast path: pops the slot freed last, contents untouched, if there is one and the caller is `admitted`. It
+    /// announces itself by the top (`sync/owner.rs`).
     #[inline(always)]
     pub fn pop_quick(&self, admitted: impl FnOnce() -> bool) -> Option<NonNull<u8>> {
         let top = self.top.begin();
@@ -83,8 +86,8 @@ impl Magazine {
         None
     }
 
-    /// Fast: takes a slot in, by the quick way, if who asks is `admitted`, there is room, and `sign` puts on it that it
-    /// is free. Whether it did.
+    /// Fast path: pushes a slot, if the caller is `admitted`, there is room, and `sign` marks the slot as free.
+    /// Returns whether it did.
     ///
     /// # Safety
     ///
@@ -102,7 +105,7 @@ impl Magazine {
             && let Some(entry) = self.room_at(top)
             && sign()
         {
-            // SAFETY: an entry of the rack, with no slot in it.
+            // SAFETY: an entry of the rack that holds no slot.
             unsafe { entry.write(slot.as_ptr()) };
             self.top.end(entry.as_ptr());
             return true;
@@ -112,27 +115,27 @@ impl Magazine {
         false
     }
 
-    /// After its user has ended, perhaps in the middle.
+    /// Repairs the top after its user has ended, perhaps in the middle of an operation.
     pub fn settle(&self) {
         self.top.settle();
     }
 
-    /// The slot at `top`, what `top` is without it, if there is one: not if what is at hand is stale, from before
-    /// somebody emptied the magazine. `top` was its top, and who asks has been admitted since.
+    /// The slot at `top`, and the top below it, if there is one. `None` also if `top` is stale, read before another
+    /// thread emptied the magazine. `top` was the magazine's top, and the caller has been admitted since.
     #[inline(always)]
     fn slot_at(&self, top: *mut Entry) -> Option<(NonNull<u8>, *mut Entry)> {
-        // SAFETY: nobody writes it now: only the owner does, and who has seized it, whom he has seen go. Not by an
-        // atomic load, which the compiler would not make one with the comparison.
+        // SAFETY: nobody writes it now: the only writers are the owner and a seizer, and the owner has seen the seizer
+        // gone. Not an atomic load, because the compiler would not fold that into the comparison.
         if top <= unsafe { self.floor.as_ptr().read() } {
             cold_path();
             return None;
         }
-        // SAFETY: a top above the floor: so there is a rack, for without one the floor is NOWHERE, or top and floor are
-        // null; and `top` is its: an entry with a slot (I12), which is not null.
+        // SAFETY: the top is above the floor, so there is a rack: without one the floor is NOWHERE, or top and floor
+        // are null. And `top` belongs to that rack: it is an entry with a slot (I12), which is not null.
         Some(unsafe { (NonNull::new_unchecked(top.read()), top.wrapping_sub(1)) })
     }
 
-    /// The entry above `top`, if there is room: not if `top` is stale. As for `slot_at`.
+    /// The entry above `top`, if there is room; `None` also if `top` is stale. Conditions as for `slot_at`.
     #[inline(always)]
     fn room_at(&self, top: *mut Entry) -> Option<NonNull<Entry>> {
         let next = top.wrapping_add(1);
@@ -140,11 +143,11 @@ impl Magazine {
             cold_path();
             return None;
         }
-        // SAFETY: not above the limit, so there is a rack, and it is in that (I13).
+        // SAFETY: it is not above the limit, so there is a rack and the entry lies in it (I13).
         Some(unsafe { NonNull::new_unchecked(next) })
     }
 
-    /// The slot freed last, as it is.
+    /// Pops the slot freed last, contents untouched.
     #[inline]
     pub fn pop(&self) -> Option<NonNull<u8>> {
         let (slot, top) = self.slot_at(self.top.get()?)?;
@@ -152,24 +155,24 @@ impl Magazine {
         Some(slot)
     }
 
-    /// Takes a slot in, if there is room. Whether it did.
+    /// Pushes a slot, if there is room. Returns whether it did.
     ///
     /// # Safety
     ///
-    /// The slot is the caller's, of this magazine's class and heap; if taken, it is the magazine's.
+    /// The caller owns the slot, which is of this magazine's class and heap; if pushed, the magazine owns it.
     #[inline]
     #[must_use]
     pub unsafe fn push(&self, slot: NonNull<u8>) -> bool {
         let Some(entry) = self.top.get().and_then(|top| self.room_at(top)) else {
             return false;
         };
-        // SAFETY: an entry of the rack, with no slot in it.
+        // SAFETY: an entry of the rack that holds no slot.
         unsafe { entry.write(slot.as_ptr()) };
         self.top.end(entry.as_ptr());
         true
     }
 
-    /// Makes zeroed or used memory a magazine without anything: what was in it is forgotten.
+    /// Makes zeroed or used memory an empty magazine; whatever was in it is forgotten.
     pub fn forget(&self) {
         self.set(NOWHERE, ptr::null_mut());
         self.top.end(ptr::null_mut());
@@ -178,12 +181,12 @@ impl Magazine {
     }
 
     fn set(&self, floor: *mut Entry, limit: *mut Entry) {
-        // Relaxed, here and below: one writer, and nothing depends on what others read.
+        // Relaxed, here and below: one writer, and nothing depends on what other threads read.
         self.floor.store(floor, Ordering::Relaxed);
         self.limit.set(limit);
     }
 
-    /// Whether the slot lies here, or in the spare. O(slots).
+    /// Whether the slot is in the loaded rack or in the spare. O(slots).
     #[cold]
     pub fn has(&self, slot: NonNull<u8>, class: SizeClass) -> bool {
         let has = |rack: &Rack| rack.slots().contains(&slot.as_ptr());
@@ -199,15 +202,15 @@ impl Magazine {
         found
     }
 
-    /// How many slots. May be read by anybody; outside the owning thread it is a moment's picture.
+    /// How many slots there are. Any thread may call this; to threads other than the owner the result is a snapshot.
     pub fn count(&self, class: SizeClass) -> u32 {
         let loaded = self.below(self.top.last());
-        // Of another thread's, which may have changed its rack in between.
+        // Another thread may have changed its rack between the two reads.
         let loaded = if loaded > class.batch() as usize { 0 } else { loaded };
         loaded as u32 + if self.has_spare() { class.batch() } else { 0 }
     }
 
-    /// How many slots there is room for.
+    /// How many slots the rack has room for in all.
     pub fn room(&self) -> u32 {
         if self.limit.get().is_null() {
             return 0;
@@ -215,32 +218,32 @@ impl Magazine {
         // Relaxed: as in `set`.
         let (limit, floor) = (self.limit.get(), self.floor.load(Ordering::Relaxed));
         if limit == floor {
-            // SAFETY: a rack that is shut, whose head ends with this word (`shut`).
+            // SAFETY: a shut rack, whose head ends with this word (`shut`).
             return unsafe { floor.cast::<usize>().read() as u32 };
         }
         (limit.addr().wrapping_sub(floor.addr()) / size_of::<Entry>()) as u32
     }
 
-    /// Whether there is a rack that takes no slot in.
+    /// Whether there is a rack that accepts no slots.
     pub fn is_shut(&self) -> bool {
         // Relaxed: as in `set`.
         !self.limit.get().is_null() && self.limit.get() == self.floor.load(Ordering::Relaxed)
     }
 
-    /// Shuts the rack that is loaded, if there is one: from here on it takes no slot in.
+    /// Shuts the loaded rack, if there is one: from here on it accepts no slots.
     pub fn shut(&self) {
         let room = self.room();
         if room > 0 {
             // Relaxed: as in `set`.
             let floor = self.floor.load(Ordering::Relaxed);
-            // SAFETY: the last word of the head of the rack that is loaded, which nobody reads but `room`: what leads
-            // on in a store is written when it gets there.
+            // SAFETY: the last word of the loaded rack's head. Only `room` reads it: the link that stands there in a
+            // store is written when the rack is stored.
             unsafe { floor.cast::<usize>().write(room as usize) };
             self.limit.set(floor);
         }
     }
 
-    /// Opens a rack that is shut: for how many slots. 0: none was.
+    /// Opens a shut rack and returns its room; 0 if there was none.
     pub fn open(&self) -> u32 {
         if !self.is_shut() {
             return 0;
@@ -252,24 +255,24 @@ impl Magazine {
         room
     }
 
-    /// Whether it has room for a batch: then batches come and go.
+    /// Whether there is room for a batch: then whole batches move in and out.
     pub fn is_wide(&self, class: SizeClass) -> bool {
         self.room() == class.batch()
     }
 
-    /// The room it should have next: four times as much, up to a batch.
+    /// The room the next rack should have: four times as much, up to a batch.
     pub fn next_room(&self, class: SizeClass) -> u32 {
         (4 * self.room() + FIRST_ROOM).min(class.batch())
     }
 
-    /// Entries up to `top`.
+    /// The number of entries up to `top`.
     fn below(&self, top: *mut Entry) -> usize {
         // Relaxed: as in `set`.
         let floor = self.floor.load(Ordering::Relaxed);
         top.addr().wrapping_sub(floor.addr()) / size_of::<Entry>()
     }
 
-    /// The rack that is loaded, which stays so. None to who has seized it while its user comes in vain.
+    /// The loaded rack, which stays loaded. `None` to a seizer while the user is on its way to be turned back.
     fn loaded(&self) -> Option<Rack> {
         let (room, top) = (self.room(), self.top.get()?);
         if room == 0 {
@@ -277,18 +280,18 @@ impl Magazine {
         }
         // Relaxed: as in `set`.
         let first = NonNull::new(self.floor.load(Ordering::Relaxed).wrapping_add(1))?;
-        // SAFETY: the parts of the rack that `load` took in; below `top` are slots (I12).
+        // SAFETY: the parts of the rack that `load` took in; the entries up to `top` are slots (I12).
         Some(unsafe { Rack::from_first(first, room, self.below(top) as u32) })
     }
 
-    /// Takes the rack out that is loaded. By the owner, or by who has seized it: `top` is not written.
+    /// Takes the loaded rack out. Called by the owner or by a seizer, so it does not write `top`.
     pub fn unload(&self) -> Option<Rack> {
         let rack = self.loaded()?;
         self.set(NOWHERE, ptr::null_mut());
         Some(rack)
     }
 
-    /// Loads a rack, open, with what is in it, and takes the one out that is loaded.
+    /// Loads a rack, open, with its slots, and returns the rack that was loaded.
     pub fn load(&self, rack: Rack) -> Option<Rack> {
         let before = self.loaded();
         let floor = rack.first().as_ptr().wrapping_sub(1);
@@ -303,11 +306,11 @@ impl Magazine {
         // Relaxed, twice: as in `set`.
         let memory = NonNull::new(self.spare.load(Ordering::Relaxed))?;
         self.spare.store(ptr::null_mut(), Ordering::Relaxed);
-        // SAFETY: `set_spare` had it from such a rack.
+        // SAFETY: `set_spare` stored the memory of such a rack.
         Some(unsafe { Rack::from_parts(memory, class.batch(), class.batch()) })
     }
 
-    /// Puts a batch aside. There must be no spare.
+    /// Sets a batch aside as the spare. There must be no spare yet.
     pub fn set_spare(&self, batch: Rack) {
         debug_assert!(batch.len() == batch.room() && !self.has_spare());
         // Relaxed: as in `set`.

@@ -1,4 +1,4 @@
-//! Objects of any size and alignment on a heap of pages: what a global allocator is made of.
+//! Objects of any size and alignment, built on a heap of pages: the core of a global allocator.
 //!
 //! ```text
 //!                 layout ──▶ size class?
@@ -11,25 +11,27 @@
 //!    heap   └─────┴── runs of pages ─────────────┴───── lock-free
 //! ```
 //!
-//! An object is freed with the layout it was allocated with, and that says all: its class, or its number of pages. So
-//! freeing looks nothing up, up to 1 KiB (above, a flag that says whether it may have room; `spans.rs`): the slot goes
-//! into the freeing thread's own magazine, whoever allocated it. Owners, remote frees, orphaned spans do not exist;
-//! what a thread frees of another's it reuses itself, or passes to the class in a batch.
+//! The caller frees an object with the layout it allocated it with, and the layout determines the size class or the
+//! number of pages. So freeing a block of up to 1 KiB looks nothing up. (A larger one has a flag that says whether it
+//! lies in more room than its layout asks for; `spans.rs`.) The slot is pushed into the freeing thread's own magazine,
+//! whichever thread allocated it. There are no owners, no remote-free queues and no orphaned spans: a thread reuses
+//! the slots it frees, or passes them to the class in a batch.
 //!
-//! Worked: a thread frees 1,200 blocks of 64 bytes that another has allocated. The first goes the slow way, to a
-//! magazine without room: room for 6, then 30, 126, 510, a batch. At the 511th what is loaded is full and becomes
-//! the spare; at the 1021st the spare goes to the store of class 7, by one pointer. No block has been looked at but for
-//! its first word. Were the store full, each of its 510 slots would find its span with one load; and the page of a
-//! span all of whose slots are back would go to the heap.
+//! Worked: a thread frees 1,200 blocks of 64 bytes that another thread allocated. The first free takes the slow path,
+//! because the magazine has no room yet. Room grows to 6, then 30, 126 and 510 slots; 510 are a batch. At the 511th
+//! free the loaded rack is full and becomes the spare; at the 1021st the spare moves to the store of class 7, by one
+//! pointer. Only the first word of each block has been touched. Were the store full, each of the 510 slots would find
+//! its span with one load, and the pages of a span that has all its slots back would go to the heap.
 //!
-//! **Before saying no**: the thread's magazines, the shared ones, the spare spans and the caches within reach are
-//! emptied, all other threads are called on to do the same when they next leave their fast path, and the heap is asked
+//! **Before an allocation fails**, the layer empties the thread's magazines, the shared ones, the spare spans and all
+//! caches it can reach, calls on all other threads to flush theirs when they next take a slow path, and asks the heap
 //! once more.
 //!
-//! **Locks**, each held for a batch at most. Outside all others the scavenger's turn, then the shared thread's, then
-//! the right to rounds; then one for each class, the register's, the tables', the heap's, none of them under another
-//! but in two places that both have that right: a fork takes them in this order, and who empties sleeping threads takes
-//! classes' under the register's. No memory is released under any of them but the first, which no allocation takes.
+//! **Locks.** Each is held for one batch at most. From the outermost in: the scavenger's turn, the shared thread's
+//! lock, the rounds lock; then one lock per class, the register's, the tables' and the heap's. These last four kinds
+//! never nest, except under the rounds lock, in two places: a fork takes them all in this order, and a thread that
+//! empties sleeping threads takes class locks under the register's. Memory is released under none of these locks but
+//! the first, which no allocation takes.
 
 #![cfg_attr(
     not(feature = "std"),
@@ -103,11 +105,11 @@ use register::Register;
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 
-/// Address space below which no heap is tried: eight pages.
+/// The smallest address space worth trying for a heap: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
 
-/// The object layer over a heap of pages. It lies in its own tables and is never unmade, but as a value's
-/// ([`Heap`](crate::Heap)) or with a library that is unloaded (`close.rs`).
+/// The object layer over a heap of pages. It lies in its own tables and is never destroyed, unless it belongs to a
+/// value ([`Heap`](crate::Heap)) or to a library that is unloaded (`close.rs`).
 #[derive(Debug)]
 pub struct Objects<S: Source> {
     heap: PageHeap<S>,
@@ -118,49 +120,49 @@ pub struct Objects<S: Source> {
     tables: Tables,
     /// Guards the shared thread.
     shared: Lock,
-    /// Threads that have a cache of pages; the shared one is not counted.
+    /// Threads that have a cache of pages, without the shared one.
     cached: AtomicUsize,
-    /// Bytes of the slots and runs in which roomy blocks lie (`room.rs`).
+    /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
     patience: Patience,
     keeper: Keeper,
     kin: Kin,
 }
 
-/// Memory just allocated that is to be zero.
+/// Memory just allocated that has yet to be zeroed.
 #[derive(Clone, Copy, Debug)]
 pub enum ToZero {
-    /// A slot, whose bytes are anything.
+    /// A slot, with arbitrary contents.
     Slot(NonNull<u8>),
-    /// A run of pages, of which something may be known.
+    /// A run of pages, which may be known to be zero.
     Run(Allocation),
 }
 
-/// What becomes of a block that gets another size.
+/// What happens to a block that is resized.
 #[derive(Clone, Copy, Debug)]
 enum Moved {
-    /// It stays.
+    /// It stays where it is.
     Not,
-    /// There is memory for it.
+    /// It moves to this memory: the caller copies the contents and frees the old block.
     To(NonNull<u8>),
-    /// It is there already, with what is in it, and the old one is freed.
+    /// It has moved: the contents are there already, and the old block is freed.
     With(NonNull<u8>),
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Makes an object layer over a new heap of pages. The memory it takes stays as long as it does. On failure nothing
-    /// stays reserved, and the source comes back. `keeper`: who scavenges, if anybody.
+    /// Makes an object layer over a new heap of pages. The memory it takes stays taken as long as the layer lives. On
+    /// failure nothing stays reserved, and the source is returned. `keeper` says who scavenges, if anyone.
     ///
-    /// The tables are reserved first, for as many pages as are wished for; should the heap get fewer, some address
-    /// space is in vain.
+    /// The tables are reserved first, for as many pages as requested. If the heap gets fewer pages, some of that
+    /// address space is wasted.
     pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, (S, NewHeapError)> {
         let (mut source, mut failure) = (source, NewHeapError::NoPages);
-        // A 64th for the tables and the gaps that alignment makes; 256th and 30,000th are needed for the tables.
+        // A 64th for the tables and for gaps from alignment; the tables themselves need one 256th and one 30,000th.
         let budget = source.budget();
         let tables = if S::APART { 0 } else { budget / 64 };
         mark::draw_key();
         let mut wish = config.reserve.max(LEAST_BYTES).min(budget - tables);
-        // Links are pages in 32 bits. The heap rounds up to whole granules.
+        // Links store page numbers in 32 bits. The heap rounds up to whole granules.
         let (granule, most) = (
             source.granule().max(PAGE_BYTES),
             (u32::MAX as usize - 1).saturating_mul(PAGE_BYTES),
@@ -191,15 +193,15 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Moves in.
+    /// Writes the layer into its tables.
     fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper, sparse: bool) -> &'static Self {
-        // SAFETY: the reservation is never given back from here on; this is the one call.
+        // SAFETY: the reservation is never given back from here on; this is the only call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
-        // SAFETY: in the tables, zeroed; nobody else has it yet.
+        // SAFETY: it lies in the tables, zeroed; nobody else has it yet.
         unsafe { tables.shared_thread().as_ref() }.forget();
         heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
-        // SAFETY: room for it, aligned, nobody else's. It is written once and stays for ever.
+        // SAFETY: there is room for it, aligned, and nobody else uses it. It is written once and stays forever.
         let objects = unsafe {
             place.write(Self {
                 heap,
@@ -224,8 +226,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---- allocating
     // ---------------------------------------------------------------------------------------------------------
 
-    /// Memory for `layout`. `None` if there is no room, or no such layout. A large block does not come from the shelf:
-    /// there the caller has looked.
+    /// Allocates memory for `layout`. `None` if there is no room, or the layout is impossible. Does not look for a
+    /// large block on the shelf: the caller has done that.
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
@@ -236,7 +238,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// As [`allocate`](Self::allocate), for memory that is to be zero: [`zero`](Self::zero) makes it so.
+    /// Like [`allocate`](Self::allocate), for memory that must be zero; the caller passes the result to
+    /// [`zero`](Self::zero).
     pub fn allocate_to_zero(&self, thread: &Thread, layout: Layout) -> Option<ToZero> {
         Some(match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => ToZero::Slot(self.allocate_slot(thread, class)?),
@@ -244,8 +247,8 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
-    /// Makes every byte of the layout's size zero, as far as it is not. Takes long for large blocks: for who holds
-    /// nothing.
+    /// Zeroes the layout's bytes, except those known to be zero. Slow for large blocks, so call it with no lock and no
+    /// structure held.
     pub fn zero(&self, fresh: ToZero, layout: Layout) -> NonNull<u8> {
         let (memory, zeroed) = match fresh {
             ToZero::Slot(memory) => (memory, false),
@@ -255,13 +258,13 @@ impl<S: Source + 'static> Objects<S> {
             }
         };
         if !zeroed {
-            // SAFETY: just allocated, for at least so many bytes.
+            // SAFETY: just allocated, with at least this many bytes.
             unsafe { memory.write_bytes(0, layout.size()) };
         }
         memory
     }
 
-    /// Makes the table reach as far as a run that was just taken, or gives it back.
+    /// Extends the table to cover a run that was just taken, or gives the run back.
     #[inline]
     fn covers(&self, cache: Option<usize>, run: PageRun) -> Option<()> {
         if run.end().0 > self.spans.covered() {
@@ -272,7 +275,7 @@ impl<S: Source + 'static> Objects<S> {
 
     #[cold]
     fn cover(&self, cache: Option<usize>, run: PageRun) -> Option<()> {
-        // As far as the heap has grown, or else for this run.
+        // Try to cover all that the heap has grown to, else just this run.
         let source = self.heap.source();
         let cover = |pages| self.tables.cover(source, &self.spans, pages);
         let grown = self.heap.grown().0.max(run.end().0);
@@ -287,31 +290,31 @@ impl<S: Source + 'static> Objects<S> {
     // ---- freeing
     // ------------------------------------------------------------------------------------------------------------
 
-    /// Takes memory back. A large block does not go onto the shelf: there the caller has tried.
+    /// Takes memory back. Does not put a large block on the shelf: the caller has tried that.
     ///
     /// # Safety
     ///
-    /// It was allocated from this heap with this layout, and nothing uses it any more. The structure is one of this
-    /// heap, and entered by the caller; or the shared one, whose lock he holds.
+    /// It was allocated from this heap with this layout, and nothing uses it any more. The structure belongs to this
+    /// heap and the caller has entered it; or it is the shared one, whose lock the caller holds.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
             self.free_large(thread, memory, layout);
             return;
         };
-        // SAFETY: the caller's promise: a slot of this class that is given up.
+        // SAFETY: the caller's promise: a slot of this class that the caller gives up.
         unsafe { self.free_slot(thread, class, memory) };
     }
 
     // ---- resizing
     // -----------------------------------------------------------------------------------------------------------
 
-    /// Makes memory of `layout` `size` bytes long, where it is or elsewhere; the bytes up to the shorter length stay.
-    /// `None` if there is no room: then nothing has changed.
+    /// Resizes memory of `layout` to `size` bytes, in place or elsewhere; the bytes up to the shorter length are kept.
+    /// `None` if there is no room; then nothing has changed.
     ///
     /// # Safety
     ///
-    /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
-    /// returned. The structure as for [`free`](Self::free).
+    /// The memory was allocated from this heap with this layout and belongs to the caller. On success it no longer
+    /// does; the returned memory does. The structure: as for [`free`](Self::free).
     pub unsafe fn resize(
         &self,
         thread: &Thread,
@@ -324,7 +327,7 @@ impl<S: Source + 'static> Objects<S> {
             Moved::Not => Some(memory),
             Moved::With(moved) => Some(moved),
             Moved::To(moved) => {
-                // SAFETY: as `place_resized` says; the old is given up.
+                // SAFETY: as `place_resized` promises; the old block is given up.
                 unsafe {
                     Self::copy_resized(memory, layout, moved, size);
                     self.free(thread, memory, layout);
@@ -334,14 +337,14 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Where memory of `layout` can be `size` bytes long. Elsewhere: then it has to be
-    /// [copied](Self::copy_resized), and freed.
+    /// Finds where memory of `layout` can be `size` bytes long. If that is elsewhere ([`Moved::To`]), the caller must
+    /// [copy](Self::copy_resized) the contents and free the old block.
     ///
     /// # Safety
     ///
-    /// As for [`resize`](Self::resize); if it is moved, it is the caller's until he frees it.
+    /// As for [`resize`](Self::resize); a block that moves belongs to the caller until it is freed.
     unsafe fn place_resized(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<Moved> {
-        // Rounded up to the alignment it must not overflow.
+        // Its size, rounded up to the alignment, must not overflow.
         let new = Layout::from_size_align(size, layout.align()).ok()?;
         let (old_class, new_class) = (
             SizeClass::of(layout.size(), layout.align()),
@@ -358,17 +361,17 @@ impl<S: Source + 'static> Objects<S> {
         moved.or_else(|| unsafe { self.shorten(thread, memory, layout, new) })
     }
 
-    /// Brings what is in memory of `layout` to where it was placed anew, `size` bytes long.
+    /// Copies the contents of memory of `layout` to its new place, which is `size` bytes long.
     ///
     /// # Safety
     ///
-    /// Both are the caller's, of so many bytes, and different memory.
+    /// The caller owns both, they are of these lengths, and they do not overlap.
     unsafe fn copy_resized(memory: NonNull<u8>, layout: Layout, moved: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise.
         unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size)) };
     }
 
-    /// Every thread's structure, the shared one too. Only the counts of its magazines may be read.
+    /// Visits every thread's structure, including the shared one. Only the counts of its magazines may be read.
     fn for_each_thread(&self, mut visit: impl FnMut(&Thread)) {
         visit(&self.shared());
         self.register.for_each(visit);
@@ -384,7 +387,7 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.page_of(address).is_some()
     }
 
-    /// Where an address lies; `None` outside the heap.
+    /// Where an address lies. `None` outside the heap.
     #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
     pub fn place(&self, address: usize) -> Option<Place> {
         let page = self.heap.page_of(ptr::without_provenance(address))?;
@@ -394,7 +397,8 @@ impl<S: Source + 'static> Objects<S> {
         Some(Place { class, span })
     }
 
-    /// How many bytes a block of this layout has: its slot, or its pages. Freed with that many it is the same block.
+    /// The usable bytes of a block of this layout: its slot, or its pages. Freeing it with that size names the same
+    /// block.
     pub fn usable_size(layout: Layout) -> usize {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => class.bytes(),
@@ -402,7 +406,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The spans, for the fast way.
+    /// The spans, for the fast path.
     #[inline(always)]
     pub fn spans(&self) -> &Spans {
         &self.spans
@@ -413,7 +417,7 @@ impl<S: Source + 'static> Objects<S> {
         &self.heap
     }
 
-    /// The span a page is in; for checks.
+    /// The span that a page belongs to. For checks.
     #[inline]
     fn span_at(&self, page: PageIndex) -> Option<(SizeClass, usize)> {
         self.spans.entry(page).tag()

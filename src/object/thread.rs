@@ -1,22 +1,23 @@
-//! What one thread keeps to itself: a magazine for every class, a shelf, a cache of pages.
+//! A thread's own structure: a magazine for every class, a shelf, a cache of pages.
 //!
 //! ```text
 //!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     3 KiB, a slot
 //! ```
 //!
-//! **Sizes.** Nearly all blocks are of a small size, and a table says for each how far from the structure's beginning
-//! the magazine for it lies: one load from a size to a magazine. The key of all marks is in the structure, too.
+//! **Sizes.** Nearly all blocks are small. For each small size a table holds the offset of its magazine in the
+//! structure, so it takes one load to get from a size to a magazine. The key of all marks is in the structure too.
 //!
-//! **Seizing.** A thread that sleeps cannot be asked for its magazines. As with caches of pages (`cache.rs`), it says
-//! by a plain store when it is at work on them, and looks then whether it is barred; who seizes bars all, passes a
-//! heavy fence, and empties those that nobody is at work on (`sync/owner.rs`; the key is the address of the heap's
-//! [`Objects`](super::Objects), which is compared and never followed). The quick way into a magazine is by its top, the
-//! way to all else by the structure's owner. A thread that is barred uses the shared structure meanwhile.
+//! **Seizing.** A sleeping thread cannot be asked for its magazines, so other threads must be able to take them. As
+//! with caches of pages (`cache.rs`), a thread announces by a plain store that it is at work on its structure, and
+//! then checks whether it is barred. A seizer bars all threads, passes a heavy fence, and empties those structures
+//! that nobody is at work on (`sync/owner.rs`). The key that the thread checks is the address of the heap's
+//! [`Objects`](super::Objects); it is compared and never followed. The fast path announces itself in the magazine's
+//! top, every other path in the structure's owner. A barred thread uses the shared structure meanwhile.
 //!
-//! A thread that ends gives back what is much - its cache, its shelf, full magazines - and leaves its structure to the
-//! next, with the few slots that are still in it. Ten thousand threads one after the other use one structure, and find
-//! it warm. Once a second the scavenger empties those that nobody uses. Who has which is in the register
-//! (`register.rs`).
+//! **A thread that ends** gives back what is large - its cache, its shelf, full magazines - and leaves its structure,
+//! with the few slots still in it, to the next thread. Ten thousand threads that run one after the other use one
+//! structure, and find it warm. Once a second the scavenger empties the structures that nobody uses. The register
+//! knows which thread has which structure (`register.rs`).
 
 use core::cell::Cell;
 use core::mem::{ManuallyDrop, offset_of};
@@ -34,7 +35,7 @@ use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
 use super::spans::Spans;
 
-/// A thread's own structure, with its user at work on it; dropped when he is done.
+/// A thread's own structure, entered: its user is at work on it until this is dropped.
 #[derive(Debug)]
 pub struct Working<'a> {
     thread: &'a Thread,
@@ -57,7 +58,7 @@ impl Drop for Working<'_> {
 }
 
 impl<'a> Working<'a> {
-    /// For work that calls others: his source, or his clock, may come here again for another heap.
+    /// For work that calls foreign code: the source, or the clock, may re-enter here for another heap.
     #[inline]
     pub fn stay(self) -> Staying<'a> {
         let thread = ManuallyDrop::new(self).thread;
@@ -66,7 +67,7 @@ impl<'a> Working<'a> {
     }
 }
 
-/// As [`Working`], with calls of others in between.
+/// Like [`Working`], across calls of foreign code.
 #[derive(Debug)]
 pub struct Staying<'a> {
     thread: &'a Thread,
@@ -88,20 +89,20 @@ impl Drop for Staying<'_> {
     }
 }
 
-/// Where in a structure a magazine lies.
+/// The offset of a magazine in a structure.
 #[derive(Clone, Copy, Debug)]
 pub struct Seat(usize);
 
 impl Seat {
-    /// That of the magazine for this size.
+    /// The seat of the magazine for this size.
     #[inline(always)]
     pub fn of(size: SmallSize) -> Self {
-        // SAFETY: a size's number is less than COUNT.
+        // SAFETY: a size's index is less than COUNT.
         Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
     }
 
-    /// The same, of a size whose slot bears its own mark: by a constant, so that nothing is left to be looked up where
-    /// the compiler knows the size.
+    /// The same for a size whose slot bears its own mark. The table is a constant, so where the compiler knows the
+    /// size it leaves no lookup.
     #[inline(always)]
     pub fn of_marked(size: MarkedSize) -> Self {
         const DISTANCES: &[u16; MarkedSize::COUNT] = &distances();
@@ -124,10 +125,10 @@ impl From<SizeClass> for Seat {
     }
 }
 
-/// For each small size how far from the beginning of a structure the magazine of its class lies.
+/// For each small size, the offset in a structure of the magazine of its class.
 static DISTANCES: [u16; SmallSize::COUNT] = distances();
 
-/// The same, for the first sizes.
+/// The same, for the first `COUNT` sizes.
 const fn distances<const COUNT: usize>() -> [u16; COUNT] {
     let mut distances = [0; COUNT];
     let mut size = 0;
@@ -140,28 +141,28 @@ const fn distances<const COUNT: usize>() -> [u16; COUNT] {
     distances
 }
 
-/// What to do when a thread ends that uses the structure.
+/// The function to call when the thread that uses the structure ends.
 ///
 /// # Safety of a call
 ///
-/// The structure is one of a heap whose function this is; the caller is the one that uses it, and does not use it
+/// The structure belongs to a heap whose function this is; the caller is the thread that uses it, and does not use it
 /// again.
 pub(super) type Leave = unsafe fn(NonNull<Thread>);
 
-/// One thread's own. All-zero bytes: nobody's, and empty.
+/// One thread's structure. All-zero bytes: unowned and empty.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Thread {
     /// First, as in [`Nobody`].
     owner: Owner,
-    /// That of all marks.
+    /// The key of all marks.
     key: Cell<mark::Key>,
-    /// The owner again, to be followed; and what to do when the thread ends.
+    /// The owner again, as a pointer that may be followed; and the function to call when the thread ends.
     pub(super) home: Cell<*const ()>,
     leave: Cell<Option<Leave>>,
-    /// The slot of the thread's cache of pages, plus one. 0: it has none, and goes to the heap.
+    /// The slot of the thread's cache of pages, plus one. 0: none, so the thread asks the heap.
     cache: Cell<u32>,
-    /// The last call for a flush that was heeded.
+    /// The last call for a flush that the thread has answered.
     pub(super) calls: Cell<u32>,
     /// Its place in the register.
     listing: Listing<Thread>,
@@ -170,8 +171,8 @@ pub struct Thread {
     shelf: Shelf,
 }
 
-/// Stands for a structure where a thread has none: of a key that no heap has, so nothing of it is used but the tops of
-/// its magazines, by all such threads at once.
+/// Stands in for the structure of threads that have none. No heap has its key, so nothing of it is used but the tops
+/// of its magazines, by all such threads at once.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Nobody {
@@ -184,7 +185,7 @@ const _: () = assert!(size_of::<Nobody>() == size_of::<Thread>() && align_of::<N
 const _: () = assert!(offset_of!(Nobody, owner) == offset_of!(Thread, owner));
 
 impl Nobody {
-    /// One of this key.
+    /// A stand-in with this key.
     pub const fn new(key: usize) -> Self {
         Self {
             owner: Owner::new(key),
@@ -192,17 +193,17 @@ impl Nobody {
         }
     }
 
-    /// As if it were one.
+    /// Its address, as that of a structure.
     #[allow(dead_code, reason = "where threads have a place of their own for it")]
     pub const fn as_thread(&'static self) -> NonNull<Thread> {
         NonNull::from_ref(self).cast()
     }
 
-    /// The same, by reference. Nothing is to be asked of it but by the quick ways, which no heap admits.
+    /// The same, by reference. Use it only on the fast paths, which no heap admits.
     #[allow(dead_code, reason = "where they have not")]
     pub const fn stand_in(&'static self) -> &'static Thread {
-        // SAFETY: as large and as aligned, and all-zero bytes are a structure. Who asks is not admitted, so no more of
-        // it is used than its key and its tops, which are atomics.
+        // SAFETY: size and alignment are the same, and all-zero bytes are a valid structure. The caller is not
+        // admitted, so only the key and the tops are used, which are atomics.
         unsafe { NonNull::from_ref(self).cast().as_ref() }
     }
 }
@@ -224,29 +225,30 @@ impl Listed for Thread {
 }
 
 impl Thread {
-    /// The magazine in a seat.
+    /// The magazine at a seat.
     #[inline(always)]
     fn magazine_in(&self, seat: Seat) -> &Magazine {
-        // SAFETY: a seat is that of a magazine in a structure, as this is one.
+        // SAFETY: a seat is the offset of a magazine in a structure, and this is one.
         unsafe { &*ptr::from_ref(self).byte_add(seat.0).cast() }
     }
 
-    /// Fast: a slot of one of the thread's magazines, if the structure is the calling thread's own, of the heap at
-    /// `objects`, nobody is emptying it, and there is one; its first word is zero. Of slots of up to 1 KiB.
+    /// Fast path: pops a slot of up to 1 KiB from one of the thread's magazines, with its first word zero. Succeeds if
+    /// the structure is the calling thread's own and belongs to the heap at `objects`, nobody is emptying it, and
+    /// there is a slot.
     #[inline(always)]
     pub fn pop<T>(&self, objects: *const T, seat: Seat) -> Option<NonNull<u8>> {
         let slot = self.magazine_in(seat).pop_quick(|| self.owner.admits(objects.addr()))?;
-        // SAFETY: it was the magazine's; a word long at least, and aligned for one.
+        // SAFETY: the magazine owned it; a word long at least, and aligned for one.
         unsafe { mark::wipe(slot.as_ptr()) };
         Some(slot)
     }
 
-    /// Fast: one of the thread's magazines takes a slot in, of up to 1 KiB, if the structure is as for
-    /// [`pop`](Self::pop), there is room and it does not seem free. Whether it did.
+    /// Fast path: pushes a slot of up to 1 KiB into one of the thread's magazines. Succeeds if the structure is as for
+    /// [`pop`](Self::pop), there is room, and the slot does not look free. Returns whether it did.
     ///
     /// # Safety
     ///
-    /// The slot is the caller's, of the magazine's class and of this heap; if taken, it is the magazine's.
+    /// The caller owns the slot, of the magazine's class and of this heap; if pushed, the magazine owns it.
     #[inline(always)]
     #[must_use]
     pub unsafe fn push<T>(&self, objects: *const T, seat: Seat, slot: NonNull<u8>) -> bool {
@@ -266,11 +268,11 @@ impl Thread {
         }
     }
 
-    /// Fast: as [`pop`](Self::pop), of slots of more than 1 KiB.
+    /// Fast path: like [`pop`](Self::pop), for slots of more than 1 KiB.
     ///
     /// # Safety
     ///
-    /// `spans` gives those of the heap at `objects`.
+    /// `spans` returns the spans of the heap at `objects`.
     #[inline(always)]
     pub unsafe fn pop_flagged<'a, T>(
         &self,
@@ -279,12 +281,12 @@ impl Thread {
         seat: Seat,
     ) -> Option<NonNull<u8>> {
         let slot = self.magazine_in(seat).pop_quick(|| self.owner.admits(objects.addr()))?;
-        // SAFETY: it was the magazine's, of the heap whose spans these are.
+        // SAFETY: the magazine owned it, of the heap whose spans these are.
         unsafe { spans().hand_out(slot) };
         Some(slot)
     }
 
-    /// Fast: as [`push`](Self::push), of such slots.
+    /// Fast path: like [`push`](Self::push), for slots of more than 1 KiB.
     ///
     /// # Safety
     ///
@@ -312,19 +314,19 @@ impl Thread {
         }
     }
 
-    /// As [`Owner::enter`], by the address of its heap.
+    /// Like [`Owner::enter`], by the address of the heap.
     #[inline(always)]
     pub fn work<T>(&self, objects: *const T) -> Option<Working<'_>> {
-        // Not `then_some`: one made in vain would be dropped.
+        // Not `then_some`: a `Working` made in vain would be dropped.
         self.owner.enter(objects.addr()).then(|| Working { thread: self })
     }
 
-    /// The same, to stay.
+    /// The same, for work that calls foreign code.
     pub(super) fn enter<T>(&self, objects: *const T) -> Option<Staying<'_>> {
         self.work(objects).map(Working::stay)
     }
 
-    /// The same, after a seizure if one is under way.
+    /// The same, after waiting for a seizure that is under way.
     pub(super) fn enter_at_last<T>(&self, objects: *const T) -> Staying<'_> {
         let mut round = 0;
         loop {
@@ -336,7 +338,7 @@ impl Thread {
         }
     }
 
-    /// Its user has ended, perhaps in the middle of a call.
+    /// Repairs the magazines of a user that has ended, perhaps in the middle of a call.
     pub(super) fn settle(&self) {
         self.magazines.iter().for_each(Magazine::settle);
     }
@@ -347,7 +349,7 @@ impl Thread {
         self.stock.open();
     }
 
-    /// Shuts all magazines: what comes back to them is counted from here on.
+    /// Shuts all magazines, so that slots freed into them from here on are counted.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -356,7 +358,7 @@ impl Thread {
         self.magazines.iter().for_each(Magazine::shut);
     }
 
-    /// Whether no magazine has a rack loaded: then no block is freed into one before another is.
+    /// Whether no magazine has a rack loaded: then no block can be freed into one before a rack is loaded.
     pub(super) fn is_bare(&self) -> bool {
         self.magazines.iter().all(|magazine| magazine.room() == 0)
     }
@@ -364,11 +366,11 @@ impl Thread {
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
-        // SAFETY: a class's number is less than CLASSES (I9).
+        // SAFETY: a class's index is less than CLASSES (I9).
         unsafe { self.magazines.get_unchecked(class.index()) }
     }
 
-    /// A number that other threads seldom have: structures are slots of a class of their own.
+    /// A number that other threads rarely share: structures are slots of a class of their own.
     #[inline]
     pub fn hint(&self) -> usize {
         ptr::from_ref(self).addr() / size_of::<Self>()
@@ -388,7 +390,7 @@ impl Thread {
     /// The shelf's hand for a length.
     #[inline(always)]
     pub(super) fn hand(&self, length: Length) -> &Hand {
-        // SAFETY: a length's number is less than LENGTHS (I16).
+        // SAFETY: a length's index is less than LENGTHS (I16).
         unsafe { self.shelf.hands.get_unchecked(length.index()) }
     }
 
@@ -398,19 +400,19 @@ impl Thread {
         (self.cache.get() as usize).checked_sub(1)
     }
 
-    /// Whether it is one thread's, not the shared one.
+    /// Whether it belongs to one thread: it is not the shared one.
     pub fn has_user(&self) -> bool {
         !self.home.get().is_null()
     }
 
-    /// Gives the thread a cache, or takes it.
+    /// Sets or clears the thread's cache.
     pub fn set_cache(&self, cache: Option<usize>) {
         self.cache.set(cache.map_or(0, |cache| cache as u32 + 1));
     }
 
-    /// In the child of a fork, which does not have its user: empties it. What was in its magazines, which may be half
-    /// changed, is lost; but one that is vacant had none half changed, and keeps them, shut. `forget` gets its cache of
-    /// pages, and `free` the runs on its shelf.
+    /// In the child of a fork, which does not have the structure's user: empties it. The slots in its magazines are
+    /// lost, because a magazine may be half changed; but those of a vacant structure are intact, and it keeps them,
+    /// shut. `forget` gets its cache of pages, and `free` the runs on its shelf.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -429,7 +431,7 @@ impl Thread {
         self.owner.clear();
     }
 
-    /// Makes the structure `objects`', which is told by `leave` when the thread ends.
+    /// Gives the structure to `objects`, whose `leave` is called when the thread ends.
     pub(super) fn set_owner<T>(&self, objects: &T, leave: Leave) {
         let home = ptr::from_ref(objects);
         self.owner.set(home.addr());
@@ -438,13 +440,13 @@ impl Thread {
         self.key.set(mark::key());
     }
 
-    /// The thread ends: everything goes back, the structure too.
+    /// Ends the thread: returns everything, the structure included.
     ///
     /// # Safety
     ///
-    /// The caller is the one that uses the structure, and does not use it again.
+    /// The caller is the thread that uses the structure, and does not use it again.
     pub unsafe fn end(thread: NonNull<Self>) {
-        // SAFETY: structures are never unmade.
+        // SAFETY: structures are never destroyed.
         if let Some(leave) = unsafe { thread.as_ref() }.leave.get() {
             // SAFETY: the caller's promise; `leave` was set with the owner.
             unsafe { leave(thread) };
