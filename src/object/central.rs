@@ -1,4 +1,4 @@
-//! A class's own store: its spans with room, under its own lock.
+//! A class's central part: its spans with room, under the class lock, and its store of whole batches.
 //!
 //! ```text
 //!   class 16   lock
@@ -6,28 +6,28 @@
 //!              spare ─────────────────────┘            at most one span with no slot out
 //! ```
 //!
-//! Magazines come here for slots by the batch, and bring them back by the batch. Slots are taken from the first span
-//! with room; a span that has none left leaves the list, and comes back to its head with the first slot that comes
-//! back. A span all of whose slots are back is kept if it is the only one, as the spare; the
-//! next one is handed to the caller, who gives its pages to the heap of pages. What lies between a span's slots may go
-//! back to the source without it (`holes.rs`).
+//! Magazines fetch and return slots here in batches. Slots are taken from the first span with room. A span that runs
+//! out leaves the list, and returns to its head when one of its slots comes back. A span that has all its slots back
+//! is kept as the spare if the class has none; otherwise the caller gets its pages and returns them to the heap of
+//! pages. Memory between a span's live slots may go back to the source before that (`holes.rs`).
 //!
-//! **The store.** A thread that has a whole batch too many leaves it here as it is, and one that needs a batch takes it
-//! as it is: without the lock (`store.rs`), and no slot is touched, only its rack. So what goes round between threads,
-//! or up and down in one, never comes to the spans. 16 MiB at the most, and 32 of all classes. Once a second the
-//! scavenger takes what nobody has needed since it last came; when the program is silent, or somebody is out of memory,
-//! all of it.
+//! **The store.** A thread with a whole batch too many leaves it here, and a thread that needs a batch takes it,
+//! without the lock (`store.rs`): only the rack is touched, not its slots. So slots that circulate between threads, or
+//! rise and fall in one, never reach the spans. The store holds at most 16 MiB, those of all classes 32 MiB. Once a
+//! second the scavenger takes the batches that nobody has needed since its last visit; when the program is silent, or
+//! out of memory, all of them are taken.
 //!
-//! **Nobody waits for a thread that does not run**, when allocating or freeing. Who finds the lock held for longer than
-//! a short critical section takes slots out of a fresh span, which is nobody's yet, and leaves that for whoever holds
-//! the lock next: it has *arrived*, and is taken to the others before anything else is done under the lock, so before
-//! its first slot can come back to it. Who brings a batch puts it in store, be that full.
+//! **No allocation or free waits for a thread that is not running.** A thread that needs slots and finds the lock held
+//! for longer than a short critical section takes them from a fresh span, which no other thread knows yet, and queues
+//! the span for the next holder of the lock: the span has *arrived*. That holder links it before it does anything
+//! else, so before the first slot can come back to it. A thread that finds the lock held while it brings a batch
+//! stores the batch, even if the store is full.
 //!
-//! Only slots are touched under the lock, never the heap of pages: growing, freeing and system calls happen outside.
+//! Only slots are handled under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
-//! Misuse ends the process with a message that names the address, where a batch comes back: an address outside every
-//! span, one in a span of another class (freed with another layout than it was allocated with), one inside a slot, a
-//! slot that is not out.
+//! Misuse is detected when a batch comes back, and ends the process with a message that names the address: an address
+//! outside every span, one in a span of another class (freed with another layout than it was allocated with), one
+//! inside a slot, a slot that is not out.
 
 use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
@@ -40,14 +40,14 @@ use super::span::{Link, Slots};
 use super::spans::Spans;
 use super::store::Store;
 
-/// Batches in store that are looked through for a block that seems to be freed twice.
+/// The latest batches in the store that are searched for a block that looks freed twice.
 const BATCHES_LOOKED_AT: usize = 8;
 
-/// Bytes that a class keeps in store at the most, and all classes together.
+/// The most bytes that one class keeps in its store, and all classes together.
 const STORE_BYTES: usize = 16 << 20;
 const STORES_BYTES: usize = 32 << 20;
 
-/// Bytes of a batch, its rack included.
+/// Bytes of a batch, rack included.
 fn batch_bytes(class: SizeClass) -> usize {
     class.batch() as usize * class.bytes() + Rack::bytes(class.batch())
 }
@@ -62,44 +62,44 @@ pub struct Central {
     /// The span with room that has no slot out.
     spare: Link,
     spans: AtomicU32,
-    /// Slots out of spans: the program's, the magazines' and those of the batches in store.
+    /// Slots out of their spans: in use, in magazines, and in stored batches.
     out: AtomicU64,
-    /// How often slots were taken, and brought.
+    /// How often slots were taken, and returned.
     refills: AtomicU64,
     flushes: AtomicU64,
-    /// The span that arrived last, plus one; they are linked by `Span::behind`.
+    /// The span that arrived last, plus one; `Span::behind` links the others.
     arrived: AtomicU32,
-    /// The fewest batches there were in store since [`unneeded`](Self::unneeded) was last asked.
+    /// The fewest batches the store has held since the last call of [`unneeded`](Self::unneeded).
     fewest: AtomicU32,
     /// The most spans there ever were.
     peak: AtomicU32,
-    /// How many spans became none.
+    /// How many spans were dissolved.
     released: AtomicU64,
     /// Whole batches.
     store: Store,
 }
 
-/// What a class says of itself.
+/// A class's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CentralState {
     /// Spans.
     pub spans: u32,
-    /// The most there ever were.
+    /// The most spans there ever were.
     pub peak_spans: u32,
-    /// How many became none: their pages are the caller's.
+    /// How many were dissolved: their pages went to the caller.
     pub released_spans: u64,
-    /// Slots out of them, those in store too.
+    /// Slots out of their spans, stored ones included.
     pub out: u64,
-    /// Slots of the batches in store.
+    /// Slots of the batches in the store.
     pub stored: u64,
     /// How often slots were taken.
     pub refills: u64,
-    /// How often they were brought.
+    /// How often slots were returned.
     pub flushes: u64,
 }
 
 impl Central {
-    /// A class without spans: the one of zeroed memory.
+    /// A class without spans, as in zeroed memory.
     pub fn new() -> Self {
         Self {
             lock: Lock::new(),
@@ -117,24 +117,24 @@ impl Central {
         }
     }
 
-    /// The lock, with no span arrived.
+    /// Takes the lock and links the spans that have arrived.
     fn hold(&self, spans: &Spans, class: SizeClass) -> Guard<'_> {
         let guard = self.lock.lock();
         self.receive(spans, class);
         guard
     }
 
-    /// The same, if it is free now or soon.
+    /// The same, if the lock is free now or soon.
     fn hold_soon(&self, spans: &Spans, class: SizeClass) -> Option<Guard<'_>> {
         let guard = self.lock.lock_soon()?;
         self.receive(spans, class);
         Some(guard)
     }
 
-    /// Takes spans in that have arrived. Under the lock.
+    /// Links the spans that have arrived. Under the lock.
     #[inline]
     fn receive(&self, spans: &Spans, class: SizeClass) {
-        // Relaxed: a first look. Who has a slot of such a span knows that it has arrived.
+        // Relaxed: a first look. A thread that has a slot of such a span knows that the span has arrived.
         if self.arrived.load(Ordering::Relaxed) != 0 {
             self.receive_all(spans, class);
         }
@@ -157,15 +157,15 @@ impl Central {
         }
     }
 
-    /// Makes `run`, which is covered and nobody else's, a span, and takes up to `wanted` slots out of it into the rack,
-    /// which has room for them, without the lock.
+    /// Makes a span of `run`, which is covered and not yet shared, and takes up to `wanted` slots from it into the
+    /// rack, which has room for them. Does not take the lock.
     ///
-    /// It arrives before it is entered: so a fork finds a span on the class's account or none at all. Who receives it
-    /// enters it, too.
+    /// The span arrives before its pages are entered, so that a fork finds it either on the class's account or not at
+    /// all. The thread that receives it enters it, too.
     pub fn take_fresh(&self, spans: &Spans, class: SizeClass, run: PageRun, wanted: u32, rack: &mut Rack) {
         let span = run.start();
         let (entry, mut slots) = (spans.entry(span), Slots::default());
-        // Before it arrives: who receives it may hand out slots at once.
+        // Before it arrives: the receiver may hand out its slots at once.
         if class.is_flagged() {
             spans.flag_all(run);
         }
@@ -177,7 +177,7 @@ impl Central {
         loop {
             entry.behind.set(page_of(first));
             let number = span.0 as u32 + 1;
-            // Release: what the entry says is seen by who receives the span.
+            // Release: whoever receives the span sees what its entry says; partner: `receive_all`.
             match self
                 .arrived
                 .compare_exchange_weak(first, number, Ordering::Release, Ordering::Relaxed)
@@ -189,13 +189,13 @@ impl Central {
         spans.enter(class, run);
     }
 
-    /// Takes a batch out of the store, as `hint` says: threads with other hints seldom meet. O(1).
+    /// Takes a batch from the store. `hint` picks the lane: threads with different hints rarely contend. O(1).
     pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Rack> {
         let place = self.store.take(&Heads(spans), hint)?;
         count_one(&self.refills);
         // Relaxed: as in `store_batch`.
         spans.stored.fetch_sub(batch_bytes(class), Ordering::Relaxed);
-        // Relaxed, twice: a mark that may come out too high where two write, and then a batch goes that was needed.
+        // Relaxed, twice: a low-water mark. Two writers may leave it too high; then a batch goes that was needed.
         let left = self.store.count();
         if left < self.fewest.load(Ordering::Relaxed) {
             self.fewest.store(left, Ordering::Relaxed);
@@ -203,31 +203,30 @@ impl Central {
         Some(Heads(spans).full(place, class.batch()))
     }
 
-    /// As many batches as there are in store, or as it takes: some may be in somebody's hand who is about to put them
-    /// back.
+    /// An upper bound on the batches in the store, including those that a thread has in hand and is about to put back.
     pub fn most_stored(&self, class: SizeClass) -> usize {
         (self.store.count() as usize).saturating_add(STORE_BYTES / batch_bytes(class))
     }
 
-    /// Bytes in store, racks included.
+    /// Bytes in the store, racks included.
     pub fn stored_bytes(&self, class: SizeClass) -> usize {
         self.store.count() as usize * batch_bytes(class)
     }
 
-    /// How many batches lay in store all the time since this was last asked: tcmalloc's low-water mark.
+    /// How many batches have stayed in the store since the last call: tcmalloc's low-water mark.
     pub fn unneeded(&self) -> u32 {
         // Relaxed: as in `take_batch`.
         let stored = self.store.count();
         self.fewest.swap(stored, Ordering::Relaxed).min(stored)
     }
 
-    /// Puts a batch of the class in store: a full rack. O(1).
+    /// Stores a batch of the class: a full rack. O(1).
     ///
     /// # Errors
     /// The batch, if the store is full.
     pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) -> Result<(), Rack> {
         let bytes = batch_bytes(class);
-        // Relaxed: a sum, by which nobody is told anything.
+        // Relaxed: a sum that publishes nothing.
         let all = spans.stored.load(Ordering::Relaxed);
         if self.store.count() as usize >= STORE_BYTES / bytes || all + bytes > STORES_BYTES {
             return Err(batch);
@@ -244,16 +243,16 @@ impl Central {
         self.store.put(&Heads(spans), hint, spans.place_of(batch.into_memory()));
     }
 
-    /// Whether the slot is in one of the batches that went into the lane of `hint` last. O(their slots).
+    /// Whether the slot is in one of the batches stored last in the lane of `hint`. O(their slots).
     pub fn has_stored_lately(&self, spans: &Spans, class: SizeClass, slot: Entry, hint: usize) -> bool {
         let heads = Heads(spans);
         self.store.any_of_last(&heads, hint, BATCHES_LOOKED_AT, |place| {
-            // A batch of the store, which is the caller's for the moment; it is only looked at.
+            // A stored batch, which the caller owns for the moment and only looks at.
             heads.slots(place, class.batch()).contains(&slot)
         })
     }
 
-    /// Whether the slot is home, in its span. O(slots of the span). `false` if the lock is held for long.
+    /// Whether the slot is home in its span. O(slots of the span). `false` if the lock is held for long.
     pub fn has_at_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
         let Some(_guard) = self.hold_soon(spans, class) else {
             return false;
@@ -262,22 +261,22 @@ impl Central {
         slots.is_home(class, span, slot, |slot| spans.link(class, span, slot))
     }
 
-    /// Takes up to `wanted` slots into the rack, which has room for them. Fewer, or none, if the spans have no more.
-    /// How many grains that were holes are none any more, of which the caller is to tell the heap; `None` if nothing
-    /// could be seen, as the lock is held for long.
+    /// Takes up to `wanted` slots into the rack, which has room for them; fewer, or none, if the spans have no more.
+    /// Returns how many grains stopped being holes, which the caller must report to the heap; `None` if the lock is
+    /// held for long.
     pub fn take(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> Option<u32> {
         let _guard = self.hold_soon(spans, class)?;
         Some(self.take_held(spans, class, wanted, rack))
     }
 
-    /// The same, however long that takes.
+    /// The same, however long the lock takes.
     #[must_use]
     pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> u32 {
         let _guard = self.hold(spans, class);
         self.take_held(spans, class, wanted, rack)
     }
 
-    /// Under the lock.
+    /// Does the work of `take`, under the lock.
     fn take_held(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> u32 {
         let (mut left, mut filled) = (wanted, 0);
         while left > 0
@@ -302,23 +301,23 @@ impl Central {
         filled
     }
 
-    /// Takes slots back, all of the rack's. The first of the spans that are none any more, linked by `Span::behind`:
-    /// their pages are the caller's, and their entries say which grains are holes.
+    /// Returns all slots of the rack to their spans. Returns the first of the spans that this dissolved, linked by
+    /// `Span::behind`: their pages are the caller's, and their entries say which grains are holes.
     #[must_use]
     pub fn give(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<PageIndex> {
         let _guard = self.hold(spans, class);
         self.give_held(spans, class, rack)
     }
 
-    /// The same, if the lock is not held for long.
+    /// The same, unless the lock is held for long.
     #[must_use]
     pub fn give_soon(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<Option<PageIndex>> {
         let _guard = self.hold_soon(spans, class)?;
         Some(self.give_held(spans, class, rack))
     }
 
-    /// Takes a batch back that the store did not take, as [`give`](Self::give) does, and the rack is left; if the lock
-    /// is held for long, into the store after all: `None`.
+    /// Returns a batch that the store refused to the spans, as [`give`](Self::give) does, and hands back the empty
+    /// rack. If the lock is held for long, stores the batch after all and returns `None`.
     #[must_use]
     pub fn give_batch(
         &self,
@@ -335,7 +334,7 @@ impl Central {
         None
     }
 
-    /// Under the lock.
+    /// Does the work of `give`, under the lock.
     fn give_held(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<PageIndex> {
         let mut leaving = None;
         let count = rack.len();
@@ -348,8 +347,8 @@ impl Central {
             // Neighbours are often freed together.
             next = loop {
                 if let Some(link) = slots.put(class, span, number) {
-                    // SAFETY: the slot was the rack's and is the class's now; it is at least 8 bytes and aligned for
-                    // them.
+                    // SAFETY: the rack owned the slot and the class owns it now; it is at least 8 bytes long and
+                    // aligned for them.
                     unsafe { mark::link_number(slot, link) };
                 }
                 let Some(other) = rack.pop() else { break None };
@@ -368,7 +367,8 @@ impl Central {
         leaving
     }
 
-    /// Writes back what a span's slots are, of which some have come home. Whether it is a span no more. Under the lock.
+    /// Writes back the state of a span to which slots have come home. Returns whether that dissolved it. Under the
+    /// lock.
     #[inline]
     fn came_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slots: Slots, was_full: bool) -> bool {
         spans.entry(span).set_slots(slots);
@@ -382,15 +382,15 @@ impl Central {
         leaves
     }
 
-    /// Takes slots out of a span of the class, if it is one, that reach into grains which may go. Not of the spare,
-    /// nor, where `one_stays`, of the only one with room. Not if the lock is held for long.
+    /// Takes those slots out of a span, if it is one of the class, that reach into grains which may go. Refuses the
+    /// spare and, if `one_stays`, the only span with room; also if the lock is held for long.
     pub fn claim(&self, spans: &Spans, class: SizeClass, span: PageIndex, one_stays: bool) -> Option<Claim> {
         let _guard = self.hold_soon(spans, class)?;
         let entry = spans.entry(span);
         if entry.tag() != Some((class, 0)) || self.spare.get() == Some(span) {
             return None;
         }
-        // It may have arrived since the lock was held: it is entered behind that.
+        // It may have arrived while the lock was free: a span is entered after it arrives.
         self.receive(spans, class);
         let is_only = self.first.get() == Some(span) && entry.behind.get().is_none();
         if one_stays && is_only {
@@ -406,8 +406,8 @@ impl Central {
         Some(claim)
     }
 
-    /// Takes them home again, of which the grains `gone` are holes now: the new ones are `counted` under the lock. The
-    /// span, if it is one no more: its pages are the caller's.
+    /// Takes claimed slots home again; the grains `gone` are holes now, and the new ones are `counted` under the lock.
+    /// Returns the span if this dissolved it: its pages are the caller's.
     #[must_use]
     pub fn end_claim(
         &self,
@@ -430,7 +430,7 @@ impl Central {
         })
     }
 
-    /// Takes the spare out: a span no more, its pages are the caller's.
+    /// Takes the spare and dissolves it: its pages are the caller's.
     #[must_use]
     pub fn take_spare(&self, spans: &Spans, class: SizeClass) -> Option<PageIndex> {
         let _guard = self.hold(spans, class);
@@ -440,7 +440,7 @@ impl Central {
         Some(span)
     }
 
-    /// Unmakes a span with room that has no slot out. Under the lock.
+    /// Dissolves a span with room and no slot out. Under the lock.
     fn release(&self, spans: &Spans, class: SizeClass, span: PageIndex) {
         self.unlink(spans, span);
         self.count_spans(u32::MAX);
@@ -448,9 +448,9 @@ impl Central {
         spans.leave(class, span);
     }
 
-    /// Counts spans more, or, wrapping, fewer. Under the lock.
+    /// Adds to the number of spans or, wrapping, subtracts. Under the lock.
     fn count_spans(&self, more: u32) {
-        // Relaxed: written under the lock; for others a statistic.
+        // Relaxed: written under the lock; a statistic to other threads.
         let spans = self.spans.load(Ordering::Relaxed).wrapping_add(more);
         self.spans.store(spans, Ordering::Relaxed);
         if spans > self.peak.load(Ordering::Relaxed) {
@@ -489,7 +489,7 @@ impl Central {
         }
     }
 
-    /// What the class says of itself, read from anywhere: a moment's picture.
+    /// The class's figures, readable by any thread: a snapshot.
     pub fn state(&self, spans: &Spans, class: SizeClass) -> CentralState {
         // Relaxed: as in `receive`.
         if self.arrived.load(Ordering::Relaxed) != 0 {
@@ -507,8 +507,8 @@ impl Central {
         }
     }
 
-    /// Walks the spans with room, under the lock; the second of `visit`'s arguments says whether it is the spare. For
-    /// checks.
+    /// Visits the spans with room, under the lock; the second argument of `visit` says whether the span is the spare.
+    /// For checks.
     pub fn for_each_with_room(&self, spans: &Spans, class: SizeClass, mut visit: impl FnMut(PageIndex, bool)) {
         let _guard = self.hold(spans, class);
         let spare = self.spare.get();
@@ -520,7 +520,7 @@ impl Central {
     }
 
     /// How many slots of the span are out, and how many home, if that can be told; under the lock. `None` if it is no
-    /// span of the class any more. For checks.
+    /// longer a span of the class. For checks.
     pub fn count(&self, spans: &Spans, class: SizeClass, span: PageIndex) -> Option<(u32, Option<u32>)> {
         let _guard = self.hold(spans, class);
         let entry = spans.entry(span);
@@ -528,12 +528,12 @@ impl Central {
     }
 }
 
-/// The page that a number says, plus one.
+/// The page whose index plus one is `number`.
 fn page_of(number: u32) -> Option<PageIndex> {
     (number as usize).checked_sub(1).map(PageIndex)
 }
 
-/// Takes up to `wanted` slots out of one span into the rack: how many.
+/// Takes up to `wanted` slots of one span into the rack. Returns how many.
 #[inline]
 fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, rack: &mut Rack) -> u32 {
     let (next, before) = (|slot| spans.link(class, span, slot), rack.len());
@@ -545,14 +545,14 @@ fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wan
     rack.len() - before
 }
 
-/// Counts one more, also without the lock.
+/// Adds one, with or without the lock.
 fn count_one(counter: &AtomicU64) {
     // Relaxed: a statistic.
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Adds to a counter that the holder of the lock writes.
+/// Adds to a counter that only the holder of the lock writes.
 fn add(counter: &AtomicU64, amount: u64) {
-    // Relaxed: under the lock; for others a statistic.
+    // Relaxed: under the lock; a statistic to other threads.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }

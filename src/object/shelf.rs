@@ -1,4 +1,4 @@
-//! A thread's shelf: runs of pages freed lately, for the next large block of the same length.
+//! A thread's shelf: runs of pages freed lately, kept for the next large block of the same length.
 //!
 //! ```text
 //!   length    5   6   7 … 16 │ 18  20 … 32 │ 36 … 64 │ 72 … 128      pages; a step of one, two, four, eight
@@ -7,31 +7,33 @@
 //!                 └▶ 9000 ─▶ ∅                                       linked through the table
 //! ```
 //!
-//! A block longer than 128 pages, or aligned to more than a page, never lies here (see `length.rs`).
+//! Blocks longer than 128 pages, or aligned to more than a page, are never shelved (see `length.rs`).
 //!
-//! **The hand.** A program that allocates and frees one large block by turns finds it there, and no link is written or
-//! followed: two stores to free it, two to allocate it. There is room for one run of each length, 1,536 pages if all of
-//! them are there; the lists hold 2,560 pages at the most, all together. So a shelf is 32 MiB at the most.
+//! **The hand** holds one run of each length. A program that alternately allocates and frees one large block finds it
+//! there, and no link is written or followed: a free takes two stores, an allocation two. All hands together hold up
+//! to 1,536 pages, and all lists together up to 2,560, so a shelf holds 32 MiB at most.
 //!
-//! **Its share.** Lists hold no more than an eighth of the heap's limit, and half as much for each time that there are
-//! twice as many threads: those of all shelves together 40 MiB at the most.
+//! **Its share.** A thread's lists hold at most an eighth of the heap's limit, halved each time the number of threads
+//! doubles. The lists of all shelves together hold 40 MiB at most.
 //!
-//! **Wanted.** A list takes as many runs as were asked of it: each time the hand is empty when a block of its length is
-//! allocated counts for one. What others allocated, or was made shorter since, goes to the heap, where it is of use to
-//! all, and warm. (A thread that drops what another made kept 17 MiB; one whose buffers grow to 1 MiB, are cut to what
-//! they hold and freed, began each on fresh pages: `docs/measurements.md`.)
+//! **Wanted.** A list accepts as many runs as have been asked of it. Each allocation that finds the hand of its length
+//! empty counts as one request. Runs that other threads allocated, or that were shortened since, go to the heap
+//! instead, where they serve all threads while still warm. (Without this, a thread that dropped blocks made by another
+//! kept 17 MiB; and a thread whose buffers grow to 1 MiB, are cut to fit and freed, began each on fresh pages:
+//! `docs/measurements.md`.)
 //!
-//! **Surplus.** A block that finds none of its length is cut from a longer one of which there are many, and the rest
-//! goes to the heap: what a program asked for once and does no more does not stay. And what is cut off is free, so that
-//! the block grows where it is.
+//! **Surplus.** A block that finds no run of its length is cut from a longer run, if there are many of those, and the
+//! rest goes to the heap. So runs that a program asked for once and needs no longer do not stay. And the part cut off
+//! is free, so that the block can grow in place.
 //!
-//! Worked: three blocks of 64 KiB are freed. The first lies in the hand of 8 pages, the third is the head of that
-//! list, and leads to the second. The next such blocks are the first, the third, the second.
+//! Worked: three blocks of 64 KiB are freed. The first lies in the hand of 8 pages; the third is the head of that
+//! length's list, and links to the second. The next such blocks are the first, the third, the second.
 //!
-//! A shelf is its thread's, as its magazines are: who scavenges takes what lies there while the thread sleeps (see
-//! `thread.rs`). Hands and links stand here and in the table of spans (`span.rs`), so the pages are not touched.
+//! A shelf belongs to its thread, as the magazines do: the scavenger takes its runs while the thread sleeps (see
+//! `thread.rs`). Hands and links are kept here and in the table of spans (`span.rs`), so the pages are not touched.
 //!
-//! Cost: 2 ns to put and take; ~50 ns without, and 1 µs for each page whose memory the scavenger had taken meanwhile.
+//! Cost: 2 ns to shelve a run and take it back; ~50 ns without a shelf, and 1 µs for each page whose memory the
+//! scavenger had taken meanwhile.
 
 #![forbid(unsafe_code)]
 
@@ -44,10 +46,10 @@ use super::length::{LENGTHS, Length, length_at};
 use super::span::{Link, Nth, Span};
 use super::spans::Spans;
 
-/// Pages on a shelf at the most: 32 MiB.
+/// The most pages on a shelf: 32 MiB.
 const SHELF_PAGES: u32 = 4096;
 
-/// Of those, what the lists may hold where there is one thread: one run of each length lies in its hand.
+/// How many of those the lists may hold when there is one thread: each hand holds one run of its length.
 const LISTED_PAGES: u32 = {
     let (mut pages, mut index) = (SHELF_PAGES, 0);
     while index < LENGTHS {
@@ -57,10 +59,10 @@ const LISTED_PAGES: u32 = {
     pages
 };
 
-/// The lists of all shelves may hold one part in so many of what the heap may have, or two.
+/// The lists of all shelves may hold this fraction of the heap's limit, or twice that.
 const LIMIT_PART: usize = 8;
 
-/// So many runs on one list are more than the program goes on to ask for, if it asks for other lengths.
+/// A list with this many runs has a surplus, if the program now asks for other lengths.
 const MANY: usize = 8;
 
 /// Room for one run.
@@ -68,21 +70,21 @@ const MANY: usize = 8;
 pub struct Hand(Link);
 
 impl Hand {
-    /// The first page of the run there, if there is one.
+    /// The first page of the run in it, if there is one.
     #[inline(always)]
     pub fn get(&self) -> Option<Nth> {
         self.0.nth()
     }
 
-    /// Fast: the run there, of this length and with this entry, is the caller's.
+    /// Fast path: takes out the run, which has this length and this entry; the caller owns it.
     #[inline(always)]
     pub fn take(&self, length: Length, entry: &Span) {
         self.0.set(None);
         entry.unshelve(length);
     }
 
-    /// Fast: puts a large block of this length there, if nothing is there: the caller's, of the shelf's heap, with its
-    /// entry in the table. Whether it did.
+    /// Fast path: puts in a large block of this length, if the hand is empty. The caller owned the block, it is of the
+    /// shelf's heap and has its entry in the table. Returns whether it did.
     #[inline(always)]
     #[must_use]
     pub fn put(&self, length: Length, start: Nth, entry: &Span) -> bool {
@@ -95,28 +97,29 @@ impl Hand {
     }
 }
 
-/// The shelf of one thread. All-zero bytes: empty.
+/// One thread's shelf. All-zero bytes: empty.
 #[derive(Debug)]
 pub struct Shelf {
-    /// For each length one run. I17: what a hand or a list leads to is in the table of the shelf's heap as on a shelf,
-    /// but between two stores of who puts or takes it: only the child of a fork, and who finds a thread gone, see that,
-    /// and `clear` looks. Who puts and takes keeps it: length, page and entry belong together.
+    /// One run for each length. I17: what a hand or a list leads to is entered as shelved in the table of the shelf's
+    /// heap, except between the two stores of a put or a take. Only the child of a fork, and a thread that inherits a
+    /// dead thread's structure, can see that state, so `clear` checks. Callers of put and take keep the rest: length,
+    /// page and entry belong together.
     pub(super) hands: [Hand; LENGTHS],
-    /// For each length the run that was put on its list last; the others are linked behind it.
+    /// For each length, the run put on its list last; the others are linked behind it.
     lists: [Link; LENGTHS],
-    /// For each length how many runs more its list may take; as many as can be said, where there are more.
+    /// For each length, how many more runs its list may take; saturates.
     wanted: [AtomicU8; LENGTHS],
     /// Pages of the runs on lists.
     listed: AtomicU32,
-    /// As many there may be. 0 at first: the thread's first large block comes by the slow way.
+    /// The limit on those pages. 0 at first, so a thread's first large block takes the slow path.
     most: AtomicU32,
 }
 
 impl Shelf {
-    // Relaxed throughout: one owner, or one who has seized it.
+    // Relaxed throughout: one owner, or one seizer.
 
-    /// The heap may have so many pages, and there are so many threads now: what the lists may hold is said anew, by who
-    /// asked in vain for a run. More may lie there for a while.
+    /// Sets anew how much the lists may hold, given the pages the heap may have and the number of threads. A thread
+    /// calls it after it has found no run on its shelf. The lists may hold more for a while.
     #[inline]
     pub fn share(&self, limit: PageCount, threads: usize) {
         let all = (limit.0 / LIMIT_PART).min(LISTED_PAGES as usize);
@@ -125,19 +128,20 @@ impl Shelf {
         self.most.store(most as u32, Ordering::Relaxed);
     }
 
-    /// How many pages lie there, read from anywhere: a moment's picture.
+    /// How many pages lie on the shelf. Any thread may call this: a snapshot.
     pub fn pages(&self) -> PageCount {
         let held = self.hands.iter().enumerate().filter(|(_, hand)| hand.get().is_some());
         let held: usize = held.map(|(index, _)| length_at(index)).sum();
-        // Relaxed: a statistic for all but the owner.
+        // Relaxed: a statistic to all but the owner.
         PageCount(held + self.listed.load(Ordering::Relaxed) as usize)
     }
 
-    /// Takes the last run of this length on its list, if there is one: its first page. That it was asked counts.
+    /// Takes the latest run of this length off its list, if there is one, and returns its first page. Counts as a
+    /// request.
     #[inline(always)]
     pub fn take_listed(&self, spans: &Spans, length: Length) -> Option<PageIndex> {
         let (list, wanted) = (self.lists.get(length.index())?, self.wanted.get(length.index())?);
-        // Relaxed, twice: see above. (Without a branch it takes a register more, which has to be saved.)
+        // Relaxed, twice: see above. (Without the branch this takes one more register, which must be saved.)
         let before = wanted.load(Ordering::Relaxed);
         if before != u8::MAX {
             wanted.store(before + 1, Ordering::Relaxed);
@@ -153,8 +157,8 @@ impl Shelf {
         Some(start)
     }
 
-    /// Puts a large block of this length on its list, if that may take more: the caller's, with its entry in the table.
-    /// Whether it did.
+    /// Puts a large block of this length on its list, if that may take more. The caller owned the block, and it has
+    /// its entry in the table. Returns whether it did.
     #[inline(always)]
     #[must_use]
     pub fn put_listed(&self, length: Length, start: PageIndex, entry: &Span) -> bool {
@@ -181,9 +185,9 @@ impl Shelf {
         true
     }
 
-    /// Takes the last run of the shortest length, longer than this, of which there are many; out of the table too. For
-    /// who finds none of his length, and would go to the heap while the shelf fills with others. O(runs looked at): a
-    /// few for each length.
+    /// Takes the latest run of the shortest longer length that has many; also takes it out of the table. For a thread
+    /// that finds no run of its length and would go to the heap while its shelf fills with others. O(runs looked at):
+    /// a few for each length.
     pub fn take_surplus(&self, spans: &Spans, length: Length) -> Option<PageRun> {
         let longer = length.index() + 1..LENGTHS;
         let is_many = |list: &Link| {
@@ -204,9 +208,9 @@ impl Shelf {
         Some(PageRun::known(start.0, length_at(index)))
     }
 
-    /// Takes everything out; the runs are in the table no more. Also in the child of a fork, where the owner is not and
-    /// may have been anywhere in `put` or `take`: then what he had in hand is lost, perhaps with what lay below it, and
-    /// no run comes out that is not on the shelf.
+    /// Takes everything off; the runs leave the table too. Also used in the child of a fork, where the owner is absent
+    /// and may have been anywhere in a put or take. Then the run it had in hand is lost, perhaps with those linked
+    /// behind it, but no run comes out that is not on the shelf.
     pub fn clear(&self, spans: &Spans, mut gone: impl FnMut(PageRun)) {
         for (index, (hand, list)) in self.hands.iter().zip(&self.lists).enumerate() {
             let mut leave = |start: PageIndex| {
@@ -256,7 +260,7 @@ mod tests {
         }
     }
 
-    /// Puts a block of so many pages that begins at `start`.
+    /// Puts a block of `pages` pages that begins at `start`.
     fn put(shelf: &Shelf, spans: &Spans, start: usize, pages: usize) -> bool {
         let length = Length::of(layout(pages)).unwrap();
         let entry = spans.entry(PageIndex(start));
@@ -265,14 +269,14 @@ mod tests {
         hand.put(length, Nth::new(start + 1), entry) || shelf.put_listed(length, PageIndex(start), entry)
     }
 
-    /// Takes one: that in the hand first.
+    /// Takes one, from the hand first.
     fn take(shelf: &Shelf, spans: &Spans, length: Length) -> Option<PageIndex> {
         let hand = &shelf.hands[length.index()];
         let start = hand.0.get().inspect(|start| hand.take(length, spans.entry(*start)));
         start.or_else(|| shelf.take_listed(spans, length))
     }
 
-    /// What lies in the hand comes first, then the last; and the table says where each is.
+    /// The run in the hand comes out first, then the latest; the table says where each one is.
     #[test]
     fn what_is_put_is_taken_once() {
         let (shelf, spans) = (empty(), Spans::for_test(1000));
@@ -293,7 +297,7 @@ mod tests {
         assert_eq!((take(&shelf, &spans, many), shelf.pages()), (None, PageCount::ZERO));
     }
 
-    /// As many as were asked of it, and one in the hand.
+    /// A list takes as many runs as were asked of it; the hand takes one more.
     #[test]
     fn a_list_takes_what_was_asked_of_it() {
         let (shelf, spans) = (empty(), Spans::for_test(1000));
@@ -303,17 +307,17 @@ mod tests {
             .iter()
             .for_each(|wanted| wanted.store(0, Ordering::Relaxed));
         assert!(put(&shelf, &spans, 0, 7) && !put(&shelf, &spans, 10, 7));
-        // The first from the hand, two in vain.
+        // The first comes from the hand; two requests fail.
         let taken = [0; 3].map(|_| take(&shelf, &spans, seven).is_some());
         assert_eq!(taken, [true, false, false]);
         let put = [0, 10, 20, 30].map(|start| put(&shelf, &spans, start, 7));
         assert_eq!(put, [true, true, true, false]);
-        // What comes out of the list may come back.
+        // A run that comes off the list may come back.
         let taken = [0; 3].map(|_| take(&shelf, &spans, seven));
         assert_eq!(taken, [0, 20, 10].map(|start| Some(PageIndex(start))));
     }
 
-    /// No more than its pages, however many runs there are; and all of them come out.
+    /// A shelf never exceeds its pages, however many runs there are; and all of them come out.
     #[test]
     fn a_shelf_is_short() {
         let (shelf, spans) = (empty(), Spans::for_test(200 * MOST_PAGES));
@@ -326,7 +330,7 @@ mod tests {
         assert_eq!((out, sum), (most, pages));
     }
 
-    /// Of many threads each has its part, and what lies there when others begin may be taken.
+    /// With many threads each has its share, and runs shelved before the others began can still be taken.
     #[test]
     fn lists_are_shared_among_threads() {
         let (shelf, spans) = (empty(), Spans::for_test(2000));
@@ -341,13 +345,13 @@ mod tests {
         assert_eq!(fill(100), 0, "more lies there than its part");
         while take(&shelf, &spans, seven).is_some() {}
         assert_eq!(fill(0), 1 + LISTED_PAGES as usize / 32 / 7);
-        // And of a small heap little.
+        // A small heap has a small share.
         while take(&shelf, &spans, seven).is_some() {}
         shelf.share(PageCount(64 * LIMIT_PART), 1);
         assert_eq!(fill(0), 1 + 64 / 7);
     }
 
-    /// The shortest that is longer and of which there are many.
+    /// It takes from the shortest longer length that has many.
     #[test]
     fn a_surplus_is_cut() {
         let (shelf, spans) = (empty(), Spans::for_test(3000));
@@ -358,14 +362,14 @@ mod tests {
         );
         let before = shelf.pages();
         let surplus = |pages| shelf.take_surplus(&spans, Length::of(layout(pages)).unwrap());
-        // One of each lies in the hand, so of 9 pages there are MANY on the list, of 8 and of 128 one less.
+        // One run of each length lies in the hand, so the list of 9 pages has MANY, those of 8 and 128 one less.
         assert_eq!((surplus(9), surplus(5)), (None, Some(PageRun::known(190, 9))));
         assert!(spans.entry(PageIndex(190)).is_vacant() && !spans.entry(PageIndex(100)).is_vacant());
         assert_eq!((surplus(5), shelf.pages().0 + 9), (None, before.0));
     }
 
-    /// A run whose entry does not say that it lies there was being put or taken by a thread that is no more: it stays
-    /// out, with what its list has behind it.
+    /// A run whose entry does not say that it is shelved was being put or taken by a thread that no longer exists: it
+    /// stays out, with all runs behind it on its list.
     #[test]
     fn what_is_half_put_does_not_come_out() {
         let (shelf, spans) = (empty(), Spans::for_test(100));

@@ -8,25 +8,27 @@
 //!   pages    …│ slot 0 │ slot 1 │ slot 2 │ … │ slot 9 │ over │                slots of 2,304 bytes
 //! ```
 //!
-//! The entry of a span's first page describes the span; the entries of the others say how far back that is. So any
-//! address leads to its span with one subtraction, one shift and one load, two if the span has several pages. A page
-//! outside any span has tag 0.
+//! The entry of a span's first page describes the span; the entries of its other pages say how far back the first is.
+//! So any address leads to its span by one subtraction, one shift and one load, or two loads if the span has several
+//! pages. A page outside any span has tag 0.
 //!
-//! A span's slots are **out** (in a magazine, or with the program) or **home**. How that is written down:
+//! A slot of a span is **out** (in a magazine, or in use) or **home**. The entry records which:
 //!
-//! - **Up to 128 slots**, that is from 64 bytes on: a bit for each that is out. Slots at home are not touched, neither
-//!   when they come nor when they go. The lowest go first.
-//! - **More**: those at home are on the span's **list** (linked through the slots themselves by number, never by
-//!   address, so that a program that writes to a slot it has freed can lead us to a wrong slot of that span at worst,
-//!   and is found out if the number is none), or **fresh**: never out yet, and not touched.
+//! - **Up to 128 slots**, so from 64 bytes on: one bit for each slot that is out. Slots are not touched when they
+//!   leave or come home. The lowest leave first.
+//! - **More slots**: those at home are either **fresh** - never out yet, and untouched - or on the span's **list**.
+//!   The list is linked through the slots themselves, by number and never by address. So a program that writes to a
+//!   slot after freeing it can at worst lead us to a wrong slot of the same span, and is caught if the number is out
+//!   of range.
 //!
 //! I10: out + home = all. I11: fresh slots are the last ones.
 //!
-//! **Large blocks**, but those aligned to more than 16 MiB, are in the table by their first page, which says how many
-//! pages the block has and whether the program has it or a thread's shelf. So a free of one is checked by one load.
+//! **Large blocks**, except those aligned to more than 16 MiB, are in the table too, by their first page: its entry
+//! says how many pages the block has, and whether the program or a thread's shelf has it. So checking a free takes one
+//! load.
 //!
-//! The tag may be read by anybody who holds a slot of the span; all else only under the lock of the class. The fields
-//! are atomics with relaxed accesses, which cost what plain ones do; the lock orders them.
+//! Any thread that holds a slot of the span may read its tag; everything else is accessed only under the class lock.
+//! The fields are atomics with relaxed accesses, which cost the same as plain ones; the lock orders them.
 
 #![forbid(unsafe_code)]
 
@@ -42,32 +44,32 @@ use super::size_class::SizeClass;
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub struct Span {
-    /// Class + 1 in the upper bits, pages back to the span's first in the lowest 8. 0: in no span. Or [`LARGE`] or
-    /// [`SHELVED`], and the number of its length, if it has one, in the lowest 8.
+    /// Class + 1 in the upper bits; in the lowest 8, how many pages back the span begins. 0: in no span. Or [`LARGE`]
+    /// or [`SHELVED`], with the number of the block's length, if it has one, in the lowest 8.
     tag: AtomicU32,
-    /// Slots out; of a large block its pages.
+    /// Slots out; for a large block, its pages.
     used: AtomicU32,
-    /// The first listed slot, plus one. Of a span of few slots: the lowest quarter of its map.
+    /// The first listed slot, plus one. In a span with a map: its lowest quarter.
     listed: AtomicU32,
-    /// Slots that were ever out: the number of the first fresh one. Of a span of few slots: the next quarter.
+    /// How many slots were ever out: the number of the first fresh one. In a span with a map: its next quarter.
     fresh: AtomicU32,
-    /// The upper half of the map; of a span of several pages, which has few slots, its holes (`holes.rs`).
+    /// The upper half of the map. A span of several pages has few slots, and keeps its holes here (`holes.rs`).
     upper: AtomicU64,
-    /// The neighbours in the class's list of spans with room, or on the shelf; see [`Link`].
+    /// The neighbours in the class's list of spans with room, or on a shelf; see [`Link`].
     pub(super) before: Link,
     pub(super) behind: Link,
 }
 
-/// How far back a page can say its span begins.
+/// Bits for how far back a page can say its span begins.
 const BACK_BITS: u32 = 8;
 
-/// The tag of the first page of a large block that is the program's. No class has it.
+/// The tag of the first page of a large block that is in use. No class has it.
 const LARGE: u32 = u32::MAX << BACK_BITS;
 
-/// The same, of one that lies on a shelf.
+/// The same for a large block on a shelf.
 const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 
-/// What such a tag has in its lowest bits: all ones where there is no length.
+/// The lowest bits of such a tag: all ones if the block has no length.
 #[inline]
 const fn number_of(length: Option<Length>) -> u32 {
     match length {
@@ -76,7 +78,7 @@ const fn number_of(length: Option<Length>) -> u32 {
     }
 }
 
-/// A page, or none: its index plus one. A heap has fewer than 2³² pages.
+/// A page or none: its index plus one. A heap has fewer than 2³² pages.
 #[derive(Debug)]
 pub struct Link(AtomicU32);
 
@@ -89,26 +91,26 @@ impl Link {
     /// The page.
     #[inline]
     pub fn get(&self) -> Option<PageIndex> {
-        // Relaxed: under the lock of the class.
+        // Relaxed: under the class lock.
         (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
     }
 
-    /// Makes it lead where another does.
+    /// Makes it lead where another link does.
     #[inline(always)]
     pub fn copy(&self, other: &Self) {
         // Relaxed, twice: as in `set`.
         self.0.store(other.0.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Makes it `page`.
+    /// Makes it lead to `page`.
     #[inline]
     pub fn set(&self, page: Option<PageIndex>) {
         let number = page.map_or(0, |page| page.0 as u32 + 1);
-        // Relaxed: under the lock of the class.
+        // Relaxed: under the class lock.
         self.0.store(number, Ordering::Relaxed);
     }
 
-    /// The same as it stands here, so that nothing is added or taken away.
+    /// The page as stored, with nothing added or subtracted.
     #[inline(always)]
     pub fn nth(&self) -> Option<Nth> {
         // Relaxed: as in `set`.
@@ -116,7 +118,7 @@ impl Link {
         (number != 0).then_some(Nth(number))
     }
 
-    /// Makes it that.
+    /// Makes it lead there.
     #[inline(always)]
     pub fn set_nth(&self, page: Nth) {
         // Relaxed: as in `set`.
@@ -124,12 +126,12 @@ impl Link {
     }
 }
 
-/// A page as a [`Link`] has it: its index plus one.
+/// A page as a [`Link`] stores it: its index plus one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nth(u32);
 
 impl Nth {
-    /// The page with this index plus one, which is not 0.
+    /// The page whose index plus one is `number`, which is not 0.
     #[inline(always)]
     pub const fn new(number: usize) -> Self {
         Self(number as u32)
@@ -142,7 +144,7 @@ impl Nth {
     }
 }
 
-/// The slots of a span at one moment. Read, changed and written back under the lock of the class.
+/// The slots of a span at one moment. Read, changed and written back under the class lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slots {
     /// Slots out.
@@ -163,7 +165,7 @@ pub(super) fn is_mapped(class: SizeClass) -> bool {
 }
 
 impl Span {
-    /// An entry that belongs to no span: the one of zeroed memory.
+    /// An entry in no span, as in zeroed memory.
     pub fn vacant() -> Self {
         Self {
             tag: AtomicU32::new(0),
@@ -176,12 +178,12 @@ impl Span {
         }
     }
 
-    /// The class of the span the page is in, and how many pages back that span begins. `None` outside any.
+    /// The class of the span the page is in, and how many pages back that span begins. `None` outside any span.
     #[inline]
     pub fn tag(&self) -> Option<(SizeClass, usize)> {
-        // Written before the span's first slot came out, and cleared after its last came back. Whoever holds a slot has
-        // been told of the one and has yet to hear of the other. Acquire: pairs with the release of `enter`, for who
-        // counts a span without a slot of it, and reads what is written down of those.
+        // It is written before the span's first slot leaves, and cleared after the last has come back. Whoever holds a
+        // slot has received it after the one and gives it up before the other. Acquire: pairs with the release of
+        // `enter`, for a thread that counts a span without holding a slot of it, and reads the record of its slots.
         let tag = self.tag.load(Ordering::Acquire);
         let class = SizeClass::from_index(((tag >> BACK_BITS) as usize).wrapping_sub(1))?;
         Some((class, (tag & ((1 << BACK_BITS) - 1)) as usize))
@@ -190,27 +192,27 @@ impl Span {
     /// Enters the page in a span of `class` that begins `back` pages before it.
     pub fn enter(&self, class: SizeClass, back: usize) {
         let tag = (class.index() as u32 + 1) << BACK_BITS | back as u32;
-        // Release: who counts the span without having a slot of it sees what was written down of those; partner:
+        // Release: a thread that counts the span without holding a slot of it sees the record of its slots; partner:
         // `tag`. The program has no slot of it yet.
         self.tag.store(tag, Ordering::Release);
     }
 
     /// Takes the page out of its span, or the large block that begins here out of the table.
     pub fn leave(&self) {
-        // Relaxed: nobody has a slot of the span, or the block, any more; see `tag`.
+        // Relaxed: nobody holds a slot of the span, or the block, any more; see `tag`.
         self.tag.store(0, Ordering::Relaxed);
     }
 
-    /// Enters a large block of so many pages that begins here, which is the caller's. One that is aligned to more than
-    /// a page has no length, however long it is.
+    /// Enters a large block of `pages` pages that begins here and that the caller owns. A block aligned to more than a
+    /// page has no length, whatever its size.
     #[inline]
     pub fn enter_large(&self, pages: usize, length: Option<Length>) {
-        // Relaxed, here and below: the block is the caller's, who hands this on with it.
+        // Relaxed, here and below: the caller owns the block, and hands this over with it.
         self.used.store(pages as u32, Ordering::Relaxed);
         self.tag.store(LARGE | number_of(length), Ordering::Relaxed);
     }
 
-    /// Whether a large block of so many pages begins here, and is the program's.
+    /// Whether a large block of `pages` pages begins here and is in use.
     #[inline]
     pub fn is_large(&self, pages: usize, length: Option<Length>) -> bool {
         // Relaxed, twice: as in `enter_large`.
@@ -218,14 +220,14 @@ impl Span {
         is_such && self.used.load(Ordering::Relaxed) as usize == pages
     }
 
-    /// The same of a block that may lie on a shelf, which has a length: by one comparison.
+    /// The same for a block that has a length, and so may lie on a shelf: one comparison.
     #[inline(always)]
     pub fn is_large_of(&self, length: Length) -> bool {
-        // Relaxed: as in `enter_large`. (The other way round it takes a register more, which has to be saved.)
+        // Relaxed: as in `enter_large`. (The other way round this takes one more register, which must be saved.)
         self.tag.load(Ordering::Relaxed).wrapping_sub(LARGE) == length.index() as u32
     }
 
-    /// How many pages the large block has that begins here and is the program's, if one does.
+    /// How many pages the large block has that begins here and is in use, if there is one.
     #[inline(always)]
     pub fn large_pages(&self) -> Option<usize> {
         // Relaxed, twice: as in `enter_large`.
@@ -233,17 +235,17 @@ impl Span {
         is_large.then(|| self.used.load(Ordering::Relaxed) as usize)
     }
 
-    /// Whether the page is in no span, and no large block that is in the table begins here.
+    /// Whether the page is in no span, and no large block in the table begins here.
     pub fn is_vacant(&self) -> bool {
         // Relaxed: as in `enter_large`.
         self.tag.load(Ordering::Relaxed) == 0
     }
 
-    /// The large block that begins here goes onto a shelf.
+    /// Marks the large block that begins here as shelved.
     #[inline(always)]
     pub fn shelve(&self, length: Length) {
-        // Release: behind the link, if it is on a list, as the child of a fork takes it at its word; partner:
-        // `is_shelved`. Into a hand it goes behind this.
+        // Release: after its link, if it goes on a list, because the child of a fork trusts the tag; partner:
+        // `is_shelved`. A hand is set after this.
         self.tag.store(SHELVED | length.index() as u32, Ordering::Release);
     }
 
@@ -254,17 +256,17 @@ impl Span {
         self.tag.load(Ordering::Acquire) >> BACK_BITS == SHELVED >> BACK_BITS
     }
 
-    /// Takes it off again.
+    /// Marks it as in use again.
     #[inline(always)]
     pub fn unshelve(&self, length: Length) {
         // Relaxed: as in `enter_large`.
         self.tag.store(LARGE | length.index() as u32, Ordering::Relaxed);
     }
 
-    /// The span's slots, of its first page's entry.
+    /// The span's slots; of its first page's entry.
     #[inline]
     pub fn slots(&self) -> Slots {
-        // Relaxed: under the lock of the class.
+        // Relaxed: under the class lock.
         Slots {
             used: self.used.load(Ordering::Relaxed),
             listed: self.listed.load(Ordering::Relaxed),
@@ -276,7 +278,7 @@ impl Span {
     /// Writes them back.
     #[inline]
     pub fn set_slots(&self, slots: Slots) {
-        // Relaxed: under the lock of the class, or of a span that nobody knows yet.
+        // Relaxed: under the class lock, or for a span that no other thread knows yet.
         self.used.store(slots.used, Ordering::Relaxed);
         self.listed.store(slots.listed, Ordering::Relaxed);
         self.fresh.store(slots.fresh, Ordering::Relaxed);
@@ -285,11 +287,10 @@ impl Span {
 }
 
 impl Slots {
-    /// Takes up to `wanted` slots out, and shows them to `take` one by one: so that who puts each before the others has
-    /// them in the order of their addresses, and those that were out before in front. `next` reads the link that stands
-    /// in a listed slot.
+    /// Takes up to `wanted` slots out and passes each to `take`. If `take` prepends each one, the result is in address
+    /// order, with slots that were out before in front. `next` reads the link in a listed slot.
     ///
-    /// Aborts if such a link leads nowhere, or in a circle: somebody has written to a slot after freeing it.
+    /// Aborts if a link is out of range or the list is circular: the program has written to a slot after freeing it.
     #[inline(always)]
     pub fn draw(
         &mut self,
@@ -320,7 +321,7 @@ impl Slots {
         self.freshen(class, left).rev().for_each(take);
     }
 
-    /// Puts a slot home that is out. What is to stand in it as a link, if anything.
+    /// Puts a slot that is out back home. Returns the link to store in it, if any.
     ///
     /// Aborts if it is not out.
     #[inline]
@@ -352,7 +353,7 @@ impl Slots {
         if class.is_flagged() { self.upper as Grains } else { 0 }
     }
 
-    /// Takes out what reaches into grains that may go; see [`holes::claim`].
+    /// Takes out the slots that reach into grains which may go; see [`holes::claim`].
     pub fn claim(&mut self, class: SizeClass, span: PageIndex, granule: usize) -> Option<Claim> {
         let claim = holes::claim(class, span, self.listed, self.holes(class), granule)?;
         self.listed |= claim.slots;
@@ -361,8 +362,8 @@ impl Slots {
         Some(claim)
     }
 
-    /// Puts home what was claimed; of it `gone` are holes from now on. How many were none: of two who claim, both may
-    /// have what lies behind the last slot.
+    /// Puts the claimed slots home; the grains `gone` are holes from now on. Returns how many of them were not holes
+    /// before: two concurrent claims may both have the grains behind the last slot.
     pub fn end_claim(&mut self, class: SizeClass, claim: Claim, gone: Grains) -> u32 {
         self.listed ^= claim.slots;
         self.used -= claim.slots.count_ones();
@@ -371,7 +372,7 @@ impl Slots {
         (gone & !before).count_ones()
     }
 
-    /// Ends the holes that slots reach into which are out now: how many grains.
+    /// Ends the holes that slots which are now out reach into. Returns how many grains.
     #[cold]
     pub fn fill(&mut self, class: SizeClass, span: PageIndex, granule: usize) -> u32 {
         let before = self.holes(class);
@@ -385,13 +386,13 @@ impl Slots {
         if is_mapped(class) {
             return self.is_in_map(slot);
         }
-        // Not longer than the span, whatever stands in its slots.
+        // At most as many steps as the span has slots, whatever the links say.
         let fresh = self.fresh;
         let mut listed = (0..fresh).map_while(|_| self.unlist(span, &next));
         slot >= fresh || listed.any(|listed| listed == slot)
     }
 
-    /// How many are home, of the map or following the links; `None` if that cannot be. For checks.
+    /// How many slots are home, by the map or by following the links; `None` if the record is impossible. For checks.
     pub fn count_home(mut self, class: SizeClass, next: impl Fn(u32) -> u32) -> Option<u32> {
         if is_mapped(class) {
             let mut filled = 0;
@@ -403,7 +404,7 @@ impl Slots {
             let out: u32 = (0..WORDS).map(|word| self.word(word).count_ones()).sum();
             return (!beyond && filled == 0).then(|| class.slots() - out);
         }
-        // Before a link is followed: nothing outside the span is read, whatever is written down.
+        // Checked before a link is followed, so that nothing outside the span is read, whatever the record says.
         if self.fresh > class.slots() || self.listed > self.fresh {
             return None;
         }
@@ -414,7 +415,7 @@ impl Slots {
         Some(class.slots().checked_sub(ever_out)? + count)
     }
 
-    /// A word of the map: which slots are out, where there are few.
+    /// A word of the map of slots that are out, for a span with a map.
     #[inline(always)]
     fn word(&self, word: usize) -> u64 {
         if word == 0 {
@@ -440,7 +441,7 @@ impl Slots {
         self.word(word) & bit == 0
     }
 
-    /// Takes up to `wanted` of the lowest out, by the map: which.
+    /// Takes up to `wanted` of the lowest slots out, by the map. Returns which.
     #[inline]
     fn take_lowest(&mut self, class: SizeClass, wanted: u32) -> [u64; WORDS] {
         let mut left = wanted;
@@ -459,7 +460,7 @@ impl Slots {
         })
     }
 
-    /// Takes the first listed slot out. Aborts if its link is none.
+    /// Takes the first listed slot out. Aborts if its link is invalid.
     #[inline]
     fn unlist(&mut self, span: PageIndex, next: impl FnOnce(u32) -> u32) -> Option<u32> {
         self.try_unlist(next).unwrap_or_else(|slot| {
@@ -471,7 +472,7 @@ impl Slots {
         })
     }
 
-    /// The same; the slot is the error if its link is none.
+    /// The same; returns the slot as an error if its link is invalid.
     #[inline]
     fn try_unlist(&mut self, next: impl FnOnce(u32) -> u32) -> Result<Option<u32>, u32> {
         let Some(slot) = self.listed.checked_sub(1) else {
@@ -486,7 +487,7 @@ impl Slots {
         Ok(Some(slot))
     }
 
-    /// Takes up to `wanted` fresh slots out: their numbers.
+    /// Takes up to `wanted` fresh slots out. Returns their numbers.
     #[inline]
     fn freshen(&mut self, class: SizeClass, wanted: u32) -> core::ops::Range<u32> {
         let first = self.fresh;
@@ -497,7 +498,7 @@ impl Slots {
     }
 }
 
-/// The map of a span of few slots, all out.
+/// The map of a span with a map, all slots out.
 #[inline(always)]
 fn all_of(class: SizeClass, word: usize) -> u64 {
     let slots = class.slots().saturating_sub(word as u32 * u64::BITS).min(u64::BITS);
@@ -514,7 +515,8 @@ fn place(slot: u32) -> (usize, u64) {
 mod tests {
     use super::*;
 
-    /// Against a set: what is drawn was home, as many as there are, and each put is home again; in every class.
+    /// Compared with a set, in every class: drawn slots were home, as many as there are; a slot that is put is home
+    /// again.
     #[test]
     fn slots_are_out_or_home() {
         let page = PageIndex(0);
@@ -550,7 +552,7 @@ mod tests {
         }
     }
 
-    /// Fresh slots, and those of a map, come with the lowest last, for who puts each before the others.
+    /// Fresh slots, and those of a map, are drawn lowest last, for a caller that prepends each one.
     #[test]
     fn slots_come_in_the_order_of_their_addresses() {
         for bytes in [8, 128, 1024, 32 << 10] {
