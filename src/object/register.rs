@@ -1,4 +1,4 @@
-//! Who uses which thread's structure: the register of a heap.
+//! The register of a heap: which thread uses which structure.
 //!
 //! ```text
 //!   all    ──▶ thread ──▶ thread ──▶ thread        every one ever made, none is ever unmade
@@ -6,20 +6,21 @@
 //!                             laden                … with slots in it
 //! ```
 //!
-//! One lock guards it all: the lists and every structure's [`Listing`]. A thread takes it when it begins and when it
-//! ends. Who goes his [`Rounds`], to empty structures, takes it for some of them at a time, and the classes' locks
-//! under it; a fork takes those first. So there is a right to rounds, a lock outside them all, which a fork takes
-//! before.
+//! One lock guards all of it: the lists and every structure's [`Listing`]. A thread takes it when it begins and when
+//! it ends. A thread that empties structures makes [`Rounds`]: it takes the lock for some structures at a time, and
+//! class locks under it. A fork takes class locks first. So that the two cannot deadlock, both first take the rounds
+//! lock, which is outside all of these.
 //!
-//! Who seizes visits every structure, whoever has it: so who takes one still [enters](crate::sync::Owner::enter) it, or
-//! a magazine by its [`Stake`](crate::sync::Stake), before he touches what is in it.
+//! A seizer visits every structure, in use or not. So a thread that takes a structure must still
+//! [enter](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake), before it touches what
+//! is inside.
 //!
-//! A thread that ends without a word (see `presence.rs`) leaves its structure as it is, and who needs one and finds
-//! none vacant looks at some of the others for such: it takes it with all that is in it.
+//! A thread that ends without notice (see `presence.rs`) leaves its structure as it is. A thread that finds no vacant
+//! structure checks some of the others for such a dead user, and takes over the structure with everything in it.
 //!
-//! Worked: ten thousand threads, four at a time. The first four find nothing and add a structure each; when one ends,
-//! its structure is vacant, and laden with the few slots that are left in it; the fifth thread takes it as it is. The
-//! cost is a lock and two stores, and two system calls for presence.
+//! Worked: ten thousand threads, four at a time. The first four find nothing and add a structure each. When one of
+//! them ends, its structure is vacant, and laden with the few slots left in it; the fifth thread takes it as it is.
+//! The cost is one lock and two stores, and two system calls for presence.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -28,16 +29,16 @@ use crate::sync::{AtomicU32, Guard, Lock, Ordering, Owned};
 
 use super::presence::{Presence, Process};
 
-/// A structure's place in the register. Only under the register's lock. All-zero bytes: in no list, not vacant.
+/// A structure's place in the register. Used only under the register's lock. All-zero bytes: in no list, not vacant.
 #[derive(Debug)]
 pub struct Listing<T> {
     next: Cell<*const T>,
     next_vacant: Cell<*const T>,
     /// Whether nobody uses it.
     vacant: Cell<bool>,
-    /// Whether who used it last has left something in it. While somebody uses it, his.
+    /// Whether the last user left something in it. While it is in use, only its user accesses this.
     laden: Cell<bool>,
-    /// The user's word that it is there.
+    /// Identifies the user.
     presence: Presence,
 }
 
@@ -58,57 +59,56 @@ impl<T> Listing<T> {
         }
     }
 
-    /// Says that something is left in the structure. By its user.
+    /// Notes that something is left in the structure. Called by its user.
     pub fn load(&self) {
         self.laden.set(true);
     }
 
-    /// Whether it is vacant and has something in it; not any more. With the register held.
+    /// Whether it is vacant and laden; clears the latter. With the register's lock held.
     pub fn unload(&self) -> bool {
         self.vacant.get() && self.laden.replace(false)
     }
 
-    /// Whether nobody uses it. With the register held.
+    /// Whether nobody uses it. With the register's lock held.
     pub fn is_vacant(&self) -> bool {
         self.vacant.get()
     }
 }
 
-/// What the register is of.
+/// What a register lists.
 pub trait Listed: Owned {
-    /// Its place there.
+    /// Its place in the register.
     fn listing(&self) -> &Listing<Self>
     where
         Self: Sized;
 }
 
-/// How many structures are looked at for one whose user has gone, before one is made: ~100 ns each.
+/// How many structures are checked for a dead user before a new one is made: ~100 ns each.
 const SUSPECTS: usize = 8;
 
 /// All threads of a heap.
 #[derive(Debug)]
 pub struct Register<T> {
     pub(super) lock: Lock,
-    /// The right to rounds: see there. Outside the classes' locks.
+    /// The rounds lock, outside the class locks: see above.
     pub(super) rounds: Lock,
-    /// Rounds begun in which everything is emptied.
+    /// How many rounds that empty everything have begun.
     begun: AtomicU32,
-    /// Below: only under the lock.
-    /// Where the next round by the piece goes on; null: at the first.
+    /// Below: only under the lock. The structure at which the next partial round goes on; null: the first.
     next: Cell<*const T>,
     all: Cell<*const T>,
-    /// Where to look next for one whose user has gone.
+    /// The structure to check next for a dead user.
     suspect: Cell<*const T>,
     vacant: Cell<*const T>,
     made: Cell<usize>,
     used: Cell<usize>,
 }
 
-// SAFETY: the cells are used under the register's lock only; so are the listings inside the structures they lead to.
-// What else is in a structure is touched by who has entered it as its owner (`T` is `Owned`: one at a time, each seeing
-// what the last one did) or has seized it; what hangs on a `Stake` by who has been admitted to that, or by who has
-// seized the structure and found it left. Everybody else reads atomics. Who takes a structure out of the register is
-// the only one to be let in until he gives it back.
+// SAFETY: the cells are used only under the register's lock; so are the listings inside the structures they lead to.
+// The rest of a structure is touched only by a thread that has entered it as its owner (`T` is `Owned`: one at a time,
+// each seeing what the last one did) or has seized it; what hangs on a `Stake` only by a thread that has been admitted
+// to it, or that has seized the structure and found the stake idle. All other threads read atomics only. A thread that
+// takes a structure out of the register is the only one admitted until it gives the structure back.
 unsafe impl<T: Listed> Send for Register<T> {}
 // SAFETY: as above.
 unsafe impl<T: Listed> Sync for Register<T> {}
@@ -130,8 +130,8 @@ impl<T: Listed> Register<T> {
         }
     }
 
-    /// A structure that nobody uses, for the caller to use: a vacant one, or one whose user has ended without a word;
-    /// with what is still in it.
+    /// Takes a structure that nobody uses, for the caller: a vacant one, or one whose user has ended without notice.
+    /// With everything still in it.
     pub fn take(&self) -> Option<NonNull<T>> {
         let _guard = self.lock.lock();
         let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
@@ -146,8 +146,9 @@ impl<T: Listed> Register<T> {
         Some(thread)
     }
 
-    /// Looks at some structures, beginning where the last was found: the next to end without a word may well be the one
-    /// that has it now. Else at other ones each time, so that none is looked at often. Under the lock.
+    /// Checks some structures for a dead user, starting where the last one was found: the next thread to end without
+    /// notice may well be the one that took that structure. Otherwise continues with others each time, so that none is
+    /// checked often. Under the lock.
     fn find_gone(&self) -> Option<NonNull<T>> {
         let here = Process::current();
         for _ in 0..SUSPECTS {
@@ -166,10 +167,10 @@ impl<T: Listed> Register<T> {
         None
     }
 
-    /// Enters a new structure, which the caller uses.
+    /// Adds a new structure, which the caller uses.
     pub fn add(&self, thread: NonNull<T>) {
         let _guard = self.lock.lock();
-        // SAFETY: it will never be unmade.
+        // SAFETY: it will never be destroyed.
         let own = unsafe { thread.as_ref() }.listing();
         own.next.set(self.all.get());
         own.presence.arrive();
@@ -178,7 +179,7 @@ impl<T: Listed> Register<T> {
         self.used.set(self.used.get() + 1);
     }
 
-    /// Takes a structure back that the caller uses no more.
+    /// Takes back a structure that the caller no longer uses.
     pub fn give(&self, thread: NonNull<T>) {
         let _guard = self.lock.lock();
         // SAFETY: structures are never unmade.
@@ -186,7 +187,7 @@ impl<T: Listed> Register<T> {
         self.used.set(self.used.get() - 1);
     }
 
-    /// Takes a vacant structure that has something in it, to be emptied and [given](Self::give) back.
+    /// Takes a vacant structure that is laden, to be emptied and [given](Self::give) back.
     pub fn take_laden(&self) -> Option<&T> {
         let _guard = self.lock.lock();
         let mut link = &self.vacant;
@@ -204,7 +205,7 @@ impl<T: Listed> Register<T> {
         None
     }
 
-    /// Under the lock.
+    /// Makes a structure vacant. Under the lock.
     fn make_vacant(&self, thread: &T) {
         let own = thread.listing();
         own.presence.leave();
@@ -213,8 +214,9 @@ impl<T: Listed> Register<T> {
         self.vacant.set(thread);
     }
 
-    /// In the child of a fork, with the lock held: every structure but the caller's own goes to `bereave`, and is
-    /// vacant. Their users, who alone might touch them, do not exist there. The caller's own, if it is in here.
+    /// In the child of a fork, with the lock held: passes every structure but the caller's own to `bereave` and makes
+    /// it vacant. Their users, who alone might touch them, do not exist in the child. Returns the caller's own, if it
+    /// is listed.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
@@ -236,18 +238,18 @@ impl<T: Listed> Register<T> {
         own
     }
 
-    /// Threads that use a structure, and structures.
+    /// How many structures are in use, and how many there are.
     pub fn counts(&self) -> (usize, usize) {
         let _guard = self.lock.lock();
         (self.used.get(), self.made.get())
     }
 
-    /// Every structure, used or not. Only the counts of its magazines may be read.
+    /// Visits every structure, used or not. Only the counts of its magazines may be read.
     pub fn for_each(&self, visit: impl FnMut(&T)) {
         self.hold_all().for_each(visit);
     }
 
-    /// The same, for several rounds in which none is added, taken or given.
+    /// Holds all structures, for several visits between which none is added, taken or given.
     pub fn hold_all(&self) -> Registered<'_, T> {
         let guard = self.lock.lock();
         Registered {
@@ -257,25 +259,25 @@ impl<T: Listed> Register<T> {
         }
     }
 
-    /// How many rounds have been begun in which everything is emptied. Who finds more of them later, when he has the
-    /// right to rounds, need not make one for what he knew of now.
+    /// How many rounds that empty everything have begun. If a thread later holds the rounds lock and finds that the
+    /// number has grown, a round has covered everything it knew of at this call, and it need not make one itself.
     pub fn begun(&self) -> u32 {
-        // Release, and no mere load: pairs with the acquire of `Rounds::begin`. A round that is counted behind this
-        // sees what we know of.
+        // Release, and so not a mere load: pairs with the acquire of `Rounds::begin`. A round counted after this sees
+        // what the caller knows of.
         self.begun.fetch_add(0, Ordering::Release)
     }
 
-    /// The right to go round the structures, as soon as nobody else does.
+    /// Takes the rounds lock, waiting for its holder.
     pub fn rounds(&self) -> Rounds<'_, T> {
         self.with_right(self.rounds.lock())
     }
 
-    /// The same, if nobody does.
+    /// The same, if nobody holds it.
     pub fn try_rounds(&self) -> Option<Rounds<'_, T>> {
         Some(self.with_right(self.rounds.try_lock()?))
     }
 
-    /// The same, if it can be had within so many milliseconds.
+    /// The same, if it can be had within `milliseconds`.
     pub fn rounds_within(&self, milliseconds: u32) -> Option<Rounds<'_, T>> {
         Some(self.with_right(self.rounds.lock_within(milliseconds)?))
     }
@@ -287,18 +289,18 @@ impl<T: Listed> Register<T> {
         }
     }
 
-    /// Under the lock.
+    /// Visits every structure. Under the lock.
     fn visit<'a>(&'a self, visit: impl FnMut(&'a T)) {
         // SAFETY: under the lock, from the first.
         unsafe { visit_between(self.all.get(), ptr::null(), visit) };
     }
 }
 
-/// Those from `first` until `behind`, or the last.
+/// Visits the structures from `first` until before `behind`, or to the last.
 ///
 /// # Safety
 ///
-/// `first` is null or in the register, whose lock the caller has.
+/// `first` is null or in the register, whose lock the caller holds.
 unsafe fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, mut visit: impl FnMut(&'a T)) {
     let mut next = first;
     while next != behind {
@@ -311,7 +313,7 @@ unsafe fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, m
     }
 }
 
-/// The right to go round all structures, taking the classes' locks on the way.
+/// The right to visit all structures and take class locks meanwhile.
 #[derive(Debug)]
 pub struct Rounds<'a, T> {
     register: &'a Register<T>,
@@ -319,14 +321,14 @@ pub struct Rounds<'a, T> {
 }
 
 impl<T: Listed> Rounds<'_, T> {
-    /// Counts a round in which everything is emptied.
+    /// Counts a round that empties everything.
     pub fn begin(&self) {
         // Acquire: pairs with the release of `Register::begun`.
         self.register.begun.fetch_add(1, Ordering::Acquire);
     }
 
-    /// All structures, `most` at a time, until `visit` says that it is enough. Who begins or ends goes in between, so
-    /// that it waits for a part of them at the most. Those that are added meanwhile are not among them.
+    /// Visits all structures, `most` at a time, until `visit` returns `false`. Threads that begin or end get the lock
+    /// in between, so that they wait for one part at most. Structures added meanwhile are not visited.
     pub fn go(&self, most: usize, mut visit: impl FnMut(&Registered<'_, T>) -> bool) {
         let mut part = self.register.hold_all();
         while !part.first.is_null() {
@@ -338,7 +340,7 @@ impl<T: Listed> Rounds<'_, T> {
         }
     }
 
-    /// Structures in a row, `most` at the most: those behind the ones that were visited so last, or the first.
+    /// Visits up to `most` structures in a row: those behind the ones visited last by this call, or the first ones.
     pub fn go_on(&self, most: usize, visit: impl FnOnce(&Registered<'_, T>)) {
         let mut part = self.register.hold_all();
         let next = &self.register.next;
@@ -351,7 +353,7 @@ impl<T: Listed> Rounds<'_, T> {
     }
 }
 
-/// All structures, or some in a row, while nobody else may add, take or give one.
+/// All structures, or some in a row, while no other thread may add, take or give one.
 #[derive(Debug)]
 pub struct Registered<'a, T> {
     first: *const T,
@@ -360,7 +362,7 @@ pub struct Registered<'a, T> {
 }
 
 impl<T: Listed> Registered<'_, T> {
-    /// Makes it the first `most`.
+    /// Limits it to its first `most` structures.
     fn end_after(&mut self, most: usize) {
         self.behind = self.first;
         for _ in 0..most {
@@ -372,9 +374,10 @@ impl<T: Listed> Registered<'_, T> {
         }
     }
 
-    /// Each of them, used or not. Only the counts of its magazines may be read, but by who has barred it.
+    /// Visits each of them, used or not. Only the counts of its magazines may be read, unless the caller has barred
+    /// it.
     pub fn for_each(&self, visit: impl FnMut(&T)) {
-        // SAFETY: ours is the lock, and they are of this register.
+        // SAFETY: we hold the lock, and they are of this register.
         unsafe { visit_between(self.first, self.behind, visit) };
     }
 }

@@ -5,9 +5,9 @@
 //!   more, aligned ─────────────────────────▶ heap
 //! ```
 //!
-//! A block has as many pages as [`pages_for`] says, for whoever knows its layout: a few more than it asked for, so that
-//! it can grow where it is and that few lengths go round. It grows in place where the pages behind it are free, and
-//! shrinks in place always.
+//! A block's layout determines its number of pages ([`pages_for`]): slightly more than it asked for, so that it can
+//! grow in place and that few different lengths circulate. A block grows in place if the pages behind it are free, and
+//! always shrinks in place.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -25,32 +25,33 @@ use super::span::Span;
 use super::spans::Room;
 use super::{Objects, Thread};
 
-/// Blocks aligned to more than this may stand alone far up, where the table need not reach.
+/// Blocks aligned to more than this may lie isolated at high addresses, which the table need not cover.
 const MOST_ENTERED_ALIGN: usize = 16 << 20;
 
-/// Whether a large block like this is in the table.
+/// Whether a large block of this layout is in the table.
 #[inline]
 const fn is_entered(layout: Layout) -> bool {
     layout.align() <= MOST_ENTERED_ALIGN
 }
 
-/// What a shelf's hand does with a block.
+/// The outcome of putting a block in a shelf's hand.
 #[derive(Debug)]
 pub enum Hold<'a> {
-    /// It lies there.
+    /// The block lies there.
     Taken,
-    /// Another lies there. The block's entry.
+    /// Another block lies there. With this block's entry.
     Full(&'a Span),
     /// There is no such block.
     Refused,
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Fast: the large block from the hand of the thread's shelf, if one of its length lies there.
+    /// Fast path: takes a large block from the hand of the thread's shelf, if one of this length lies there.
     ///
     /// # Safety
     ///
-    /// The structure is one of this heap, and entered by the caller; or the shared one, whose lock he holds.
+    /// The structure belongs to this heap and the caller has entered it; or it is the shared one, whose lock the
+    /// caller holds.
     #[inline(always)]
     pub unsafe fn take_from_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
         let hand = thread.hand(length);
@@ -61,7 +62,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(memory)
     }
 
-    /// The same from its list.
+    /// The same, from the list of that length.
     ///
     /// # Safety
     ///
@@ -72,12 +73,12 @@ impl<S: Source + 'static> Objects<S> {
         Some(self.spans.address(start))
     }
 
-    /// Fast: puts a large block into the hand of the thread's shelf, if that is empty. If it did, the keeper is to be
-    /// [told](Self::tell).
+    /// Fast path: puts a large block in the hand of the thread's shelf, if that is empty. If it did, the caller must
+    /// [tell](Self::tell) the keeper.
     ///
     /// # Safety
     ///
-    /// As for [`take_from_hand`](Self::take_from_hand); the caller gives the block up if there is one.
+    /// As for [`take_from_hand`](Self::take_from_hand); the caller gives the block up, if there is such a block.
     #[inline(always)]
     pub unsafe fn put_in_hand(&self, thread: &Thread, memory: NonNull<u8>, length: Length) -> Hold<'_> {
         match self.spans.large_of(memory, length) {
@@ -87,7 +88,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The same, onto its list, if that may take more; with what `put_in_hand` found. Whether it did.
+    /// The same, onto the list of that length, if that may take more. `entry` is from `put_in_hand`. Returns whether
+    /// it did.
     ///
     /// # Safety
     ///
@@ -97,8 +99,9 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().put_listed(length, self.spans.page_of(memory), entry)
     }
 
-    /// Tells the keeper, if he is away, that so many bytes have gone, or may go from here on, to where he would find
-    /// them: pages freed, and racks loaded. Behind that: whom he has not seen there, sees that he sleeps.
+    /// Tells the keeper, if it is away, that `bytes` bytes have been freed, or may be from here on, to where it would
+    /// find them: freed pages, and loaded racks. Called after the fact: a thread whose bytes the keeper has missed
+    /// then sees that it sleeps.
     #[inline(always)]
     pub fn tell(&self, bytes: usize) {
         if self.keeper.is_away() {
@@ -106,7 +109,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// A large block that no shelf had.
+    /// Allocates a large block that no shelf had.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
         let pages = pages_for(layout);
         if !self.fits(layout) {
@@ -136,7 +139,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(allocation)
     }
 
-    /// A large block of up to 1 MiB with as much free behind it, where that is easily had.
+    /// A large block of up to 1 MiB with as much free memory behind it, if that is easily had.
     pub(super) fn allocate_apart(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         let pages = PageCount(Length::of(layout)?.pages());
         let memory = self.enter_run(thread, self.heap.try_apart(pages, pages)?.run)?;
@@ -144,7 +147,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(memory)
     }
 
-    /// A run that was just taken becomes a large block in the table, or goes back.
+    /// Enters a run that was just taken as a large block in the table, or gives it back.
     pub(super) fn enter_run(&self, thread: &Thread, run: PageRun) -> Option<NonNull<u8>> {
         self.covers(thread.cache(), run)?;
         let pages = run.pages().0;
@@ -152,7 +155,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(self.spans.address(run.start()))
     }
 
-    /// A run below what is covered is a block of this layout.
+    /// Enters a run below what is covered as a block of this layout.
     fn enter(&self, run: PageRun, layout: Layout) {
         let entry = self.spans.entry(run.start());
         entry.enter_large(run.pages().0, Length::of(layout));
@@ -170,12 +173,12 @@ impl<S: Source + 'static> Objects<S> {
         Some(head)
     }
 
-    /// Whether a large block like this could be had if all else were free.
+    /// Whether a large block of this layout could be allocated if everything else were free.
     pub fn fits(&self, layout: Layout) -> bool {
         self.heap.fits(pages_for(layout), layout.align())
     }
 
-    /// The run of pages that a block of this layout at `memory` is. Aborts if there is no such block.
+    /// The run of pages of the block at `memory` with this layout. Aborts if there is no such block.
     pub(super) fn run_of(&self, memory: NonNull<u8>, layout: Layout) -> PageRun {
         let pages = pages_for(layout);
         let start = if is_entered(layout) {
@@ -192,7 +195,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Says what is wrong with a large block that is none.
+    /// Reports what is wrong with a large block that does not exist.
     #[cold]
     fn refuse_large(&self, memory: NonNull<u8>, layout: Layout) -> ! {
         let message = match self.heap.page_of(memory.as_ptr()) {
@@ -207,7 +210,7 @@ impl<S: Source + 'static> Objects<S> {
         fatal::abort(message, memory.addr().get(), layout.size())
     }
 
-    /// Frees a large block, past the shelf.
+    /// Frees a large block, bypassing the shelf.
     pub(super) fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         if layout.align() <= PAGE_BYTES
             && let Some(Room::Run(run)) = self.take_room(memory, layout.size())
@@ -222,7 +225,7 @@ impl<S: Source + 'static> Objects<S> {
         self.free_run(thread.cache(), run);
     }
 
-    /// A run of this length for a block that is to have room: from the shelf, or where the hint leads to.
+    /// A run of this length for a block that shall have room: from the shelf, or where the hint leads.
     pub(super) fn run_at_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
         // SAFETY: the structure is as `Objects::resize` asks.
         let shelved = unsafe {
@@ -231,7 +234,7 @@ impl<S: Source + 'static> Objects<S> {
         };
         shelved.or_else(|| {
             self.share_shelves(thread);
-            // At the heap's limit somebody may need it more.
+            // At the heap's limit, other requests may need it more.
             if self.heap.grown() >= self.heap.limit() {
                 return None;
             }
@@ -240,7 +243,7 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
-    /// For who asked his shelf in vain: what it may hold from now on.
+    /// Sets anew what the thread's shelf may hold, after it had nothing to offer.
     #[inline]
     fn share_shelves(&self, thread: &Thread) {
         // Relaxed: a number by itself.
@@ -248,7 +251,7 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().share(self.heap.limit(), threads);
     }
 
-    /// Frees a run that had room: onto the shelf, if the thread has one.
+    /// Frees a run that held a roomy block: onto the shelf, if the thread has one.
     pub(super) fn free_roomy_run(&self, thread: &Thread, run: PageRun) {
         let (entry, pages) = (self.spans.entry(run.start()), run.pages().0);
         if thread.has_user()
@@ -269,16 +272,16 @@ impl<S: Source + 'static> Objects<S> {
         self.free_run(thread.cache(), run);
     }
 
-    /// Makes a large block shorter or longer where it is, if it can be.
+    /// Resizes a large block in place, if possible.
     pub(super) fn resize_large(&self, thread: &Thread, memory: NonNull<u8>, old: Layout, new: Layout) -> bool {
         self.resize_run(thread, self.run_of(memory, old), new)
     }
 
-    /// The same of a run that is one.
+    /// The same, by the block's run.
     pub(super) fn resize_run(&self, thread: &Thread, run: PageRun, new: Layout) -> bool {
         let to = pages_for(new);
         if to > run.pages() {
-            // The heap does not grow for a run that something stands behind.
+            // The heap does not grow for a run that has a neighbour in use.
             let reach = run.start().0.saturating_add(to.0);
             let room =
                 reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
@@ -297,7 +300,7 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
-    /// Makes a run longer where it is. The pages behind it may be in the thread's own cache.
+    /// Extends a run in place. The pages behind it may be in the thread's own cache.
     fn grow_run(&self, thread: &Thread, run: PageRun, to: PageCount) -> bool {
         let grow = || self.heap.grow_in_place(run, to).is_some();
         grow()
@@ -311,7 +314,7 @@ impl<S: Source + 'static> Objects<S> {
             })
     }
 
-    /// A run of pages: through a cache if there is one.
+    /// Allocates a run of pages, through a cache if there is one.
     #[inline]
     pub(super) fn pages(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
         let allocation = match cache {
@@ -325,7 +328,7 @@ impl<S: Source + 'static> Objects<S> {
         allocation
     }
 
-    /// Counts an allocation that was refused, when all has been tried: the layers below do not.
+    /// Counts an allocation that failed after all attempts; the layers below do not count it.
     #[cold]
     pub fn refuse<T>(&self) -> Option<T> {
         self.heap.refuse(1)
@@ -338,7 +341,7 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn give_pages(&self, cache: Option<usize>, run: PageRun) {
         // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
-        // unmade.
+        // dissolved.
         unsafe {
             match cache {
                 Some(cache) => self.heap.cache_at(cache).free(run),

@@ -1,15 +1,14 @@
-//! How slots go between a thread's magazines, the stores of classes, and spans: the slow half of `malloc` and `free`.
+//! How slots move between a thread's magazines, the classes' stores, and spans: the slow path of `malloc` and `free`.
 //!
 //! ```text
 //!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ everybody else's
 //!   magazine full    more room ─▶ the spare's place ─▶ store ─▶ spans
 //! ```
 //!
-//! **Racks** are what slots go in (`rack.rs`), and slots themselves: out of spans one by one, home again where there
-//! are too many blank ones. No lock of a class is held meanwhile, nor is any magazine used, so nothing here comes back
-//! to where it began. Where there is no memory for a rack slots go out of spans, and home, one by one: there, and
-//! where stores and magazines are emptied for the soft limit (`relief.rs`), a call may wait for who holds the lock of a
-//! class.
+//! **Racks** carry slots, and are slots themselves (`rack.rs`): they are taken out of spans one by one, and go home
+//! again when there are too many blank ones. No class lock is held and no magazine is used meanwhile, so this does not
+//! recurse. When there is no memory for a rack, slots move out of spans and home one by one. There, and where stores
+//! and magazines are emptied for the soft limit (`relief.rs`), a call may wait for the holder of a class lock.
 
 use core::ptr::NonNull;
 
@@ -22,13 +21,13 @@ use super::size_class::SizeClass;
 use super::spans::Room;
 use super::{Magazine, Objects, Thread};
 
-// As many as there is room for on the stack.
+// A rack on the stack has room for them.
 const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
 
 impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
-        // Where there is no memory for a rack, or for a span.
+        // The second and third attempts are for when there is no memory for a rack, or for a span.
         let slot = self
             .pop_or_refill(thread, class)
             .or_else(|| self.take_slot(thread.cache(), class))
@@ -36,7 +35,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(self.hand_out(slot, class))
     }
 
-    /// A slot, if there is one without much ado: at the heap's limit no span is looked for.
+    /// A slot that can be had cheaply: at the heap's limit no span is searched for.
     pub(super) fn slot_at_hand(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
         let slot = if self.heap.grown() < self.heap.limit() {
             self.pop_or_refill(thread, class)
@@ -55,24 +54,24 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
-    /// A slot of the caller's becomes the program's.
+    /// Hands a slot that the caller owns to the program.
     #[inline]
     pub(super) fn hand_out(&self, slot: NonNull<u8>, class: SizeClass) -> NonNull<u8> {
         if class.is_flagged() {
-            // SAFETY: the slot is ours.
+            // SAFETY: we own the slot.
             unsafe { self.spans.hand_out(slot) };
         } else {
-            // SAFETY: as above: a word long at least, and aligned for one.
+            // SAFETY: as above; a word long at least, and aligned for one.
             unsafe { mark::wipe(slot.as_ptr()) };
         }
         slot
     }
 
-    /// Takes a slot back. Aborts if it is found to be free, or is none.
+    /// Takes a slot back. Aborts if it turns out to be free already, or not to be a slot.
     ///
     /// # Safety
     ///
-    /// It is one of the class and of this heap, and the caller's; it is not afterwards.
+    /// The caller owns it, of the class and of this heap; afterwards it does not.
     #[inline]
     pub(super) unsafe fn free_slot(&self, thread: &Thread, class: SizeClass, slot: NonNull<u8>) {
         let mut class = class;
@@ -88,7 +87,7 @@ impl<S: Source + 'static> Objects<S> {
                 },
             }
         } else {
-            // SAFETY: as promised: a word long at least, and aligned for one.
+            // SAFETY: as promised; a word long at least, and aligned for one.
             unsafe {
                 if let Some(number) = mark::seems_free(slot.as_ptr())
                     && self.is_free_already(thread, slot, class, number)
@@ -109,8 +108,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Brings slots to an empty magazine, if there are any: its spare, a batch in store, or some out of spans. Where it
-    /// gets more room by that, and where it was shut before, it is shut.
+    /// Refills an empty magazine, if there are slots: with its spare, a batch from the store, or slots out of spans. A
+    /// magazine that gets more room by this, or was shut before, is left shut.
     fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
         let is_open = magazine.room() > 0 && !magazine.is_shut();
         let is_wider = self.refill_open(thread, magazine, class);
@@ -119,7 +118,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The same, and leaves it open. Whether it has more room now.
+    /// The same, but leaves the magazine open. Returns whether it has more room now.
     fn refill_open(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if let Some(batch) = magazine.take_spare(class) {
             self.recycle(thread, magazine.load(batch));
@@ -140,7 +139,7 @@ impl<S: Source + 'static> Objects<S> {
         let Some(mut rack) = magazine.unload() else {
             return false;
         };
-        // Not all that there is room for while that grows.
+        // A magazine that still grows is not filled completely.
         let room = rack.room();
         let wanted = match room {
             _ if few => room.min(Self::few_of(class)),
@@ -153,8 +152,7 @@ impl<S: Source + 'static> Objects<S> {
         is_wider
     }
 
-    /// Makes room in a magazine that is full or shut. Whether it could: not where there is no memory for a rack, and
-    /// none to empty.
+    /// Makes room in a magazine that is full or shut. Fails if there is no memory for a rack and no rack to empty.
     fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         let opened = magazine.open();
         if opened > 0 {
@@ -185,13 +183,13 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
-    /// Tells the keeper of room in a magazine: what is freed into it nobody sees. By frees alone, behind which somebody
-    /// looks whether one is to be started.
+    /// Reports room in a magazine to the keeper, because frees into that room go unseen. Called by frees alone: after
+    /// a free, the thread checks whether a keeper should be started.
     fn tell_room(&self, class: SizeClass, room: u32) {
         self.tell(room as usize * class.bytes());
     }
 
-    /// Gives home what is loaded, and keeps the rack. Whether there is one.
+    /// Sends the loaded slots home and keeps the rack. Returns whether there is a rack.
     #[cold]
     fn give_loaded(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         let rack = magazine.unload().map(|mut rack| {
@@ -201,7 +199,7 @@ impl<S: Source + 'static> Objects<S> {
         rack.is_some()
     }
 
-    /// A batch goes into the store of its class, or else to its spans. (The keeper has been told of the room it had.)
+    /// Stores a batch in its class, or else returns it to its spans. (The keeper has been told of the room it had.)
     pub(super) fn store(&self, thread: &Thread, class: SizeClass, batch: Rack) {
         let hint = thread.hint();
         if let Err(batch) = self.central(class).store_batch(&self.spans, class, batch, hint) {
@@ -209,7 +207,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// A batch goes to its spans, or, if others are at work there for long, into store.
+    /// Returns a batch to its spans; if the lock is held for long, stores it.
     fn bring(&self, cache: Option<usize>, class: SizeClass, batch: Rack, hint: usize) {
         if let Some((rack, leaving)) = self.central(class).give_batch(&self.spans, class, batch, hint) {
             self.give_spans(cache, class, leaving);
@@ -220,8 +218,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---- slots
     // --------------------------------------------------------------------------------------------------------------
 
-    /// Up to `wanted` slots of a class, from its spans or a new one, into a rack that has room for them. None if there
-    /// is no memory for one.
+    /// Takes up to `wanted` slots of a class, from its spans or a new one, into a rack that has room for them. Takes
+    /// none if there is no memory.
     pub(super) fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
         let central = self.central(class);
         loop {
@@ -231,14 +229,14 @@ impl<S: Source + 'static> Objects<S> {
             if !rack.is_empty() {
                 return;
             }
-            // A thread that takes few at a time, where others have left batches.
+            // A thread that takes few slots at a time finds batches that others have stored.
             if !is_busy && let Some(batch) = central.take_batch(&self.spans, class, 0) {
                 self.bring(cache, class, batch, 0);
                 continue;
             }
             match self.new_span(cache, class) {
                 Some(run) => central.take_fresh(&self.spans, class, run, wanted, rack),
-                // Before saying no.
+                // The last resort before failing.
                 None if is_busy => self.tell_filled(central.take_at_last(&self.spans, class, wanted, rack)),
                 None => {}
             }
@@ -246,7 +244,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// A slot of a class, as it is.
+    /// A slot of a class, contents untouched.
     pub(super) fn take_slot(&self, cache: Option<usize>, class: SizeClass) -> Option<NonNull<u8>> {
         let mut few = Few::default();
         // SAFETY: used here only.
@@ -255,8 +253,7 @@ impl<S: Source + 'static> Objects<S> {
         NonNull::new(rack.pop()?)
     }
 
-    /// Gives slots back to their spans, all of the rack's, and spans that are none any more to the heap; how many pages
-    /// those have.
+    /// Returns all slots of a rack to their spans, and dissolved spans to the heap. Returns how many pages those have.
     pub(super) fn give_slots(&self, cache: Option<usize>, class: SizeClass, rack: &mut Rack) -> usize {
         if rack.is_empty() {
             return 0;
@@ -265,11 +262,11 @@ impl<S: Source + 'static> Objects<S> {
         self.give_spans(cache, class, leaving)
     }
 
-    /// Gives one slot back.
+    /// Returns one slot.
     ///
     /// # Safety
     ///
-    /// It is one of the class and of this heap, and the caller's; it is not afterwards.
+    /// The caller owns it, of the class and of this heap; afterwards it does not.
     pub(super) unsafe fn give_slot(&self, cache: Option<usize>, class: SizeClass, slot: NonNull<u8>) {
         let mut few = Few::default();
         // SAFETY: used here only; the caller's promise.
@@ -277,7 +274,7 @@ impl<S: Source + 'static> Objects<S> {
         self.give_slots(cache, class, &mut rack);
     }
 
-    /// Gives back all slots of a rack, and the rack; how many pages that freed.
+    /// Returns all slots of a rack, and the rack. Returns how many pages that freed.
     pub(super) fn give_rack(&self, cache: Option<usize>, class: SizeClass, rack: Option<Rack>) -> usize {
         rack.map_or(0, |mut rack| {
             let pages = self.give_slots(cache, class, &mut rack);
@@ -285,7 +282,7 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
-    /// Gives the pages of spans back that are none any more, as [`Central::give`] has linked them; how many.
+    /// Frees the pages of dissolved spans, linked by [`Central::give`]. Returns how many.
     ///
     /// [`Central::give`]: super::central::Central::give
     pub(super) fn give_spans(&self, cache: Option<usize>, class: SizeClass, mut leaving: Option<PageIndex>) -> usize {
@@ -315,7 +312,7 @@ impl<S: Source + 'static> Objects<S> {
             .or_else(|| self.make_racks(thread, room))
     }
 
-    /// A new rack, and some for the thread's stock.
+    /// Makes a rack, and some more for the thread's stock.
     #[cold]
     fn make_racks(&self, thread: &Thread, room: u32) -> Option<Rack> {
         if !self.blanks.may_make(room) {
@@ -324,7 +321,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut slots = unsafe { few.rack() };
-        // Nobody is waited for: it goes without, too.
+        // Never waits for a lock: the caller can do without a rack.
         let (class, cache) = (Rack::class(room)?, thread.cache());
         let central = self.central(class);
         let wanted = Rack::at_once(room);
@@ -339,7 +336,7 @@ impl<S: Source + 'static> Objects<S> {
             .filter_map(NonNull::new)
             .map(|slot| {
                 self.blanks.count_made(room);
-                // SAFETY: a slot of a class for it, which is nobody else's.
+                // SAFETY: a slot of the class for it, which nobody else has.
                 unsafe { Rack::new(slot, room) }
             });
         let first = racks.next();
@@ -350,14 +347,14 @@ impl<S: Source + 'static> Objects<S> {
         first
     }
 
-    /// A blank rack is not needed any more.
+    /// Keeps a blank rack that is no longer needed.
     fn recycle(&self, thread: &Thread, blank: Option<Rack>) {
         if let Some(Err(blank)) = blank.map(|blank| thread.stock().push(blank)) {
             self.keep(thread.cache(), blank, thread.hint());
         }
     }
 
-    /// The same; how many pages that freed.
+    /// The same, past the thread's stock. Returns how many pages that freed.
     fn keep(&self, cache: Option<usize>, blank: Rack, hint: usize) -> usize {
         debug_assert!(blank.is_empty());
         self.blanks
@@ -365,7 +362,7 @@ impl<S: Source + 'static> Objects<S> {
             .map_or_else(|blank| self.unmake_rack(cache, blank, hint), |()| 0)
     }
 
-    /// A rack goes home to its span; if others are at work there for long, it is kept after all.
+    /// Sends a rack home to its span; if the lock is held for long, keeps the rack after all.
     #[cold]
     fn unmake_rack(&self, cache: Option<usize>, blank: Rack, hint: usize) -> usize {
         let room = blank.room();
@@ -379,7 +376,7 @@ impl<S: Source + 'static> Objects<S> {
                 self.give_spans(cache, class, leaving)
             }
             None => {
-                // SAFETY: what it was.
+                // SAFETY: it is what it was before.
                 let blank = unsafe { Rack::new(memory, room) };
                 self.blanks.put_anyway(&self.spans, blank, hint);
                 0
@@ -387,7 +384,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Gives away the blank racks of a thread; how many pages that freed.
+    /// Gives up a thread's blank racks. Returns how many pages that freed.
     pub(super) fn give_stock(&self, thread: &Thread, cache: Option<usize>) -> usize {
         let mut pages = 0;
         for room in Blanks::rooms() {
@@ -398,15 +395,15 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
-    /// Gives home the blank racks that are kept for all. Waits for who is at work where they come from.
+    /// Sends home the blank racks kept for all threads. May wait for the lock of their class.
     pub(super) fn give_blanks(&self, cache: Option<usize>) {
         for room in Blanks::rooms() {
-            // Not for ever, as in `empty_stores`: as many as there are.
+            // Bounded, as in `empty_stores`: as many as there are.
             for _ in 0..self.blanks.made(room) {
                 let (Some(blank), Some(class)) = (self.blanks.take(&self.spans, room, 0), Rack::class(room)) else {
                     break;
                 };
-                // SAFETY: a slot of this class, used as a rack no more.
+                // SAFETY: a slot of this class, no longer used as a rack.
                 unsafe { self.give_slot(cache, class, blank.into_memory()) };
                 self.blanks.count_unmade(room);
             }

@@ -1,16 +1,16 @@
-//! All spans of a heap: from an address to the span and the slot, and back.
+//! All spans of a heap: from an address to its span and slot, and back.
 //!
 //! ```text
 //!   address ── − base, >> 12 ──▶ page ── table ──▶ class, pages back ──▶ span ── × reciprocal ──▶ slot
 //! ```
 //!
-//! **Flags.** Slots of more than 1 KiB that are not the program's, wherever they are, have a flag: a byte for each
-//! kibibyte of the heap, in which none begins with another. So a block that is freed twice is found without a look at
-//! its memory, which may be far away: what is freed, or allocated, costs one line of flags for 64 KiB of blocks. A span
-//! is born with all flags up. Smaller slots have marks (`mark.rs`). 0.1 % of the heap, where there are spans. Of a slot
-//! that is the program's the flag says whether its block has grown (`room.rs`).
+//! **Flags.** Every slot of more than 1 KiB that is not in use, wherever it is, has its flag up: one byte for each
+//! kibibyte of the heap, since no two such slots begin in the same kibibyte. So a double free is caught without
+//! reading the block's memory, which may be a cache miss; the flags of 64 KiB of blocks share one cache line. A span
+//! is born with all flags up. The flag of a slot in use says whether its block has grown (`room.rs`). Flags take 0.1 %
+//! of the heap, where there are spans. Smaller slots have marks (`mark.rs`).
 //!
-//! Nothing here is read from a slot that the program may have: only from those on a list, whose holder asks.
+//! Nothing here is read from a slot that may be in use: only from listed slots, by the holder of the class lock.
 
 use core::ptr::NonNull;
 
@@ -26,8 +26,9 @@ use super::size_class::{FLAG_SHIFT, PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::{Nth, Span};
 use super::store::BatchPlace;
 
-/// What is said of the slot of more than a kibibyte that begins in one. All-zero bytes: it is the program's, for a
-/// block that has never moved to grow; or there is none. Otherwise [`FREE`], [`ROOMY`], or twice how often it has.
+/// What is known of the slot of more than 1 KiB that begins in this kibibyte. All-zero bytes: no slot begins here, or
+/// it is in use by a block that has never moved to grow. Otherwise [`FREE`], [`ROOMY`], or twice the number of such
+/// moves.
 #[derive(Debug)]
 pub struct Flag(AtomicU8);
 
@@ -38,20 +39,20 @@ unsafe impl Zeroed for Flag {
     }
 }
 
-/// Nobody has the slot.
+/// The slot is free.
 const FREE: u8 = 1;
 
-/// The program has it, or the run that begins there, for a block that may be shorter than it says.
+/// The slot, or the run that begins here, is in use by a block that may be shorter than it.
 const ROOMY: u8 = 3;
 
-/// What both have, and no others: they are not simply freed.
+/// The bit that these two share with no other value: such a block cannot simply be freed.
 const LOOK: u8 = FREE & ROOMY;
 
-/// Moves are counted so far.
+/// Moves are counted up to this many.
 const MOST_MOVES: u8 = 2;
 
 impl Flag {
-    /// The slot, which was the program's, is free.
+    /// Marks the slot, which was in use, as free.
     #[inline(always)]
     pub fn raise(&self) {
         self.set(FREE);
@@ -80,7 +81,7 @@ pub enum Room {
 }
 
 impl Room {
-    /// How long it is.
+    /// Its length in bytes.
     #[inline(always)]
     pub fn bytes(self) -> usize {
         match self {
@@ -89,11 +90,11 @@ impl Room {
         }
     }
 
-    /// Whether a block of `size` bytes has room in it: in a run only if it would have got a shorter one by itself. One
-    /// that would have got as long a run is freed by the quick way, which does not ask.
+    /// Whether a block of `size` bytes can lie in it with room. In a run only if the block would get a shorter run by
+    /// itself: a block whose own run would be as long is freed by the fast path, which does not check.
     ///
-    /// Whatever its alignment: a slot was chosen for that, so its bytes are a multiple of it, and the size rounded up
-    /// to it is no more than they are; a roomy run is longer than any slot.
+    /// Alignment does not matter. A slot was chosen for it: its size is a multiple of the alignment, so a size that
+    /// fits also fits when rounded up. And a roomy run is longer than any slot.
     #[inline(always)]
     pub fn holds(self, size: usize) -> bool {
         match self {
@@ -103,49 +104,50 @@ impl Room {
     }
 }
 
-/// Flags of a page.
+/// Flags per page.
 pub const PAGE_FLAGS: usize = PAGE_BYTES >> FLAG_SHIFT;
 
-/// Bytes that describe a page of a span of the class: its entry in the table, and its flags if the class has any:
-/// spans of smaller slots leave theirs as they are.
+/// Bytes that describe one page of a span of the class: its entry in the table, and its flags if the class has any.
+/// Spans of smaller slots leave their flags untouched.
 pub fn metadata_of_page(class: SizeClass) -> usize {
     size_of::<Span>() + if class.is_flagged() { PAGE_FLAGS } else { 0 }
 }
 
-/// All spans of a heap, and the memory they describe. What calls read is one line, which is seldom written.
+/// All spans of a heap, and the memory they describe. What the fast paths read is one cache line, which is seldom
+/// written.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Spans {
     /// The address of page 0.
     base: NonNull<u8>,
-    /// One page before that: from there the numbers of links lead.
+    /// One page before `base`: a link's number counts from there.
     origin: *mut u8,
     flags: Table<Flag>,
     table: Table<Span>,
-    /// The same as `covered`, in bytes.
+    /// `covered`, in bytes.
     reach: AtomicUsize,
-    /// Entries prepared. I14: spans, and large blocks in the table, lie below this. Raised under the lock of the
-    /// tables.
+    /// How many entries are prepared. I14: spans, and large blocks in the table, lie below this. Raised under the
+    /// tables' lock.
     covered: AtomicUsize,
     /// Bytes in the stores of all classes.
     pub(super) stored: AtomicUsize,
-    /// The page above those where the next holes are looked for.
+    /// The page below which the next search for holes begins.
     pub(super) punched: AtomicUsize,
-    /// Grains in a granule of the source: 1 where that is shorter.
+    /// Grains per granule of the source; 1 if the granule is shorter than a grain.
     pub(super) granule: usize,
 }
 
-// Nor is what is written often in the same line.
+// What is written often is kept off that cache line.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(core::mem::offset_of!(Spans, stored) >= 64);
 
-// SAFETY: addresses, and tables of atomics. Slots are reached by whoever owns them, or under the lock of their class.
+// SAFETY: addresses, and tables of atomics. A slot is reached by its owner, or under the lock of its class.
 unsafe impl Send for Spans {}
 // SAFETY: as above.
 unsafe impl Sync for Spans {}
 
 impl Spans {
-    /// Spans over `table`, of the heap whose page 0 is at `base`, with their flags, over a source with such granules.
+    /// Spans over `table`, with their flags, of the heap whose page 0 is at `base`; `granule` is the source's.
     pub fn new(table: Table<Span>, flags: Table<Flag>, base: NonNull<u8>, granule: usize) -> Self {
         Self {
             base,
@@ -160,7 +162,7 @@ impl Spans {
         }
     }
 
-    /// Spans of so many pages, none of which is memory.
+    /// Spans of `pages` pages that have no memory.
     #[cfg(test)]
     pub fn for_test(pages: usize) -> Self {
         let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
@@ -171,10 +173,10 @@ impl Spans {
         spans
     }
 
-    /// How many pages the table reaches now.
+    /// How many pages the table covers now.
     #[inline]
     pub fn covered(&self) -> usize {
-        // Acquire: pairs with the release where it is raised; the entries below are prepared.
+        // Acquire: pairs with the release in `reaches`; the entries below are prepared.
         self.covered.load(Ordering::Acquire)
     }
 
@@ -184,25 +186,26 @@ impl Spans {
         self.table.get(page.0)
     }
 
-    /// The same of any page, if the table has it: for who must not panic, and asks [`covered`](Self::covered) himself.
+    /// The entry of any page, if the table has one. For a caller that must not panic, and checks
+    /// [`covered`](Self::covered) itself.
     #[inline(always)]
     pub fn entry_if(&self, page: PageIndex) -> Option<&Span> {
         (page.0 < self.table.len()).then(|| self.table.get(page.0))
     }
 
-    /// The slot, as an address.
+    /// The address of a slot.
     #[inline]
     pub(super) fn slot(&self, class: SizeClass, span: PageIndex, slot: u32) -> *mut u8 {
         offset(self.base, (span.0 << PAGE_SHIFT) + slot as usize * class.bytes()).as_ptr()
     }
 
-    /// Where the rack is that is this slot: slots are aligned to 8 bytes, and 2³² pages are 2⁴⁵ bytes.
+    /// The place of the rack that is this slot: slots are aligned to 8 bytes, and 2³² pages are 2⁴⁵ bytes.
     pub(super) fn place_of(&self, slot: NonNull<u8>) -> BatchPlace {
         let distance = slot.addr().get() - self.base.addr().get();
         BatchPlace::new(distance as u64 / 8 + 1)
     }
 
-    /// The slot that is the rack there.
+    /// The slot that is the rack at `place`.
     pub(super) fn slot_at(&self, place: BatchPlace) -> NonNull<u8> {
         offset(self.base, (place.number() - 1) as usize * 8)
     }
@@ -244,24 +247,23 @@ impl Spans {
         }
     }
 
-    /// The first page of the large block of so many pages that begins at `memory` and is the program's, if there is
-    /// one.
+    /// The first page of the large block in use that has `pages` pages and begins at `memory`, if there is one.
     pub fn large_at(&self, memory: NonNull<u8>, pages: usize, length: Option<Length>) -> Option<PageIndex> {
         let page = self.page_at(memory)?;
         self.entry(page).is_large(pages, length).then_some(page)
     }
 
-    /// The same of one that may lie on a shelf, with its entry.
+    /// The same for a block that may lie on a shelf, with its entry.
     #[inline(always)]
     pub fn large_of(&self, memory: NonNull<u8>, length: Length) -> Option<(Nth, &Span)> {
         let distance = memory.addr().get().wrapping_sub(self.origin.addr());
-        // As in `page_at`, but one more.
+        // As in `page_at`, plus one.
         let number = distance.rotate_right(PAGE_SHIFT);
         let page = number.wrapping_sub(1);
         if page >= self.covered() {
             return None;
         }
-        // SAFETY: it is covered, so prepared.
+        // SAFETY: the page is covered, so its entry is prepared.
         let entry = unsafe { self.table.at(page) };
         entry.is_large_of(length).then_some((Nth::new(number), entry))
     }
@@ -270,13 +272,13 @@ impl Spans {
     ///
     /// # Safety
     ///
-    /// It is covered.
+    /// The page is covered.
     #[inline(always)]
     pub unsafe fn known(&self, page: Nth) -> (NonNull<u8>, &Span) {
         let (number, origin) = (page.number(), self.origin);
-        // Wrapping, as the heap may be bare numbers.
+        // Wrapping, because the heap may consist of bare numbers.
         let address = origin.wrapping_add(number << PAGE_SHIFT);
-        // SAFETY: it is covered, so prepared; and a page's address is not null.
+        // SAFETY: the page is covered, so its entry is prepared; and a page's address is not null.
         unsafe { (NonNull::new_unchecked(address), self.table.at(number - 1)) }
     }
 
@@ -286,48 +288,49 @@ impl Spans {
         PageIndex(self.distance(memory) >> PAGE_SHIFT)
     }
 
-    /// The page that begins there, if one does that is covered.
+    /// The page that begins at `memory`, if there is one and it is covered.
     #[inline(always)]
     fn page_at(&self, memory: NonNull<u8>) -> Option<PageIndex> {
         let distance = memory.addr().get().wrapping_sub(self.base.addr().get());
-        // Where it is not a whole number of pages the rest makes it a number that no page has.
+        // If the distance is not a whole number of pages, the remainder rotates into the top bits: a number no page
+        // has.
         let page = PageIndex(distance.rotate_right(PAGE_SHIFT));
         (page.0 < self.covered()).then_some(page)
     }
 
-    /// The program gets the slot, of more than 1 KiB.
+    /// Notes that the program gets the slot, which has more than 1 KiB.
     ///
     /// # Safety
     ///
-    /// It is a slot of this heap, and the caller's.
+    /// The caller owns the slot, which is of this heap.
     #[inline(always)]
     pub unsafe fn hand_out(&self, slot: NonNull<u8>) {
         // SAFETY: it lies in a span, and so below what is covered (I14).
-        // Relaxed, here and below: the slot is the caller's, who hands this on with it.
+        // Relaxed, here and below: the caller owns the slot, and hands the flag over with it.
         unsafe { self.flags.at(self.distance(slot) >> FLAG_SHIFT) }
             .0
             .store(0, Ordering::Relaxed);
     }
 
-    /// The flag of a slot of more than 1 KiB that begins there, if the program may have one, of its block's class.
+    /// The flag of the slot of more than 1 KiB that begins at `slot`, unless the flag says that it is free or roomy.
     #[inline(always)]
     pub fn flag_of(&self, slot: NonNull<u8>) -> Option<&Flag> {
         self.flag_at(slot).filter(|flag| flag.get() & LOOK == 0)
     }
 
-    /// The flag for a slot that begins there, if there is one.
+    /// The flag for a slot that begins at `slot`, if there is one.
     #[inline(always)]
     fn flag_at(&self, slot: NonNull<u8>) -> Option<&Flag> {
         let distance = self.distance(slot);
-        // Acquire: pairs with the release in `reach`; the flags of as many bytes are prepared.
+        // Acquire: pairs with the release in `reaches`; the flags of this many bytes are prepared.
         if distance >= self.reach.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: prepared.
+        // SAFETY: the flag is prepared.
         Some(unsafe { self.flags.at(distance >> FLAG_SHIFT) })
     }
 
-    /// How often the block there, of more than 1 KiB and the caller's, has moved to grow: up to two times.
+    /// How often the block at `memory`, of more than 1 KiB and the caller's, has moved to grow: two at most.
     #[inline(always)]
     pub fn moves(&self, memory: NonNull<u8>) -> u8 {
         match self.flag_at(memory).map_or(0, Flag::get) {
@@ -336,20 +339,20 @@ impl Spans {
         }
     }
 
-    /// The block there has moved there to grow, and so many times before.
+    /// Notes that the block at `memory` has moved there to grow, and `before` times earlier.
     #[inline(always)]
     pub fn note_move(&self, memory: NonNull<u8>, before: u8) {
         self.set_flag(memory, 2 * (before + 1).min(MOST_MOVES));
     }
 
-    /// Whether a block that has moved so often, and is to grow between these sizes, is to have room.
+    /// Whether a block that has moved this often, and grows between these sizes, should get room.
     #[inline(always)]
     pub fn is_restless(moves: u8, from: usize, to: usize) -> bool {
-        // Vectors and strings that grow by themselves double. What grows by less does so in steps.
+        // Vectors and strings double when they grow by themselves. A block that grows by less does so in steps.
         moves >= MOST_MOVES || moves != 0 && to / 2 < from
     }
 
-    /// What the block there lies in, of more than 1 KiB and the caller's, if that may be longer than the block.
+    /// What the block at `memory`, of more than 1 KiB and the caller's, lies in, if that may be longer than the block.
     #[inline(always)]
     pub fn room_at(&self, memory: NonNull<u8>) -> Option<Room> {
         let flag = self.flag_at(memory)?;
@@ -361,24 +364,25 @@ impl Spans {
         let entry = self.entry_if(page)?;
         match entry.tag() {
             Some((class, _)) => Some(Room::Slot(class)),
-            // The flag is a kibibyte's.
+            // The flag stands for a whole kibibyte; a run begins with its page.
             None if distance & (PAGE_BYTES - 1) != 0 => None,
             None => Some(Room::Run(PageRun::known(page.0, entry.large_pages()?))),
         }
     }
 
-    /// Whether the block there, of more than 1 KiB and the caller's, can have `size` bytes where it is, and stay roomy.
+    /// Whether the block at `memory`, of more than 1 KiB and the caller's, can grow in place to `size` bytes and stay
+    /// roomy.
     #[inline(always)]
     pub fn has_room(&self, memory: NonNull<u8>, size: usize) -> bool {
         self.room_at(memory).is_some_and(|room| room.holds(size))
     }
 
-    /// The slot, or the run, that begins there is the caller's, for a block that may be shorter.
+    /// Notes that the slot or run at `memory`, which the caller owns, holds a block that may be shorter.
     pub fn enter_room(&self, memory: NonNull<u8>) {
         self.set_flag(memory, ROOMY);
     }
 
-    /// It is free, or a run for a block as long as it.
+    /// Notes that it is free, or that its block is as long as the run.
     pub fn leave_room(&self, memory: NonNull<u8>) {
         self.set_flag(memory, FREE);
     }
@@ -390,7 +394,7 @@ impl Spans {
         }
     }
 
-    /// Bytes of the slots, or the run, that begin in a page and are roomy. For checks.
+    /// Bytes of the roomy slots, or the roomy run, that begin in a page. For checks.
     pub fn roomy_from(&self, page: PageIndex) -> usize {
         let flags = self.flags.row(page.0 * PAGE_FLAGS, PAGE_FLAGS);
         let roomy = flags.iter().filter(|flag| flag.get() == ROOMY).count();
@@ -402,21 +406,21 @@ impl Spans {
         roomy * bytes
     }
 
-    /// From page 0, in bytes; of what lies before it more than the table reaches.
+    /// The distance from page 0, in bytes; an address before page 0 gives more than the table reaches.
     #[inline(always)]
     fn distance(&self, slot: NonNull<u8>) -> usize {
         slot.addr().get().wrapping_sub(self.base.addr().get())
     }
 
-    /// The table, and the flags, reach so many pages now. Under the lock of the tables.
+    /// The table and the flags cover `pages` pages now. Under the tables' lock.
     pub(super) fn reaches(&self, pages: usize) {
-        // Release, both: pair with the acquire in `covered` and `flag_of`; the entries and flags are prepared. In this
-        // order: who has a slot of a span has seen that that is covered, and so sees that its flags are there.
+        // Release, both: pair with the acquire in `covered` and `flag_at`; the entries and flags are prepared. In this
+        // order: a thread that has a slot of a span has seen the span covered, and so sees that its flags exist.
         self.reach.store(pages << PAGE_SHIFT, Ordering::Release);
         self.covered.store(pages, Ordering::Release);
     }
 
-    /// The run becomes a span, of which the program has no slot: by who makes it.
+    /// Raises all flags of a run that becomes a span, none of whose slots is in use. Called by its maker.
     pub(super) fn flag_all(&self, run: PageRun) {
         let flags = self.flags.row(run.start().0 * PAGE_FLAGS, run.pages().0 * PAGE_FLAGS);
         flags.iter().for_each(Flag::raise);
@@ -428,7 +432,7 @@ impl Spans {
         offset(self.base, page.0 << PAGE_SHIFT)
     }
 
-    /// The number of the slot at `address` if it is one of this span.
+    /// The number of the slot at `address`, if it is one of this span.
     #[inline]
     pub(super) fn number_in(&self, class: SizeClass, span: PageIndex, address: *mut u8) -> Option<u32> {
         let offset = address.addr().wrapping_sub(self.slot(class, span, 0).addr());
@@ -439,25 +443,25 @@ impl Spans {
         }
     }
 
-    /// Says of each page of `run`, which has arrived, which span it is in.
+    /// Enters each page of `run`, a span that has arrived.
     pub(super) fn enter(&self, class: SizeClass, run: PageRun) {
         for back in 0..run.pages().0 {
             self.entry(PageIndex(run.start().0 + back)).enter(class, back);
         }
     }
 
-    /// Unmakes the span that begins at `span`. Under the lock of the class, so that a fork finds a span on the class's
-    /// account or none at all.
+    /// Dissolves the span that begins at `span`. Under the class lock, so that a fork finds the span either on the
+    /// class's account or not at all.
     pub(super) fn leave(&self, class: SizeClass, span: PageIndex) {
         (0..class.pages()).for_each(|back| self.entry(PageIndex(span.0 + back)).leave());
     }
 
-    /// The link that stands in a listed slot.
+    /// The link in a listed slot.
     #[inline]
     pub(super) fn link(&self, class: SizeClass, span: PageIndex, slot: u32) -> u32 {
         let slot = self.slot(class, span, slot);
-        // SAFETY: a listed slot is the class's, whose lock is held, and `give` wrote to it. It lies in a span, which is
-        // memory.
+        // SAFETY: a listed slot belongs to the class, whose lock is held, and `give` wrote to it. It lies in a span,
+        // which has memory.
         unsafe { mark::number(slot) }
     }
 }
@@ -468,7 +472,7 @@ impl Spans {
         bytes_of(self.entry(span).slots().holes(class).count_ones())
     }
 
-    /// Bytes of holes below page `end`. For who has all locks, or is alone.
+    /// Bytes of holes below page `end`. The caller holds all locks, or is alone.
     pub(super) fn hole_bytes(&self, end: usize) -> usize {
         let pages = (0..self.covered().min(end)).map(PageIndex);
         let holes = pages.filter_map(|page| match self.entry(page).tag()? {
@@ -478,8 +482,7 @@ impl Spans {
         holes.sum()
     }
 
-    /// How many slots of the span are home; `None` if what is written down cannot be. For checks, under the lock of the
-    /// class.
+    /// How many slots of the span are home; `None` if the record is impossible. For checks, under the class lock.
     pub(super) fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
         let slots = self.entry(span).slots();
         slots.count_home(class, |slot| self.link(class, span, slot))
@@ -492,7 +495,7 @@ mod tests {
 
     use super::*;
 
-    /// By its first byte only, and only below what is covered.
+    /// Only by its first byte, and only below what is covered.
     #[test]
     fn a_large_block_is_found_where_it_begins() {
         let spans = Spans::for_test(8);
