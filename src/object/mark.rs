@@ -1,5 +1,5 @@
-//! What stands in the first word of a free slot that the program had: a key, by which a slot that comes back is seen to
-//! be free.
+//! Marks: the first word of a free slot that the program has used holds a keyed value, by which a double free is
+//! detected.
 //!
 //! ```text
 //!   word  =  number · 2³²  xor  the slot's address  xor  the process's key
@@ -8,63 +8,64 @@
 //!            of the next slot: on its span's list
 //! ```
 //!
-//! Who takes a slot out wipes the word. So a slot that comes back with a word that makes a small number is free
-//! already, but for an accident: the key is drawn when the first heap is opened, from where the system has put things,
-//! so that no program's data makes one by design. (Who reads memory that he never wrote may find marks in it: the key
-//! is against accidents, not against who looks for it.) A mark that is copied to another block's beginning, by who
-//! moves bytes that he never wrote, is none there.
+//! An allocation wipes the word. So if a slot is freed whose word decodes to a small number, it is free already,
+//! barring accidents. The key is drawn when the first heap is opened, from where the system has placed things, so that
+//! no program's data decodes to a small number by design. (A program that reads memory it never wrote may find marks
+//! there: the key protects against accidents, not attackers.) A mark that is copied to the beginning of another block,
+//! by moving bytes that were never written, is no mark there.
 //!
-//! Worked: A, B and A again are freed. The first word of each is its mark. The third call sees that the upper two bytes
-//! of A's word are ones, as in every key, and goes the slow way (`twice.rs`), which finds A in the magazine. A block
-//! that begins with a small negative number goes that way too, where under the key it makes no small one: ~20 ns.
+//! Worked: A, B and A again are freed. The first two frees write marks. The third finds that the upper two bytes of
+//! A's word are all ones, as in every key, and takes the slow path (`twice.rs`), which finds A in the magazine. A
+//! block that begins with a small negative number also takes that path, and its word decodes to no small number under
+//! the key: ~20 ns.
 //!
-//! Only those two bytes are looked at first: a program that has just written to the first byte of a block would have to
-//! wait for the whole word.
+//! Only those two bytes are read at first: if the program has just written to the block's first byte, a read of the
+//! whole word would stall on that store.
 //!
-//! **Where pointers have 32 bits** a word is 32 bits, the number is not shifted, and the upper two bytes are to be
-//! those of the slot's address under the key. So of random words one in 65,536 is looked for in vain, and one in 2³² is
-//! a mark by chance: then a block is lost. Below 64 bytes, where numbers of neighbours are possible too, it is one in
-//! 2²²; and there a mark copied from less than a kilobyte away is one.
+//! **With 32-bit pointers** a word is 32 bits, the number is not shifted, and the upper two bytes are compared with
+//! those of the slot's address under the key. So one random word in 65,536 takes the slow path in vain, and one in 2³²
+//! is a mark by chance, which loses the block. Below 64 bytes, where the number of a neighbour also counts, it is one
+//! in 2²²; and there a mark copied from less than a kilobyte away counts as a mark.
 //!
-//! Cost: five instructions where a block is freed, one where one is allocated.
+//! Cost: five instructions for a free, one for an allocation.
 
 use crate::sync::OnceWord;
 
 /// Zero until the first heap is opened, and never changed afterwards.
 static KEY: OnceWord = OnceWord::new();
 
-/// Addresses are shorter than this, where they leave room for more.
+/// Addresses have fewer bits than this, if a word has room for more.
 const ADDRESS_BITS: u32 = 48;
 
-/// The bits behind those, all of which every key has: to be compared with a constant. None of 32.
+/// The bits above those, set in every key so that they can be compared with a constant. None if a word has 32 bits.
 const UPPER_BITS: usize = if usize::BITS < u64::BITS {
     0
 } else {
     (u64::MAX << ADDRESS_BITS) as usize
 };
 
-/// Where a number begins in a word: above what addresses of neighbours differ in.
+/// Where a number begins in a word: above the bits in which neighbours' addresses differ.
 const NUMBER_SHIFT: u32 = if usize::BITS < u64::BITS { 0 } else { 32 };
 
 /// How far to shift a word for its upper two bytes.
 const UPPER_SHIFT: u32 = usize::BITS - u16::BITS;
 
-/// Where they are in it, in such steps.
+/// The position of the upper two bytes in the word, in units of two bytes.
 const UPPER: usize = if cfg!(target_endian = "little") {
     size_of::<usize>() / 2 - 1
 } else {
     0
 };
 
-/// The key, drawn by whoever is first: from addresses that the system chooses. Before any slot is used.
+/// Draws the key, once, from addresses that the system chooses. Called before any slot is used.
 pub fn draw_key() {
     let here = 0;
     let mut key = (&raw const here).addr().rotate_left(17) ^ (&raw const KEY).addr().rotate_left(31);
-    // The end of splitmix64: each bit comes to depend on all.
+    // The end of splitmix64: each bit comes to depend on all bits.
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9_u64), (27, 0x94d0_49bb_1331_11eb)] {
         key = (key ^ key >> (shift % usize::BITS)).wrapping_mul(factor as usize);
     }
-    // Who has a slot has been told of the heap that was opened behind this.
+    // A thread that has a slot has learnt of a heap that was opened after this.
     KEY.set((key | UPPER_BITS).max(1));
 }
 
@@ -82,14 +83,14 @@ pub fn key() -> Key {
 ///
 /// # Safety
 ///
-/// The slot is the caller's, of one of a heap's classes: a word long at least, and aligned for one.
+/// The caller owns the slot, of one of a heap's classes: a word long at least, and aligned for one.
 #[inline(always)]
 pub unsafe fn write(key: Key, slot: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe { slot.cast::<usize>().write(slot.addr() ^ key.0) };
 }
 
-/// Writes a number.
+/// Writes a slot's number into the mark: a link.
 ///
 /// # Safety
 ///
@@ -103,11 +104,11 @@ pub unsafe fn link_number(slot: *mut u8, number: u32) {
     };
 }
 
-/// The number that [`link_number`] wrote; if something else stands there more than any slot has, as a rule.
+/// The number that [`link_number`] wrote. If the word holds something else, as a rule more than any slot's number.
 ///
 /// # Safety
 ///
-/// The slot is the caller's, as for [`write()`].
+/// The caller owns the slot, as for [`write()`].
 #[inline(always)]
 pub unsafe fn number(slot: *mut u8) -> u32 {
     // SAFETY: the caller's promise.
@@ -115,13 +116,13 @@ pub unsafe fn number(slot: *mut u8) -> u32 {
     u32::try_from(number_in(slot, word)).unwrap_or(u32::MAX)
 }
 
-/// The number in a slot's word. What is below a number is above it here.
+/// The number in a slot's word. Bits below the number end up above it here.
 #[inline(always)]
 fn number_in(slot: *mut u8, word: usize) -> usize {
     (word ^ slot.addr() ^ key().0).rotate_right(NUMBER_SHIFT)
 }
 
-/// Wipes the word of a slot that leaves the heap's hands.
+/// Wipes the word of a slot that the program gets.
 ///
 /// # Safety
 ///
@@ -132,16 +133,15 @@ pub unsafe fn wipe(slot: *mut u8) {
     unsafe { slot.cast::<usize>().write(0) };
 }
 
-/// The number that the word of a slot that comes back makes, if it may be a mark; more than any slot has, if it is
-/// none.
+/// The number in the word of a freed slot, if it may be a mark; if it is none, more than any slot's number.
 ///
 /// # Safety
 ///
 /// As for [`write()`].
 #[inline(always)]
 pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
-    // SAFETY: the caller's promise; two bytes of the word. The program may have left bytes there that it never wrote;
-    // they lie in memory like others, and of a volatile read the compiler concludes nothing.
+    // SAFETY: the caller's promise; two bytes of the word. The program may never have written those bytes; they are in
+    // memory like all others, and the compiler concludes nothing from a volatile read.
     let upper = unsafe { slot.cast::<u16>().add(UPPER).read_volatile() };
     let marked = if usize::BITS < u64::BITS {
         ((slot.addr() ^ key().0) >> UPPER_SHIFT) as u16
@@ -161,7 +161,7 @@ mod tests {
         draw_key();
         let mut word = 0_usize;
         let slot = (&raw mut word).cast::<u8>();
-        // SAFETY: a word of ours.
+        // SAFETY: our own word.
         unsafe {
             write(key(), slot);
             assert_eq!(seems_free(slot), Some(0));
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!((number(slot), seems_free(slot)), (77, Some(77)));
             wipe(slot);
             assert_eq!(seems_free(slot), None);
-            // Another page's, copied here: no number of a slot.
+            // A mark of another page, copied here: not a slot's number.
             slot.cast::<usize>().write((slot.addr() + (1 << 12)) ^ key().0);
             assert!(seems_free(slot).is_none_or(|number| number >= 1 << 12));
             let others = [1, usize::MAX >> 1, slot.addr()];

@@ -1,4 +1,4 @@
-//! Room to grow: a block that grows again and again lies in a longer slot, or run, than it needs.
+//! Room to grow: a block that grows again and again gets a longer slot, or run, than it needs.
 //!
 //! ```text
 //!   realloc   737 ─▶ 921 ─▶ 1151 ─▶ 1438 ─▶ 1797 … 79,728 ─▶ 99,660 bytes     always a quarter more
@@ -6,33 +6,36 @@
 //!   moves     yes    yes    yes     yes     no      no        no
 //! ```
 //!
-//! Who frees a block says how long it is, and by that it goes to a magazine, without a look at where it came from. So
-//! a block of up to 1 KiB must lie in a slot of its class. Those above have a flag, which is looked at when they are
-//! freed (`spans.rs`), and a flag can say more than "free": how often the block has moved to grow; or **roomy**, that
-//! it lies in a slot of a longer class than it says, or is a run. A block that has moved is freed as any other. A roomy
-//! one takes the slow way, which asks the table of spans what it really is.
+//! A free states the block's size, and by that alone the block goes to a magazine, without a look at where it came
+//! from. So a block of up to 1 KiB must lie in a slot of its own class. Larger blocks have a flag that every free
+//! checks (`spans.rs`), and the flag can say more than "free". It counts how often the block has moved to grow; or it
+//! says that the block is **roomy**: it lies in a slot of a longer class than its size implies, or in a run. A block
+//! that has merely moved is freed like any other. A roomy one takes the slow path, which asks the table of spans what
+//! it lies in.
 //!
-//! **When.** A block that has moved twice to grow, and is to grow again, gets room; if it grows to less than twice as
-//! much it does so in steps, and one move is enough. Room is eight times what is asked for; where that is little, 64
-//! times, up to 128 KiB, if there may be so much: most of its way lies before it. What that leaves unused is bounded:
-//! all that grew have at most 1 MiB together, or a 32nd of the memory behind the heap if that is more, and never more
-//! than a 32nd of the heap's limit; they get none over the soft limit, and where a heap has reached its limit only what
-//! lies in a magazine, or on a shelf. A block that is made shorter, by a class or more, gives its room up; but if there
-//! is no memory for it elsewhere it gets some, as it stays where it is (`shorten.rs`), however much others have. Pages
-//! that a block has not grown into are not touched.
+//! **When.** A block that has moved twice to grow, and grows again, gets room. If it grows to less than twice its
+//! size, it grows in steps, and one move is enough. Room is eight times what is asked for. Where that is little, it is
+//! 64 times, up to 128 KiB, if the bounds below allow: most of the block's growth is still ahead. Pages that a block
+//! has not grown into are not touched.
+//!
+//! **Bounds.** All roomy blocks together take at most 1 MiB, or a 32nd of the memory behind the heap if that is more,
+//! and never more than a 32nd of the heap's limit. Over the soft limit blocks get no room, and in a heap that has
+//! reached its limit only what lies in a magazine or on a shelf. A block that is shortened by a class or more gives
+//! its room up. But if there is no memory for the shorter block it stays where it is, and so gets room however much
+//! others have (`shorten.rs`).
 //!
 //! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
-//! may be more, by what threads that are not there were about to count.
+//! may be higher, by what threads that do not exist there were about to count.
 //!
-//! A block that has come to be as long as its run has no room any more, also if it is shorter by what lengths of runs
-//! are rounded up: it is freed by the quick way, which asks nobody.
+//! A block that has grown to the length of its run has no room any more, even if it is shorter by as much as run
+//! lengths are rounded up: it is freed by the fast path, which does not check.
 //!
-//! A roomy block that is freed with a layout of more than 1 KiB, but not its own, is taken if it lies in as much: what
-//! it lies in is known without that. If it is a run, and freed as a large block of just as many pages, it goes by the
-//! quick way, and stays counted.
+//! A roomy block that is freed with a wrong layout of more than 1 KiB is accepted if it lies in at least that much:
+//! what it lies in is known without the layout. If it is a run, and is freed as a large block of exactly that many
+//! pages, it takes the fast path, and stays counted.
 //!
 //! Cost: a block that grows from 64 B to 64 KiB by quarters, and is freed, takes 10 ns a step, and took 98. A `Vec`
-//! that grows to 4 KiB, and has no room, takes two hundredths more than before.
+//! that grows to 4 KiB, and gets no room, takes two hundredths longer than before.
 
 #![forbid(unsafe_code)]
 
@@ -48,20 +51,20 @@ use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::spans::{Room, Spans};
 use super::{Objects, Thread};
 
-/// A block that grows again gets so many times what it asks for,
+/// A block that gets room gets this many times what it asks for,
 const FACTOR: usize = 8;
 
-/// or, if that is more, so many times, up to so many bytes.
+/// or, if that is more, this many times, up to this many bytes.
 const SHORT_FACTOR: usize = 64;
 const SHORT_BYTES: usize = 128 << 10;
 
-/// Bytes in roomy blocks that any heap may have.
+/// Bytes in roomy blocks that every heap may have.
 const ALWAYS_BYTES: usize = 1 << 20;
 
-/// One part in so many of the memory behind a heap may be in roomy blocks.
+/// At most this fraction of the memory behind a heap may be in roomy blocks.
 const SHARE: usize = 32;
 
-/// Whether blocks of this layout have flags that are looked at: more than 1 KiB, and in the table.
+/// Whether blocks of this layout have flags that are checked: more than 1 KiB, and in the table.
 #[inline]
 pub(super) fn has_flag(layout: Layout) -> bool {
     match SizeClass::of(layout.size(), layout.align()) {
@@ -71,12 +74,13 @@ pub(super) fn has_flag(layout: Layout) -> bool {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// What the block lies in, if that is longer than its layout says.
+    /// What the block lies in, if that is longer than its layout implies.
     pub(super) fn room_of(&self, memory: NonNull<u8>, layout: Layout) -> Option<Room> {
         has_flag(layout).then(|| self.spans.room_at(memory)).flatten()
     }
 
-    /// Whether a block stays where it is when it becomes a `new` one: a large one, or one with room.
+    /// Whether a block can stay where it is when it is resized to `new`: a large one, or one with room. Resizes it if
+    /// so.
     pub(super) fn stays(&self, thread: &Thread, memory: NonNull<u8>, old: Layout, new: Layout) -> bool {
         let class = |layout: Layout| SizeClass::of(layout.size(), layout.align());
         let grows = new.size() >= old.size();
@@ -84,11 +88,11 @@ impl<S: Source + 'static> Objects<S> {
             (None, to) => class(old).is_none() && to.is_none() && self.resize_large(thread, memory, old, new),
             (Some(room), _) if grows && room.holds(new.size()) => true,
             (Some(Room::Run(run)), None) => {
-                // Before it may be longer: in the child of a fork no more is flagged than is counted (I18).
+                // Before the run may grow: in the child of a fork no more may be flagged than is counted (I18).
                 self.spans.leave_room(memory);
                 let resized = self.resize_run(thread, run, new);
                 if resized {
-                    // As long as its block from now on.
+                    // From now on it is exactly as long as its block.
                     self.discharge(Room::Run(run).bytes());
                 } else {
                     self.spans.enter_room(memory);
@@ -99,7 +103,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Memory for a block that is to grow, and cannot where it is.
+    /// Memory for a block that must grow and cannot grow in place.
     pub(super) fn allocate_grown(
         &self,
         thread: &Thread,
@@ -108,7 +112,8 @@ impl<S: Source + 'static> Objects<S> {
         new: Layout,
     ) -> Option<NonNull<u8>> {
         let Some(class) = SizeClass::of(new.size(), new.align()) else {
-            // What grows will grow again: so not to the shelf, whose runs have neighbours; and what it leaves is room.
+            // A block that grows will grow again. So it does not come from the shelf, whose runs have neighbours; and
+            // what it leaves behind is room.
             return self.allocate_apart(thread, new).or_else(|| self.allocate(thread, new));
         };
         let moves = if has_flag(old) { self.spans.moves(memory) } else { 0 };
@@ -124,7 +129,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(moved)
     }
 
-    /// Much more memory than `layout` says, if there may be such a block more, and it is at hand.
+    /// Much more memory than `layout` asks for, if one more such block is allowed and the memory is at hand.
     fn allocate_roomy(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         let least = layout.size().checked_mul(FACTOR)?;
         let most = SHORT_BYTES.min(layout.size().saturating_mul(SHORT_FACTOR));
@@ -134,11 +139,11 @@ impl<S: Source + 'static> Objects<S> {
         wide.or_else(|| self.allocate_wide(thread, layout, least))
     }
 
-    /// Memory for a block of `layout`, with room up to `size` bytes.
+    /// Memory for a block of `layout` with room up to `size` bytes.
     fn allocate_wide(&self, thread: &Thread, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let wide = Layout::from_size_align(size, layout.align()).ok()?;
         let (bytes, class) = (Self::usable_size(wide), SizeClass::of(size, layout.align()));
-        // A slot may bring a span.
+        // A slot may cost a whole span.
         let pages = class.map_or(bytes >> PAGE_SHIFT, SizeClass::pages);
         if pages > self.heap.limit().0 / SHARE || !self.charge(bytes) {
             return None;
@@ -154,7 +159,7 @@ impl<S: Source + 'static> Objects<S> {
         memory
     }
 
-    /// What a block lies in that is freed, of `bytes` bytes, if that may be longer; it has no flag of that any more.
+    /// What a block of `bytes` bytes that is being freed lies in, if that may be longer. Clears the flag that says so.
     ///
     /// Aborts if it is shorter.
     #[cold]
@@ -183,7 +188,7 @@ impl<S: Source + 'static> Objects<S> {
         self.roomy.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes as roomy, if there may be so many.
+    /// Counts bytes as roomy, unless that exceeds the bounds.
     fn charge(&self, bytes: usize) -> bool {
         let backed = self.heap.backed().0;
         if backed.saturating_add(bytes >> PAGE_SHIFT) > self.heap.soft_limit().0 {
@@ -191,7 +196,8 @@ impl<S: Source + 'static> Objects<S> {
         }
         let share = |pages: usize| (pages / SHARE).saturating_mul(PAGE_BYTES);
         let most = ALWAYS_BYTES.max(share(backed)).min(share(self.heap.limit().0));
-        // Relaxed, thrice: a sum, on which nothing hangs. Looked at first, where all of it is taken for long.
+        // Relaxed, thrice: a sum that publishes nothing. The load comes first, for when the bounds stay exhausted for
+        // long.
         if self.roomy.load(Ordering::Relaxed).saturating_add(bytes) > most {
             return false;
         }
@@ -203,7 +209,7 @@ impl<S: Source + 'static> Objects<S> {
         fits
     }
 
-    /// The same, whether there may be or not.
+    /// The same, regardless of the bounds.
     pub(super) fn charge_anyway(&self, bytes: usize) {
         // Relaxed: see `charge`.
         self.roomy.fetch_add(bytes, Ordering::Relaxed);

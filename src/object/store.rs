@@ -1,4 +1,4 @@
-//! Stacks of batches that any thread puts on and takes from, without a lock.
+//! Lock-free stacks of batches, which any thread may push to and pop from.
 //!
 //! ```text
 //!   lane 0  3 │ A          how many, and the place of the first
@@ -7,32 +7,35 @@
 //!   …
 //! ```
 //!
-//! **Put**: the word is written into the batch, and the batch made the word: one compare-exchange. **Take**: the word
-//! is exchanged for 0, so all of them are the taker's; it keeps the first and puts the others back, which is one
-//! compare-exchange more. Others may have put some meanwhile: then those are taken too, put on top one by one, and so
-//! on. No batch is read by anybody but who has it, so none may be read too late, and an old word cannot succeed for a
-//! new one: what it says, count and first batch, is all that is made use of.
+//! **Put** writes the lane's word into the batch and makes the batch the new word, by one compare-exchange. **Take**
+//! swaps the word for 0, and so gets all batches; it keeps the first and puts the rest back, by one more
+//! compare-exchange. If other threads have put batches meanwhile, it takes those too, pushes them onto the rest one by
+//! one, and tries again. Only its owner ever reads a batch, so none is read after it has changed hands. And there is
+//! no ABA problem: a compare-exchange that succeeds on an old word relies on nothing but what that word says, a count
+//! and a first batch.
 //!
-//! Worked: three batches are there. One thread takes all and keeps A; before it puts B and C back another puts D. The
-//! first one's exchange of 0 for `2 │ B` fails: it takes D, writes `2 │ B` into it, and exchanges 0 for `3 │ D`.
+//! Worked: three batches are there. One thread takes all and keeps A; before it puts B and C back, another thread puts
+//! D. The first thread's exchange of 0 for `2 │ B` fails: it takes D, writes `2 │ B` into it, and exchanges 0 for `3 │
+//! D`.
 //!
-//! Between the two steps of a take the lane looks empty: who comes then looks at the others, and goes on without at
-//! last. Hence lanes: a thread begins at one of its own. One that is preempted there, for however long, keeps nobody
-//! waiting. A fork's child that lacks the thread lacks the batches.
+//! Between the two steps of a take the lane looks empty: a thread that comes then tries the other lanes, and in the
+//! end does without. Therefore there are several lanes, and each thread begins at its own. A thread preempted between
+//! the steps, for however long, keeps nobody waiting. A fork's child that lacks the thread also lacks the batches.
 //!
-//! Each exchange that fails fails because another's succeeded: lock-free. A put is one read-modify-write, a take two.
+//! A compare-exchange fails only because another has succeeded, so all operations are lock-free. A put is one
+//! read-modify-write, a take two.
 
 #![forbid(unsafe_code)]
 
 use crate::sync::{AtomicU64, Ordering, SHARED};
 
-/// Bits of a word that say where; the others how many: a million batches are far more than a class ever keeps.
+/// The bits of a word that hold a place; the others hold the count. A million batches are far more than a class keeps.
 const PLACE_BITS: u32 = 44;
 
-/// As many as a count can say; more are said to be as many.
+/// The largest count; it saturates.
 const MOST: u32 = (1 << (u64::BITS - PLACE_BITS)) - 1;
 
-/// Where a batch is: a number of the user's choice, not 0, below 2⁴⁴.
+/// Where a batch is: a number that the user chooses, not 0, below 2⁴⁴.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchPlace(u64);
 
@@ -68,14 +71,14 @@ impl Chain {
         if number == 0 { None } else { Some(BatchPlace(number)) }
     }
 
-    /// Puts a batch in front.
+    /// Pushes a batch.
     fn push(&mut self, links: &impl BatchLinks, batch: BatchPlace) {
         links.write(batch, *self);
         let count = (self.count() + 1).min(MOST);
         *self = Self(u64::from(count) << PLACE_BITS | batch.0);
     }
 
-    /// Takes the first batch off.
+    /// Pops the first batch.
     pub fn pop(&mut self, links: &impl BatchLinks) -> Option<BatchPlace> {
         let batch = self.first()?;
         let rest = links.read(batch).first();
@@ -86,24 +89,24 @@ impl Chain {
     }
 }
 
-/// One that begins with this batch; how many there are is not said.
+/// A chain that begins with this batch; its count is unknown.
 impl From<Option<BatchPlace>> for Chain {
     fn from(first: Option<BatchPlace>) -> Self {
         Self(first.map_or(0, BatchPlace::number))
     }
 }
 
-/// A word in each batch, for who has the batch.
+/// Access to one word in each batch, for the owner of the batch.
 pub trait BatchLinks {
-    /// What was written last; the count need not be kept.
+    /// The chain written last; the count need not be kept.
     fn read(&self, batch: BatchPlace) -> Chain;
 
-    /// Writes.
+    /// Writes the chain behind a batch.
     fn write(&self, batch: BatchPlace, behind: Chain);
 }
 
 impl Chain {
-    /// As a number, which can be kept in a batch.
+    /// As a number, which can be stored in a batch.
     pub const fn into_bits(self) -> u64 {
         self.0
     }
@@ -130,7 +133,7 @@ impl Lane {
         loop {
             let mut chain = Chain(word);
             chain.push(links, batch);
-            // Release: the batch and its word are seen by who takes it; partner: `take_all`.
+            // Release: the taker sees the batch and its word; partner: `take_all`.
             match self
                 .0
                 .compare_exchange_weak(word, chain.0, Ordering::Release, Ordering::Relaxed)
@@ -142,7 +145,7 @@ impl Lane {
     }
 
     fn take(&self, links: &impl BatchLinks) -> Option<BatchPlace> {
-        // Relaxed: a first look; who comes too early goes without.
+        // Relaxed: a first look; a thread that comes too early goes without.
         if self.0.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -153,8 +156,8 @@ impl Lane {
     }
 
     fn take_all(&self) -> Chain {
-        // Acquire: pairs with the release of `put` and `put_back`, also of those before the last: each put was a
-        // read-modify-write, and so carries on what the one before released.
+        // Acquire: pairs with the releases of `put` and `put_back`, those before the last included: each put was a
+        // read-modify-write, and so continues the release sequence of the one before.
         Chain(self.0.swap(0, Ordering::Acquire))
     }
 
@@ -175,7 +178,7 @@ impl Lane {
     }
 }
 
-/// The stacks, in a cache line of their own. All-zero bytes: empty.
+/// The stacks, on a cache line of their own. All-zero bytes: empty.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Store {
@@ -191,29 +194,29 @@ impl Store {
         }
     }
 
-    /// How many batches: a moment's picture. Those that somebody is about to put back are not counted.
+    /// How many batches: a snapshot. Batches that a thread is about to put back are not counted.
     pub fn count(&self) -> u32 {
         self.lanes.iter().map(Lane::count).fold(0, u32::saturating_add)
     }
 
-    /// The lane of who says `hint`.
+    /// The lane that `hint` picks.
     fn lane(&self, hint: usize) -> &Lane {
-        // A power of two; in a model it is one.
+        // A power of two; 1 in a model.
         &self.lanes[hint & (SHARED - 1)]
     }
 
-    /// Puts a batch on the lane that `hint` chooses. Lock-free.
+    /// Puts a batch on the lane that `hint` picks. Lock-free.
     pub fn put(&self, links: &impl BatchLinks, hint: usize, batch: BatchPlace) {
         self.lane(hint).put(links, batch);
     }
 
-    /// Takes a batch, the last of the lane that `hint` chooses, or else of another; `None` if there is none that nobody
-    /// else is about to take or to put back. Lock-free.
+    /// Takes the latest batch of the lane that `hint` picks, or else of another lane; `None` if every batch is being
+    /// taken or put back by other threads. Lock-free.
     pub fn take(&self, links: &impl BatchLinks, hint: usize) -> Option<BatchPlace> {
         (0..SHARED).find_map(|step| self.lane(hint.wrapping_add(step)).take(links))
     }
 
-    /// Whether `is_it` is true of one of the last `most` batches of the lane that `hint` chooses, which looks empty
+    /// Whether `is_it` holds for one of the latest `most` batches of the lane that `hint` picks. The lane looks empty
     /// meanwhile.
     #[cold]
     pub fn any_of_last(
@@ -262,7 +265,7 @@ mod tests {
         (1..=100).for_each(|number| store.put(&links, 3, place(number)));
         assert_eq!((store.count(), store.lane(3).count()), (100, 100));
         assert_eq!(store.take(&links, 3), Some(place(100)));
-        // Others put some while all are taken.
+        // Other threads put some while all are taken.
         let chain = store.lane(3).take_all();
         assert_eq!((chain.count(), store.count(), store.take(&links, 3)), (99, 0, None));
         (101..=103).for_each(|number| store.put(&links, 3, place(number)));
@@ -270,7 +273,7 @@ mod tests {
         assert_eq!(store.count(), 102);
         let has = |number, most| store.any_of_last(&links, 3, most, |batch| batch == place(number));
         assert!(has(1, 200) && !has(1, 3) && !has(100, 200));
-        // By who has another lane, too.
+        // A thread with another lane finds them too.
         let taken = core::iter::from_fn(|| store.take(&links, 1)).map(BatchPlace::number);
         let mut rest: Vec<_> = taken.collect();
         rest.sort_unstable_by(|a, b| b.cmp(a));

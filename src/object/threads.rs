@@ -1,4 +1,4 @@
-//! How threads come to a structure of their own, and what becomes of it when they go.
+//! How a thread gets a structure of its own, and what happens to it when the thread ends.
 //!
 //! ```text
 //!   enlist ─▶ a vacant structure, or a new one ─▶ a cache of pages, if there is one to lend
@@ -17,29 +17,29 @@ use super::size_class::SizeClass;
 use super::{Objects, Thread};
 use crate::units::PageRun;
 
-/// The words of all threads' caches are not more than this part of the heap's limit: an eighth.
+/// The words of all threads' caches are at most this fraction of the heap's limit: an eighth.
 const CACHED_PART: usize = 8;
 
-/// Slots of a class that a thread that ends leaves to the next are not more than this.
+/// A thread that ends leaves at most this many bytes of slots of a class to the next.
 const INHERITED_BYTES: usize = 16 << 10;
 
-/// A round of waiting in which a thread lets others run.
+/// A round of waiting in which a thread yields the processor.
 const YIELDING_ROUND: u32 = 1 << 7;
 
-/// How often everything is emptied before somebody is told no, if not everything could be.
+/// How often everything is emptied before an allocation fails, if not everything could be.
 const LAST_TRIES: u32 = 8;
 
-/// How long somebody who has run out of memory waits for others who empty sleeping threads.
+/// How long an allocation that is out of memory waits for another thread that is emptying sleeping threads.
 const ROUNDS_MILLISECONDS: u32 = 20;
 
 impl<S: Source + 'static> Objects<S> {
-    /// A structure for a thread of its own. `None` if there is no memory for one.
+    /// A structure for the calling thread. `None` if there is no memory for one.
     #[cold]
     pub fn enlist(&self) -> Option<NonNull<Thread>> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
-        // SAFETY: never unmade, and ours until we leave it.
+        // SAFETY: never destroyed, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
-        // Its last user may have ended without a word.
+        // Its last user may have ended without notice.
         own.settle();
         if own.cache().is_none() {
             own.set_cache(self.lend());
@@ -48,8 +48,8 @@ impl<S: Source + 'static> Objects<S> {
         Some(thread)
     }
 
-    /// A cache for a thread. Nobody can ask an idle thread for what its cache holds, so all their words together are a
-    /// part of the heap at the most; threads beyond that have none.
+    /// Lends a cache to a thread. An idle thread cannot be asked for what its cache holds, so the words of all caches
+    /// together are limited to a fraction of the heap; threads beyond that get none.
     fn lend(&self) -> Option<usize> {
         let most = self.heap.limit().0 / WORD_PAGES / CACHED_PART;
         // Relaxed, twice: a number by itself.
@@ -66,8 +66,8 @@ impl<S: Source + 'static> Objects<S> {
     fn new_thread(&self) -> Option<NonNull<Thread>> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
         let thread = self.take_slot(None, class)?.cast::<Thread>();
-        // SAFETY: a slot of its size and alignment, ours for ever. All-zero bytes are a thread's structure: integers,
-        // null pointers, no function, magazines without anything.
+        // SAFETY: a slot of its size and alignment, ours forever. All-zero bytes are a valid structure: integers, null
+        // pointers, no function, empty magazines.
         let own = unsafe {
             thread.write_bytes(0, 1);
             thread.as_ref()
@@ -77,13 +77,13 @@ impl<S: Source + 'static> Objects<S> {
         Some(thread)
     }
 
-    /// A thread of this heap ends.
+    /// Ends a thread of this heap.
     ///
     /// # Safety
     ///
-    /// `thread` is a structure of a heap of this type, used by the caller and not again.
+    /// `thread` is a structure of a heap of this type; the caller used it and does not use it again.
     unsafe fn leave(thread: NonNull<Thread>) {
-        // SAFETY: structures and heaps are never unmade; `home` was set with this function, by the heap it is.
+        // SAFETY: structures and heaps are never destroyed; `home` was set with this function, by that heap.
         let (own, objects) = unsafe {
             let own = thread.as_ref();
             (own, &*own.home.get().cast::<Self>())
@@ -91,7 +91,7 @@ impl<S: Source + 'static> Objects<S> {
         objects.part(&own.enter_at_last(objects));
         if let Some(cache) = own.cache() {
             own.set_cache(None);
-            // What it holds is nobody's any more: who runs out of pages does not look there.
+            // Nobody owns what it holds any more, and a thread that runs out of pages does not look there.
             objects.heap.cache_at(cache).flush();
             objects.heap.take_back(cache);
             // Relaxed: a number by itself.
@@ -100,8 +100,8 @@ impl<S: Source + 'static> Objects<S> {
         objects.register.give(thread);
     }
 
-    /// Gives back what a thread keeps that ends, but for a few slots of each class: the next thread is to have those,
-    /// with the structure.
+    /// Gives back what an ending thread keeps, except a few slots of each class, which the next thread gets with the
+    /// structure.
     fn part(&self, thread: &Thread) {
         let cache = thread.cache();
         for class in SizeClass::all() {
@@ -121,8 +121,8 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
     }
 
-    /// Gives back the slots and runs of a thread that the caller is, or has seized: pages by `cache`, if there is one.
-    /// How many pages that freed.
+    /// Gives back the slots and runs of a structure that the caller owns or has seized; pages go through `cache`, if
+    /// there is one. Returns how many pages that freed.
     pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) -> usize {
         let mut pages = 0;
         for class in SizeClass::all() {
@@ -152,16 +152,16 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Tries once more when everything that can be reached was emptied; and again, if somebody was at work on what he
-    /// keeps: he may have been preempted there, with a full shelf; and if somebody has come or gone who releases, and
-    /// had slots in his hands (`punch.rs`). Before saying no.
+    /// The last attempts before an allocation fails: empties everything within reach and tries again. Repeats that if
+    /// a thread was at work on its structure, because it may have been preempted there with a full shelf; and also if
+    /// a thread that releases memory came or went meanwhile, because it may have had slots in hand (`punch.rs`).
     #[cold]
     pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
         let mut all = false;
         for _ in 0..LAST_TRIES {
             let seen = self.heap.releases();
             if all {
-                // What somebody had in his hands may have come home to an empty span.
+                // Slots that another thread had in hand may have come home and left a span empty.
                 SizeClass::all().for_each(|class| self.give_spare(thread.cache(), class));
                 if let Some(cache) = thread.cache() {
                     self.heap.cache_at(cache).flush();
@@ -172,20 +172,21 @@ impl<S: Source + 'static> Objects<S> {
             if got.is_some() || all && self.heap.releases() == seen {
                 return got;
             }
-            // Others run.
+            // Let other threads run.
             relax(YIELDING_ROUND);
         }
         None
     }
 
-    /// Empties what can be reached, and calls on the others to do so when they can. Whether it reached all threads.
+    /// Empties what it can reach, and calls on the other threads to flush when they can. Returns whether it reached
+    /// all threads.
     fn reclaim(&self, thread: &Thread) -> bool {
-        // Held by the caller, if he is the shared thread: then it is emptied with him.
+        // If the caller is the shared thread it holds this lock already, and its structure is emptied below.
         if let Some(shared) = self.try_shared() {
             self.flush(&shared);
         }
         self.flush(thread);
-        // Where many are refused at once, one round does for all who waited while it was made. Not for ever.
+        // When many allocations fail at once, one round serves all that waited for it. Bounded.
         let (begun, mut all) = (self.register.begun(), false);
         if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS)
             && self.register.begun() == begun
@@ -194,21 +195,21 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
-        // Who takes a batch has all of a lane in hand for a moment, which is long if he is preempted there.
+        // A thread that takes a batch holds a whole lane for a moment, which is long if it is preempted there.
         relax(YIELDING_ROUND);
         self.empty_stores(thread.cache());
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
-        // Those of threads that sleep.
+        // Those of sleeping threads.
         self.heap.seize_caches();
         all
     }
 
-    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, racks too.
+    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, and racks home.
     ///
-    /// Not for ever: who brings batches meanwhile, which is quicker, may go on. As many as there were, and as many as
-    /// others may have had in hand just then.
+    /// Bounded, because threads that keep bringing batches, which is quicker, would keep it going: it takes as many
+    /// batches as there were, and as many as other threads may have had in hand at that moment.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
         for class in SizeClass::all() {
             for _ in 0..self.central(class).most_stored(class) {
@@ -222,7 +223,7 @@ impl<S: Source + 'static> Objects<S> {
         SizeClass::all().for_each(|class| self.give_spare(cache, class));
     }
 
-    /// Gives the spare span of a class back to the heap.
+    /// Returns the spare span of a class to the heap.
     pub(super) fn give_spare(&self, cache: Option<usize>, class: SizeClass) {
         if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
             self.tell_left(class, spare);
@@ -230,7 +231,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Empties the thread if somebody has run out of memory since it last did. On slow paths.
+    /// Empties the thread if another has run out of memory since it last did. Called on slow paths.
     pub(super) fn heed_calls(&self, thread: &Thread) {
         let calls = self.heap.flush_calls();
         if thread.calls.replace(calls) != calls {
