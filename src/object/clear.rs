@@ -1,4 +1,4 @@
-//! Large blocks that are to be zero, and are not known to be.
+//! Zeroing large blocks that are not known to be zero.
 //!
 //! ```text
 //!   pages never had, or given back ────────────────────────────────────▶ zero already
@@ -9,14 +9,14 @@
 //!             └─ more ── given back to the source ─────────────────────▶ zero, and fresh
 //! ```
 //!
-//! Who wants much zeroed memory often touches a part of it: a table with few entries, an array with gaps. The pages
-//! that he has left alone had nothing behind them when the block was freed, and have nothing when it is taken again;
-//! only the source knows which they are, and asking it takes longer than a short block takes to be written.
+//! A program that asks for much zeroed memory often touches only part of it: a table with few entries, an array with
+//! gaps. Pages it never touched had no memory behind them when the block was freed, and have none when it is reused.
+//! Only the source knows which pages these are, and asking it takes longer than writing a short block.
 //!
-//! **In vain** it is where an eighth of a block or more was used, or nobody knows. Behind the first such answer one
-//! block of that size is written without a question, behind the second in a row three, then seven, and at last 63. So
-//! who asks for dense blocks pays little for one in 64 of them (8 µs for 1 MiB, 60 for 64; where every eighth page was
-//! used, 800), and one that changes its ways is found out.
+//! **In vain.** A question was in vain if an eighth or more of the block was in use, or the source does not know.
+//! After one such answer the next block of that size is written without asking; after two in a row the next three,
+//! then seven, and so on up to 63. So a program with dense blocks pays little, for one in 64 of them (8 µs for 1 MiB,
+//! 60 for 64; with every eighth page in use, 800), and a program whose use becomes sparse is noticed.
 //!
 //! Cost: a load and a store for a block of 1 MiB or more.
 
@@ -28,38 +28,38 @@ use crate::units::PageRun;
 
 use super::Objects;
 
-/// Blocks from here on are worth a question.
+/// Blocks of at least this size are worth a question.
 const ASKED_BYTES: usize = 1 << 20;
 
-/// Blocks from here on that are to be zero get fresh memory from the source instead of being written to. As the C
-/// library does from its largest threshold on.
+/// Blocks of at least this size that must be zero get fresh memory from the source instead of being written. The C
+/// library does the same from its largest threshold on.
 const WIPED_BYTES: usize = 32 << 20;
 
-/// Questions left out behind one in vain are up to two to this many, less one.
+/// After vain questions, the number left out is at most two to this power, less one.
 const MOST_FAILURES: u8 = 6;
 
-/// Sizes told apart: by doublings, the last are one.
+/// How many sizes are told apart, by doublings; the last one covers all larger blocks.
 const SIZES: usize = 8;
 
 /// How often asking was in vain, for blocks of each size.
 #[derive(Debug)]
 pub struct Patience {
-    /// Nobody is to be asked.
+    /// The source must never be asked.
     off: bool,
     hopes: [Hope; SIZES],
 }
 
-/// For one size. Several threads may count at once, and a count be lost: it says how seldom to ask, and no more.
+/// For one size. Threads may count concurrently and lose a count: it only says how rarely to ask.
 #[derive(Debug)]
 struct Hope {
-    /// How often in a row.
+    /// Vain questions in a row.
     failures: AtomicU8,
-    /// How many questions are left out before the next.
+    /// How many questions to leave out before the next.
     waits: AtomicU8,
 }
 
 impl Patience {
-    /// Nobody has asked yet; unless it is `on`, nobody will.
+    /// Nothing has been asked yet; unless `on`, nothing ever is.
     pub fn new(on: bool) -> Self {
         Self {
             off: !on,
@@ -76,7 +76,7 @@ impl Patience {
 }
 
 impl Hope {
-    /// Whether it is worth a question now.
+    /// Whether asking is worthwhile now.
     fn asks(&self) -> bool {
         // Relaxed, here and below: numbers by themselves.
         let waits = self.waits.load(Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Hope {
         waits == 0
     }
 
-    /// What came of it.
+    /// Records the answer.
     fn learns(&self, was_sparse: bool) {
         let failures = if was_sparse {
             0
@@ -98,8 +98,8 @@ impl Hope {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Makes a run that the caller holds, for a block of so many bytes, read as zero, if that takes less than writing
-    /// to all of it. Whether it did; else it reads as anything.
+    /// Makes a run that the caller holds, for a block of `bytes` bytes, read as zero, if that is cheaper than writing
+    /// all of it. Returns whether it did; otherwise the contents are arbitrary.
     pub(super) fn clear(&self, run: PageRun, bytes: usize) -> bool {
         if bytes < ASKED_BYTES {
             return false;

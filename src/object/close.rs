@@ -1,11 +1,11 @@
-//! The end of a heap: all of it goes back to the source; or, where its library is unloaded, all but pages in use.
+//! The end of a heap: everything goes back to the source; or, when its library is unloaded, all but pages in use.
 //!
 //! ```text
 //!   dropped      pages, tables: given up
 //!   unloaded     magazines ─▶ classes ─▶ free pages: released         tables, pages behind the last in use: given up
 //! ```
 //!
-//! The heap itself lies in its tables, so it is moved out of them first.
+//! The heap lies in its own tables, so it is moved out of them first.
 
 use core::ptr::{self, NonNull};
 
@@ -16,31 +16,31 @@ use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
 impl<S: Source + 'static> Objects<S> {
-    /// Ends a heap whose library is unloaded: all goes but pages in use.
+    /// Ends a heap whose library is unloaded: gives back all but pages in use.
     ///
     /// # Safety
     ///
-    /// `heap` is the address of one of this type. Nobody uses it, its tables or its threads' structures at the moment,
-    /// or ever will.
+    /// `heap` is the address of a heap of this type. Nobody uses it, its tables or its threads' structures now, or
+    /// ever will.
     pub unsafe fn abandon(heap: NonNull<()>) {
         let this = heap.cast::<Self>();
-        // SAFETY: a heap, till now (the caller's promise).
+        // SAFETY: it has been a heap until now (the caller's promise).
         unsafe { this.as_ref() }.settle_up();
-        // SAFETY: as promised: what is moved out is used no more where it was.
+        // SAFETY: as promised; what is moved out is no longer used at its old place.
         unsafe { Self::move_out(this).abandon() };
     }
 
-    /// Ends a heap, its blocks with it. O(1), but for the system's work.
+    /// Ends a heap and all its blocks. O(1), apart from the system's work.
     ///
     /// # Safety
     ///
-    /// Nobody uses the heap, its tables, its threads' structures or its blocks at the moment, or ever will.
+    /// Nobody uses the heap, its tables, its threads' structures or its blocks now, or ever will.
     pub unsafe fn close(this: NonNull<Self>) {
-        // SAFETY: as promised: what is moved out is used no more where it was.
+        // SAFETY: as promised; what is moved out is no longer used at its old place.
         drop(unsafe { Self::move_out(this) });
     }
 
-    /// The heap of pages, moved out of the tables, which go.
+    /// Moves the heap of pages out of the tables, and releases the tables.
     ///
     /// # Safety
     ///
@@ -51,19 +51,19 @@ impl<S: Source + 'static> Objects<S> {
         unsafe {
             let tables = this.as_ref().tables.reservation();
             let heap = ptr::read(&raw const (*this.as_ptr()).heap);
-            // What is released from here on must not discard entries that are no more.
+            // A release from here on must not discard entries that no longer exist.
             heap.driver().forget_beside();
             heap.source().unreserve(Purpose::Metadata, tables);
             heap
         }
     }
 
-    /// Brings what threads hold to the classes, and what is free there to the heap: the structures too.
+    /// Returns what threads hold to the classes, and what is free there to the heap, the structures included.
     fn settle_up(&self) {
         let shared = self.shared();
         self.register.for_each(|thread| self.flush(thread));
         if let Some(class) = SizeClass::of(size_of::<Thread>(), align_of::<Thread>()) {
-            // Where the walk goes on has been read before, and nobody else is about who might use what is freed.
+            // The walk has read its next link before this, and nobody else is left who might use what is freed.
             self.register.for_each(|thread| {
                 // SAFETY: a slot of this class that nobody uses any more.
                 unsafe { self.give_slot(shared.cache(), class, NonNull::from(thread).cast()) };

@@ -1,17 +1,17 @@
-//! The object layer in the two processes that `fork` makes of one; see `heap/fork.rs` for the pages below.
+//! The object layer across a `fork`, in both processes; see `heap/fork.rs` for the pages below.
 //!
-//! All locks are held across the fork, outermost first: the scavenger's, the shared thread's, that of rounds, the
-//! classes', the register's, the tables', then the heap's. So in the child every list is whole. Threads that the child
-//! does not have may have been anywhere outside the locks:
+//! All locks are held across the fork, taken outermost first: the scavenger's, the shared thread's, the rounds lock,
+//! the classes', the register's, the tables', then the heap's. So in the child every list is intact. The threads that
+//! do not exist in the child may have been anywhere outside the locks:
 //!
-//! * a slot or a span in their hands stays out: it is lost to the child, as is what somebody has in hand who gives
-//!   memory back between blocks, and the holes it has count as memory;
-//! * a magazine may be half changed, and is not read: its slots are lost, its structure serves the next thread;
-//! * so with a cache of pages.
+//! * A slot or span that such a thread had in hand stays out: the child loses it. The same is true of slots in the
+//!   hands of a thread that was punching holes, and the holes it had count as memory.
+//! * A magazine may be half changed, and is not read: its slots are lost, and its structure serves the next thread.
+//! * The same is true of a cache of pages.
 //!
-//! What is lost is what the threads had in their caches: at most two batches of each class and 128 pages each, and what
-//! one was about to take or to put: all batches of a lane in store, or the runs of one length on its shelf (16 MiB at
-//! the most of the one, 20 of the other). Blocks that are the program's are the child's to use and to free like all
+//! So the child loses what those threads had cached - at most two batches of each class and 128 pages per thread - and
+//! what a thread was about to take or put: all batches of a lane in store, or the runs of one length on its shelf (at
+//! most 16 MiB of the one, 20 MiB of the other). Blocks in use belong to the child, which uses and frees them like all
 //! others.
 //!
 //! Cost: ~90 locks, 2 µs; in the child O(heap), and a few nanoseconds for each structure.
@@ -34,13 +34,13 @@ use super::{Keeper, Objects, Thread};
 /// A heap's place in the list of all heaps of the process, which `global/fork.rs` keeps.
 #[derive(Default)]
 pub struct Kin {
-    /// The heap opened before it; only under the lock of the list, as all here.
+    /// The heap opened before it. Like all of this, used only under the list's lock.
     pub next: Cell<Option<NonNull<dyn Forks>>>,
     /// The heap opened after it.
     pub last: Cell<Option<NonNull<dyn Forks>>>,
 }
 
-// SAFETY: used under the lock of the list only; what it leads to is `Sync`, being a heap.
+// SAFETY: used only under the list's lock; what it leads to is a heap, and so `Sync`.
 unsafe impl Sync for Kin {}
 // SAFETY: as above.
 unsafe impl Send for Kin {}
@@ -53,30 +53,29 @@ impl fmt::Debug for Kin {
 
 /// What takes part in a fork.
 pub trait Forks {
-    /// The place in the list.
+    /// Its place in the list.
     fn kin(&self) -> &Kin;
 
-    /// Whoever scavenges, by a thread of his own.
+    /// The scavenging thread, if it has one.
     fn keeper(&self) -> &Keeper;
 
-    /// Before the fork, and before any heap is held: keeps scavengers away. Whether it could, within a while.
+    /// Before the fork, and before any heap is held: stops scavengers. Fails if that takes too long.
     fn try_hold_driver(&self) -> bool;
 
-    /// Scavengers may go on.
+    /// Lets scavengers go on.
     fn let_go_driver(&self);
 
-    /// Before the fork, with the scavengers of all heaps away: waits for whoever is inside a lock, and keeps everybody
-    /// out.
+    /// Before the fork, with the scavengers of all heaps stopped: takes all locks, waiting for their holders.
     fn hold(&self);
 
-    /// After the fork, in either process.
+    /// After the fork, in either process: releases them.
     fn let_go(&self);
 
-    /// In the child, before it lets go: forgets the threads that it does not have. `own` is the one thread's structure,
-    /// of this heap or another.
+    /// In the child, before the locks are released: forgets the threads that the child does not have. `own` is the
+    /// structure of its one thread, of this heap or another.
     fn recover(&self, own: Option<NonNull<Thread>>);
 
-    /// What ends the heap when its library is unloaded, by the heap's address: see [`Objects::abandon`].
+    /// The function that ends the heap, given its address, when its library is unloaded: see [`Objects::abandon`].
     fn abandon(&self) -> unsafe fn(NonNull<()>);
 }
 
@@ -124,7 +123,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
             let forget = |cache| self.heap.forget_cache(cache);
             thread.bereave(&self.spans, forget, |run| self.give_pages(None, run));
         });
-        // Nobody counts what he that is gone had been told of.
+        // What the keeper, now gone, had been told of is counted by nobody.
         own.into_iter().for_each(Thread::shut);
         // SAFETY: in the tables, as `shared` says; its lock is held.
         unsafe { self.tables.shared_thread().as_ref() }.shut();

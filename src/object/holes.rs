@@ -1,4 +1,4 @@
-//! Holes: parts of a span that nobody uses, and behind which there is no memory any more.
+//! Holes: parts of a span that no live block touches and that have no memory behind them any more.
 //!
 //! ```text
 //!   slots of 9,216 bytes   │ out     │ home    │ home    │ out     │ home    │ out     │ home    │ home    │
@@ -6,22 +6,22 @@
 //!                                      ╰─ holes ─╯
 //! ```
 //!
-//! One slot keeps a span, and of slots that are freed here and there few spans come to be free: a program that had 40
-//! MiB in blocks of 1 to 32 KiB, of lengths that changed, had 77 MiB in their spans. But a slot that is home is not
-//! touched by anybody, if it has more than 1 KiB: neither a link nor a mark stands in it. So what lies between the
-//! slots that are out can go back to the source, and the span stays what it is.
+//! One slot that is out keeps a whole span. When slots are freed here and there, few spans become empty: a program
+//! that had 40 MiB in blocks of 1 to 32 KiB, whose lengths changed, had 77 MiB in their spans. But nobody touches a
+//! slot of more than 1 KiB while it is home: it holds neither a link nor a mark. So the memory between the slots that
+//! are out can go back to the source, and the span stays a span.
 //!
-//! **Grains** are what holes are counted in: 4 KiB, the shortest page of the systems that matter. Where the system's
-//! are longer, holes are as many whole ones as lie between slots.
+//! **Grains** are the unit of holes: 4 KiB, the smallest page of the systems that matter. On a system with larger
+//! pages, a hole is made of the whole pages that lie between slots that are out.
 //!
-//! I19: a hole lies in slots at home, or behind the last slot. Which grains are holes stands in the entry of the span's
-//! first page, and changes under the lock of its class: a slot that is taken out ends the holes that it reaches into,
-//! whether it is written to or not, and all of the system's page with them.
+//! I19: a hole lies in slots at home, or behind the last slot. The entry of the span's first page records which grains
+//! are holes; it changes under the class lock. Taking a slot out ends the holes it reaches into, whether it is written
+//! to or not, together with the rest of the same system page.
 //!
-//! Here is which grains may go, and what is written down; who lets them go is `punch.rs`.
+//! This file decides which grains may go, and does the bookkeeping; `punch.rs` releases them.
 //!
-//! Worked: above, slots 1 and 2 have bytes 9,216 to 27,648, so grains 3 to 5 lie in them, from 12,288 to 24,576. When
-//! slot 1 goes out, to 18,432, grains 3 and 4 are no holes any more, and 5 still is.
+//! Worked: above, slots 1 and 2 have bytes 9,216 to 27,648, so they contain grains 3 to 5, from 12,288 to 24,576. When
+//! slot 1 is taken out, up to 18,432, grains 3 and 4 stop being holes, and 5 still is one.
 //!
 //! Cost: a few nanoseconds for each slot that is out. Spans of slots up to 1 KiB, which have marks, have one page and
 //! no holes.
@@ -47,28 +47,28 @@ pub type Outs = u32;
 
 const _: () = assert!(MAX_SPAN_GRAINS <= Grains::BITS as usize);
 
-/// Slots taken out of a span, so that grains of it are nobody's.
+/// Slots taken out of a span, so that nobody can use certain grains of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The slots.
     pub slots: Outs,
-    /// Grains that lie in slots at home, and these are all that reach into them.
+    /// Grains that lie in slots at home; the slots above are all that reach into them.
     pub grains: Grains,
-    /// The holes that they reach into, and nobody else: not written down as long as they are out.
+    /// Existing holes that only these slots reach into; not recorded while the slots are out.
     pub holes: Grains,
 }
 
-/// Bytes of so many grains.
+/// Bytes of `grains` grains.
 pub const fn bytes_of(grains: u32) -> usize {
     (grains as usize) << GRAIN_SHIFT
 }
 
-/// So many of the lowest bits.
+/// The `count` lowest bits.
 fn lowest(count: usize) -> Grains {
     Grains::MAX.checked_shr(Grains::BITS - count as u32).unwrap_or(0)
 }
 
-/// The bits from one to before another.
+/// The bits from `first` to before `end`.
 pub fn between(first: usize, end: usize) -> Grains {
     lowest(end) & !lowest(first)
 }
@@ -89,14 +89,14 @@ fn grains_of(class: SizeClass, slot: u32) -> Grains {
     between(begin >> GRAIN_SHIFT, ((begin + class.bytes() - 1) >> GRAIN_SHIFT) + 1)
 }
 
-/// The grains of a span that lie in slots at home, if these are out.
+/// The grains of a span that lie in slots at home, if `out` are the slots out.
 pub fn at_home(class: SizeClass, out: Outs) -> Grains {
     let others = each(out).fold(0, |grains, slot| grains | grains_of(class, slot));
     lowest(class.pages() * PAGE_GRAINS) & !others
 }
 
-/// Those of them in whole granules of the source, of so many grains each, if the span begins at `span`: memory comes
-/// and goes by these.
+/// Those of them in whole granules of the source, `granule` grains each, for a span that begins at `span`. The source
+/// maps and releases memory by granules.
 pub fn granules_at_home(class: SizeClass, span: PageIndex, out: Outs, granule: usize) -> Grains {
     let home = at_home(class, out);
     if granule == 1 {
@@ -109,8 +109,8 @@ pub fn granules_at_home(class: SizeClass, span: PageIndex, out: Outs, granule: u
     rows.filter(|row| home & row == *row).fold(0, |all, row| all | row)
 }
 
-/// What may go of a span that begins at `span`: grains in slots at home that are no holes yet, as many at a time as the
-/// source's `granule` has, and the slots that reach into those, or into holes that such a slot reaches into.
+/// What may go of a span that begins at `span`: grains in slots at home that are not holes yet, in whole granules of
+/// the source, and the slots that reach into those grains, or into holes that such a slot reaches into.
 pub fn claim(class: SizeClass, span: PageIndex, out: Outs, holes: Grains, granule: usize) -> Option<Claim> {
     let home = lowest(class.slots() as usize) & !out;
     let grains = granules_at_home(class, span, out, granule) & !holes;
@@ -124,7 +124,8 @@ pub fn claim(class: SizeClass, span: PageIndex, out: Outs, holes: Grains, granul
         slots = by;
         reached = holes & !granules_at_home(class, span, out | slots, granule);
     }
-    // Without a slot of it the span is not the caller's to stay in: the end of it, which is too short for one, stays.
+    // Without a slot of its own the caller has no hold on the span; so the rest behind the last slot, if nothing else
+    // may go, stays.
     (slots != 0).then_some(Claim {
         slots,
         grains,
@@ -132,7 +133,7 @@ pub fn claim(class: SizeClass, span: PageIndex, out: Outs, holes: Grains, granul
     })
 }
 
-/// The rows of grains, from the first on: where each begins, and how many it has.
+/// The rows of consecutive grains, from the first on: where each begins, and how many it has.
 pub fn rows(grains: Grains) -> impl Iterator<Item = (usize, usize)> {
     let mut left = grains;
     core::iter::from_fn(move || {
@@ -151,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// What a byte of a span lies in.
+    /// The slot in which a byte of a span lies.
     fn slot_of(class: SizeClass, byte: usize) -> Option<u32> {
         let slot = (byte / class.bytes()) as u32;
         (slot < class.slots()).then_some(slot)
@@ -161,8 +162,8 @@ mod tests {
         (0..32).filter(|bit| bits & 1 << bit != 0).collect()
     }
 
-    /// By each 128th byte of the span, as slots are multiples of that; of every class that may have holes, every
-    /// granule, wherever the span begins.
+    /// Looks at every 128th byte of the span, as slots are multiples of that; for every class that may have holes,
+    /// every granule, and several places where the span begins.
     #[test]
     fn what_may_go_lies_in_slots_at_home() {
         let mut claims = 0;
@@ -205,7 +206,7 @@ mod tests {
                     let in_needed = |hole: &usize, needed: &BTreeSet<_>| {
                         row(*hole).any(|grain| slots(grain).any(|slot| needed.contains(&slot)))
                     };
-                    // A hole more for each round, at the least.
+                    // Each round reaches at least one more hole.
                     let mut reached = BTreeSet::new();
                     for _ in 0..=holes.count_ones() {
                         reached.extend(set(holes).into_iter().filter(|hole| in_needed(hole, &needed)));

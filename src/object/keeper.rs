@@ -1,4 +1,4 @@
-//! What the object layer does for the scavenger: it tells what happens, empties its stores, and rings for a keeper.
+//! The object layer's part in scavenging: it counts what there is to find, empties its stores, and wakes the keeper.
 //!
 //! ```text
 //!              1 MiB to find, a thread starts one          nothing left to do
@@ -8,25 +8,26 @@
 //!      └────────── fork: not in the child ───────┘         OFF: nobody is wanted
 //! ```
 //!
-//! A **keeper** is whoever calls [`Objects::tick`] again and again: the background thread of a global heap. While it is
-//! absent or asleep what it might find is counted, in bytes; with the first MiB somebody has to be there. That is one
-//! load of a shared word for each count, which nobody writes meanwhile. While the keeper is awake nothing is counted:
-//! it looks for itself.
+//! The **keeper** is the thread that calls [`Objects::tick`] again and again: the background thread of a global heap.
+//! While it is absent or asleep, the bytes that it might find are counted; at the first MiB a keeper must be started
+//! or woken. Each count first loads one shared word, to which nobody writes meanwhile. While the keeper is awake
+//! nothing is counted: it looks for itself.
 //!
-//! **What is counted**: runs of pages that are given back, and room in magazines, all of it when it comes into being. A
-//! block that is freed into a magazine is counted by nobody, for that is the quick way; but it goes where there is
-//! room, which only a free makes, by the slow way (`magazine.rs`, shut racks), and behind that it starts the keeper if
-//! one is wanted. Who sleeps has emptied all magazines, racks and all, *after* he said that he sleeps. So less than a
-//! MiB, of what lies in magazines and of what else is free, is ever left lying. Should a thread be at work on its
-//! magazines just when they are to be emptied, he does not sleep yet.
+//! **What is counted**: runs of pages that are given back, and room in magazines, all of it as soon as it exists.
+//! Nobody counts a block that is freed into a magazine, because that is the fast path. But it needs room there, and
+//! only a free creates room, on the slow path (`magazine.rs`, shut racks); after that the thread starts a keeper if
+//! one is wanted. A keeper that goes to sleep empties all magazines, racks included, *after* it has announced that it
+//! sleeps. So less than a MiB, in magazines and in other free memory together, is ever left behind. If a thread is at
+//! work on its magazines just when they are to be emptied, the keeper stays awake for the time being.
 //!
-//! Worked: 64 threads take a hundred blocks of 3,000 bytes each, free them, and sleep. The first block that each frees
-//! opens a rack that has room for 126 such, the others go the quick way: 378 KB are counted for each thread, so the
-//! third starts the keeper, if there is none.
+//! Worked: 64 threads each take a hundred blocks of 3,000 bytes, free them, and sleep. The first free of each thread
+//! opens a rack with room for 126 such blocks, and the others take the fast path: 378 KB are counted for each thread,
+//! so the third thread starts the keeper, if there is none.
 //!
-//! **Why no allocation starts him** where there are other threads: the program may be in a callback of
-//! `dl_iterate_phdr`, as who symbolises a backtrace is, which holds what the making of a thread waits for as long as
-//! another thread loads a library. A free in such a callback may be the one that starts him; there must be one.
+//! **Why no allocation starts the keeper** where there are other threads: the program may be in a callback of
+//! `dl_iterate_phdr`, for instance to symbolise a backtrace. It then holds a lock that thread creation waits for as
+//! long as another thread is loading a library. A free in such a callback may still start the keeper; something has
+//! to.
 
 #![forbid(unsafe_code)]
 
@@ -43,61 +44,62 @@ use super::register::{Listed, Registered, Rounds};
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::{Objects, Thread};
 
-/// Nobody is wanted.
+/// No keeper is wanted.
 pub const OFF: u32 = 0;
 /// At work, or about to look.
 pub const AWAKE: u32 = 1;
-/// There is none yet.
+/// There is no keeper yet.
 pub const ABSENT: u32 = 2;
 /// Sleeps until it is woken.
 pub const ASLEEP: u32 = 3;
 
-/// Bytes he might find that a keeper is wanted for: 1 MiB.
+/// The bytes to find for which a keeper is wanted: 1 MiB.
 const BYTES_TO_RING: usize = 1 << 20;
 
-/// How often an allocation looks whether it may start one: a system call each.
+/// How often an allocation checks whether it may start a keeper: one system call each.
 const MOST_LOOKS: u32 = 64;
 
-/// While holes are punched the clock is read once for so many pages that are looked at, or an eighth of as many grains
-/// that go, or calls that are refused.
+/// While holes are punched, the clock is read once for this many pages looked at, or for an eighth of as many grains
+/// released or calls refused.
 const BETWEEN_LOOKS: usize = 256;
 const GRAIN_PAGES: usize = 8;
 
-/// What one allocation may count for growth: by the first of a program no thread is started.
+/// The most that one allocation counts for growth: a program's first allocation must not start a thread.
 const MOST_GROWN: usize = BYTES_TO_RING / 2;
 
-/// Threads whose structures are emptied at a time. Who begins meanwhile waits for these: 7 us each, if they are full.
+/// How many threads' structures are emptied at a time. A thread that begins meanwhile waits for these: 7 us each, if
+/// full.
 pub(super) const PART: usize = 64;
 
-/// What came of it when threads' structures were emptied.
+/// The result of emptying threads' structures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seized {
-    /// It was done: the system has the fence for it.
+    /// It was done: the system has the fence that it needs.
     fenced: bool,
-    /// Nobody was at work on his.
+    /// No thread was at work on its structure.
     all: bool,
     /// Pages that it freed.
     pub(super) pages: usize,
 }
 
-/// Whether somebody keeps the heap, and what he might have found since he was last seen.
+/// Whether the heap has a keeper, and how much it might have found since it was last seen.
 #[derive(Debug)]
 pub struct Keeper {
     state: AtomicU32,
-    /// Bytes, while he is away.
+    /// Bytes to find, while it is away.
     to_find: AtomicUsize,
-    /// How often it was looked whether an allocation may start one.
+    /// How often an allocation has checked whether it may start one.
     looks: AtomicU32,
-    /// Whom he tells of pressure.
+    /// The functions to notify of memory pressure.
     pub notices: Notices,
-    /// Below what he looks for the system's files: the root of all, but in tests.
+    /// Where the system's files are: the root directory, except in tests.
     pub root: &'static str,
-    /// What he is known by to who made him, 0 where there is none: himself, and what stays when he is gone.
+    /// What its creator knows it by, 0 if there is none: its thread, and the memory that outlives it.
     pub marks: [AtomicUsize; 3],
 }
 
 impl Keeper {
-    /// None yet; `wanted` or not.
+    /// A heap without a keeper yet; `wanted` says whether it is to have one.
     pub fn new(wanted: bool, notices: Notices, root: &'static str) -> Self {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
@@ -109,32 +111,33 @@ impl Keeper {
         }
     }
 
-    /// The word that he sleeps on.
+    /// The word it sleeps on.
     pub fn state(&self) -> &AtomicU32 {
         &self.state
     }
 
-    /// Whether it is to be counted what he might find.
+    /// Whether bytes that it might find must be counted.
     #[inline(always)]
     pub fn is_away(&self) -> bool {
-        // Relaxed: who goes to sleep looks once more behind a heavy fence, and after a while.
+        // Relaxed: a keeper that goes to sleep looks once more behind a heavy fence, and after a while.
         self.state.load(Ordering::Relaxed) > AWAKE
     }
 
-    /// While he is away so many bytes more came where he might find them. Wakes him if he sleeps.
+    /// Counts `bytes` bytes that it might find, while it is away. Wakes it if it sleeps and they are enough.
     #[cold]
     pub(super) fn count(&self, bytes: usize) {
-        // Acquire: pairs with the release of `change`. The caller has seen him away; this sees the count as he left it.
+        // Acquire: pairs with the release of `change`. The caller has seen it away; this load sees the count as it
+        // left it.
         self.state.load(Ordering::Acquire);
-        // Relaxed, here and below: a count, and a state that hands nothing else over.
+        // Relaxed, here and below: a count, and a state that publishes nothing else.
         let to_find = self.to_find.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if to_find >= BYTES_TO_RING && self.change(ASLEEP, AWAKE) {
             wake(&self.state);
         }
     }
 
-    /// The heap has given pages out. Where there is no keeper and somebody wants to be told of pressure, that counts
-    /// too: who only grows has nothing to give back, and is the first who should know.
+    /// Counts pages that the heap has given out, if there is no keeper but someone wants notice of memory pressure. A
+    /// program that only grows has nothing to scavenge, and yet needs that notice first.
     #[inline]
     pub(super) fn count_grown(&self, pages: usize) {
         if self.is(ABSENT) && self.notices.are_any() {
@@ -142,53 +145,53 @@ impl Keeper {
         }
     }
 
-    /// What he is at.
+    /// Whether it is in this state.
     pub fn is(&self, state: u32) -> bool {
-        // Relaxed: as in `count`; whoever sleeps on it is told by the system if it has changed.
+        // Relaxed: as in `count`; the system tells a thread that would sleep on the word whether it has changed.
         self.state.load(Ordering::Relaxed) == state
     }
 
-    /// Whether there is one; not one that is just being made, which may fail.
+    /// Whether there is a keeper; one that is just being created, which may fail, does not count.
     pub fn is_there(&self) -> bool {
         // Relaxed: a number by itself.
         self.marks[0].load(Ordering::Relaxed) != 0 && (self.is(AWAKE) || self.is(ASLEEP))
     }
 
-    /// Whether one should be started: by somebody who holds nothing.
+    /// Whether one should be started, by a thread that holds nothing.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         // Relaxed: as in `count`.
         self.state.load(Ordering::Relaxed) == ABSENT && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING
     }
 
-    /// The same, and whether it is worth a look if the caller may: not for ever.
+    /// The same, and whether to check if the caller may start it; bounded.
     #[inline]
     pub fn is_wanted_by_anybody(&self) -> bool {
         // Relaxed: as in `count`.
         self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
     }
 
-    /// From one state to another, for one thread only.
+    /// Changes the state from `from` to `to`; succeeds for one thread only.
     pub fn change(&self, from: u32, to: u32) -> bool {
-        // Relaxed: as in `count`. Before he goes: while he is awake nobody counts.
+        // Relaxed: as in `count`. Before the keeper goes: while it is awake nobody counts.
         if from == AWAKE {
             self.to_find.store(0, Ordering::Relaxed);
         }
-        // Release: what is counted when he has gone is added to that zero; partner: the acquire of `count`.
+        // Release: bytes counted after it has gone are added to that zero; partner: the acquire of `count`.
         self.state
             .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// He is to go: nobody is wanted any more.
+    /// Dismisses the keeper: none is wanted any more.
     pub fn dismiss(&self) {
         // Relaxed: as in `count`.
         self.state.store(OFF, Ordering::Relaxed);
         wake(&self.state);
     }
 
-    /// There is none, and none for what there was to find so far: in the child of a fork, which may end soon. Its
-    /// magazines are shut then, so that what is freed into them from here on is counted.
+    /// In the child of a fork, which may end soon: there is no keeper, and none is wanted for what there was to find
+    /// so far. The child's magazines are then shut, so that what is freed into them from here on is counted.
     pub fn has_gone(&self) {
         // Relaxed: the child has one thread.
         if self.state.load(Ordering::Relaxed) != OFF {
@@ -196,7 +199,8 @@ impl Keeper {
             self.to_find.store(0, Ordering::Relaxed);
             let [thread, stack, bytes] = &self.marks;
             thread.store(0, Ordering::Relaxed);
-            // He forked himself, in a hook: so he goes on, on a stack that is not to be used for another.
+            // The keeper itself forked, in a hook. So it lives on, on this stack, which must not be used for another
+            // keeper.
             let here = (&raw const thread).addr();
             if here.wrapping_sub(stack.load(Ordering::Relaxed)) < bytes.load(Ordering::Relaxed) {
                 stack.store(0, Ordering::Relaxed);
@@ -206,15 +210,15 @@ impl Keeper {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// As [`PageHeap::tick`](crate::PageHeap::tick), for both layers.
+    /// Like [`PageHeap::tick`](crate::PageHeap::tick), for both layers.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         self.heap.tick_with(clock, self)
     }
 
-    /// Gives back up to `pages` free pages at once: those in store here and in caches of threads that sleep too. Waits
-    /// for the scavenger's turn, which who ticks, releases or checks has, and for a fork, which need not wait for all
-    /// of this; but not for ever, for each may wait for the caller; and for who empties threads' structures, who waits
-    /// for nobody.
+    /// Gives back up to `pages` free pages at once, including those in stores here and in caches of sleeping threads.
+    /// Waits for the scavenger's turn, which a thread holds to tick, release or check. That wait is bounded, because
+    /// the holder may be waiting for the caller. A fork need not wait until all of this is done. Also waits for a
+    /// thread that empties threads' structures, which itself waits for nobody.
     pub fn release(&self, pages: PageCount) -> PageCount {
         let driver = self.heap.driver();
         let mut turn = driver.turn_within();
@@ -226,7 +230,7 @@ impl<S: Source + 'static> Objects<S> {
         self.punch_for(pages, released, between)
     }
 
-    /// As [`PageHeap::scavenge`](crate::PageHeap::scavenge), what lies in store here included.
+    /// Like [`PageHeap::scavenge`](crate::PageHeap::scavenge), including what lies in stores here.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.empty_unshared();
         let released = self.heap.scavenge(pages);
@@ -236,7 +240,7 @@ impl<S: Source + 'static> Objects<S> {
         self.punch_for(pages, released, || ())
     }
 
-    /// Empties what anybody may at any time: the shared thread's structure, vacant ones, stores.
+    /// Empties what any thread may empty at any time: the shared structure, vacant ones, stores.
     fn empty_unshared(&self) {
         if let Some(shared) = self.try_shared() {
             self.flush(&shared);
@@ -245,22 +249,22 @@ impl<S: Source + 'static> Objects<S> {
         self.empty_stores(None);
     }
 
-    /// Whoever keeps the heap.
+    /// The heap's keeper.
     pub fn keeper(&self) -> &Keeper {
         &self.keeper
     }
 
-    /// Empties the magazines and shelves of all threads that are not at work on them: whether nobody was. Nothing where
-    /// the system has no fence for it.
+    /// Empties the magazines and shelves of all threads that are not at work on them. Returns whether none was. Does
+    /// nothing if the system lacks the fence that it needs.
     ///
-    /// A round: a thread that begins or ends waits for it, for [`PART`] of the others at the most, and a fork for all
-    /// of it.
+    /// One round: a thread that begins or ends waits for it, but for at most [`PART`] of the others; a fork waits for
+    /// all.
     pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) -> bool {
-        // Once, before anybody is barred: the first of a process may take long.
+        // Once, before any thread is barred: the first barrier of a process may take long.
         if !self.heap.barrier() {
             return true;
         }
-        // Until the slots are back: whoever is about to say that there is no room waits for them.
+        // Until the slots are back: a thread that is about to report failure waits for them.
         let _pass = self.heap.pass();
         rounds.begin();
         let mut all = true;
@@ -272,7 +276,7 @@ impl<S: Source + 'static> Objects<S> {
         all
     }
 
-    /// The same for a part of them, by who has the right to rounds.
+    /// The same for a part of the structures; the caller holds the rounds lock.
     pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
         self.heap.count_barriers(1);
         let (mut threads, mut emptied, mut pages) = (0, 0, 0);
@@ -291,7 +295,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Empties the structures that no thread uses. A round, as above.
+    /// Empties the structures that no thread uses. One round, as above.
     fn empty_vacant(&self, rounds: &Rounds<'_, Thread>) {
         let _pass = self.heap.pass();
         rounds.go(PART, |part| {
@@ -304,8 +308,9 @@ impl<S: Source + 'static> Objects<S> {
         });
     }
 
-    /// The same, by anybody: one after the other is taken, and entered, as a thread that begins does. One that is
-    /// barred is waited for, as its register is anyway: who seizes all may have found us at the door, and left it.
+    /// The same, without the rounds lock: takes and enters one structure after the other, as a thread that begins
+    /// does. Waits for a barred one, as for the register anyway: a seizer may have found the caller about to enter,
+    /// and skipped it.
     pub(super) fn empty_vacant_by_one(&self) {
         let _pass = self.heap.pass();
         while let Some(thread) = self.register.take_laden() {
@@ -316,22 +321,22 @@ impl<S: Source + 'static> Objects<S> {
 }
 
 impl<S: Source + 'static> Above for Objects<S> {
-    /// What came into magazines before it was counted is to be found before he sleeps.
+    /// What was freed into magazines before counting began must be found before the keeper sleeps.
     fn settles(&self) -> bool {
         self.keeper.is(ASLEEP)
     }
 
-    /// It changes whenever slots go between threads and classes.
+    /// Changes whenever slots move between threads and classes.
     fn activity(&self) -> u64 {
         let states = SizeClass::all().map(|class| self.central(class).state(&self.spans, class));
         let visits = states.map(|state| state.refills.wrapping_add(state.flushes));
         visits.fold(0, u64::wrapping_add)
     }
 
-    /// Gives what lies in store back to the heap: what threads that have ended left, spare spans, batches that nobody
-    /// has needed since this was last done, and what the shared thread keeps; of a program that is silent, or where all
-    /// is to go, all batches and what sleeping threads keep too.
-    /// Whether nothing is left where a block can be freed to unseen.
+    /// Returns what lies here to the heap: what ended threads have left, spare spans, batches that nobody has needed
+    /// since the last call, and what the shared thread keeps. If `all` - the program is silent, or everything must go
+    /// - also all batches and what sleeping threads keep. Returns whether no magazine is left into which a block can
+    /// be freed unseen.
     fn trim(&self, all: bool) -> bool {
         let shared = self.try_shared();
         let mut bare = shared.is_some();
@@ -361,7 +366,7 @@ impl<S: Source + 'static> Above for Objects<S> {
     }
 
     fn punch(&self, end: usize, go_on: &dyn Fn() -> bool) -> usize {
-        // By and by is not what can be done with a part of a span: nothing would tell which has gone.
+        // A lazy release cannot be used for part of a span: nothing would tell which part has gone.
         if self.heap.is_lazy() {
             return 0;
         }

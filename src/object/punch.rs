@@ -4,28 +4,29 @@
 //!   home ──claim──▶ out, nobody's ──release──▶ not backed ──note the holes──▶ home
 //! ```
 //!
-//! The slots that reach into what is to go are taken out of the span, as by a thread that allocates, and taken home
-//! again when it has gone. They count as out meanwhile: that sentence is the safety proof, as it is for runs of free
-//! pages (`heap/scan.rs`). The holes that they reach into are in hand with them. No lock that an allocation waits for
-//! is held over the system call, and one span is in hand at a time: in a heap that cannot grow not the only one of its
-//! class that has room, so that who asks finds another. (Of two who ask at once one may be refused, as where pages are
-//! in hand: `heap/grow.rs`.) Who checks the heap waits for the scavenger's turn, and so finds none in hand
-//! (`check.rs`), but for those of who has no turn: `scavenge`, which waits for nobody, who assists, and a `release`
-//! that could not have it in time, until it is free.
+//! The slots that reach into the memory to be released are taken out of the span, as by an allocating thread, and put
+//! back home afterwards. Meanwhile they count as out: that sentence is the safety proof, as it is for runs of free
+//! pages (`heap/scan.rs`). The holes that they reach into are held with them.
 //!
-//! **When**: where all that is free has gone, and more was to go: when somebody asks for it
-//! ([`release`](Objects::release)), when the program is silent, and when the heap is over its soft limit. From the top
-//! of the heap down, a part of it at a time, so that all come by turns.
+//! No lock that an allocation waits for is held over the system call, and one span is in hand at a time. In a heap
+//! that cannot grow this is never the only span of its class with room, so that an allocation finds another. (Of two
+//! concurrent allocations one may fail, as where pages are in hand: `heap/grow.rs`.) A check of the heap waits for the
+//! scavenger's turn, and so finds no slots in hand (`check.rs`), except those of threads that punch without the turn:
+//! `scavenge`, which waits for nobody, assists, and a `release` that could not get the turn in time, until it is free.
 //!
-//! The heap of pages counts holes as not backed. New ones are counted under the lock of the class, so before anybody
-//! can end them; whoever ends some tells the heap before anybody gets the slots, or the pages, and when he has let go
-//! of the lock, for that may have him assist.
+//! **When**: after all free pages have gone, if more was to go: on request ([`release`](Objects::release)), when the
+//! program is silent, and when the heap is over its soft limit. From the top of the heap downwards, a part at a time,
+//! so that every span gets its turn.
+//!
+//! The heap of pages counts holes as not backed. New ones are counted under the class lock, so before anybody can end
+//! them. A thread that ends holes tells the heap before anybody gets the slots, or the pages. It does so after it has
+//! released the lock, because it may then have to assist.
 //!
 //! Worked: one thread, 40 MiB live under a soft limit of 64, in blocks of 1.5 to 30 KiB whose lengths change, freed at
-//! random. It had 90 MiB resident at the most, and has 65.
+//! random. It had up to 90 MiB resident, and has 65.
 //!
-//! Cost: 2 ns for each page that is looked at, and a system call for each row of grains; where slots are taken out of a
-//! span that has holes, some nanoseconds for each slot that is out.
+//! Cost: 2 ns for each page looked at, and a system call for each row of grains; when slots are taken out of a span
+//! that has holes, some nanoseconds for each slot that is out.
 
 #![forbid(unsafe_code)]
 
@@ -37,10 +38,10 @@ use super::Objects;
 use super::holes::{GRAIN_SHIFT, MAX_SPAN_GRAINS, PAGE_GRAINS, between, bytes_of, rows};
 use super::size_class::SizeClass;
 
-/// What was done.
+/// What has been done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Punched {
-    /// Grains that have gone, and had not before.
+    /// Grains released that were not holes before.
     pub gone: usize,
     /// Pages looked at.
     pub looked: usize,
@@ -59,8 +60,8 @@ impl Punched {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Tells the heap of holes that came to an end where slots were taken. That may have the caller assist, as where
-    /// pages are: with no lock of a class held.
+    /// Tells the heap of holes that ended because slots were taken. The caller may then have to assist, as where pages
+    /// are taken, so it must hold no class lock.
     #[inline]
     pub(super) fn tell_filled(&self, grains: u32) {
         if grains > 0 {
@@ -69,7 +70,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The same of a span that is none any more, before its pages are free.
+    /// The same for a dissolved span, before its pages are freed.
     #[inline]
     pub(super) fn tell_left(&self, class: SizeClass, span: PageIndex) {
         let bytes = self.spans.holes_of(class, span);
@@ -78,8 +79,8 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// For who wanted so many pages to go back, and could release so many: how many have gone, holes and all. What he
-    /// does `between` two spans finds nothing in hand.
+    /// Punches holes for a caller that wanted `wanted` pages released and could release only `released`. Returns how
+    /// many have gone, holes included. Nothing is in hand while `between` runs, between two spans.
     pub(super) fn punch_for(&self, wanted: PageCount, released: PageCount, mut between: impl FnMut()) -> PageCount {
         let more = wanted.0.saturating_sub(released.0);
         let punched = self.punch_some(more, |_| {
@@ -89,8 +90,8 @@ impl<S: Source + 'static> Objects<S> {
         PageCount(released.0 + punched)
     }
 
-    /// Punches holes until there are `wanted` pages of them, from the top of the heap down and from where it stopped
-    /// the last time, while what was done `is_little`. How many pages have gone.
+    /// Punches holes of `wanted` pages in all, from where it last stopped towards the bottom of the heap, then from
+    /// the top, as long as `is_little` accepts what has been done. Returns how many pages have gone.
     pub(super) fn punch_some(&self, wanted: usize, mut is_little: impl FnMut(&Punched) -> bool) -> usize {
         if wanted == 0 {
             return 0;
@@ -101,7 +102,7 @@ impl<S: Source + 'static> Objects<S> {
             all.gone < wanted && is_little(&all)
         };
         self.heap.timed(|| {
-            // Relaxed, twice: where two are at it, pages are looked at twice, or the next time.
+            // Relaxed, twice: of two concurrent callers, one may look at pages again, or leave them to the next call.
             let mut end = self.spans.punched.load(Ordering::Relaxed);
             end = self.punch_below(end, &mut go_on);
             if end == 0 && go_on(Punched::default()) {
@@ -112,7 +113,7 @@ impl<S: Source + 'static> Objects<S> {
         all.gone / PAGE_GRAINS
     }
 
-    /// Punches holes below page `end`; `go_on` is told of each step. Below which page is left.
+    /// Punches holes below page `end`, reporting each step to `go_on`. Returns the page below which it has not looked.
     pub(super) fn punch_below(&self, end: usize, mut go_on: impl FnMut(Punched) -> bool) -> usize {
         if S::COMMITS || self.spans.granule > MAX_SPAN_GRAINS {
             return 0;
@@ -131,13 +132,13 @@ impl<S: Source + 'static> Objects<S> {
         end
     }
 
-    /// Punches what holes may be in a span, if one of the class begins there.
+    /// Punches the holes a span may have, if one of the class begins there.
     fn punch_span(&self, class: SizeClass, span: PageIndex) -> Punched {
         let central = self.central(class);
-        // Until the slots are home: whoever is about to say that there is no room looks again if we have come or gone
-        // meanwhile, and waits for us if he waits for releases at all (`threads.rs`, `heap/grow.rs`).
+        // Until the slots are home: a thread about to report failure looks again if we have come or gone meanwhile,
+        // and waits for us if it waits for releases at all (`threads.rs`, `heap/grow.rs`).
         let _pass = self.heap.scavenges(span);
-        // He that does not is to find another span, where none can be made.
+        // A thread that does not wait must find another span, if none can be made.
         let is_full = self.heap.is_stuck(PageCount(class.pages()));
         let Some(claim) = central.claim(&self.spans, class, span, is_full) else {
             return Punched::default();
@@ -148,7 +149,7 @@ impl<S: Source + 'static> Objects<S> {
             if self.heap.punch(span, first << GRAIN_SHIFT, count << GRAIN_SHIFT) {
                 gone |= between(first, first + count);
             } else {
-                // What was refused once is not asked for again, at each row.
+                // What was refused once is not requested again for each row.
                 refusals += 1;
                 break;
             }
@@ -179,7 +180,7 @@ mod tests {
     use super::super::span::Slots;
     use super::*;
 
-    /// A span, and what memory there is behind it.
+    /// A span, and the memory behind it.
     struct World {
         class: SizeClass,
         span: PageIndex,
@@ -188,7 +189,7 @@ mod tests {
         out: BTreeSet<u32>,
         claims: [Option<Claim>; 2],
         absent: BTreeSet<usize>,
-        /// Holes, as the heap was told.
+        /// Holes, as reported to the heap.
         counted: u32,
     }
 
@@ -219,7 +220,7 @@ mod tests {
             }
         }
 
-        /// One of two begins, or ends with so many rows gone.
+        /// One of two punchers begins, or ends with `most` rows gone.
         fn punch(&mut self, who: usize, most: usize) {
             let Some(claim) = self.claims[who].take() else {
                 self.claims[who] = self.slots.claim(self.class, self.span, self.granule);
@@ -232,7 +233,7 @@ mod tests {
         }
     }
 
-    /// In every class, by every granule, with slots taken and freed while others are claimed.
+    /// In every class, with every granule, with slots taken and freed while others are claimed.
     #[test]
     fn a_grain_is_a_hole_from_when_it_has_gone_until_a_slot_is_taken_that_reaches_it() {
         let (mut most, mut random) = (0, 0x9E37_79B9_u32);

@@ -1,27 +1,28 @@
 //! What the layer does for a soft limit: it gives up what it keeps, so that the heap below has pages to release.
 //!
 //! ```text
-//!   over the limit by │ anything       the stores of classes, and the shelf of who takes pages; magazines stay
-//!                     │                small (32 KiB), and bring home what they have when they are full; what lies
-//!                     │                between the live blocks of a span, where all that is not enough (`punch.rs`)
-//!                     │ a 64th of it   his magazines, and, where that was not enough, those of others, spare spans
+//!   over the limit by │ anything       the stores of classes, and the allocating thread's shelf; magazines stay small
+//!                     │                (32 KiB), and send their slots home when they are full; what lies between the
+//!                     │                live blocks of a span, if all that is not enough (`punch.rs`)
+//!                     │ a 64th of it   the thread's magazines and, if that is not enough, other threads'; spare spans
 //! ```
 //!
-//! The heap asks when pages are taken that get memory, and it has found too little to release (`heap/limit.rs`). Slots
-//! that nobody uses are not free pages, and one slot keeps a span: of 75 MiB that were resident under a limit of 64
-//! with 40 MiB live, 34 lay in spans of which 7.5 MiB in magazines were all that was not home.
+//! The heap asks for this when pages are taken that need memory and it has found too little to release
+//! (`heap/limit.rs`). Slots that nobody uses are not free pages, and one slot keeps a span: of 75 MiB resident under a
+//! limit of 64, with 40 MiB live, 34 lay in spans whose only slots not home were 7.5 MiB in magazines.
 //!
-//! None does without the others: four threads whose sizes change, 37 MiB live, had 99 MiB resident with neither small
-//! magazines nor rounds, 90 with the ones, 63 with both; sixteen of all sizes 84, 83 with rounds alone, and 66. And one
-//! thread that frees at random had 90 with both, and has 65 with holes.
+//! Each measure needs the others. Four threads with changing sizes, 37 MiB live, had 99 MiB resident with neither
+//! small magazines nor rounds, 90 with small magazines, and 63 with both; sixteen threads of all sizes had 84, 83 with
+//! rounds alone, and 66. And one thread that frees at random had 90 with both, and has 65 with holes.
 //!
-//! It costs what it must: a program that has more live than its soft limit pays for small magazines and rounds all the
-//! time, as it does for the faults (binary trees 1.1 times as long, larson by eight threads 3 times, large blocks of
-//! mixed sizes under a limit of nothing 12 times).
+//! This has a price. A program with more live memory than its soft limit pays for small magazines and rounds all the
+//! time, as it does for page faults (binary trees take 1.1 times as long, larson with eight threads 3 times, large
+//! blocks of mixed sizes under a limit of nothing 12 times).
 //!
-//! What is emptied has to be filled again, at some cost to all. So threads are asked once for each 64th of the limit,
-//! and MiB, that the heap has beyond it, by the one who comes first then, and 64 of them at a time: 2 system calls and
-//! 7 µs for each that is full, beside the faults of a MiB. Who cannot have the right to a round goes without.
+//! What is emptied must be refilled, at a cost to all threads. So there is one round for each further 64th of the
+//! limit that the heap is over it, or each MiB if that is more. The first thread to notice makes it, for 64 structures
+//! at a time: 2 system calls, and 7 µs for each full structure, besides the page faults of a MiB. A thread that cannot
+//! get the rounds lock does without.
 
 #![forbid(unsafe_code)]
 
@@ -31,26 +32,26 @@ use super::keeper::PART;
 use super::size_class::SizeClass;
 use super::{Magazine, Objects, Thread};
 
-/// Slots that one call takes out of stores at the most, and a batch, if it does not take very much.
+/// The most slots that one call takes out of stores, plus a batch, unless it takes very many pages.
 const RELIEF_SLOTS: usize = 8192;
 
-/// As many for a page that it takes: who takes many touches them, which costs more.
+/// The limit for each page that the call takes: a call that takes many pages touches them, which costs more.
 const RELIEF_BY_PAGE: usize = 64;
 
-/// Pages among which one call looks for holes at the most, some 30 µs, and system calls after which it
-/// stops (the last row of grains may take some more, and one allocation may come twice: 261 is the most measured): a
-/// millisecond at the most, and 200 µs as a rule. Half as many are not enough for who frees at random.
+/// One call looks for holes in at most this many pages, some 30 µs, and stops after this many system calls. (The last
+/// row of grains may take some more, and one allocation may come twice: 261 calls are the most measured.) That is a
+/// millisecond at most, and 200 µs as a rule. Half as many are not enough for a program that frees at random.
 const LOOKED_AT: usize = 1 << 14;
 const CALLS: usize = 128;
 
-/// What a magazine has room for that is to be small, or six slots; and how many it gets at least.
+/// The room of a magazine that must stay small, or six slots; and how many slots it gets at least.
 const SMALL_BYTES: usize = 32 << 10;
 const FEW_SLOTS: usize = 4;
 
 impl<S: Source + 'static> Objects<S> {
-    /// The heap is over its soft limit and found too little to release: stores are emptied until as much has come out
-    /// of them, or for some 100 µs, and what that frees goes on to the source. A store holds few bytes and many spans:
-    /// one slot keeps a span, so what is freed is not known before.
+    /// The heap is over its soft limit and has found too little to release. Empties stores until as many pages have
+    /// come out of them, or for some 100 µs, and passes what that frees on to the source. A store holds few bytes and
+    /// many spans: as one slot keeps a span, what will be freed is not known in advance.
     #[cold]
     #[inline(never)]
     pub(super) fn relieve(&self) {
@@ -66,7 +67,7 @@ impl<S: Source + 'static> Objects<S> {
                 freed += self.give_rack(None, class, Some(batch));
             }
         }
-        // Also where no span was emptied: the next call goes on.
+        // Also if no span became empty: the next call goes on.
         if left < most {
             self.heap.assist_again(wanted);
         }
@@ -76,26 +77,27 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// What is above the limit when all that is free has gone goes from between live blocks: by who holds nothing.
+    /// Releases what is above the limit after all free pages have gone, from between live blocks. The caller holds
+    /// nothing.
     pub(super) fn punch_over(&self) {
         self.punch_few(self.heap.backed().0.saturating_sub(self.heap.soft_limit().0));
     }
 
-    /// Not many in one call, and none where the source says no: he that allocates waits for it.
+    /// Not many in one call, and none after the source refuses one: an allocation is waiting.
     fn punch_few(&self, wanted: usize) {
         self.punch_some(wanted, |punched| {
             punched.looked < LOOKED_AT && punched.calls < CALLS && punched.refusals == 0
         });
     }
 
-    /// Whether there is more memory behind pages than there should be.
+    /// Whether more memory is behind pages than there should be.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.heap.backed() > self.heap.soft_limit()
     }
 
-    /// Whether this magazine is not to grow any more, for the soft limit's sake: it gets few slots at a time, and
-    /// brings them home when it is full.
+    /// Whether this magazine must stay small for the soft limit: it then gets few slots at a time, and sends them home
+    /// when it is full.
     #[inline]
     pub(super) fn is_to_be_small(&self, magazine: &Magazine, class: SizeClass) -> bool {
         let next = magazine.next_room(class) as usize * class.bytes();
@@ -107,8 +109,7 @@ impl<S: Source + 'static> Objects<S> {
         (SMALL_BYTES / class.bytes()).max(FEW_SLOTS) as u32
     }
 
-    /// Gives home what is loaded in a magazine, and keeps the rack, if the lock of the class is not held for long.
-    /// Whether it could.
+    /// Sends the loaded slots home and keeps the rack, unless the class lock is held for long. Returns whether it did.
     pub(super) fn bring_home(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         let Some(mut rack) = magazine.unload() else {
             return false;
@@ -121,7 +122,7 @@ impl<S: Source + 'static> Objects<S> {
         leaving.is_some()
     }
 
-    /// Behind pages just taken: a heap over its soft limit has no shelves, and, far over it, nothing in magazines.
+    /// After pages were taken: a heap over its soft limit keeps no shelf, and, far over it, nothing in magazines.
     #[inline]
     pub(super) fn keep_below(&self, thread: &Thread) {
         if self.is_over() {
@@ -134,7 +135,7 @@ impl<S: Source + 'static> Objects<S> {
     fn lighten(&self, thread: &Thread) {
         let mut freed = self.clear_shelf(thread, None);
         let mut asks_others = false;
-        // Who finds another at it has asked for nothing yet.
+        // A thread that finds another making a round has not asked for anything yet.
         if let Some(rounds) = self.register.try_rounds()
             && self.heap.wants_round()
         {
@@ -143,18 +144,18 @@ impl<S: Source + 'static> Objects<S> {
                 self.heap.cache_at(cache).flush();
             }
             let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
-            // Under the lock of the shared structure nobody else is asked: they may be waiting for it.
+            // Not while holding the lock of the shared structure: other threads may be waiting for it.
             asks_others = thread.has_user() && freed < over;
             if asks_others && self.heap.barrier() {
                 let _pass = self.heap.pass();
                 rounds.go_on(PART, |part| freed += self.seize_part(part).pages);
             }
         }
-        // Without the right to rounds: a fork takes that behind the right to seize caches.
+        // After the rounds lock is released: a fork takes it after the right to seize caches.
         if asks_others {
             self.empty_stores(None);
             self.heap.seize_caches();
-            // How much that was is not known; whatever it was, it may go.
+            // How much that freed is unknown; whatever it was, it may go.
             freed = freed.max(1);
         }
         if freed > 0 {

@@ -1,15 +1,15 @@
-//! The shared structure: for threads that have none of their own, and for all of a [`Heap`](crate::Heap).
+//! The shared structure: for threads that have none of their own, and for all threads of a [`Heap`](crate::Heap).
 //!
 //! ```text
 //!   lock ─▶ magazines, classes, pages ─▶ unlock ─▶ assist, zeroes, copies
 //! ```
 //!
-//! One structure, one lock, and everybody waits for who has it. So nothing is done under it that takes long: memory is
-//! cleared and copied behind it, and a thread that owes the heap's soft limit a release makes it there. So no
-//! allocation waits for another's release.
+//! There is one structure with one lock, and all its users wait for the holder. So nothing slow is done under the
+//! lock: memory is zeroed and copied after it is released, and so is the release that a thread owes the heap's soft
+//! limit. No allocation waits for another thread's release.
 //!
-//! Worked: two threads of one `Heap` ask for a zeroed 64 MiB and for 16 bytes. The first holds the lock for 100 ns, and
-//! then clears its block for 10 ms; the second waits for the 100 ns.
+//! Worked: two threads of one `Heap` ask for a zeroed 64 MiB and for 16 bytes. The first holds the lock for 100 ns,
+//! and then zeroes its block for 10 ms; the second waits for those 100 ns.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -20,12 +20,12 @@ use crate::sync::Guard;
 use super::size_class::SizeClass;
 use super::{Moved, Objects, Thread};
 
-/// The shared thread, held.
+/// The shared thread, locked.
 #[derive(Debug)]
 pub struct Shared<'a, S: Source + 'static> {
     objects: &'a Objects<S>,
     thread: &'a Thread,
-    /// There till it is dropped.
+    /// Present until this is dropped.
     guard: Option<Guard<'a>>,
 }
 
@@ -41,7 +41,7 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
     fn drop(&mut self) {
         let heap = &self.objects.heap;
         heap.assist_at_once(true);
-        // Ours, as long as we hold the lock.
+        // The debt is ours as long as we hold the lock.
         let debt = heap.take_debt();
         self.guard = None;
         self.objects.settle_debt(debt);
@@ -49,7 +49,7 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// The shared thread's structure, for threads that have none of their own. Waits for whoever uses it.
+    /// The shared thread's structure, for threads that have none of their own. Waits for the thread that uses it.
     pub fn shared(&self) -> Shared<'_, S> {
         self.hold_shared(self.shared.lock())
     }
@@ -63,20 +63,21 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.assist_at_once(false);
         Shared {
             objects: self,
-            // SAFETY: in the tables, zeroed or used since as what it is; the lock is held, so nobody else uses it.
+            // SAFETY: in the tables, zeroed or used as what it is ever since; the lock is held, so nobody else uses
+            // it.
             thread: unsafe { self.tables.shared_thread().as_ref() },
             guard: Some(guard),
         }
     }
 
-    /// For a thread with a structure of its own, after a call: it may have found the shared one held, and owe the soft
-    /// limit what it would have released at once.
+    /// For a thread with a structure of its own, after a call: it may have found the shared one locked, and so owe the
+    /// soft limit a release that it would otherwise have made at once.
     #[inline]
     pub fn settle_debts(&self) {
         self.settle_debt(self.heap.take_debt());
     }
 
-    /// Pays what the caller owes, with nothing held.
+    /// Pays the caller's debt, with nothing held.
     #[inline]
     fn settle_debt(&self, debt: usize) {
         if debt > 0 {
@@ -85,7 +86,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// As [`free`](Self::free), with the shared structure. Aborts if no block of the layout's class begins there.
+    /// Like [`free`](Self::free), with the shared structure. Aborts if no block of the layout's class begins there.
     ///
     /// # Safety
     ///
@@ -96,9 +97,9 @@ impl<S: Source + 'static> Objects<S> {
         unsafe { self.free(&self.shared(), memory, layout) };
     }
 
-    /// Aborts if no slot of the layout's class begins there. A magazine takes what it is given, and gives it out again;
-    /// beside a lock there is time to look, so that two heaps' blocks cannot be mixed up. What is no slot, or one with
-    /// room, and is allowed to be, is told by who frees it, for every heap.
+    /// Aborts if no slot of the layout's class begins there. A magazine takes whatever it is given and hands it out
+    /// again. Next to the cost of a lock there is time to check, so that the blocks of two heaps cannot be mixed up.
+    /// The free itself checks, for every heap, a block that may legally be no slot, or one with room.
     #[inline]
     fn certify(&self, memory: NonNull<u8>, layout: Layout) {
         if let Some(class) = SizeClass::of(layout.size(), layout.align())
@@ -108,21 +109,21 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// As [`resize`](Self::resize), with the shared structure. Aborts as [`free_shared`](Self::free_shared) does.
+    /// Like [`resize`](Self::resize), with the shared structure. Aborts as [`free_shared`](Self::free_shared) does.
     ///
     /// # Safety
     ///
-    /// The memory was allocated from this heap with this layout and is the caller's; on success it is not, but what is
-    /// returned.
+    /// The memory was allocated from this heap with this layout and belongs to the caller. On success it no longer
+    /// does; the returned memory does.
     pub unsafe fn resize_shared(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         self.certify(memory, layout);
-        // SAFETY: the caller's promise; the structure is held, to the end of the statement.
+        // SAFETY: the caller's promise; the structure is held to the end of the statement.
         let placed = unsafe { self.place_resized(&self.shared(), memory, layout, size) }?;
         match placed {
             Moved::Not => Some(memory),
             Moved::With(moved) => Some(moved),
             Moved::To(moved) => {
-                // SAFETY: as `place_resized` says; the old is given up, and the structure is held again.
+                // SAFETY: as `place_resized` promises; the old block is given up, and the structure is held again.
                 unsafe {
                     Self::copy_resized(memory, layout, moved, size);
                     self.free(&self.shared(), memory, layout);

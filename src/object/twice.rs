@@ -1,5 +1,5 @@
-//! A block that comes back with a mark in its first word, as free slots have it (`mark.rs`): freed twice, or by chance?
-//! One with a flag (`spans.rs`), of more than 1 KiB, is free.
+//! Double frees: what happens when a freed block bears a mark in its first word, as free slots do (`mark.rs`). It may
+//! be an accident; a block of more than 1 KiB whose flag is up (`spans.rs`) is certainly free.
 //!
 //! ```text
 //!   no slot of its class begins there ───────────────────────────────────────────▶ ends the process
@@ -10,14 +10,14 @@
 //!   no mark after all ───────────────────────────────────────────────────────────▶ a block like any other
 //! ```
 //!
-//! Magazines of other threads may not be read; a block that is in one is not taken in again, and so not handed out
-//! twice. Should it have been a block like any other after all, it is lost. That takes eight bytes that make a small
-//! number under a key that the program does not know: once in 2⁵⁴ frees of random bytes (in 2³² where pointers have 32
-//! bits, below 64 bytes in 2²²).
+//! Other threads' magazines may not be read. A marked block that may lie in one is not taken in again, and so is never
+//! handed out twice. If it was an ordinary block after all, it is lost. For that, its first eight bytes must decode to
+//! a small number under a key that the program does not know: once in 2⁵⁴ frees of random bytes (in 2³² with 32-bit
+//! pointers, below 64 bytes in 2²²).
 //!
-//! What is not found: a block that was handed out again before it came back the second time; one of up to 1 KiB that
-//! was written to after it was freed, in its first word, or whose memory went back to the system in between, mark and
-//! all, and whose span was cut anew. Who wants those found too builds with the feature `checks`.
+//! Not detected: a block that was handed out again before its second free; and, up to 1 KiB, a block whose first word
+//! was written to after it was freed, or whose memory went back to the system meanwhile, mark and all, and whose span
+//! was cut anew. To detect these too, build with the feature `checks`.
 
 #![forbid(unsafe_code)]
 
@@ -30,16 +30,16 @@ use super::size_class::SizeClass;
 use super::span::is_mapped;
 use super::{Objects, Thread};
 
-/// Whether a slot of the class whose word makes this number may have a mark there: in a magazine, or on its span's
-/// list, if there are such; out of that into a magazine it comes as it is.
+/// Whether a slot of the class whose word decodes to this number may bear a mark: that of a magazine or, in a class
+/// with linked spans, of a span's list. (From a list a slot enters a magazine unchanged.)
 pub(super) fn is_a_mark(class: SizeClass, number: usize) -> bool {
     let most = if is_mapped(class) { 0 } else { class.slots() };
     number <= most as usize
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Whether the block, whose word makes this number, is free and to be left where it is. Aborts if it is found to be
-    /// free, or is none.
+    /// Whether the block, whose word decodes to this number, may be free and must be left where it is. Aborts if it is
+    /// found to be free, or not to be a slot.
     #[cold]
     pub(super) fn is_free_already(
         &self,
