@@ -1,4 +1,4 @@
-//! Does the object layer say of itself what its spans say? For a heap that nobody uses at the moment.
+//! Checks the object layer's counts against its spans, for a heap that nobody uses at the moment.
 
 #![forbid(unsafe_code)]
 
@@ -11,21 +11,21 @@ use crate::units::PageIndex;
 use super::Objects;
 use super::size_class::{CLASSES, SizeClass};
 
-/// How often who scavenges is waited for, a quarter of a second each.
+/// How often to wait for the scavenger, a quarter of a second each.
 const PATIENCE: u32 = 8;
 
 /// A broken invariant of the object layer, or of the pages below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ObjectFault {
-    /// Of the heap of pages.
+    /// In the heap of pages.
     Pages(Fault),
-    /// A page of a span does not lead to its first.
+    /// A page of a span does not lead to its first page.
     Page {
         /// The page.
         page: usize,
     },
-    /// A span's slots do not add up: out + home = all (I10), and it has room exactly if it is on its class's list.
+    /// A span's slots do not add up: out + home = all (I10), and it is on its class's list exactly if it has room.
     Span {
         /// The span's first page.
         page: usize,
@@ -33,19 +33,19 @@ pub enum ObjectFault {
         bytes: usize,
         /// Slots out.
         out: u32,
-        /// Slots home; `None` if that could not be told.
+        /// Slots home; `None` if that cannot be told.
         home: Option<u32>,
         /// All of them.
         slots: u32,
     },
     /// The heap counts fewer bytes in roomy blocks than there are (I18).
     Room {
-        /// Counted and found.
+        /// Counted, and found.
         bytes: [usize; 2],
     },
     /// The heap counts other holes than there are (I19).
     Holes {
-        /// Counted and found.
+        /// Counted, and found.
         bytes: [usize; 2],
     },
     /// A class counts other spans, slots, or spans with room than there are.
@@ -69,16 +69,16 @@ struct Sum {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Re-derives every count from the spans, and checks the heap of pages. For a heap nobody uses meanwhile: otherwise
-    /// what it says means nothing, and does no harm. O(heap). Waits, some seconds at the most, for who ticks or
-    /// releases: he may have slots in hand.
+    /// Recomputes every count from the spans, and checks the heap of pages. For a heap that nobody uses meanwhile:
+    /// otherwise the result is meaningless, though the call does no harm. O(heap). Waits, some seconds at most, for a
+    /// thread that ticks or releases, because that may have slots in hand.
     ///
     /// # Errors
     /// The first invariant found broken.
     pub fn check(&self) -> Result<(), ObjectFault> {
-        // Not for ever: he may be somebody below, whose clock calls this.
+        // Bounded: the holder may be code below whose clock calls this.
         let driver = self.heap.driver();
-        // It may come to us because somebody who has long work made way for a fork, and not for us.
+        // The turn may come to us because a long job made way for a fork, and not for us.
         let mut turn = None;
         for _ in 0..PATIENCE {
             turn = turn.or_else(|| driver.turn_within());
@@ -88,7 +88,7 @@ impl<S: Source + 'static> Objects<S> {
             }
         }
         self.heap.check().map_err(ObjectFault::Pages)?;
-        // Spans that have arrived are taken in before they are counted.
+        // Receives spans that have arrived before they are counted.
         SizeClass::all().for_each(|class| {
             let _state = self.central(class).state(&self.spans, class);
         });

@@ -5,11 +5,11 @@
 //!   number    4   5   6   15 │ 16  17   23 │ 24   31 │ 32    39
 //! ```
 //!
-//! Lengths are as coarse as size classes are, an eighth of a doubling, so that a freed run fits the next block though
-//! that is a little longer. Up to 128 pages (1 MiB); a block that is longer, or aligned to more than a page, has
-//! exactly the pages it needs.
+//! Lengths are as coarse as size classes, an eighth of a doubling, so that a freed run also fits a slightly longer
+//! block. They go up to 128 pages (1 MiB); a block that is longer, or aligned to more than a page, gets exactly the
+//! pages it needs.
 //!
-//! Worked: 100,000 bytes are 13 pages, a length as it is. 200,000 bytes are 25, which makes 26.
+//! Worked: 100,000 bytes are 13 pages, which is a length. 200,000 bytes are 25 pages, which becomes 26.
 
 #![forbid(unsafe_code)]
 
@@ -25,14 +25,14 @@ pub const MOST_PAGES: usize = 128;
 /// Lengths up to here are exact: a doubling in steps of one.
 const EXACT_PAGES: usize = 16;
 
-/// How many lengths there are: sixteen exact ones, three doublings in eight steps each.
+/// How many lengths there are: sixteen exact ones, and three doublings of eight steps each.
 pub const LENGTHS: usize = EXACT_PAGES + 3 * 8;
 
-/// One of the lengths a run on a shelf can have, by its number. I16: that is less than [`LENGTHS`].
+/// A length that a run on a shelf can have, by its number. I16: the number is less than [`LENGTHS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Length(u8);
 
-/// The length of a run of so many pages.
+/// The length of a run of `i` pages, for each i.
 static TABLED: [Length; MOST_PAGES + 1] = {
     let mut table = [Length(0); MOST_PAGES + 1];
     let mut pages = 1;
@@ -43,7 +43,7 @@ static TABLED: [Length; MOST_PAGES + 1] = {
     table
 };
 
-/// And back; as long as a number of a byte needs not to be compared with its length.
+/// And back; with 256 entries, so that an index of one byte needs no bounds check.
 static PAGES: [u8; 1 << u8::BITS] = {
     let mut table = [0; 1 << u8::BITS];
     let mut index = 0;
@@ -55,7 +55,7 @@ static PAGES: [u8; 1 << u8::BITS] = {
 };
 
 impl Length {
-    /// That of the run a large layout gets; `None` if it gets exactly what it needs.
+    /// The length of the run that a large layout gets; `None` if it gets exactly what it needs.
     #[inline(always)]
     pub const fn of(layout: Layout) -> Option<Self> {
         if layout.align() > PAGE_BYTES {
@@ -64,7 +64,7 @@ impl Length {
         Self::of_size(layout.size())
     }
 
-    /// The same, of a layout aligned to a page at the most.
+    /// The same, for a layout aligned to at most a page.
     #[inline(always)]
     pub const fn of_size(size: usize) -> Option<Self> {
         if size > MOST_PAGES * PAGE_BYTES {
@@ -73,7 +73,7 @@ impl Length {
         Some(TABLED[(size + PAGE_BYTES - 1) >> PAGE_SHIFT])
     }
 
-    /// That of a run of exactly so many pages; `None` if there is no such length.
+    /// The length of a run of exactly `pages` pages; `None` if there is no such length.
     #[inline]
     pub const fn exactly(pages: usize) -> Option<Self> {
         if pages > MOST_PAGES {
@@ -83,7 +83,7 @@ impl Length {
         if length.pages() == pages { Some(length) } else { None }
     }
 
-    /// Of `pages` pages, 1 ≤ pages ≤ 128.
+    /// For `pages` pages, 1 ≤ pages ≤ 128.
     const fn reckon(pages: usize) -> Self {
         if pages <= EXACT_PAGES {
             return Self((pages - 1) as u8);
@@ -103,14 +103,14 @@ impl Length {
         self.0 as usize
     }
 
-    /// In pages.
+    /// Its pages.
     #[inline(always)]
     pub const fn pages(self) -> usize {
         PAGES[self.index()] as usize
     }
 }
 
-/// The pages of a large block of this layout.
+/// How many pages a large block of this layout gets.
 #[inline]
 pub const fn pages_for(layout: Layout) -> PageCount {
     match Length::of(layout) {
@@ -139,7 +139,7 @@ mod tests {
         Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap()
     }
 
-    /// Every length: long enough, by less than an eighth too long, and itself again.
+    /// Every length is long enough, less than an eighth too long, and maps to itself.
     #[test]
     fn a_length_holds_its_layout_and_is_its_own() {
         for pages in 1..=MOST_PAGES {

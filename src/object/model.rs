@@ -1,13 +1,13 @@
-//! The object layer as a model checker sees it: one class, its spans and its store, over bytes of the model's own.
+//! The object layer as a model checker sees it: one class, its spans and its store, over the model's own memory.
 //!
 //! ```text
 //!   ships       thread ── magazines ── Central: store, lock, spans ── heap of pages ── source
 //!   modelled                           └──────────────────────────┘
 //! ```
 //!
-//! In place of `mod.rs` where a checker is at work: threads' structures lie in zeroed memory there, in which a
-//! checker's atomics cannot be born. What is between the lines is the code that ships. Pages are handed out by the
-//! model, and come back to it.
+//! This replaces `mod.rs` under a checker, because threads' structures there lie in zeroed memory, in which a
+//! checker's atomics cannot be constructed. What the lower line spans is the shipped code. The model hands out pages,
+//! and gets them back.
 
 pub(super) mod size_class;
 pub(super) mod length;
@@ -43,14 +43,14 @@ pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;
 pub use store::{BatchLinks, BatchPlace, Chain, Store};
 
-// SAFETY: nothing is owed in a model.
+// SAFETY: the trait's promise is not relied on in a model.
 unsafe impl Zeroed for Span {
     fn zeroed() -> Self {
         Self::vacant()
     }
 }
 
-/// Batches that a model may bring.
+/// How many batches a model may bring.
 const RACKS: usize = 64;
 
 /// Slots that a thread has, by address.
@@ -61,16 +61,16 @@ pub struct Class {
     class: SizeClass,
     spans: Spans,
     central: Central,
-    /// The spans' pages, and behind them racks, which are used once.
+    /// The spans' pages, and behind them racks, each used once.
     memory: NonNull<u8>,
     layout: Layout,
     racks: Cell<usize>,
-    /// Grains that were holes and are none any more.
+    /// Grains that have stopped being holes.
     filled: Cell<usize>,
 }
 
-// SAFETY: the memory is reached by who has a slot of it. The cells are used by one thread at a time: a checker runs
-// one, and goes over to another in operations of its own only, of which there is none between reading and writing it.
+// SAFETY: the memory is accessed by the owner of a slot in it. The cells are used by one thread at a time: a checker
+// runs one, and switches only at its own operations, none of which lies between the read and the write of a cell.
 unsafe impl Send for Class {}
 // SAFETY: as above.
 unsafe impl Sync for Class {}
@@ -113,13 +113,13 @@ impl Class {
         (self.class.slots(), self.class.batch())
     }
 
-    /// The number of the slot at an address, of all there are.
+    /// The number, among all slots, of the slot at an address.
     pub fn number(&self, slot: usize) -> usize {
         let (span, number) = self.spans.locate(self.class, self.memory.as_ptr().with_addr(slot));
         span.0 / self.class.pages() * self.class.slots() as usize + number as usize
     }
 
-    /// Slots out of spans; `None` if the lock is held.
+    /// Takes slots out of spans; `None` if the lock is held.
     pub fn take(&self, wanted: u32) -> Option<Slots> {
         let mut taken = false;
         let slots = with_rack(wanted, |rack| {
@@ -130,7 +130,7 @@ impl Class {
         taken.then_some(slots)
     }
 
-    /// Slots out of a run that is nobody's yet.
+    /// Takes slots out of a run that no thread knows yet.
     pub fn take_fresh(&self, run: usize, wanted: u32) -> Slots {
         let run = PageRun::known(run * self.class.pages(), self.class.pages());
         with_rack(wanted, |rack| {
@@ -138,7 +138,7 @@ impl Class {
         })
     }
 
-    /// Slots back to their spans. How many of these are none any more.
+    /// Returns slots to their spans. Returns how many of these that dissolved.
     pub fn give(&self, slots: Slots) -> usize {
         let mut left = None;
         let rest = with_rack(slots.len() as u32, |rack| {
@@ -149,7 +149,7 @@ impl Class {
         self.left(left)
     }
 
-    /// A whole batch: into the store, if that has room, or to its spans, or into the store after all.
+    /// Returns a whole batch: into the store, if that has room, or to its spans, or else into the store after all.
     pub fn bring(&self, slots: Slots, hint: usize) -> usize {
         let stored = self
             .central
@@ -157,7 +157,7 @@ impl Class {
         stored.map_or_else(|batch| self.send_home(batch, hint), |()| 0)
     }
 
-    /// A whole batch: to its spans, or into the store if the lock is held.
+    /// Returns a whole batch to its spans, or into the store if the lock is held.
     pub fn bring_home(&self, slots: Slots, hint: usize) -> usize {
         self.send_home(self.batch(&slots), hint)
     }
@@ -167,19 +167,19 @@ impl Class {
         sent.map_or(0, |(_rack, left)| self.left(left))
     }
 
-    /// A whole batch out of the store.
+    /// Takes a whole batch from the store.
     pub fn fetch(&self, hint: usize) -> Option<Slots> {
         let mut batch = self.central.take_batch(&self.spans, self.class, hint)?;
         Some(drain(&mut batch))
     }
 
-    /// Whether the slot is in a batch that went into store lately.
+    /// Whether the slot is in a batch stored lately.
     pub fn has_stored(&self, slot: usize) -> bool {
         let slot = self.memory.as_ptr().with_addr(slot);
         self.central.has_stored_lately(&self.spans, self.class, slot, 0)
     }
 
-    /// Whatever may go of a run, if that is a span: what is in the way of it, the grains that would go, and the claim.
+    /// Claims whatever may go of a run, if that is a span: the slots in the way, and the claim.
     pub fn claim(&self, run: usize) -> Option<(Slots, Claim)> {
         let span = PageIndex(run * self.class.pages());
         let claim = self.central.claim(&self.spans, self.class, span, false)?;
@@ -188,7 +188,8 @@ impl Class {
         Some((slots.collect(), claim))
     }
 
-    /// All of it has gone. How many spans are none any more, and how many grains are holes that were not.
+    /// Ends a claim all of whose grains have gone. Returns how many spans that dissolved, and how many grains are new
+    /// holes.
     pub fn end_claim(&self, run: usize, claim: Claim) -> (usize, usize) {
         let (span, mut holes) = (PageIndex(run * self.class.pages()), 0);
         let (ended, counted) = ((claim, claim.grains), |more| holes = more);
@@ -196,19 +197,19 @@ impl Class {
         (self.left(left), holes as usize)
     }
 
-    /// Grains that were holes and are none any more; and those that are.
+    /// How many grains have stopped being holes, and how many are holes.
     pub fn holes(&self) -> (usize, usize) {
         let holes = self.spans.hole_bytes(usize::MAX) >> holes::GRAIN_SHIFT;
         (self.filled.get(), holes)
     }
 
-    /// The span kept though it has no slot out, taken out: whether there was one.
+    /// Takes out the span that is kept though it has no slot out. Returns whether there was one.
     pub fn take_spare(&self) -> bool {
         let spare = self.central.take_spare(&self.spans, self.class);
         spare.inspect(|&page| self.end(page)).is_some()
     }
 
-    /// What the class says of itself.
+    /// The class's figures.
     pub fn state(&self) -> CentralState {
         self.central.state(&self.spans, self.class)
     }
@@ -223,7 +224,7 @@ impl Class {
         count
     }
 
-    /// A span is none any more, nor are its holes.
+    /// Counts the end of a dissolved span's holes.
     fn end(&self, span: PageIndex) {
         let holes = self.spans.holes_of(self.class, span) >> holes::GRAIN_SHIFT;
         self.filled.set(self.filled.get() + holes);
@@ -246,15 +247,15 @@ impl Class {
 
 impl Drop for Class {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and nothing reaches it any more.
+        // SAFETY: allocated with this layout, and nothing accesses it any more.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
     }
 }
 
-/// What `fill` leaves in a rack with so much room.
+/// The slots that `fill` leaves in a rack with this much room.
 fn with_rack(room: u32, fill: impl FnOnce(&mut Rack)) -> Slots {
     let mut words = std::vec![0_u64; Rack::bytes(room).div_ceil(size_of::<u64>())];
-    // SAFETY: words enough, which outlive the rack.
+    // SAFETY: enough words, which outlive the rack.
     let mut rack = unsafe { Rack::new(NonNull::from(words.as_mut_slice()).cast(), room) };
     fill(&mut rack);
     drain(&mut rack)
@@ -268,7 +269,7 @@ fn drain(rack: &mut Rack) -> Slots {
 
 fn push(rack: &mut Rack, slots: &Slots) {
     for &slot in slots {
-        // SAFETY: the caller has the slots and gives them up; there is room.
+        // SAFETY: the caller owns the slots and gives them up; there is room.
         unsafe { rack.push(core::ptr::with_exposed_provenance_mut(slot)) };
     }
 }

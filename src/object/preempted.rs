@@ -1,7 +1,7 @@
-//! Tests: a thread that is preempted while it holds the lock of a class keeps nobody waiting, and one that is at work
-//! on its magazines keeps the keeper awake.
+//! Tests: a thread preempted with a class lock held blocks nobody, and one at work on its magazines keeps the keeper
+//! awake.
 //!
-//! The lock is held by the test itself, so whoever waited for it would wait for ever.
+//! The test itself holds the lock, so a thread that waited for it would wait forever.
 
 extern crate std;
 
@@ -87,13 +87,13 @@ fn who_finds_the_lock_of_the_racks_class_held_keeps_his_racks() {
     assert_eq!((stats.spans, stats.rack_bytes), (0, 0), "{stats}");
 }
 
-/// What a thread has at hand that is at work whenever the keeper looks would be freed into unseen, once he slept.
+/// A thread is at work whenever the keeper looks: once the keeper slept, frees into its magazines would go unseen.
 #[test]
 fn the_keeper_does_not_sleep_before_all_magazines_are_empty() {
     let (objects, layout) = (heap(), Layout::from_size_align(1000, 8).unwrap());
     let keeper = objects.keeper();
     assert!(keeper.change(ABSENT, AWAKE));
-    // SAFETY: never unmade.
+    // SAFETY: never destroyed.
     let thread = unsafe { objects.enlist().unwrap().as_ref() };
     let staying = thread.enter(objects).unwrap();
     let block = objects.allocate(&staying, layout).unwrap();
@@ -111,7 +111,7 @@ fn the_keeper_does_not_sleep_before_all_magazines_are_empty() {
     // SAFETY: the test's block.
     unsafe { objects.free(&staying, block, layout) };
     drop(staying);
-    // It is the same where he looks while somebody pops or pushes.
+    // The same would hold if the keeper looked during a pop or a push.
     assert!(tick(20) && thread.is_bare(), "{}", objects.stats());
     assert_eq!(objects.stats().spans, 1, "that of threads' structures");
 }

@@ -1,4 +1,4 @@
-//! A block is made shorter though there is no memory for a shorter one.
+//! Shortening a block when there is no memory for a shorter one.
 //!
 //! ```text
 //!   was             becomes         what is done
@@ -8,16 +8,16 @@
 //!   1-32 KiB        up to 1 KiB     refused
 //! ```
 //!
-//! Who makes a block shorter has no use for a refusal: `Vec::shrink_to_fit` ends the program. And where a heap is full
-//! it is wanted most. So it is done in place, if a block may lie in more than it says: above 1 KiB its flag can say so
-//! (`room.rs`). One that is shorter must lie in a slot of its class, and a run is long enough to be made a span. A slot
-//! is not. (What is aligned to more than a page is never a slot's: it gives up its end.)
+//! A caller that shortens a block cannot handle a failure: `Vec::shrink_to_fit` ends the program. And shortening
+//! matters most in a full heap. So it is done in place, if the block may lie in more than its size implies: above 1
+//! KiB its flag can say so (`room.rs`). A block of up to 1 KiB must lie in a slot of its class. A run is long enough
+//! to become a span; a slot is not. (A block aligned to more than a page is never a slot: it gives up its end.)
 //!
-//! Worked: a heap of 64 MiB is full, 40 of them one block of which 100 bytes are used. Its first page becomes a span of
-//! 78 slots of 104 bytes, the block one of them, and 5,119 pages are free.
+//! Worked: a heap of 64 MiB is full, 40 of them one block of which 100 bytes are used. Its first page becomes a span
+//! of 78 slots of 104 bytes, the block is one of them, and 5,119 pages are free.
 //!
-//! **Cost**: a copy of up to 1 KiB onto the stack and back, and what a free of pages costs. Nothing of it is on a path
-//! where there is memory.
+//! **Cost**: a copy of up to 1 KiB onto the stack and back, and freeing the pages. Where there is memory, none of this
+//! runs.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -36,19 +36,19 @@ use super::{Moved, Objects, Thread};
 /// The longest slot without a flag.
 const UNFLAGGED_BYTES: usize = MarkedSize::MOST_BYTES;
 
-/// The shortest large block: a run of so many bytes is no slot's.
+/// The shortest large block: nothing this long is a slot.
 const SHORTEST_RUN: Layout = match Layout::from_size_align(SmallSize::MOST_BYTES + 1, 1) {
     Ok(layout) => layout,
     Err(_) => panic!("a layout"),
 };
 
 impl<S: Source + 'static> Objects<S> {
-    /// Makes a block shorter, which is to be a slot's, without memory for it. `None`: it is as it was.
+    /// Shortens a block that must become a slot, without memory for it. `None`: it is unchanged.
     ///
     /// # Safety
     ///
-    /// The memory was allocated from this heap with the old layout and is the caller's; if it moves, it is not. The
-    /// structure as for [`free`](Self::free).
+    /// The memory was allocated from this heap with the old layout and belongs to the caller; if it moves, it no
+    /// longer does. The structure: as for [`free`](Self::free).
     #[cold]
     pub(super) unsafe fn shorten(
         &self,
@@ -81,18 +81,20 @@ impl<S: Source + 'static> Objects<S> {
         let Room::Run(run) = place else { return None };
         let (span, rest) = run.split_at(PageCount(class.pages()))?;
         leave();
-        // SAFETY: the run is the caller's, as `memory` is, and has no room any more; `span` is as long as a span.
+        // SAFETY: the caller owns the run, as it owns `memory`, and the run has no room any more; `span` is as long as
+        // a span.
         let slot = unsafe { self.make_slot(thread, class, (span, rest), new.size()) }?;
         Some(Moved::With(slot))
     }
 
-    /// Makes the first part of a run a span, and what stands in its first `size` bytes a slot of it; the second part is
-    /// free. (`None` would be a fresh span without a slot.)
+    /// Makes the first part of a run a span, and moves the contents of its first `size` bytes into a slot of it; frees
+    /// the second part. (`None` would mean a fresh span without a slot.)
     ///
     /// # Safety
     ///
-    /// The two are a large block's run of this heap, which the caller gives up, without room, and in the table. The
-    /// first is as long as a span of the class, which has slots of `size` bytes and no flags: so of 1 KiB at the most.
+    /// The two parts are a large block's run of this heap, which the caller gives up, without room, and in the table.
+    /// The first part is as long as a span of the class, which has slots of `size` bytes and no flags: so of 1 KiB at
+    /// most.
     unsafe fn make_slot(
         &self,
         thread: &Thread,
@@ -102,7 +104,7 @@ impl<S: Source + 'static> Objects<S> {
     ) -> Option<NonNull<u8>> {
         let mut kept = [0_u8; UNFLAGGED_BYTES];
         let size = size.min(UNFLAGGED_BYTES);
-        // SAFETY: the caller's promise: memory of his, of a page at least, and `kept` has room for so many.
+        // SAFETY: the caller's promise: it owns the memory, a page at least, and `kept` has room for `size` bytes.
         unsafe { ptr::copy_nonoverlapping(self.spans.address(span.start()).as_ptr(), kept.as_mut_ptr(), size) };
         self.spans.entry(span.start()).leave();
         self.free_run(thread.cache(), rest);
@@ -111,12 +113,12 @@ impl<S: Source + 'static> Objects<S> {
         let mut rack = unsafe { few.rack() };
         self.central(class).take_fresh(&self.spans, class, span, 1, &mut rack);
         let slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
-        // SAFETY: a slot of the class, just taken: of `size` bytes at least, and a word long; `kept` is on the stack.
+        // SAFETY: a slot of the class, just taken: at least `size` bytes, and a word, long; `kept` is on the stack.
         unsafe {
             ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size);
-            // A word that the program never wrote may be the mark of a slot that began here before the run did: it
-            // would be taken for free when it is freed, and be lost. (Where pointers have 32 bits a word that it did
-            // write may look like one, once in 2²² or more; to change that would be worse than to lose a block.)
+            // A word that the program never wrote may be the mark of a slot that began here before the run did. When
+            // freed, the block would be taken for free, and lost. (With 32-bit pointers a word that the program did
+            // write may look like a mark, once in 2²² or more; changing that word would be worse than losing a block.)
             let is_mark = |number| usize::BITS == u64::BITS && is_a_mark(class, number);
             if mark::seems_free(slot.as_ptr()).is_some_and(is_mark) {
                 mark::wipe(slot.as_ptr());

@@ -6,24 +6,23 @@
 //!   step      8               │  16           │  32           │   │  2 K             │
 //! ```
 //!
-//! Eight steps to every doubling, so a slot is less than an eighth larger than what was asked for from 64 bytes on.
-//! Below, steps of 8 bytes: what a word-aligned program asks for anyway.
+//! There are eight steps to every doubling, so from 64 bytes on a slot is less than an eighth larger than what was
+//! asked for. Below that the step is 8 bytes, to which most requests are aligned anyway.
 //!
-//! **One function for all.** [`SizeClass::of`] maps (size, align) to a class, for allocation, for freeing and for
-//! resizing alike; whoever frees with the layout he allocated with gets the same class again, and nobody has to look
-//! anything up.
+//! **One function for all.** [`SizeClass::of`] maps (size, align) to a class, for allocating, freeing and resizing
+//! alike. A caller that frees with the layout it allocated with gets the same class again, without a lookup.
 //!
-//! **Alignment.** The size is rounded up to a multiple `s` of the alignment `a` first; then the slot's size is a
+//! **Alignment.** The size is first rounded up to a multiple `s` of the alignment `a`; then the slot's size is a
 //! multiple of `a` too. Proof: let `g` be the step at `s`, a power of two as `a` is. The slot's size is `s` rounded up
 //! to a multiple of `g`. If `a ≤ g`, every multiple of `g` is one of `a`. If `a > g`, then `s`, a multiple of `a`, is
-//! one of `g` already, and the slot's size is `s`. Spans begin on a page, so slot i, `i · size` from there, is aligned
-//! for every `a` up to a page.
+//! already a multiple of `g`, and the slot's size is `s`. Spans begin on a page and slot i lies at `i · size`, so it
+//! is aligned for every `a` up to a page.
 //!
-//! **Spans** are as short as leaves at most an eighth over at the end and gives several slots: 1 page up to 1 KiB (8
-//! slots or more), 16 at the most.
+//! **Spans** are as short as possible with at most an eighth left over at the end and several slots: 1 page up to 1
+//! KiB (8 slots or more), at most 16 pages.
 //!
-//! **A panic's memory** wants to be aligned to more than it says on some systems (`fatal.rs`): there blocks of 49 to 56
-//! bytes have slots of 64, and the class of 56 is not used.
+//! **A panic's memory** must be aligned to more than its layout says on some systems (`fatal.rs`): there, blocks of 49
+//! to 56 bytes get slots of 64, and the class of 56 is not used.
 //!
 //! Worked: 100 bytes aligned to 64. Rounded up to 128; s − 1 = 127 has its highest bit at 6, so the class is 8 · 6 +
 //! (127 >> 3) − 48 = 15: slots of 128 bytes, 64 in a span of one page.
@@ -38,14 +37,14 @@ use crate::geometry::{BATCH_BYTES, Geometry, Shape};
 /// How many classes there are.
 pub const CLASSES: usize = 80;
 
-/// The largest slot. What is larger is a run of pages.
+/// The largest slot. Anything larger is a run of pages.
 pub const MAX_SLOT_BYTES: usize = 32 << 10;
 
 /// The longest span: as much as a cache of pages serves.
 pub const MAX_SPAN_PAGES: usize = 16;
 
-/// log2 of the largest slot that bears its own mark while it is free (`mark.rs`). For larger ones it stands in the
-/// table of spans, by the kibibyte in which the slot begins.
+/// log2 of the largest slot that bears its own mark while it is free (`mark.rs`). Larger slots have a flag in the
+/// table of spans, for the kibibyte in which the slot begins.
 pub const FLAG_SHIFT: u32 = 10;
 
 /// log2 of the bytes in a page.
@@ -54,15 +53,15 @@ pub const PAGE_SHIFT: u32 = <Geometry as Shape>::PAGE_SHIFT;
 /// Bytes in a page.
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 
-/// The fewest and the most slots that change hands at once: two less than a power of two, so that a table of them with
-/// its head is one. Of more than 126 the smallest have batches alone: 510 up to 64 bytes, 254 up to 128 (32 KiB).
+/// The fewest and the most slots in a batch: two less than a power of two, so that their table with its head is one.
+/// Only the smallest slots have batches of more than 126: 510 up to 64 bytes, 254 up to 128 (32 KiB).
 pub const BATCH_SLOTS: [usize; 3] = [6, 126, 510];
 
-/// A class of sizes. I9: its number is less than [`CLASSES`]; only `of` and `all` make one.
+/// A size class. I9: its number is less than [`CLASSES`]; only `of` and `all` make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SizeClass(u8);
 
-/// What a class is.
+/// The properties of a class.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// Bytes in a slot.
@@ -73,7 +72,7 @@ struct Entry {
     slots: u16,
     /// Pages in a span.
     pages: u8,
-    /// Slots that change hands at once.
+    /// Slots in a batch.
     batch: u16,
 }
 
@@ -87,7 +86,7 @@ static TABLE: [Entry; CLASSES] = {
     table
 };
 
-/// Sizes below this are looked up.
+/// Sizes below this are looked up in a table.
 const TABLED_BYTES: usize = MAX_SLOT_BYTES;
 
 /// The class of size 8 · i, for each i.
@@ -117,7 +116,7 @@ impl Entry {
     }
 }
 
-/// How many slots of `bytes` bytes change hands at once.
+/// How many slots of `bytes` bytes make a batch.
 const fn batch_slots(bytes: usize) -> usize {
     const fn least(a: usize, b: usize) -> usize {
         if a < b { a } else { b }
@@ -137,7 +136,7 @@ const fn slot_bytes(class: usize) -> usize {
     if class < 8 {
         return (class + 1) * 8;
     }
-    // In the words of `of`: class = 8 · log + top − 48 with 8 ≤ top < 16.
+    // In the terms of `of`: class = 8 · log + top − 48 with 8 ≤ top < 16.
     let (log, top) = (6 + (class - 8) / 8, 8 + (class - 8) % 8);
     (top + 1) << (log - 3)
 }
@@ -152,7 +151,7 @@ const fn span_pages(bytes: usize) -> usize {
     pages
 }
 
-// The last class is the largest slot, no span is longer than it may be, and there is a rack for each batch.
+// The last class is the largest slot, no span exceeds the maximum, and there is a rack for each batch.
 const _: () = {
     assert!(slot_bytes(CLASSES - 1) == MAX_SLOT_BYTES);
     let mut class = 0;
@@ -164,7 +163,7 @@ const _: () = {
     }
 };
 
-/// The class of the shortest slots of which the table of spans says whether they are free.
+/// The class of the smallest slots that have flags in the table of spans.
 const FIRST_FLAGGED: usize = {
     let mut class = 0;
     while slot_bytes(class) <= 1 << FLAG_SHIFT {
@@ -173,8 +172,8 @@ const FIRST_FLAGGED: usize = {
     class
 };
 
-/// A size of up to `MOST` bytes, aligned to no more than a step of 8 bytes, in such steps: by a comparison or two, and
-/// what it leads to can be looked up.
+/// A size of up to `MOST` bytes, aligned to at most 8, as a number of 8-byte steps. It takes a comparison or two to
+/// make one, and it can index a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepSize<const MOST: usize>(usize);
 
@@ -191,10 +190,10 @@ impl<const MOST: usize> StepSize<MOST> {
     /// The largest.
     pub const MOST_BYTES: usize = MOST;
 
-    /// The size of a layout. `None` for others.
+    /// The size of a layout. `None` for larger sizes and alignments.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
-        // Two branches, each seldom taken: better than one on what both say together.
+        // Two branches, each rarely taken: better than one on both conditions combined.
         if size > MOST {
             cold_path();
             return None;
@@ -206,7 +205,7 @@ impl<const MOST: usize> StepSize<MOST> {
         Some(Self(size.div_ceil(8)))
     }
 
-    /// Whether layouts with such an alignment have the slots that their size alone has.
+    /// Whether layouts with this alignment get the slots that their size alone implies.
     #[inline(always)]
     pub const fn is_met(align: usize) -> bool {
         align <= 8
@@ -223,10 +222,10 @@ impl SizeClass {
     /// log2 of the bytes in a page.
     pub const PAGE_SHIFT: u32 = PAGE_SHIFT;
 
-    /// What is aligned to more has neither a slot nor a length.
+    /// Layouts aligned to more than this have neither a slot nor a length.
     pub const MOST_ALIGN: usize = PAGE_BYTES;
 
-    /// The class of a layout; `None` if it wants whole pages. Size zero is taken for one.
+    /// The class of a layout; `None` if it needs whole pages. Size zero counts as one.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
         match Self::of_small(size, align) {
@@ -235,14 +234,14 @@ impl SizeClass {
         }
     }
 
-    /// Whether so many bytes are more than any slot has.
+    /// Whether this size exceeds every slot.
     #[inline(always)]
     pub const fn is_exceeded_by(size: usize) -> bool {
         size > MAX_SLOT_BYTES
     }
 
-    /// As [`of`](Self::of) for less than the largest slot, aligned to no more than a step of 8 bytes, as nearly
-    /// everything is: one load from a table, of which what is used stays in the cache. `None` for others.
+    /// Like [`of`](Self::of), for sizes below the largest slot aligned to at most 8, which is nearly everything: one
+    /// load from a table, whose used part stays in the cache. `None` for others.
     #[inline(always)]
     pub const fn of_small(size: usize, align: usize) -> Option<Self> {
         if size < TABLED_BYTES && align <= 8 {
@@ -252,24 +251,24 @@ impl SizeClass {
         }
     }
 
-    /// As [`of`](Self::of), by arithmetic: for what is not [`of_small`](Self::of_small).
+    /// Like [`of`](Self::of), by arithmetic: for layouts that [`of_small`](Self::of_small) rejects.
     #[inline(always)]
     pub const fn of_other(size: usize, align: usize) -> Option<Self> {
         if size > MAX_SLOT_BYTES || align > Self::MOST_ALIGN {
             return None;
         }
-        // Both are small: no overflow. At most MAX_SLOT_BYTES still, which every such alignment divides.
+        // Both are small: no overflow. The result is at most MAX_SLOT_BYTES, which every such alignment divides.
         let last = Self::rounded(size, align) - 1;
         // The highest bit, but at least 6: below 128 bytes there is one step, 8.
         let log = (last | 64).ilog2();
         let class = 8 * log as usize + (last >> (log - 3)) - 48;
-        // Who frees one comes to the same.
+        // A free computes the same.
         let wants_16 = fatal::PANICS_WANT_16 && slot_bytes(class) == fatal::PANIC_BYTES;
         Some(Self((class + wants_16 as usize) as u8))
     }
 
-    /// A size, not zero, rounded up to its alignment: it has the same class as the layout, aligned to nothing. For
-    /// sizes of a layout, so that it does not overflow.
+    /// A nonzero size rounded up to its alignment; with alignment 1 it has the same class as the layout. The size is a
+    /// layout's, so this does not overflow.
     #[inline(always)]
     pub const fn rounded(size: usize, align: usize) -> usize {
         (size + (size == 0) as usize + align - 1) & !(align - 1)
@@ -305,7 +304,7 @@ impl SizeClass {
         self.entry().bytes as usize
     }
 
-    /// Whether the table of spans says which of its slots are free, not the slots themselves.
+    /// Whether the table of spans records which of its slots are free, rather than the slots themselves.
     #[inline(always)]
     pub fn is_flagged(self) -> bool {
         self.index() >= FIRST_FLAGGED
@@ -321,15 +320,16 @@ impl SizeClass {
         u32::from(self.entry().slots)
     }
 
-    /// How many slots change hands at once at the most; a magazine holds that many, its spare as many again.
+    /// Slots in a batch, the most that change hands at once; a magazine holds as many, and its spare as many again.
     pub fn batch(self) -> u32 {
         u32::from(self.entry().batch)
     }
 
     /// The slot that begins `offset` bytes into its span; `None` if none does.
     ///
-    /// A multiplication for a division: with r = ⌈2³² / b⌉ the error r · b − 2³² is less than b ≤ 2¹⁵, an offset is
-    /// less than 2¹⁷, so the error of the product stays below 2³² and its upper half is the quotient, exactly.
+    /// A multiplication replaces the division: with r = ⌈2³² / b⌉ the error r · b − 2³² is less than b ≤ 2¹⁵, and an
+    /// offset is less than 2¹⁷, so the error of the product stays below 2³² and its upper half is exactly the
+    /// quotient.
     #[inline]
     pub fn slot_at(self, offset: usize) -> Option<u32> {
         let entry = self.entry();
@@ -339,14 +339,14 @@ impl SizeClass {
     }
 }
 
-// The bounds that `slot_at` counts on.
+// The bounds that `slot_at` relies on.
 const _: () = assert!(MAX_SLOT_BYTES <= 1 << 15 && MAX_SPAN_PAGES * PAGE_BYTES <= 1 << 17);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every size and alignment: large enough, aligned, and the smallest class that is.
+    /// For every size and alignment the slot is large enough, aligned, and of the smallest such class.
     #[test]
     fn a_slot_holds_its_layout_and_is_aligned() {
         for align in (0..=PAGE_SHIFT).map(|shift| 1 << shift) {

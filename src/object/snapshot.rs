@@ -1,4 +1,4 @@
-//! A heap's figures at one moment, for people and for machines: `Display`, JSON, Prometheus, and what changed since.
+//! A heap's figures at one moment, for people and machines: `Display`, JSON, Prometheus, and differences.
 //!
 //! ```text
 //!   GlobalHeap::snapshot() ─▶ Snapshot ─┬─ Display       a page of text
@@ -7,12 +7,12 @@
 //!                              since(earlier)            counters less, gauges as they are now
 //! ```
 //!
-//! **Sums that agree**, when nobody is at work: grown = in use + cached + free pages; backed = grown - released pages;
-//! the spans of all classes are the spans of the heap; a class's slots are live, cached, racks or free. A span that is
-//! one no more has been released: spans + released >= peak. The system's own figure of resident memory stands beside
-//! ours; what it has more is code, stacks, and what others map.
+//! **These sums agree** when nobody is at work: grown = in use + cached + free pages; backed = grown - released pages;
+//! the spans of all classes are the spans of the heap; each slot of a class is live, cached, a rack or free. A
+//! dissolved span counts as released: spans + released >= peak. The system's figure of resident memory is given beside
+//! ours; what it has in excess is code, stacks, and other mappings.
 //!
-//! Nothing here allocates: a snapshot is plain numbers, 8 KiB of them, and text goes to any writer.
+//! Nothing here allocates: a snapshot is 8 KiB of plain numbers, and text goes to any writer.
 
 #![forbid(unsafe_code)]
 
@@ -31,35 +31,36 @@ use super::{GlobalStats, Objects};
 pub struct ClassStats {
     /// Bytes in a slot.
     pub slot_bytes: usize,
-    /// Spans of it.
+    /// Its spans.
     pub spans: usize,
-    /// Pages of those.
+    /// Pages of those spans.
     pub span_pages: usize,
     /// The most pages its spans ever had.
     pub peak_span_pages: usize,
-    /// Slots that the program has; of one class those that threads' structures are, too, 3 KiB each.
+    /// Slots in use. In one class this includes threads' structures, 3 KiB each.
     pub live: usize,
-    /// Free slots in magazines of threads, and in the class's store.
+    /// Free slots in threads' magazines and in the class's store.
     pub cached: usize,
     /// Slots that are tables of such slots, of this class or another.
     pub racks: usize,
     /// Free slots in the spans.
     pub free: usize,
     /// Bytes of the heap's tables that describe its spans: 32 a page, and 8 flags where slots have more than 1 KiB; a
-    /// part of [`Stats::metadata_bytes`](crate::Stats::metadata_bytes). Not in it: what every class has whether it is
-    /// used or not (128 bytes), magazines, and tables of its free slots, which are [`racks`](Self::racks) of theirs.
+    /// part of [`Stats::metadata_bytes`](crate::Stats::metadata_bytes). Excludes what every class has, used or not
+    /// (128 bytes), magazines, and the tables of its free slots, which count as [`racks`](Self::racks) of their own
+    /// class.
     pub metadata_bytes: usize,
     /// How often a magazine was refilled.
     pub refills: u64,
-    /// How often slots of magazines came back.
+    /// How often slots came back from magazines.
     pub flushes: u64,
-    /// Spans that were empty and became free pages, for any class or large block. Whether those have memory yet is
-    /// another matter: [`Stats::released`](crate::Stats::released) counts what the source got back.
+    /// Empty spans that became free pages, for any class or large block. Whether these still have memory is another
+    /// matter: [`Stats::released`](crate::Stats::released) counts what went back to the source.
     pub released_spans: u64,
 }
 
 impl ClassStats {
-    /// How many hundredths of the class's pages are not in blocks of the program.
+    /// The percentage of the class's pages that is not in blocks of the program.
     #[must_use]
     pub fn fragmentation(&self, page_bytes: usize) -> usize {
         let bytes = self.span_pages * page_bytes;
@@ -68,15 +69,15 @@ impl ClassStats {
     }
 }
 
-/// A global heap at one moment, with its classes and what the system says of the process.
+/// A global heap at one moment, with its classes and the system's view of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The heap.
     pub stats: GlobalStats,
-    /// Its classes, from the smallest slots to the largest.
+    /// The classes, from the smallest slots to the largest.
     pub classes: [ClassStats; CLASSES],
-    /// Resident bytes of the whole process, as the system counts them; 0 where it does not say.
+    /// Resident bytes of the whole process, as the system counts them; 0 if it does not say.
     pub resident: usize,
 }
 
@@ -121,7 +122,7 @@ const OWN: [(&str, &str); 2] = [
 ];
 
 impl Snapshot {
-    /// How many hundredths of the memory behind pages are not in blocks of the program: free, cached, in store, or the
+    /// The percentage of the memory behind pages that is not in blocks of the program: free, cached, stored, or the
     /// rest of a page.
     #[must_use]
     pub fn fragmentation(&self) -> usize {
@@ -130,7 +131,8 @@ impl Snapshot {
         figures::hundredths(unused, bytes)
     }
 
-    /// What has changed since an earlier snapshot of the same heap: counters are the difference, all else is as now.
+    /// What has changed since an earlier snapshot of the same heap: counters are differences, all else is the current
+    /// value.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut change = *self;
@@ -166,7 +168,7 @@ impl Snapshot {
         named(CLASS_GAUGES, Kind::Gauge, gauges).chain(named(CLASS_COUNTERS, Kind::Counter, counters))
     }
 
-    /// The classes that have, or had, anything; of a difference those, too, that have only lost what they had.
+    /// The classes that have, or had, anything; in a difference also those that have only lost something.
     fn used(&self) -> impl Iterator<Item = &ClassStats> {
         let has_done = |class: &ClassStats| class.refills + class.flushes + class.released_spans > 0;
         self.classes
@@ -174,10 +176,10 @@ impl Snapshot {
             .filter(move |class| class.spans > 0 || has_done(class))
     }
 
-    /// Writes one JSON object: every figure by its name, and `classes`, a list of objects of those in use.
+    /// Writes one JSON object: every figure by name, and `classes`, a list of one object for each class in use.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn json<W: Write>(&self, out: &mut W) -> fmt::Result {
         out.write_char('{')?;
         figures::json(self.figures(), out)?;
@@ -194,7 +196,7 @@ impl Snapshot {
     /// Writes Prometheus' text format: each figure as `pageheap_…`, those of classes with the label `slot`.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
         figures::prometheus(self.figures(), out)?;
         for (index, figure) in self.class_figures(&ClassStats::default()).enumerate() {
@@ -250,7 +252,7 @@ impl fmt::Display for Snapshot {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Counts, by classes too; `resident` is what the system says.
+    /// Counts everything, by classes too; `resident` is the system's figure.
     pub fn snapshot(&self, resident: usize) -> Snapshot {
         let mut classes = [ClassStats::default(); CLASSES];
         let mut cached = [0; CLASSES];

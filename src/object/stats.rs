@@ -1,4 +1,4 @@
-//! What the object layer has in its hands, counted when somebody asks.
+//! Statistics of the object layer, counted on request.
 
 #![forbid(unsafe_code)]
 
@@ -24,33 +24,33 @@ const GAUGES: [(&str, &str); 8] = [
 ];
 const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazines and classes")];
 
-/// A global heap at one moment. Other threads may be at work: the parts are then of slightly different moments.
+/// A global heap at one moment. If other threads are at work, the parts are of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GlobalStats {
-    /// The pages. [`Stats::in_use`] counts those of spans and those of large blocks; calls and metadata are those of
+    /// The pages. [`Stats::in_use`] counts the pages of spans and of large blocks; calls and metadata are those of
     /// both layers.
     pub pages: Stats,
     /// Pages cut into slots.
     pub span_pages: PageCount,
     /// Spans.
     pub spans: usize,
-    /// Slots that the program has, rounded up to their classes, and the structures of threads.
+    /// Slots in use, rounded up to their classes, and threads' structures.
     pub slot_bytes: usize,
-    /// Free slots in the magazines of threads.
+    /// Free slots in threads' magazines.
     pub magazine_bytes: usize,
     /// Pages of runs on threads' shelves: free, and kept for the next large block.
     pub shelf_pages: PageCount,
-    /// Free slots in the stores of classes.
+    /// Free slots in the classes' stores.
     pub stored_bytes: usize,
-    /// Slots that are tables of free slots' addresses, in magazines, in stores, and blank.
+    /// Slots that are tables of free slots' addresses: in magazines, in stores, and blank ones.
     pub rack_bytes: usize,
-    /// Slots and pages in which blocks lie that have room: they have grown and may grow on, or were made shorter where
+    /// Slots and pages that hold blocks with room: these blocks have grown and may grow on, or were shortened when
     /// there was no memory. A part of what is in use.
     pub roomy_bytes: usize,
-    /// Batches that went between magazines and classes.
+    /// Batches moved between magazines and classes.
     pub batches: u64,
-    /// Threads that have a structure of their own at the moment.
+    /// Threads that have a structure of their own now.
     pub threads: usize,
     /// Structures ever made for threads; they are reused.
     pub thread_structures: usize,
@@ -68,7 +68,8 @@ impl GlobalStats {
         large * self.pages.page_bytes + self.slot_bytes
     }
 
-    /// What has changed since an earlier count of the same heap: counters are the difference, all else is as now.
+    /// What has changed since an earlier count of the same heap: counters are differences, all else is the current
+    /// value.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut change = Self {
@@ -79,7 +80,7 @@ impl GlobalStats {
         change
     }
 
-    /// Those of the pages, and its own.
+    /// The figures of the pages, and its own.
     pub(super) fn figures(&self) -> impl Iterator<Item = Figure> {
         let page = self.pages.page_bytes;
         let gauges = [
@@ -97,27 +98,27 @@ impl GlobalStats {
         self.pages.figures().chain(gauges).chain(counters)
     }
 
-    /// Writes one JSON object: every figure by its name, those of the pages included.
+    /// Writes one JSON object: every figure by name, including those of the pages.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn json<W: Write>(&self, out: &mut W) -> fmt::Result {
         out.write_char('{')?;
         figures::json(self.figures(), out)?;
         out.write_char('}')
     }
 
-    /// Writes Prometheus' text format: each figure as `pageheap_…`, those of the pages included.
+    /// Writes Prometheus' text format: each figure as `pageheap_…`, including those of the pages.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
         figures::prometheus(self.figures(), out)
     }
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// What every page is; see [`PageHeap::map`](crate::PageHeap::map).
+    /// What each page is; see [`PageHeap::map`](crate::PageHeap::map).
     pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
         let covered = self.spans.covered();
         let pages = self.heap.pages().enumerate().map(move |(page, is)| match is {
@@ -131,7 +132,7 @@ impl<S: Source + 'static> Objects<S> {
         Joined::with_tables(pages, tables, PAGE_BYTES)
     }
 
-    /// Counts. O(heap).
+    /// Counts everything. O(heap).
     pub fn stats(&self) -> GlobalStats {
         let mut stats = GlobalStats {
             pages: self.heap.stats(),

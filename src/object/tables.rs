@@ -1,4 +1,4 @@
-//! Where the object layer keeps its own: a reservation for metadata, beside the one of the pages.
+//! Where the object layer keeps its own data: a reservation for metadata, beside that of the pages.
 //!
 //! ```text
 //!   ┌ the heap ┬ shared thread ┬ class 0 … class 79 ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
@@ -7,10 +7,10 @@
 //!                                                      prepared as spans reach them
 //! ```
 //!
-//! The heap itself lies there, not in the [`GlobalHeap`](crate::GlobalHeap) that leads to it: whatever becomes of that
-//! value, threads that end may still find the heap. Nothing here is given back before the heap is closed (`close.rs`).
+//! The heap itself lies here, not in the [`GlobalHeap`](crate::GlobalHeap) that points to it: so threads that end can
+//! find the heap whatever has become of that value. Nothing here is given back before the heap is closed (`close.rs`).
 //!
-//! 32 bytes and 8 flags for every page of 8 KiB: 0.5 %, where there are spans.
+//! Each page of 8 KiB takes 32 bytes and 8 flags: 0.5 %, where there are spans.
 
 use core::ptr::NonNull;
 
@@ -26,33 +26,33 @@ use super::span::Span;
 use super::spans::{PAGE_FLAGS, Spans};
 use super::thread::Thread;
 
-// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same.
+// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value.
 unsafe impl Zeroed for Span {
     fn zeroed() -> Self {
         Self::vacant()
     }
 }
 
-// SAFETY: atomic integers and a lock, which is one; `new` makes the same.
+// SAFETY: atomic integers and a lock, which is one too; `new` makes the same value.
 unsafe impl Zeroed for Central {
     fn zeroed() -> Self {
         Self::new()
     }
 }
 
-/// What starts on a line of its own: two cache lines, which some processors fetch together.
+/// The alignment of what needs a line of its own: two cache lines, which some processors fetch together.
 const LINE: usize = 128;
 
-// A power of two: an entry is a shift away.
+// A power of two: an entry is found by a shift.
 const _: () = assert!(size_of::<Span>() == 32);
 
-// 80 of them are the most of what a small heap has to spend.
+// 80 of them are most of what a small heap can afford.
 const _: () = assert!(size_of::<Central>() <= 128);
 
-// Objects may lie wherever a line begins.
+// Every part of the reservation may begin wherever a line does.
 const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE);
 
-/// The object layer's reservation: where things lie in it.
+/// The object layer's reservation, and where things lie in it.
 #[derive(Debug)]
 pub struct Tables {
     reservation: Reservation,
@@ -71,7 +71,7 @@ pub struct Tables {
     prepare: AtomicU64,
 }
 
-// SAFETY: an address and numbers; whoever uses the memory behind it goes through tables of atomics, or through a lock.
+// SAFETY: an address and numbers; the memory behind it is accessed through tables of atomics, or under a lock.
 unsafe impl Send for Tables {}
 // SAFETY: as above.
 unsafe impl Sync for Tables {}
@@ -116,17 +116,17 @@ impl Tables {
         Some((tables, reservation))
     }
 
-    /// The whole, to be given back.
+    /// The whole reservation, to be given back.
     pub fn reservation(&self) -> Reservation {
         self.reservation
     }
 
-    /// Where the heap lies: room for it, aligned, zeroed.
+    /// The heap's place: enough room, aligned, zeroed.
     pub fn place<S: Source>(&self) -> NonNull<Objects<S>> {
         self.base.cast()
     }
 
-    /// The structure that threads share that have none of their own: zeroed at first, which is a valid one.
+    /// The structure shared by threads that have none of their own: zeroed at first, which is a valid state.
     pub fn shared_thread(&self) -> NonNull<Thread> {
         // SAFETY: inside the reservation, on a line.
         unsafe { self.base.add(self.thread) }.cast()
@@ -138,8 +138,8 @@ impl Tables {
     ///
     /// The reservation is never given back, and this is called once.
     pub unsafe fn tables<S: Source>(&self, heap: &PageHeap<S>) -> (Table<Central>, Spans) {
-        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. The classes are prepared; an
-        // entry of a span is reached below `covered` only, which `cover` raises behind what it prepares.
+        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. The classes are prepared; a
+        // span's entry is accessed only below `covered`, which `cover` raises after it has prepared the entries.
         unsafe {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
             let spans = Table::new(self.base.add(self.spans), self.pages);
@@ -151,7 +151,7 @@ impl Tables {
         }
     }
 
-    /// The spans' entries, for who releases pages: of a free page they mean nothing but their tag, which is zero.
+    /// The spans' entries, for the release of pages: a free page's entry has no meaning except its tag, which is zero.
     pub fn beside(&self) -> Beside {
         Beside {
             // SAFETY: inside the reservation, on a granule.
@@ -163,7 +163,7 @@ impl Tables {
     /// Prepares the entries of the first `pages` pages.
     ///
     /// # Errors
-    /// If the source refuses, or the table does not reach as far.
+    /// If the source refuses, or the table is too short.
     #[cold]
     pub fn cover<S: Source>(&self, source: &S, spans: &Spans, pages: usize) -> Result<(), Refused> {
         let _guard = self.lock.lock();
@@ -181,8 +181,8 @@ impl Tables {
         if end > done {
             // Relaxed: a statistic.
             self.prepare.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the granules of the table behind those prepared, inside the reservation, which was rounded up to
-            // a granule.
+            // SAFETY: the table's granules behind those prepared, inside the reservation, which was rounded up to a
+            // granule.
             unsafe { source.prepare(Purpose::Metadata, self.base.add(self.spans + done), end - done)? };
         }
         spans.reaches(reach);
@@ -196,15 +196,15 @@ impl Tables {
         let end = (pages * PAGE_FLAGS).next_multiple_of(self.granule);
         if end > done {
             self.prepare.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the granules of the flags behind those prepared, inside the reservation, which was rounded up to
-            // a granule.
+            // SAFETY: the flags' granules behind those prepared, inside the reservation, which was rounded up to a
+            // granule.
             unsafe { source.prepare(Purpose::Metadata, self.base.add(self.flags + done), end - done)? };
             self.flagged.store(end, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// How often the source was asked to prepare, and how many bytes are prepared.
+    /// How many prepare calls the source got, and how many bytes are prepared.
     pub fn state(&self, spans: &Spans) -> (u64, usize) {
         // Relaxed, twice: statistics.
         let bytes = self.spans + spans.covered() * size_of::<Span>() + self.flagged.load(Ordering::Relaxed);
