@@ -1,4 +1,4 @@
-//! Tests in processes of their own.
+//! Runs tests in child processes.
 
 #![allow(dead_code, reason = "no program uses all of it")]
 
@@ -7,29 +7,29 @@ use std::ptr::NonNull;
 
 const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
-/// Whether this process is one, for one test.
+/// Whether this process is the child of a test.
 pub fn is_one() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Whether this process is the one of that test.
+/// Whether this process is the child of that test.
 pub fn is_of(test: &str) -> bool {
     std::env::var_os(CHILD).is_some_and(|name| name == test)
 }
 
-/// The process of a test: this program again, with that one test chosen.
+/// The command that runs one test in a child process: this program again, with that one test selected.
 pub fn command(test: &str) -> Command {
     chosen(Command::new(std::env::current_exe().expect("own executable")), test)
 }
 
-/// A process that has this program run, made to run that one test.
+/// The same for a command that runs this program in some other way, such as under `strace`.
 pub fn chosen(mut child: Command, test: &str) -> Command {
     child.args([test, "--exact", "--nocapture", "--test-threads=1"]);
     child.env(CHILD, test);
     child
 }
 
-/// What became of it. A test that is named wrongly would seem to pass: none has been run.
+/// Runs the child. Fails if it ran no test: a misspelt name would otherwise seem to pass.
 pub fn output(child: &mut Command) -> Output {
     let output = child.output().expect("a child process");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -41,15 +41,15 @@ fn run(test: &str) -> Output {
     output(&mut command(test))
 }
 
-/// Runs a test in a child, which must end well.
+/// Runs a test in a child, which must succeed.
 pub fn runs(test: &str) {
     let output = run(test);
     println!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs a test in a child, which must abort with a message that has `text` in it: what it said on its standard output,
-/// and that message. In the child: none.
+/// Runs a test in a child, which must abort with a message that contains `text`. Returns its standard output and that
+/// message; in the child, `None`.
 pub fn ended(test: &str, text: &str) -> Option<(String, String)> {
     if is_one() {
         return None;
@@ -67,7 +67,7 @@ pub fn ended(test: &str, text: &str) -> Option<(String, String)> {
     Some((out, said))
 }
 
-/// The same; and the message must name the address that the child has said on its standard output. In the child: true.
+/// The same; and the message must name the address that the child has printed. In the child: true.
 pub fn aborts(test: &str, text: &str) -> bool {
     let Some((out, said)) = ended(test, text) else {
         return true;
@@ -81,7 +81,7 @@ pub fn aborts(test: &str, text: &str) -> bool {
     false
 }
 
-/// Says which address is going to be named.
+/// Prints the address that the message must name.
 pub fn wrong<T>(address: NonNull<T>) -> NonNull<T> {
     println!("wrong: {:#x}", address.addr().get());
     address

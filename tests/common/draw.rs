@@ -1,4 +1,4 @@
-//! Pictures of heaps, for failures: `#` in use, `.` free, `_` free and scavenged.
+//! Draws heaps for failure messages: `#` in use, `.` free, `_` free and scavenged.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ pub fn words(free: &[u64]) -> String {
     rows(0, free.iter().map(|&word| (word, 0)))
 }
 
-/// The chunk a page lies in and its neighbours, with the summaries above it.
+/// The chunk that a page lies in and its neighbours, with the summaries above it.
 pub fn around<G: Shape>(set: &FreeSet<G>, page: usize) -> String {
     let chunks = set.grown().div_ceil(G::CHUNK_PAGES);
     if chunks == 0 {

@@ -1,7 +1,7 @@
-//! Arenas side by side with a naive twin that remembers every byte: what is handed out overlaps nothing alive, keeps
-//! what was written to it, lies in a block of the backing, and every refusal is for a reason.
+//! Arenas side by side with a naive twin that remembers every byte: memory handed out overlaps nothing live, keeps
+//! what was written to it, lies in a block of the backing, and every refusal has a reason.
 //!
-//! Bytes are read as they come and run out as zeros, so every input is a valid story.
+//! Input bytes are read one by one and are zero after the end, so every input is a valid story.
 
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -11,16 +11,16 @@ use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Handle, Local,
 
 use super::blocks::{Blocks, PAGE};
 
-/// Bytes of a story.
+/// The input bytes of a story.
 pub struct Bytes<'a>(Cell<&'a [u8]>);
 
 impl<'a> Bytes<'a> {
-    /// All that are in the input.
+    /// All bytes of the input.
     pub fn new(input: &'a [u8]) -> Self {
         Self(Cell::new(input))
     }
 
-    /// The next; 0 when there are no more.
+    /// The next byte; 0 after the end.
     pub fn byte(&self) -> usize {
         let Some((&first, rest)) = self.0.get().split_first() else {
             return 0;
@@ -29,12 +29,12 @@ impl<'a> Bytes<'a> {
         usize::from(first)
     }
 
-    /// Whether there are no more.
+    /// Whether all bytes have been read.
     pub fn is_empty(&self) -> bool {
         self.0.get().is_empty()
     }
 
-    /// Mostly small, sometimes of the size of slabs, rarely larger.
+    /// A size: mostly small, sometimes that of slabs, rarely larger.
     pub fn size(&self) -> usize {
         let (kind, low, high) = (self.byte(), self.byte(), self.byte());
         let size = match kind % 16 {
@@ -44,11 +44,11 @@ impl<'a> Bytes<'a> {
             14 => low << 8 | high,
             _ => (low << 8 | high) << 2,
         };
-        // An interpreter takes its time for each byte.
+        // An interpreter is slow for each byte.
         if cfg!(miri) { size % 700 } else { size }
     }
 
-    /// Of such a size, and mostly aligned to 8.
+    /// A layout of such a size, mostly aligned to 8.
     pub fn layout(&self) -> Layout {
         let size = self.size();
         let align = match self.byte() % 32 {
@@ -67,7 +67,7 @@ struct Live {
     pattern: u8,
 }
 
-/// All that is alive, by address.
+/// All live memory, by address.
 #[derive(Default)]
 struct Twin {
     live: Vec<Live>,
@@ -96,10 +96,10 @@ impl Twin {
         self.live.push(live);
     }
 
-    /// Everything is as it was written: so nothing overlaps.
+    /// Everything is as it was written, so nothing overlaps.
     fn check(&self) {
         for live in &self.live {
-            // SAFETY: alive, initialised by `fill`.
+            // SAFETY: live, and initialised by `fill`.
             let bytes = unsafe { live.memory.as_ref() };
             let wrong = bytes.iter().position(|&byte| byte != live.pattern);
             assert_eq!(wrong, None, "{live:?} was overwritten");
@@ -145,7 +145,7 @@ macro_rules! hand {
                     0 => self.alloc_slice_copy(words).map(|copy| same(copy, words)),
                     1 => self.alloc_slice_clone(words).map(|copy| same(copy, words)),
                     2 => self.alloc_iter(words.iter().copied()).map(|copy| same(copy, words)),
-                    // Does not say how many there are.
+                    // An iterator that does not know its length.
                     3 => self.alloc_iter(words.iter().copied().filter(|_| true)).map(|copy| same(copy, words)),
                     4 => self.alloc_str(&text).map(|copy| {
                         // SAFETY: not read as text again.
@@ -173,22 +173,22 @@ hand!(Scope<'_, &Blocks>, self, work: self.scoped(|mut scope| work(&mut scope)))
 hand!(&Arena<&Blocks>, self, work: work(self));
 hand!(&Pool<&Blocks>, self, work: work(self));
 
-/// The bytes of a copy, which is compared.
+/// The bytes of a copy, after comparing it.
 pub fn same<T: PartialEq + std::fmt::Debug>(copy: &mut [T], words: &[T]) -> NonNull<[u8]> {
     assert_eq!(copy, words);
     let bytes = size_of_val(copy);
     NonNull::slice_from_raw_parts(NonNull::from(copy).cast(), bytes)
 }
 
-/// What a story is about.
+/// A story: its input, and what it acts on.
 struct Story<'a> {
     bytes: Bytes<'a>,
     blocks: &'a Blocks,
     limit: usize,
-    /// The most bytes that were alive at a time: ever, and since pages were last given back.
+    /// The most bytes live at a time: ever, and since pages were last given back.
     peak: Cell<usize>,
     touched: Cell<usize>,
-    /// How many blocks had been given back then.
+    /// How many blocks had been given back by then.
     given: Cell<usize>,
 }
 
@@ -204,7 +204,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Forgets what was touched, if pages have gone back since that was last asked.
+    /// Resets `touched` if pages have been given back since the last call.
     fn note_given(&self) {
         let given = self.blocks.given();
         if self.given.replace(given) != given {
@@ -212,7 +212,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Counts what is alive, which has become more.
+    /// Records the live bytes, which have grown.
     fn note(&self, twin: &Twin) {
         let bytes = twin.bytes();
         self.note_given();
@@ -220,7 +220,7 @@ impl<'a> Story<'a> {
         self.touched.set(self.touched.get().max(bytes));
     }
 
-    /// Allocates, and writes on it. A refusal must have its reason.
+    /// Allocates and writes to the memory. A refusal must have a reason.
     fn allocate(&self, hand: &dyn Hand, twin: &mut Twin) {
         let layout = self.bytes.layout();
         let refused = self.blocks.refused();
@@ -232,7 +232,7 @@ impl<'a> Story<'a> {
             Err(error) => {
                 assert_eq!((error.asked(), error.align()), (layout.size(), layout.align()));
                 match error.reason() {
-                    // What cannot be had in a block of its own, with slack for a piece's head and a slab's foot.
+                    // A block of its own, with slack for a piece's head and a slab's foot, would exceed the limit.
                     Reason::Limit => {
                         let least = (layout.size() + layout.align() + 128).next_multiple_of(PAGE);
                         let reserved = self.blocks.bytes();
@@ -249,7 +249,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Makes something longer or shorter in place, if that can be.
+    /// Resizes something in place, if possible.
     fn resize(&self, hand: &dyn Hand, twin: &mut Twin, from: usize) {
         let (back, size) = (self.bytes.byte() % 4, self.bytes.size());
         // Only what was allocated through this hand since the scope began: from `from` on.
@@ -258,7 +258,7 @@ impl<'a> Story<'a> {
         };
         let live = &mut twin.live[index];
         let old = live.memory.len();
-        // SAFETY: alive, and what is given up is not used.
+        // SAFETY: live, and the part given up is not used.
         if unsafe { hand.resize(live.memory, size) } {
             live.memory = NonNull::slice_from_raw_parts(live.memory.cast(), size);
             assert!(size == 0 || self.blocks.has(live.memory.addr().get(), size));
@@ -281,7 +281,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Goes on until the bytes end or say so. What is taken in a scope is forgotten at its end.
+    /// Goes on until the input ends or says so. What is taken in a scope is forgotten at its end.
     fn go(&self, hand: &mut dyn Hand, twin: &mut Twin, depth: usize) {
         let from = twin.live.len();
         while !self.bytes.is_empty() {
@@ -368,7 +368,7 @@ pub fn arena(input: &[u8]) {
         let kept = blocks.bytes();
         arena.reset();
         assert_eq!(arena.stats().allocated, 0);
-        // But for blocks that no object wanted.
+        // Except for blocks that no object needed.
         assert!(
             blocks.bytes() == kept || blocks.given() > story.given.get(),
             "a reset keeps all pages"

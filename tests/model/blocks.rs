@@ -1,4 +1,4 @@
-//! A backing for arenas and lists that checks who uses it: whole pages, each block given back once and whole.
+//! A backing for arenas and lists that checks its user: whole pages, each block given back once and whole.
 
 #![allow(dead_code, reason = "some of it is for arenas, some for lists")]
 
@@ -9,15 +9,15 @@ use std::ptr::NonNull;
 
 use pageheap::arena::{Backing, Block};
 
-/// Bytes in a page of [`Blocks`], if nothing else is said.
+/// Bytes in a page of [`Blocks`], by default.
 pub const PAGE: usize = 4096;
 
-/// A backing that checks its user, and refuses when it is told to. Blocks are of the system's allocator, so that a
-/// sanitizer sees their borders.
+/// A backing that checks its user, and refuses blocks on demand. Blocks come from the system allocator, so that a
+/// sanitizer sees their bounds.
 pub struct Blocks {
     taken: RefCell<BTreeMap<usize, Layout>>,
     page: usize,
-    /// Every so-many-th block is refused; 0: none.
+    /// Every `refuse`-th block is refused; 0: none.
     refuse: usize,
     asked: Cell<usize>,
     refused: Cell<usize>,
@@ -37,7 +37,7 @@ impl Blocks {
         }
     }
 
-    /// With pages of so many bytes.
+    /// Sets the page size.
     pub fn pages(mut self, page: usize) -> Self {
         self.page = page;
         self
@@ -63,12 +63,12 @@ impl Blocks {
         self.taken.borrow().is_empty()
     }
 
-    /// How often it was asked, or was given something back.
+    /// How often it was asked for a block, or given one back.
     pub fn turns(&self) -> usize {
         self.asked.get() + self.given.get()
     }
 
-    /// The blocks: where each begins, and its bytes.
+    /// The blocks: where each begins, and its length in bytes.
     pub fn all(&self) -> Vec<(usize, usize)> {
         let taken = self.taken.borrow();
         taken.iter().map(|(&start, layout)| (start, layout.size())).collect()
@@ -79,7 +79,7 @@ impl Blocks {
         self.taken.borrow().values().map(Layout::size).sum()
     }
 
-    /// Whether all of these bytes are in one block.
+    /// Whether all of these bytes lie in one block.
     pub fn has(&self, start: usize, bytes: usize) -> bool {
         let taken = self.taken.borrow();
         let below = taken.range(..=start).next_back();
@@ -87,7 +87,7 @@ impl Blocks {
     }
 }
 
-// SAFETY: memory of the system's allocator, each block once; nothing unwinds but where a test has failed.
+// SAFETY: memory of the system allocator, each block once; it unwinds only when a test has failed.
 unsafe impl Backing for Blocks {
     fn page_bytes(&self) -> usize {
         self.page

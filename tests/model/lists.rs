@@ -1,8 +1,8 @@
-//! Free lists driven side by side with naive twins: for property tests and fuzz targets, which add this by path.
+//! Free lists side by side with naive twins: for property tests and fuzz targets, which include this by path.
 //!
-//! The twin knows which slots are live and what is written in each, who is inside, and what waits for whom. A story is
-//! a row of (operation, number). A list that says no has no slot free: how many there are the twin counts by itself, by
-//! asking of every address in the blocks of the backing whether a slot begins there.
+//! The twin knows which slots are live and what is written in each, which guards exist, and what waits for which of
+//! them. A story is a sequence of (operation, number). A list may refuse only if no slot is free. The twin counts
+//! slots itself: it tests every address in the backing's blocks for whether a slot begins there.
 
 use std::alloc::Layout;
 use std::collections::{HashMap, HashSet};
@@ -18,11 +18,11 @@ const RESET: u8 = 248;
 /// Owners of a sharded list.
 const OWNERS: usize = 3;
 
-/// Guards and boxes that live at a time.
+/// The most guards and boxes that exist at a time.
 const GUARDS: usize = 6;
 const BOXES: usize = 40;
 
-/// What can be known of a list, and where its slots are.
+/// What is known of a list, and where its slots are.
 struct Twin<'b> {
     blocks: &'b Blocks,
     layout: Layout,
@@ -32,17 +32,17 @@ struct Twin<'b> {
     live: Vec<NonNull<u8>>,
     written: HashMap<usize, u8>,
     most: usize,
-    /// Slots in boxes, which are live, too.
+    /// Slots in boxes, which are live too.
     boxed: HashSet<usize>,
-    /// Guards that live, by number; how many there were.
+    /// Guards that exist, by number; and how many there have been.
     inside: Vec<u64>,
     guards: u64,
-    /// Which owners are inside. A number for each time that somebody enters as the first.
+    /// Which owners are inside. A session's number changes each time that an owner enters with no guard yet.
     sessions: [Session; OWNERS],
     retired: HashMap<usize, Retired>,
-    /// Which guard has found which slot, as it is since it was allocated.
+    /// Which guard has found which slot, unchanged since the slot was allocated.
     found: Vec<(u64, usize)>,
-    /// Slots there are, as of so many turns of the backing.
+    /// The number of slots, as of this many turns of the backing.
     counted: (usize, usize),
 }
 
@@ -56,7 +56,7 @@ struct Session {
 struct Retired {
     /// Guards for which it must be kept.
     must: Vec<u64>,
-    /// Those for whom it may be, if that has been decided: place and number of the session.
+    /// Sessions for which it may be kept, once that is decided: place and number.
     may: Option<Vec<(usize, u64)>>,
 }
 
@@ -84,7 +84,7 @@ impl<'b> Twin<'b> {
         self.live.len() + self.boxed.len()
     }
 
-    /// A slot that was free, and may be.
+    /// A slot that was free, and may have been.
     fn arrives(&mut self, slot: NonNull<u8>) {
         let start = slot.addr().get();
         assert!(start.is_multiple_of(self.layout.align()) && self.blocks.has(start, self.bytes));
@@ -103,7 +103,7 @@ impl<'b> Twin<'b> {
     fn take(&mut self, slot: NonNull<u8>) {
         self.arrives(slot);
         let mark = (slot.addr().get() >> 3) as u8 ^ self.live.len() as u8;
-        // SAFETY: just allocated, and so long.
+        // SAFETY: just allocated, with this length.
         unsafe { slot.write_bytes(mark, self.layout.size()) };
         self.written.insert(slot.addr().get(), mark);
         self.live.push(slot);
@@ -115,7 +115,7 @@ impl<'b> Twin<'b> {
         }
         let slot = self.live.swap_remove(pick % self.live.len());
         let mark = self.written.remove(&slot.addr().get()).expect("live slots are written");
-        // SAFETY: ours still.
+        // SAFETY: still ours.
         let bytes = unsafe { std::slice::from_raw_parts(slot.as_ptr(), self.layout.size()) };
         assert!(
             bytes.iter().all(|&byte| byte == mark),
@@ -132,7 +132,7 @@ impl<'b> Twin<'b> {
         self.found.clear();
     }
 
-    /// How many slots the blocks have.
+    /// How many slots the blocks contain.
     fn count(&mut self, owns: impl Fn(*const u8) -> bool) -> usize {
         let turns = self.blocks.turns();
         if self.counted.0 != turns {
@@ -147,12 +147,13 @@ impl<'b> Twin<'b> {
         self.counted.1
     }
 
-    /// It has said no, and there are no slots but those live.
+    /// The list has refused, so all its slots must be live.
     fn all_live(&mut self, owns: impl Fn(*const u8) -> bool) {
         assert_eq!(self.live(), self.count(owns), "a no while a slot is free");
     }
 
-    /// An error has its reason: the limit, or a backing that has just refused, which it had done `before` times.
+    /// An error must have its reason: the limit, or a backing that has just refused. It had refused `before` times
+    /// before.
     fn reason(&self, error: ArenaError, node: usize, before: usize) {
         assert_eq!(
             (error.asked(), error.align()),
@@ -168,8 +169,8 @@ impl<'b> Twin<'b> {
     }
 }
 
-/// A free list through a story, with slots of `layout`, at most `limit` bytes of pages, and a first slab of `slab`.
-/// Every `refuse`th block is refused.
+/// Runs a story on a free list with slots of `layout`, at most `limit` bytes of pages, and a first slab of `slab`
+/// bytes. Every `refuse`th block is refused.
 pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story: &[(u8, usize)]) {
     let blocks = Blocks::new(refuse);
     let config = ArenaConfig::new().slab(slab).limit(limit);
@@ -182,7 +183,7 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
                 let stale = twin.give(number);
                 list.reset();
                 twin.reset();
-                // SAFETY: nobody's since the reset: to be refused.
+                // SAFETY: nobody's since the reset; it must be refused.
                 let refused = stale.is_none_or(|slot| unsafe { list.try_deallocate(slot) }.is_err());
                 assert!(refused, "freed, though nobody has had it since the reset");
             }
@@ -198,7 +199,7 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
             }
             3..=4 => {
                 if let Some(slot) = twin.give(number) {
-                    // SAFETY: the twin had it, and has it no more.
+                    // SAFETY: the twin had it and no longer does.
                     unsafe {
                         if number % 4 == 3 {
                             list.deallocate_mut(slot);
@@ -224,7 +225,7 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
             }
             _ => {
                 let mut batch: Vec<_> = (0..number % 50).map(|pick| twin.give(pick)).collect();
-                // SAFETY: the twin had them, and has them no more.
+                // SAFETY: the twin had them and no longer does.
                 unsafe { list.deallocate_batch(&mut batch) }.expect("all were allocated");
                 assert!(batch.iter().all(Option::is_none));
             }
@@ -238,8 +239,8 @@ pub fn free_list(layout: Layout, slab: usize, limit: usize, refuse: usize, story
 
 type List<'b> = ShardedFreeList<&'b Blocks>;
 
-/// A sharded list of three owners through a story: between resets, each with owners of its own. Every `refuse`th block
-/// is refused.
+/// Runs a story on a sharded list of three owners; between resets the list has new owners. Every `refuse`th block is
+/// refused.
 pub fn sharded(layout: Layout, limit: usize, refuse: usize, story: &[(u8, usize)]) {
     let blocks = Blocks::new(refuse);
     let config = ArenaConfig::new().slab(1 << 12).limit(limit);
@@ -256,7 +257,7 @@ pub fn sharded(layout: Layout, limit: usize, refuse: usize, story: &[(u8, usize)
             let stale = twin.give(part.len());
             list.reset();
             twin.reset();
-            // SAFETY: nobody's since the reset: to be refused.
+            // SAFETY: nobody's since the reset; it must be refused.
             unsafe {
                 assert!(stale.is_none_or(|slot| list.try_deallocate(slot).is_err()), "freed");
                 assert!(stale.is_none_or(|slot| list.try_retire(slot).is_err()), "retired");
@@ -270,15 +271,15 @@ pub fn sharded(layout: Layout, limit: usize, refuse: usize, story: &[(u8, usize)
 
 type OwnerOf<'l, 'b> = Owner<'l, &'b Blocks>;
 
-/// What refers to owners, and lives as long as it likes.
+/// What refers to owners, and lives as long as the story wants.
 #[derive(Default)]
 struct Alive<'o, 'l, 'b> {
-    /// Guards: the number, the place of the session, itself.
+    /// Guards: the number, the place of the session, the guard.
     guards: Vec<(u64, usize, Guard<'o, &'b Blocks>)>,
     boxes: Vec<(u8, SlotBox<'o, u8, OwnerOf<'l, 'b>>)>,
 }
 
-/// A list between two resets.
+/// The part of a story between two resets.
 struct Part<'l, 't, 'b> {
     list: &'l List<'b>,
     twin: &'t mut Twin<'b>,
@@ -299,8 +300,8 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
         drop(alive);
         self.twin.boxed.clear();
-        // Nobody reads, so all that is not live can be had: by one owner, who gathers it from the others. Unless the
-        // backing refuses just when it is asked; then once more.
+        // There is no reader, so every slot that is not live can be had: by one owner, which gathers them from the
+        // others. Unless the backing refuses at that moment; then the loop makes one more attempt.
         while self.allocate(Some(&owners[0])) {}
         let census = self.list.census(|_| ());
         assert_eq!((census.sharded, census.depot, census.retired), (0, 0, 0), "{census:?}");
@@ -312,7 +313,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         match operation % 16 {
             0..=2 => _ = self.allocate(Some(owner)),
             3 => _ = self.allocate(None),
-            // As long as there are any, or some.
+            // All there are, or some.
             4 if pick.is_multiple_of(8) && self.twin.bytes >= 16 => while self.allocate(Some(owner)) {},
             4 => self.allocate_batch(owner, pick % 100),
             5 => self.deallocate(owner, pick),
@@ -328,7 +329,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
     }
 
-    /// By an owner, or as a guest. Whether there was one.
+    /// Allocates by an owner, or as a guest. Returns whether there was a slot.
     fn allocate(&mut self, owner: Option<&OwnerOf<'l, 'b>>) -> bool {
         let before = self.twin.blocks.refused();
         match owner.map_or_else(|| self.list.allocate(), |owner| owner.allocate()) {
@@ -356,7 +357,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
     }
 
-    /// It has said no: nothing is free, and what is neither free nor live waits for somebody who is inside.
+    /// The list has refused: nothing is free, and a slot that is neither free nor live waits for a guard.
     fn refused(&mut self, error: Option<(ArenaError, usize)>) {
         if let Some((error, before)) = error {
             self.twin.reason(error, 16, before);
@@ -374,7 +375,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
                 Some(may) => may.iter().any(|session| present.contains(session)),
                 None => !present.is_empty(),
             });
-            // Nothing is kept in shards: so who comes now does not hold it any more.
+            // Nothing is kept in shards: so guards that come later do not hold it.
             if census.retired == 0 && retired.may.is_none() {
                 retired.may = Some(present.clone());
             }
@@ -390,7 +391,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         let Some(slot) = self.twin.give(pick) else {
             return;
         };
-        // SAFETY: the twin had it, and has it no more: so all but the first are to be refused.
+        // SAFETY: the twin had it and no longer does: so all calls but the first must be refused.
         unsafe {
             if pick.is_multiple_of(2) {
                 owner.deallocate(slot);
@@ -405,12 +406,12 @@ impl<'l, 'b> Part<'l, '_, 'b> {
 
     fn deallocate_batch(&mut self, owner: &OwnerOf<'l, 'b>, count: usize) {
         let mut batch: Vec<_> = (0..count).map(|pick| self.twin.give(pick)).collect();
-        // SAFETY: the twin had them, and has them no more.
+        // SAFETY: the twin had them and no longer does.
         unsafe { owner.deallocate_batch(&mut batch) }.expect("all were allocated");
         assert!(batch.iter().all(Option::is_none));
     }
 
-    /// By an owner, or as a guest.
+    /// Retires a slot by an owner, or as a guest.
     fn retire(&mut self, alive: &Alive<'_, 'l, 'b>, owner: Option<&OwnerOf<'l, 'b>>, pick: usize) {
         let Some(slot) = self.twin.give(pick) else {
             return;
@@ -418,7 +419,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         let found = |guard| self.twin.found.contains(&(guard, slot.addr().get()));
         let guards = alive.guards.iter().map(|&(guard, ..)| guard);
         let must = guards.filter(|&guard| found(guard)).collect();
-        // SAFETY: the twin had it, and has it no more; the others are to be refused.
+        // SAFETY: the twin had it and no longer does; the other calls must be refused.
         unsafe {
             match owner {
                 Some(owner) => owner.retire(slot),
@@ -470,7 +471,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
         }
     }
 
-    /// A guard finds a slot that is live: any, or the youngest, which perhaps is retired then.
+    /// A guard finds a live slot: any, or the latest, which may be retired later.
     fn protect(&mut self, owner: &OwnerOf<'l, 'b>, alive: &Alive<'_, 'l, 'b>, pick: usize) {
         let (Some((number, _, guard)), Some(last)) = (alive.guards.last(), self.twin.live.len().checked_sub(1)) else {
             return;
@@ -489,8 +490,8 @@ impl<'l, 'b> Part<'l, '_, 'b> {
     }
 }
 
-/// Two bytes of layout, the second also of what is refused, one of slab, one of limit, and the story: three bytes a
-/// step.
+/// Input: two bytes of layout, the second also giving what is refused, one of slab, one of limit, and the story: three
+/// bytes a step.
 pub fn decode(input: &[u8]) -> (Layout, usize, usize, usize, Vec<(u8, usize)>) {
     let byte = |index: usize| usize::from(input.get(index).copied().unwrap_or(0));
     let layout = Layout::from_size_align(1 + byte(0) * 3, 1 << (byte(1) % 8)).expect("a small layout");

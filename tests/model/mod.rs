@@ -1,6 +1,6 @@
-//! A heap driven side by side with a naive one: for property tests and fuzz targets, which add `mod model` by path.
+//! A heap side by side with a naive one: for property tests and fuzz targets, which include `mod model` by path.
 //!
-//! [`Runner::run`] does each step to both, compares what comes of it, every page, every count, and has the heap check
+//! [`Runner::run`] applies each step to both, compares the results, every page and every count, and has the heap check
 //! itself. A difference panics with a drawing of both.
 
 #![allow(dead_code, reason = "no program uses all of it")]
@@ -17,7 +17,7 @@ use pageheap::internals::{Shape, Summary};
 use pageheap::source::{Simulated, Source};
 use pageheap::{Allocation, Cache, PageCount, PageHeap, PageIndex, PageRun};
 
-/// A source that can tell whether memory may be used.
+/// A source that can check whether memory may be used.
 pub trait Watched: Source {
     /// Panics unless these bytes may be used.
     fn watch(&self, start: NonNull<u8>, bytes: usize);
@@ -35,10 +35,10 @@ impl<S: Watched> Watched for &S {
     }
 }
 
-/// How a heap was set up, as far as the heap does not say.
+/// How a heap was set up, as far as it cannot say itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether the source says that prepared and released pages read as zero.
+    /// Whether the source promises that prepared and released pages read as zero.
     pub zero: bool,
     /// `Config::shards`.
     pub shards: usize,
@@ -71,7 +71,7 @@ fn parts(taken: Allocation) -> (usize, usize, usize) {
 }
 
 impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
-    /// Over a new heap.
+    /// A runner over a new heap.
     pub fn new(heap: &'h PageHeap<S, G>, options: Options) -> Self {
         let setup = Setup {
             page_shift: G::PAGE_SHIFT,
@@ -94,14 +94,14 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
     }
 
-    /// Does the steps, comparing after each.
+    /// Applies the steps, comparing after each.
     pub fn run(&mut self, ops: &[Op]) {
         for &op in ops {
             self.step(op);
         }
     }
 
-    /// Does one step, and compares.
+    /// Applies one step, and compares.
     pub fn step(&mut self, op: Op) {
         self.done.push(op);
         self.apply(op);
@@ -195,7 +195,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
                 } else {
                     self.model.allocate_cached(shard % shards, pages)
                 };
-                // Which is not said of what a shard gives.
+                // A shard's allocation does not report it.
                 let scavenged = naive.map_or(0, |(_, scavenged)| self.claimed(scavenged));
                 let real = real.map(|run| (run.start().0, run.pages().0, scavenged));
                 self.took(real, naive, pages);
@@ -214,7 +214,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
                 self.heap.flush_shards();
                 (0..shards).for_each(|shard| self.model.flush(shard));
             }
-            // Nothing to do it to.
+            // There is nothing to apply it to.
             _ => {}
         }
     }
@@ -233,12 +233,12 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
     }
 
-    /// Of so many marked pages, those that the heap may call zero.
+    /// Of `scavenged` marked pages, those that the heap may call zero.
     fn claimed(&self, scavenged: usize) -> usize {
         if self.model.setup.zero { scavenged } else { 0 }
     }
 
-    /// What both took.
+    /// Compares what both took.
     fn took(&mut self, real: Option<(usize, usize, usize)>, naive: Option<Taken>, pages: usize) {
         let expected = naive.map(|(start, scavenged)| (start, pages, self.claimed(scavenged)));
         let page = expected.or(real).map_or(0, |(start, ..)| start);
@@ -331,7 +331,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
     }
 
-    /// Only where it must be noticed: something free is in the run (not: cached), or it leaves the heap.
+    /// Only where the heap must notice it: a page of the run is free (not: cached), or outside the heap.
     fn misuse(&mut self, page: usize, pages: usize) {
         let Some(run) = run_of(page, pages) else { return };
         let outside = page + pages > self.model.grown();
@@ -372,7 +372,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
         let idle: Vec<_> = (0..grown).filter(|&page| self.model.is_idle(page)).collect();
         let lowest = new.first().copied().unwrap_or(grown);
-        // Of a granule that goes some may have been marked before.
+        // Some pages of a released granule may have been marked before.
         let begin = lowest & !(self.model.setup.granule - 1);
         let above: Vec<_> = idle.iter().copied().filter(|&page| page >= begin).collect();
         let marked: Vec<_> = above
@@ -388,7 +388,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         new.into_iter().for_each(|page| self.model.scavenged[page] = true);
     }
 
-    /// Every summary is exact after claims are settled.
+    /// After claims are settled, every summary is exact.
     fn settle(&self) {
         self.heap.free_set().settle();
         let grown = self.model.grown();
@@ -412,7 +412,7 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         (free >> (page % 64) & 1 == 1, scavenged >> (page % 64) & 1 == 1)
     }
 
-    /// Everything that can be seen.
+    /// Compares everything observable.
     fn compare(&self) {
         if let Err(fault) = self.heap.check() {
             self.fail(&format!("{fault}"), 0);

@@ -1,7 +1,7 @@
-//! What a heap is, said as plainly as can be: one flag to a page, linear searches, counting.
+//! A heap stated as plainly as possible: one flag per page, linear searches, counting.
 //!
-//! Shares nothing with the crate but the numbers of its geometry, and the policies that its documentation states: how
-//! far a heap grows, when a cache is refilled and flushed.
+//! Shares nothing with the crate except the constants of its geometry, and the policies that its documentation states:
+//! how far a heap grows, and when a cache is refilled and flushed.
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +27,14 @@ pub fn summarize(free: impl Iterator<Item = bool>) -> Triple {
     (start, max, run)
 }
 
-/// Clears flags; how many there were.
+/// Clears flags. Returns how many were set.
 fn take_flags(flags: &mut [bool]) -> usize {
     let count = flags.iter().filter(|&&flag| flag).count();
     flags.fill(false);
     count
 }
 
-/// One cache: 64 pages of one word, and 64 on their way back.
+/// One cache: 64 pages of one word, and a buffer of 64 freed pages.
 #[derive(Clone, Debug)]
 pub struct Slot {
     pub word: usize,
@@ -42,7 +42,7 @@ pub struct Slot {
     pub scavenged: [bool; 64],
     pub buffer_word: usize,
     pub buffer: [bool; 64],
-    /// Calls for a flush that were heeded.
+    /// Calls for a flush that it has answered.
     pub heeded: usize,
 }
 
@@ -68,7 +68,7 @@ impl Slot {
     }
 }
 
-/// What the model must know of a heap's shape and set-up.
+/// What the model must know of a heap's shape and setup.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Bytes in a page, as a power of two.
@@ -140,7 +140,7 @@ impl Model {
     fn first_fit(&self, wish: Wish) -> Option<usize> {
         let phase = self.setup.base >> self.setup.page_shift;
         let mut run = 0;
-        // How many free pages follow each page, from the top; the lowest that will do is the last found.
+        // How many free pages follow each page, from the top; the last match found is the lowest.
         let mut found = None;
         for page in (0..self.grown()).rev() {
             run = if self.is_free(page) { run + 1 } else { 0 };
@@ -160,7 +160,7 @@ impl Model {
 
     // ---- growth -----------------------------------------------------------------------------------------------------
 
-    /// Grows so far that the wish can be met, and ahead. Not past the limit.
+    /// Grows far enough for the wish, and ahead. Not past the limit.
     fn grow_for(&mut self, wish: Wish) -> Option<()> {
         let grown = self.grown();
         let tail = self
@@ -181,7 +181,7 @@ impl Model {
         Some(())
     }
 
-    /// Grows to `end`, in whole chunks, if it is not there yet.
+    /// Grows to `end`, in whole chunks, if it has not grown that far.
     fn grow_to(&mut self, end: usize) -> Option<()> {
         if end > self.grown() {
             if end > self.limit {
@@ -206,7 +206,7 @@ impl Model {
     // ---- the heap's own verbs ---------------------------------------------------------------------------------------
 
     /// First fit, growth, flushes; then first fit and growth again. `own` is the shard that asks, which cannot be
-    /// flushed under it.
+    /// flushed meanwhile.
     pub fn allocate(&mut self, wish: Wish, own: Option<usize>) -> Option<Taken> {
         if wish.pages == 0 || wish.pages > self.setup.capacity {
             return None;
@@ -231,7 +231,7 @@ impl Model {
             .then(|| self.take(start, pages, State::Used))
     }
 
-    /// The first page that is free already, or nothing.
+    /// Frees pages, or returns the first page that is free already.
     pub fn free(&mut self, start: usize, pages: usize) -> Result<(), usize> {
         if let Some(page) = (start..start + pages).find(|&page| self.is_free(page)) {
             return Err(page);
@@ -242,7 +242,7 @@ impl Model {
 
     // ---- caches -----------------------------------------------------------------------------------------------------
 
-    /// A slot is lent: as it was left, but that calls for a flush are all heeded.
+    /// Lends a slot: as it was left, except that it has answered all calls for a flush.
     pub fn lend(&mut self, slot: usize) {
         if slot == self.slots.len() {
             self.slots.push(Slot::new());
@@ -277,7 +277,7 @@ impl Model {
         let own = Some(slot).filter(|&slot| slot < self.setup.shards);
         let wish = Wish { pages, align: 1 };
         if pages == 0 || self.first_fit(wish).is_none() {
-            // The cache's own pages may be what is missing, before the heap grows or says no.
+            // The cache's own pages may be what is missing, before the heap grows or refuses.
             self.flush(slot);
         }
         self.allocate(wish, own)

@@ -1,6 +1,6 @@
-//! What is done to a heap, and how bytes say it.
+//! Operations on a heap, and how bytes encode them.
 
-/// One step. Indices are taken modulo what there is; a step that makes no sense at the moment does nothing.
+/// One step. Indices are taken modulo the number of objects; a step that makes no sense at the moment does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Allocate {
@@ -33,12 +33,12 @@ pub enum Op {
         run: usize,
         to: usize,
     },
-    /// Frees what is free, or what is not there: must be refused.
+    /// Frees what is free or does not exist: must be refused.
     Misuse {
         page: usize,
         pages: usize,
     },
-    /// A batch with the same run in it twice: must be refused.
+    /// Frees a batch with the same run in it twice: must be refused.
     Twice {
         run: usize,
     },
@@ -138,7 +138,7 @@ impl Op {
     }
 }
 
-/// Steps out of any bytes, four for each.
+/// Decodes steps from any bytes, four for each.
 pub fn decode(bytes: &[u8]) -> Vec<Op> {
     bytes.as_chunks().0.iter().copied().map(Op::decode).collect()
 }

@@ -1,4 +1,4 @@
-//! An owner of a shard, as `arena::Owner` is one; and who uses a list of free slots, as `arena::FreeList` does.
+//! An owner of a shard, like `arena::Owner`; and a user of a list of free slots, like `arena::FreeList`.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pageheap::internals::AtomicU32;
 use pageheap::internals::free_list::{FreeAlready, FreeSlot, FreeSlots, Node, Nodes, Pocket, Shards};
 
-/// Who has a shard of a list for himself, and remembers what is in its pocket.
+/// The sole owner of a shard of a list, which remembers what is in its pocket.
 pub struct Hand<N: Nodes + 'static> {
     pub list: Arc<Shards<N>>,
     pub shard: usize,
@@ -14,7 +14,7 @@ pub struct Hand<N: Nodes + 'static> {
     pocket: Pocket<'static>,
 }
 
-// SAFETY: the addresses in the pocket are of nothing.
+// SAFETY: the addresses in the pocket lead to nothing.
 unsafe impl<N: Nodes + Send + Sync + 'static> Send for Hand<N> {}
 
 /// Where a slot's memory would be.
@@ -23,7 +23,7 @@ fn memory(slot: u32) -> *mut u8 {
 }
 
 impl<N: Nodes> Hand<N> {
-    /// One with a shard; `None` if all are lent.
+    /// An owner with a shard; `None` if all are lent.
     pub fn lend(list: &Arc<Shards<N>>) -> Option<Self> {
         Some(Self {
             list: list.clone(),
@@ -60,7 +60,7 @@ impl<N: Nodes> Hand<N> {
     }
 
     fn node(&self, slot: u32) -> &'static Node {
-        // SAFETY: nodes stay where they are as long as the list is there, which it is as long as this is.
+        // SAFETY: nodes stay in place as long as the list exists, which is as long as this does.
         unsafe { &*ptr::from_ref(self.list.nodes().node(slot)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Models: the concurrent parts of `pageheap`, the code that ships, under a checker that decides who goes when.
+//! Models: the shipped concurrent parts of `pageheap` under a checker that decides how threads interleave.
 //!
 //! ```text
 //!   loom      every interleaving up to some number of preemptions, and every value the memory model lets a load see;
@@ -6,12 +6,12 @@
 //!   shuttle   thousands of random schedules of larger programs; sequentially consistent
 //! ```
 //!
-//! The name of a test is the answer to its question. What shrinks is the geometry (two words to a chunk, two children
-//! to a node) and how many pages are free, nothing else. Every test ends in [`World::finish`](world::World::finish)
-//! or its like: all invariants, no page lost or made. `loom::negative` holds small copies of protocols that look
-//! right and are not; they must fail.
+//! Each file asks a question; the names of its tests are the answers. Only the geometry shrinks (two words to a chunk,
+//! two children to a node) and the number of free pages. Every test ends in [`World::finish`](world::World::finish) or
+//! its like: all invariants hold, and no page is lost or duplicated. `loom::negative` holds small copies of protocols
+//! that look right and are not; they must fail.
 //!
-//! How to run them: `README.md`. Without `--cfg loom` or `--cfg shuttle` there is nothing here.
+//! How to run them: `README.md`. Without `--cfg loom` or `--cfg shuttle` this crate is empty.
 
 #![cfg(all(test, any(loom, shuttle)))]
 

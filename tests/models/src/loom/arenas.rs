@@ -1,7 +1,7 @@
-//! Is a byte of an arena ever handed out twice, and does whoever gets it next see that the last one is done with it?
+//! Is a byte of an arena ever handed out twice, and does its next owner see that the last one is done with it?
 //!
-//! Slabs are 256 bytes, of which 224 can be cut. Every grain of eight bytes has a cell of loom's, on which whoever has
-//! it writes: two owners at a time, or two in a row without a happens-before, are found.
+//! Slabs are 256 bytes, of which 224 can be cut. Every grain of eight bytes has a loom cell, to which its owner
+//! writes: so loom finds two owners at a time, and two in a row without a happens-before.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -33,12 +33,12 @@ impl std::ops::Deref for Paper {
 struct Pages {
     memory: NonNull<u8>,
     pages: usize,
-    /// Which pages are taken. Only for the backing's own books, so not loom's.
+    /// Which pages are taken. Only for the backing's own records, so not loom's.
     taken: Mutex<Vec<bool>>,
     cells: Vec<UnsafeCell<usize>>,
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for Pages {}
 // SAFETY: as above.
 unsafe impl Send for Pages {}
@@ -60,16 +60,16 @@ impl Pages {
         Paper(Arc::new(pages))
     }
 
-    /// Writes on memory that was handed out.
+    /// Writes to memory that was handed out.
     fn touch(&self, memory: NonNull<[u8]>) {
         let start = memory.addr().get() - self.memory.addr().get();
         for cell in &self.cells[start / GRAIN..(start + memory.len()).div_ceil(GRAIN)] {
-            // SAFETY: loom checks that nobody else does so at this time.
+            // SAFETY: loom checks that no other thread does so at this time.
             cell.with_mut(|contents| unsafe { *contents += 1 });
         }
     }
 
-    /// No grain was handed out twice; how many were at all.
+    /// Checks that no grain was handed out twice. Returns how many were handed out.
     fn touched_once(&self) -> usize {
         // SAFETY: as above.
         let often = |cell: &UnsafeCell<usize>| cell.with(|contents| unsafe { *contents });
@@ -92,7 +92,7 @@ impl Drop for Pages {
     }
 }
 
-// SAFETY: pages are memory, and each is somebody's or nobody's.
+// SAFETY: pages are memory, and each has one owner or none.
 unsafe impl Backing for Paper {
     fn page_bytes(&self) -> usize {
         PAGE
@@ -133,7 +133,7 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, GRAIN).expect("small")
 }
 
-/// Takes memory and writes on it. None if there is none, which must be for want of pages.
+/// Takes memory and writes to it. `None` if there is none, which must be for lack of pages.
 fn take(paper: &Paper, arena: &Arena<Paper>, bytes: usize) -> Option<NonNull<[u8]>> {
     match arena.allocate(layout(bytes)) {
         Ok(memory) => {
@@ -147,7 +147,7 @@ fn take(paper: &Paper, arena: &Arena<Paper>, bytes: usize) -> Option<NonNull<[u8
     }
 }
 
-/// Takes it out again: nobody else has it any more.
+/// Unwraps the arena: no other thread has it any more.
 fn own(arena: Shared) -> Arena<Paper> {
     Arc::try_unwrap(arena).expect("the threads have ended")
 }
@@ -172,7 +172,7 @@ fn two_threads_cut_one_slab_without_overlap() {
 #[test]
 fn two_who_find_the_slab_full_share_the_next_one() {
     explore(3, || {
-        // Two slabs and no more: who takes a second for himself leaves none for the other.
+        // Two slabs and no more: a thread that takes a second for itself leaves none for the other.
         let (paper, arena) = arena(2);
         let arena = Arc::new(arena);
         take(&paper, &arena, 104).unwrap();
@@ -192,7 +192,7 @@ fn two_who_find_the_slab_full_share_the_next_one() {
 #[test]
 fn who_read_the_old_slab_does_not_cut_the_new_one_by_it() {
     explore(4, || {
-        // One thread fills two slabs and opens the third, while the other looks and exchanges.
+        // One thread fills two slabs and opens the third, while the other loads and exchanges.
         let (paper, arena) = arena(3);
         let arena = Arc::new(arena);
         take(&paper, &arena, 96).unwrap();
@@ -221,7 +221,7 @@ fn what_is_given_back_is_taken_by_one_who_sees_that_it_was() {
             // SAFETY: allocated here, and not used again.
             Some(unsafe { other.resize_in_place(memory, 0) })
         });
-        // 224 less 104: both fit if the one is given back before the other is taken.
+        // 224 less 104: both fit if one is given back before the other is taken.
         let mine = take(&paper, &arena, 64).is_some();
         let other = thread.join().unwrap();
         assert!(mine || other.is_some());
@@ -242,7 +242,7 @@ fn what_fell_before_the_slab_was_left_is_counted() {
             // SAFETY: allocated here, and not used again.
             unsafe { other.resize_in_place(memory, 0) }
         });
-        // Has no room in the first slab while the other has his there.
+        // Does not fit in the first slab while the other block is there.
         take(&paper, &arena, 104).unwrap();
         let fell = thread.join().unwrap();
         let stats = arena.stats();

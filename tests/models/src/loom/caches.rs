@@ -1,4 +1,4 @@
-//! Does what caches hold, flush and refill stay one page, one owner? Is a slot ever lent twice?
+//! Do cached, flushed and refilled pages keep one owner each? Is a slot ever lent twice?
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ fn a_shard_serves_one_and_the_heap_the_other() {
 #[test]
 fn of_three_who_name_a_shard_one_has_it_at_a_time() {
     explore(2, || {
-        // Whoever finds the shard busy goes to the heap, and leaves the shard to whom it belongs.
+        // A thread that finds the shard busy goes to the heap, and leaves the shard to its holder.
         let heap = heap_with::<One>(1, &[(62, 4)]);
         let go = |heap: &Heap<One>| heap.allocate_on(0, PageCount(1)).unwrap().start();
         let (second, third) = (heap.clone(), heap.clone());
@@ -135,7 +135,7 @@ fn who_runs_out_takes_what_the_shards_hold() {
     explore(2, || {
         let heap = heap_with::<One>(1, &[(62, 1)]);
         let other = heap.clone();
-        // The shard takes the page, and has it back.
+        // The shard takes the page, and gets it back.
         let thread = spawn(move || {
             if let Some(page) = other.allocate_on(0, PageCount(1)) {
                 // SAFETY: just allocated.
@@ -158,13 +158,13 @@ fn a_call_for_a_flush_is_heeded_when_the_owner_next_comes_by() {
         let cache = heap.cache().unwrap();
         let page = take_from(&cache, 1).unwrap();
         give_to(&cache, page);
-        // The cache holds one page, another is free; the other thread wants both in turn and at first gets one.
+        // The cache holds one page, and another is free; the other thread wants both in turn and at first gets one.
         let thread = spawn(move || usize::from(take(&other, 1).is_some()) + usize::from(take(&other, 1).is_some()));
         let mine = take_from(&cache, 2).is_some();
         assert!(!mine, "there are no two in a row");
         let theirs = thread.join().unwrap();
         assert!(theirs >= 1);
-        // By now the call, if there was one, or our own wish for two, has emptied the cache.
+        // By now the call for a flush, if there was one, or our own request for two, has emptied the cache.
         finish(&heap, 2 - theirs, 0, None);
     });
 }

@@ -1,7 +1,7 @@
 //! Does a page ever have two owners? Does the next owner see what the last one wrote?
 //!
-//! The cells of the [`World`] answer: loom fails a run in which two threads are on a page without one's leaving being
-//! known to the other, be it that both were given it or that the handover lacks an acquire or a release.
+//! The cells of the [`World`] answer: loom fails a run in which two threads are on a page and the one does not know
+//! that the other has left. Either both were given the page, or the handover lacks an acquire or a release.
 
 use pageheap::internals::Word;
 
@@ -43,7 +43,7 @@ fn a_word_swapped_away_has_nothing_of_what_a_run_was_claimed_from_it() {
         let thread = spawn(move || pages_of(other.claim_word()));
         let mine = 2 * usize::from(world.claim(2).is_some());
         let theirs = thread.join().unwrap();
-        // Whoever was first: two pages and the third, or all three and none.
+        // Whichever was first: two pages and the third, or all three and none.
         assert!(mine + theirs == 3 && theirs != 0);
         world.finish(0);
     });
@@ -131,7 +131,7 @@ fn a_page_passes_through_three_hands() {
     });
 }
 
-/// It is freed twice, which nobody may do: the set is none the worse, and one of the two is told.
+/// A double free, which is misuse: the set stays intact, and one of the two callers is told.
 #[test]
 fn of_two_who_release_a_run_of_a_word_at_once_one_is_told() {
     explore(3, || {

@@ -11,14 +11,14 @@ use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Table, Zeroed};
 use super::{explore, explore_first, spawn};
 use crate::hand::{Hand, Numbers};
 
-/// A few slots, all nodes in place, and their contents, which notice two owners.
+/// A few slots, all nodes present, and their contents, which detect two owners.
 pub struct Few<T> {
     nodes: Vec<T>,
     used: LoomU32,
     contents: Vec<UnsafeCell<usize>>,
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl<T: Sync> Sync for Few<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Few<T> {}
@@ -32,14 +32,14 @@ impl<T: Zeroed> Few<T> {
         }
     }
 
-    /// Writes to a slot. loom fails if another's use of it is not known to be over.
+    /// Writes to a slot. loom fails if another thread's use of it is not known to be over.
     pub fn write(&self, slot: u32) {
-        // SAFETY: loom checks that nobody else does so at this time.
+        // SAFETY: loom checks that no other thread does so at this time.
         self.contents[slot as usize - 1].with_mut(|contents| unsafe { *contents += 1 });
     }
 
     pub fn read(&self, slot: u32) -> usize {
-        // SAFETY: loom checks that nobody writes at this time.
+        // SAFETY: loom checks that no thread writes at this time.
         self.contents[slot as usize - 1].with(|contents| unsafe { *contents })
     }
 }
@@ -141,7 +141,7 @@ fn pop_against_push_push_loses_no_slot_and_makes_none() {
     });
 }
 
-/// As above, with the popped slot pushed again: what is pushed on, twice, may be another's by then.
+/// As above, with the popped slot pushed again: the slot below it, on either push, may be another thread's by then.
 #[test]
 fn pop_push_against_push_push_keeps_the_chain() {
     explore(3, || {
@@ -191,7 +191,7 @@ fn slots_in_batches_and_one_by_one_have_one_owner() {
     });
 }
 
-/// Takes a slot, which there is, and puts it back.
+/// Takes a slot, which must exist, and puts it back.
 fn pair(list: &Numbers<Few<AtomicU32>>) {
     let slot = list.allocate().expect("a slot for each");
     list.nodes().write(slot);
@@ -201,7 +201,7 @@ fn pair(list: &Numbers<Few<AtomicU32>>) {
 #[test]
 fn no_is_said_only_when_there_is_no_slot() {
     explore(3, || {
-        // Two slots, two threads, one each at a time: nobody may be refused.
+        // Two slots, two threads, one each at a time: neither may be refused.
         let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(2)));
         let other = list.clone();
         let thread = spawn(move || (0..2).for_each(|_| pair(&other)));
@@ -215,7 +215,7 @@ fn no_is_said_only_when_there_is_no_slot() {
 fn a_slot_that_goes_from_the_pocket_to_the_stack_is_not_missed() {
     explore(3, || {
         let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(2)));
-        // One in the pocket, one with him who frees and allocates.
+        // One slot is in the pocket, the thread that frees and allocates has the other.
         list.allocate_many(2);
         list.free(1).unwrap();
         let other = list.clone();
@@ -301,7 +301,7 @@ impl Read {
             .leave(&self.few, record, |first, count| self.free(first, count));
     }
 
-    /// The slots of a batch can be found no more, and are given to the readers.
+    /// The slots of a batch become unreachable, and are given to the readers.
     fn retire(&self, batch: Batch) {
         let first = batch.first as usize - 1;
         (first..first + batch.count as usize).for_each(|place| self.shared[place].store(0, Ordering::Release));
@@ -315,7 +315,7 @@ impl Read {
     }
 }
 
-/// A batch of slots that were born first.
+/// A batch of slots born in the first era.
 fn batch(first: u32, count: u32) -> Batch {
     let oldest = FIRST_ERA;
     Batch { first, count, oldest }
@@ -362,13 +362,13 @@ fn a_reader_comes_again_while_two_retire() {
     });
 }
 
-/// A reader comes twice; between, or while he is inside, the era goes on, and a slot is born and retired in it: also if
-/// he has yet to say that he looks so far, and what he said the last time stands.
+/// A reader comes twice. Between its visits, or while it is inside, the era advances, and a slot is born and retired
+/// in it; also before the reader has announced that era, while its last announcement still stands.
 #[test]
 fn what_protect_gave_is_not_freed_though_it_is_young() {
     explore(3, || {
         let world = Read::new(2, 4);
-        // Born when the writer publishes it.
+        // It is born when the writer publishes it.
         world.shared[1].store(0, Ordering::Relaxed);
         let other = world.clone();
         let reader = spawn(move || [0, 1].into_iter().for_each(|place| other.visit(0, place)));
@@ -390,7 +390,7 @@ fn list(slots: u32, owners: usize) -> Arc<List> {
     Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
 }
 
-/// Every slot is in one place.
+/// Checks that every slot is in one place.
 fn finish(list: &List, live: u64) {
     let mut seen = vec![false; list.nodes().nodes.len()];
     let census = list.census(|slot| {
@@ -441,9 +441,9 @@ fn the_slot_of_an_idle_owner_can_be_had() {
     });
 }
 
-/// The busiest model there is: two who gather at once, of whom one waits for the other. So one preemption, and the
-/// slots are in the lane instead of a third owner's shard, which is one shard less to look at. Of 377,350 interleavings
-/// the first 60,000, some 40 s; all of them, more than any other model has, where somebody wants to look further.
+/// The largest model: two threads gather at once, and one waits for the other. So it has one preemption, and the slots
+/// are in the lane instead of a third owner's shard, which saves looking at a shard. Of 377,350 interleavings it
+/// explores the first 60,000, some 40 s; all of them, more than any other model has, on request.
 #[test]
 fn the_slots_of_one_shard_are_enough_for_two_who_gather() {
     explore_first(60_000, 1, || {
@@ -485,7 +485,7 @@ fn a_shard_given_back_is_anothers_with_all_it_had() {
     });
 }
 
-/// A slot goes from the pocket through the hands of one who gathers, and back to its owner, who has it in mind still.
+/// A slot passes from the pocket through a gathering thread back to its owner, which still remembers it.
 #[test]
 fn a_slot_out_of_the_pocket_comes_back_to_it() {
     explore(2, || {
@@ -500,7 +500,7 @@ fn a_slot_out_of_the_pocket_comes_back_to_it() {
                 theirs.list.nodes().write(slot);
                 theirs.free(slot).unwrap();
             }
-            // What the other had, if he is through with it.
+            // What the other thread had, if it is done with it.
             if given.load(Ordering::Acquire) != 0 {
                 theirs.list.nodes().write(slot);
                 theirs.free(slot).unwrap();
@@ -518,7 +518,7 @@ fn a_slot_out_of_the_pocket_comes_back_to_it() {
     });
 }
 
-/// The owner is inside for another slot, and does not move: the one in his pocket is there all the time.
+/// The owner is inside for another slot, and stalls: the one in its pocket is there all the time.
 #[test]
 fn a_slot_in_the_pocket_of_one_at_work_is_waited_for() {
     explore(2, || {

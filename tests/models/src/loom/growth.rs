@@ -1,4 +1,4 @@
-//! Two who find the heap too small: does it grow enough for both, and by no more than it must?
+//! When two threads find the heap too small, does it grow enough for both, and by no more than it must?
 
 use super::paper::{finish, give, heap, heap_with, run, take, take_from};
 use super::world::{CHUNK, One, Two};
@@ -20,7 +20,7 @@ fn two_who_find_it_empty_share_one_growth() {
     });
 }
 
-/// With two preemptions it is 165,842 interleavings, a quarter of the time of all models: one.
+/// One preemption: with two there are 165,842 interleavings, a quarter of the time of all models.
 #[test]
 fn two_who_want_more_than_one_growth_gives_both_get_it() {
     explore(1, || {
@@ -52,7 +52,7 @@ fn who_grows_at_the_limit_is_not_refused_for_what_another_took() {
 fn a_growth_and_a_release_meet_at_the_end_of_the_old_part() {
     explore(2, || {
         let heap = heap_with::<Two>(2, &[]);
-        // (In use: everything. Page 127 comes back while somebody wants two.)
+        // (All pages are in use. Page 127 comes back while a thread wants two.)
         let other = heap.clone();
         let thread = spawn(move || give(&other, run(CHUNK - 1, 1)));
         give(&heap, run(CHUNK, 1));
@@ -83,7 +83,7 @@ fn a_page_of_a_growth_is_claimed_by_number_once_or_refused() {
     explore(2, || {
         let heap = heap::<One>(2);
         let other = heap.clone();
-        // Refused where the heap has grown and has not yet given its pages out: a claim by number proves nothing.
+        // It is refused where the heap has grown but not yet published the pages: a claim by number proves nothing.
         let thread = spawn(move || usize::from(other.allocate_at(run(CHUNK - 1, 1)).is_some()));
         take(&heap, 1).unwrap();
         let theirs = thread.join().unwrap();

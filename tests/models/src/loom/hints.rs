@@ -1,7 +1,7 @@
-//! When everybody has left, is there a run of a hint's length below the hint?
+//! When all threads have left, is there a run of a hint's length below the hint?
 //!
-//! [`World::finish`] looks. Hints start at 0, watched by nobody; a claim in the second word watches one and raises it,
-//! and leaves it watched.
+//! [`World::finish`] checks that. Hints start at 0, watched by nobody; a claim in the second word watches one, raises
+//! it, and leaves it watched.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use pageheap::internals::Shape;
 use super::world::{CHUNK, One, Two, World, pages_of};
 use super::{explore, spawn};
 
-/// Runs of pages are released, each by a thread of its own, while this one claims. What `claim` returned, when all are
-/// through.
+/// Releases runs of pages, each by a thread of its own, while this thread claims. Returns what `claim` returned, after
+/// all threads have ended.
 fn against<G: Shape, T, const N: usize>(
     world: &Arc<World<G>>,
     releases: [(usize, usize); N],
@@ -29,7 +29,7 @@ fn against<G: Shape, T, const N: usize>(
 #[test]
 fn a_raise_and_a_release_that_tells_nobody() {
     explore(4, || {
-        // The leaf promises a page; page 5 makes it no more.
+        // The leaf promises a page; page 5 does not change that.
         let world = World::<One>::new(1, &[(70, 1)], &[(5, 1)]);
         against(&world, [(5, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
@@ -57,7 +57,7 @@ fn a_raise_and_a_release_that_tells_the_root() {
 #[test]
 fn a_raise_and_a_release_that_tells_a_root_of_leaves() {
     explore(4, || {
-        // No level above: between telling the leaf and looking at the hint there is but the one fence.
+        // There is no level above: only one fence lies between telling the leaf and reading the hint.
         let world = World::<One>::new(2, &[(CHUNK + 5, 1)], &[(5, 1)]);
         against(&world, [(5, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
@@ -85,8 +85,8 @@ fn a_raise_by_a_word_and_a_release_into_that_word() {
 #[test]
 fn a_raise_and_a_release_that_relies_on_anothers_walk() {
     explore(3, || {
-        // Both releases are into chunk 2: the second finds its leaf right and returns, with the root still to be told
-        // by the first.
+        // Both releases are into chunk 2: the second finds its leaf right and returns, while the first has yet to tell
+        // the root.
         let world = World::<Two>::new(5, &[(4 * CHUNK + 5, 1)], &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
         against(&world, [(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)], |world| {
             world.claim(1).unwrap()
@@ -131,7 +131,7 @@ fn two_raises_and_a_release() {
 #[test]
 fn a_raise_and_a_run_given_back() {
     explore(3, || {
-        // A long claim takes 63 and 64, meets 65 and goes back while 66 is claimed and the hint raised over what it
+        // A long claim takes 63 and 64, meets 65 and goes back, while 66 is claimed and the hint raised over what it
         // held.
         let world = World::<One>::new(1, &[(63, 2), (66, 1)], &[]);
         let other = world.clone();
@@ -158,7 +158,7 @@ fn a_raise_and_a_page_that_is_released_and_claimed_again() {
 }
 
 /// A world whose hint was raised to page 71 and is watched: the next search of its length writes nothing before it
-/// looks.
+/// reads.
 fn watched<G: Shape>(chunks: usize, free: (usize, usize), held: &[(usize, usize)]) -> Arc<World<G>> {
     let world = World::<G>::new(chunks, &[(69, free.1), free], held);
     assert_eq!(world.claim(free.1).unwrap().start, 69);
@@ -168,7 +168,8 @@ fn watched<G: Shape>(chunks: usize, free: (usize, usize), held: &[(usize, usize)
 #[test]
 fn a_raise_of_a_hint_that_was_watched_and_a_release_above_it() {
     explore(4, || {
-        // Page 75 is above the hint: there is nothing to lower. But below what is found, if it is not seen.
+        // Page 75 is above the hint, so there is nothing to lower. But it is below what the search finds, if it is
+        // missed.
         let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 1)]);
         against(&world, [(75, 1)], |world| world.claim(1).unwrap());
         world.finish(1);
@@ -207,7 +208,7 @@ fn a_raise_of_a_hint_that_was_watched_and_two_releases_that_make_a_run() {
 #[test]
 fn two_raises_of_a_hint_that_was_watched_and_a_release_of_two_pages() {
     explore(2, || {
-        // One search may begin before the release and end after the other, which finds one of the two pages and
+        // One search may begin before the release and end after the other search, which finds one of the two pages and
         // watches the hint again.
         let world = watched::<One>(2, (CHUNK + 5, 1), &[(75, 2)]);
         let (second, third) = (world.clone(), world.clone());

@@ -5,7 +5,7 @@ use super::{explore, spawn};
 use pageheap::Geometry;
 use pageheap::internals::{Shape, Word};
 
-/// One thread claims `run`, another page `obstacle` of it.
+/// One thread claims `run`, another claims page `obstacle` of it.
 fn run_and_obstacle<G: Shape>(preemptions: usize, chunks: usize, run: (usize, usize), obstacle: usize) {
     explore(preemptions, move || {
         let world = World::<G>::new(chunks, &[run], &[]);
@@ -92,7 +92,7 @@ fn a_chunk_claimed_whole_corrects_its_leaf_against_a_release() {
 #[test]
 fn a_chunk_claimed_whole_and_given_back_in_part_by_another_is_promised() {
     explore(3, || {
-        // Who claims the chunk lowers its leaf while the new owner of page 5 puts that back.
+        // The thread that claims the chunk lowers its leaf while the new owner of page 5 puts that page back.
         let world = World::<Two>::new(2, &[(0, 5), (6, CHUNK - 6)], &[(5, 1)]);
         let other = world.clone();
         let thread = spawn(move || {

@@ -31,12 +31,12 @@ use std::time::Instant;
 pub use loom::thread::spawn;
 
 /// Runs `body` in every interleaving with at most `preemptions` preemptions, or `LOOM_MAX_PREEMPTIONS` if that is
-/// more. Says how many there were.
+/// more. Prints how many there were.
 pub fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     explore_with(loom::model::Builder::new(), preemptions, body);
 }
 
-/// The same, but the first `most` of them alone, unless `LOOM_MAX_PREEMPTIONS` is set.
+/// The same, but only the first `most` interleavings, unless `LOOM_MAX_PREEMPTIONS` is set.
 pub fn explore_first(most: usize, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     if builder.preemption_bound.is_none() {

@@ -1,8 +1,8 @@
-//! Is a slot one thread's at a time, on its way from who frees it to who gets it next?
+//! Does a slot have one owner at a time, on its way from the thread that frees it to the thread that gets it next?
 //!
-//! A thread that frees what another has allocated gives whole batches to the class's store, or slots to their spans; a
-//! thread that ends gives all it has; spans come without the lock. Each slot is a cell here that notices two owners,
-//! and a new owner who does not know that the last is through. At the end every slot is counted.
+//! A thread that frees what another has allocated passes whole batches to the class's store, or slots to their spans;
+//! a thread that ends returns everything; spans arrive without the lock. Each slot is a cell that detects two owners,
+//! and a new owner that does not know that the last one is done. At the end every slot is counted.
 //!
 //! The class has slots of 32 KiB: four to a span, six to a batch.
 
@@ -18,7 +18,7 @@ use super::{explore, spawn};
 /// Runs of pages for spans.
 const RUNS: usize = 4;
 
-/// A class, and what is written to its slots.
+/// A class, and the contents of its slots.
 struct World {
     class: Class,
     contents: Vec<UnsafeCell<usize>>,
@@ -26,7 +26,7 @@ struct World {
     made: AtomicUsize,
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -40,23 +40,23 @@ impl World {
         Arc::new(Self { class, contents, made })
     }
 
-    /// With a batch in store.
+    /// A world with a batch in the store.
     fn with_stored() -> Arc<Self> {
         let world = Self::new();
         world.bring(world.batch(0), 0);
         world
     }
 
-    /// The slots of a run, and half of the next's: a batch.
+    /// The slots of one run and half of the next: a batch.
     fn batch(&self, pair: usize) -> Slots {
         let runs = (2 * pair..).zip([4, 2]);
         runs.flat_map(|(run, wanted)| self.fresh(run, wanted)).collect()
     }
 
-    /// Writes to slots that are the caller's.
+    /// Writes to slots that the caller owns.
     fn touch(&self, slots: &Slots) {
         for &slot in slots {
-            // SAFETY: loom checks that nobody else does so at this time.
+            // SAFETY: loom checks that no other thread does so at this time.
             self.contents[self.class.number(slot)].with_mut(|contents| unsafe { *contents += 1 });
         }
     }
@@ -70,7 +70,8 @@ impl World {
         self.touched(self.class.take_fresh(run, wanted))
     }
 
-    /// As the object layer does: out of spans, or out of a run of one's own where there are none or the lock is held.
+    /// Takes slots as the object layer does: out of spans, or out of a fresh run if there are none or the lock is
+    /// held.
     fn take(&self, run: usize, wanted: u32) -> Slots {
         match self.class.take(wanted) {
             Some(slots) if !slots.is_empty() => self.touched(slots),
@@ -92,19 +93,20 @@ impl World {
         self.class.give(slots)
     }
 
-    /// Gives back what may go of a run, if it is a span: how many spans are none any more.
+    /// Releases what may go of a run, if it is a span. Returns how many spans that dissolved.
     fn punch(&self, run: usize) -> usize {
         let Some((slots, claim)) = self.class.claim(run) else {
             return 0;
         };
-        // The memory goes: it is as if it were written to.
+        // Releasing the memory has the effect of a write.
         self.touch(&slots);
         let (left, holes) = self.class.end_claim(run, claim);
         self.made.fetch_add(holes, Ordering::Relaxed);
         left
     }
 
-    /// When all have gone: what is in store comes out, everything goes home, and `runs` runs that were spans are whole.
+    /// After all threads have ended: the store is emptied, everything goes home, and the `runs` runs that were spans
+    /// are whole.
     fn finish(&self, left: usize, runs: usize) {
         let mut left = left;
         while let Some(slots) = self.class.fetch(0) {
@@ -179,7 +181,7 @@ fn a_thread_that_ends_leaves_all_it_has_to_others() {
         let world = World::new();
         let (batch, rest) = (world.batch(0), world.fresh(2, 2));
         let other = world.clone();
-        // Its spare to its spans, its magazine, as who ends does.
+        // Its spare to its spans, then its magazine, as an ending thread does.
         let thread = spawn(move || other.give(batch) + other.give(rest));
         let mine = world.take(3, 3);
         let left = thread.join().unwrap() + world.give(mine);
@@ -194,7 +196,7 @@ fn a_span_that_arrives_while_others_hold_the_lock_is_taken_in_once() {
         let world = World::new();
         let slots = world.fresh(0, 1);
         let other = world.clone();
-        // What one has of a fresh span another gives back.
+        // One thread returns what the other has of a fresh span.
         let thread = spawn(move || other.take(1, 2));
         let left = world.give(slots);
         let left = left + world.give(thread.join().unwrap());
@@ -217,7 +219,7 @@ fn a_slot_of_a_span_that_has_just_arrived_may_be_freed_by_another() {
             // Release: pairs with the swaps below; as a program hands a block on.
             sent.swap(slots[0], Ordering::Release);
         });
-        // Somebody who takes the span in at any time.
+        // A thread that receives the span at any time.
         let third = spawn(move || third.class.state());
         let receive = || match mailbox.swap(0, Ordering::Acquire) {
             0 => 0,

@@ -1,7 +1,7 @@
-//! Is a thread's structure used by him or emptied by another, and never both at once?
+//! Is a thread's structure used by its thread or emptied by another, and never both at once?
 //!
-//! `sync/owner.rs` as it ships. What stands for the magazines is a cell of loom's, which notices two who use it at a
-//! time, and one who does not see what the last one did.
+//! `sync/owner.rs` as it ships. In place of the magazines there is a loom cell, which detects two users at a time, and
+//! one that does not see what the last one did.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct Desk {
     papers: UnsafeCell<usize>,
 }
 
-// SAFETY: the cell is loom's: it is its business to say whether anybody reaches it at a wrong time.
+// SAFETY: the cell is loom's: loom reports it if a thread accesses it at a wrong time.
 unsafe impl Sync for Desk {}
 // SAFETY: as above.
 unsafe impl Send for Desk {}
@@ -44,19 +44,19 @@ impl Desk {
         })
     }
 
-    /// Leaves one more.
+    /// Adds one paper.
     fn work(&self) {
-        // SAFETY: loom checks that nobody else does so at this time.
+        // SAFETY: loom checks that no other thread does so at this time.
         self.papers.with_mut(|papers| unsafe { *papers += 1 });
     }
 
-    /// Takes all.
+    /// Takes all papers.
     fn empty(&self) -> usize {
         // SAFETY: as above.
         self.papers.with_mut(|papers| unsafe { core::mem::take(&mut *papers) })
     }
 
-    /// Works, if it may.
+    /// Works, if admitted.
     fn try_work(&self) -> bool {
         let entered = self.owner.enter(KEY);
         if entered {
@@ -67,7 +67,7 @@ impl Desk {
     }
 }
 
-/// Empties all of these that are left; how many papers there were.
+/// Empties those desks that are not in use. Returns how many papers there were.
 fn seize_all(desks: &[Arc<Desk>]) -> usize {
     let mut found = 0;
     let all = |visit: &mut dyn FnMut(&Desk)| desks.iter().for_each(|desk| visit(desk));
@@ -98,7 +98,7 @@ fn who_is_at_work_and_comes_again_by_another_key_is_still_at_work() {
             let entered = other.owner.enter(KEY);
             if entered {
                 other.work();
-                // His clock allocates, from another heap.
+                // The user's clock allocates, from another heap.
                 other.owner.stay();
                 assert!(!other.owner.enter(OTHER));
                 other.work();
@@ -147,7 +147,7 @@ fn two_users_and_one_who_seizes_both() {
 fn two_seizures_one_after_another_by_two_threads() {
     explore(3, || {
         let desk = Desk::new();
-        // As the scavenger's turn.
+        // Stands for the scavenger's turn.
         let turn = Arc::new(pageheap::internals::Lock::new());
         let (other, guarded) = (desk.clone(), turn.clone());
         let thread = spawn(move || {
@@ -165,19 +165,19 @@ fn two_seizures_one_after_another_by_two_threads() {
 
 // ---- what must fail
 
-/// What is left out.
+/// What the copy omits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Nothing,
     /// The user's fence.
     Light,
-    /// The fence of who seizes.
+    /// The seizer's fence.
     Heavy,
-    /// The user's word that he stays, for a second entry in vain.
+    /// The user's `stay`, before a second entry that fails.
     Stays,
 }
 
-/// A copy of the protocol, with one thing missing.
+/// A copy of the protocol, with one thing omitted.
 struct Copied {
     key: AtomicUsize,
     at_work: AtomicUsize,
@@ -265,15 +265,15 @@ fn without_the_users_fence_it_fails() {
     one_works_and_one_seizes(Missing::Light);
 }
 
-/// The same, the other way round: a `membarrier` that does nothing, as one that was refused.
+/// The other way round: a `membarrier` that does nothing, like one that was refused.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_seizers_fence_it_fails() {
     one_works_and_one_seizes(Missing::Heavy);
 }
 
-/// A nested entry in vain, of which the user has not said that it may come, says "nobody at work" when it goes, and
-/// lets a seizure in between the two halves of a call.
+/// A nested entry fails, but the user has not announced that one may come. When it turns back it says "nobody at
+/// work", and admits a seizure between the two halves of a call.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_word_that_he_stays_it_fails() {

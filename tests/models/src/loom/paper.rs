@@ -1,5 +1,5 @@
-//! A heap over pages of paper: a source of bare numbers that keeps a cell for each page, so that loom sees who is on
-//! it, the source's own verbs included.
+//! A heap over pages of paper: a source of bare numbers with a cell for each page, so that loom sees every access to a
+//! page, those of the source's own operations included.
 
 use core::num::NonZero;
 use core::ptr::NonNull;
@@ -14,13 +14,13 @@ const PAGE_SHIFT: u32 = 13;
 const PAGES: usize = 1 << 40;
 const METADATA: usize = 1 << 44;
 
-/// The pages of one heap, and what is written on them: 0 when prepared or released.
+/// The pages of one heap, and their contents: 0 when prepared or released.
 #[derive(Debug)]
 pub struct Paper {
     cells: Vec<UnsafeCell<usize>>,
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for Paper {}
 // SAFETY: as above.
 unsafe impl Send for Paper {}
@@ -29,7 +29,7 @@ impl Paper {
     fn wipe(&self, start: NonNull<u8>, bytes: usize) {
         let first = (start.addr().get() - PAGES) >> PAGE_SHIFT;
         for cell in &self.cells[first..first + (bytes >> PAGE_SHIFT)] {
-            // SAFETY: loom checks that nobody else is on the page.
+            // SAFETY: loom checks that no other thread is on the page.
             cell.with_mut(|contents| unsafe { *contents = 0 });
         }
     }
@@ -53,8 +53,8 @@ impl Paper {
     }
 }
 
-// SAFETY: one heap stands on it. The numbers for pages are nobody's memory and never followed; those for metadata are
-// not followed either, since under a checker tables are boxes.
+// SAFETY: one heap stands on it. The numbers for pages are nobody's memory and never followed; neither are those for
+// metadata, because under a checker tables are boxes.
 unsafe impl Source for Paper {
     fn granule(&self) -> usize {
         1 << PAGE_SHIFT
@@ -97,13 +97,13 @@ pub type Heap<G> = PageHeap<Paper, G>;
 /// A cache of it.
 pub type Cache<'h, G> = pageheap::Cache<'h, Paper, G>;
 
-/// A heap that may grow to `chunks` chunks, has not yet, and lends two caches; and two shards. Who finds no room waits
-/// for a scavenger.
+/// A heap that may grow to `chunks` chunks but has not yet, with two caches to lend and two shards. A thread that
+/// finds no room waits for a scavenger.
 pub fn heap<G: Shape>(chunks: usize) -> Arc<Heap<G>> {
     heap_that_waits(chunks, true)
 }
 
-/// The same; who finds no room waits, or does not.
+/// The same; `waits` says whether a thread that finds no room waits.
 fn heap_that_waits<G: Shape>(chunks: usize, waits: bool) -> Arc<Heap<G>> {
     let pages = chunks * G::CHUNK_PAGES;
     let paper = Paper {
@@ -116,12 +116,12 @@ fn heap_that_waits<G: Shape>(chunks: usize, waits: bool) -> Arc<Heap<G>> {
     Arc::new(PageHeap::new(paper, config).unwrap())
 }
 
-/// A heap grown to `chunks` chunks and no further, in which just the pages of `free` are free; the others are in use.
+/// A heap grown to `chunks` chunks and no further, in which only the pages of `free` are free; all others are in use.
 pub fn heap_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G>> {
     full_but_for(heap::<G>(chunks), free)
 }
 
-/// The same, and who finds no room is refused at once.
+/// The same, but a thread that finds no room is refused at once.
 pub fn impatient_heap_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G>> {
     full_but_for(heap_that_waits::<G>(chunks, false), free)
 }
@@ -152,7 +152,7 @@ pub fn take<G: Shape>(heap: &Heap<G>, pages: usize) -> Option<PageRun> {
 /// Writes a last time and frees.
 pub fn give<G: Shape>(heap: &Heap<G>, run: PageRun) {
     heap.source().write_last(run);
-    // SAFETY: it is the caller's, as far as this model is right.
+    // SAFETY: it is the caller's, if this model is right.
     unsafe { heap.free(run) };
 }
 
@@ -166,11 +166,11 @@ pub fn take_from<G: Shape>(cache: &Cache<'_, G>, pages: usize) -> Option<PageRun
 /// Writes a last time and frees into a cache.
 pub fn give_to<G: Shape>(cache: &Cache<'_, G>, run: PageRun) {
     cache.heap().source().write_last(run);
-    // SAFETY: it is the caller's, as far as this model is right.
+    // SAFETY: it is the caller's, if this model is right.
     unsafe { cache.free(run) };
 }
 
-/// When everybody has gone: every invariant holds, and so many pages are free, cached, and free and scavenged.
+/// After all threads have ended: every invariant holds, and these many pages are free, cached, and free and scavenged.
 pub fn finish<G: Shape>(heap: &Heap<G>, free: usize, cached: usize, scavenged: Option<usize>) {
     heap.check().unwrap();
     let stats = heap.stats();

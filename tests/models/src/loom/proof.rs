@@ -1,12 +1,12 @@
-//! Is every "no" true?
+//! Is every refusal justified?
 //!
-//! The programs below are such that enough was free the whole time an allocation ran: whoever else claims has
-//! released as much before. So the allocation must not fail.
+//! In the programs below enough was free the whole time that an allocation ran: every other claimer has first released
+//! as much. So the allocation must not fail.
 //!
-//! Two "no" may be wrong, and are out of these models' reach. After `PROOF_SEARCHES` searches, each disturbed, one is
-//! said that is not proved. And after `PROOF_ROUNDS` looks without calm, each of which costs a preemption here, the
-//! bits have the last word, and they do not count what a preempted claimer of a long run is about to give back. (Bits
-//! that wander from where the scan has not been to where it has been are counted: `shuttle` has a model of that.)
+//! Two refusals may be wrong, and are beyond these models. After `PROOF_SEARCHES` searches, each disturbed, the set
+//! refuses without proof. And after `PROOF_ROUNDS` looks without calm, each of which costs a preemption here, the bits
+//! decide, and they do not count what a preempted claimer of a long run is about to give back. (Bits that move from
+//! where the scan has not been to where it has been are counted: `shuttle` has a model of that.)
 
 use super::world::{CHUNK, One, Three, Two, World, pages_of};
 use super::{explore, spawn};
@@ -55,7 +55,7 @@ fn a_page_moved_to_another_node_is_not_missed() {
 #[test]
 fn a_page_moved_by_its_number_is_not_missed() {
     explore(4, || {
-        // As above, but the other thread takes back just the page that was free before.
+        // As above, but the other thread takes exactly the page that was free before.
         let world = World::<Two>::new(2, &[(CHUNK + 5, 1)], &[(5, 1)]);
         let other = world.clone();
         let thread = spawn(move || {
@@ -86,8 +86,8 @@ fn a_word_moved_is_not_missed() {
 #[test]
 fn a_page_moved_from_the_word_one_is_about_to_take_is_not_missed() {
     explore(6, || {
-        // The leaf promises a page all the time, and rightly: only the flag of who proves makes the mover pass the
-        // turnstile. It moves down when the word above has been chosen, up again, and once more down.
+        // The leaf promises a page all the time, and rightly: only the prover's flag makes the mover pass the
+        // turnstile. The page moves down when the word above has been chosen, up again, and once more down.
         let world = World::<One>::new(1, &[(70, 1)], &[(5, 1)]);
         let other = world.clone();
         let thread = spawn(move || {
@@ -122,8 +122,8 @@ fn a_run_moved_over_two_words_is_not_missed() {
 #[test]
 fn who_released_a_page_can_claim_it_while_another_is_on_its_way_to_the_root() {
     explore(3, || {
-        // Ours finds the leaf right, because theirs has told it, and the root, by which alone it can be found,
-        // perhaps not yet.
+        // Our release finds the leaf right, because the other has told it; but the root, the only way to find the
+        // page, may not know yet.
         let world = World::<Two>::new(4, &[], &[(2 * CHUNK + 5, 1), (2 * CHUNK + 70, 1)]);
         let other = world.clone();
         let thread = spawn(move || other.release(2 * CHUNK + 5, 1));
@@ -227,7 +227,8 @@ fn of_a_run_and_two_that_would_break_it_somebody_gets_his() {
 #[test]
 fn two_who_prove_at_once_do_not_hide_a_page_from_each_other() {
     explore(2, || {
-        // Two searches correct the same stale leaf, and neither may conclude anything from the other's having begun.
+        // Two searches correct the same stale leaf, and neither may conclude anything from the fact that the other has
+        // begun.
         let world = World::<Two>::new(1, &[(5, 1), (70, 1)], &[]);
         world.claim_at(5, 1).unwrap();
         let other = world.clone();

@@ -1,10 +1,10 @@
-//! Has a thread's structure one user at a time, from thread to thread, while the scavenger empties those of sleeping
-//! threads and those nobody uses?
+//! Does a thread's structure have one user at a time, from thread to thread, while the scavenger empties those of
+//! sleeping threads and vacant ones?
 //!
 //! `object/register.rs` and `sync/owner.rs` as they ship, used as the object layer uses them: `enlist` and `leave`
-//! (`object/threads.rs`), `seize_threads`, `empty_vacant` and `empty_vacant_by_one` (`object/keeper.rs`). What stands
-//! for the magazines is a cell of loom's, which notices two who use it at a time, and one who does not see what the
-//! last one did.
+//! (`object/threads.rs`), `seize_threads`, `empty_vacant` and `empty_vacant_by_one` (`object/keeper.rs`). In place of
+//! the magazines there is a loom cell, which detects two users at a time, and one that does not see what the last one
+//! did.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -41,32 +41,32 @@ impl Listed for Desk {
 }
 
 impl Desk {
-    /// Puts one more in.
+    /// Adds one paper.
     fn work(&self) {
-        // SAFETY: loom checks that nobody else does so at this time.
+        // SAFETY: loom checks that no other thread does so at this time.
         self.papers.with_mut(|papers| unsafe { *papers += 1 });
     }
 
-    /// Takes all.
+    /// Takes all papers.
     fn empty(&self) -> usize {
         // SAFETY: as above.
         self.papers.with_mut(|papers| unsafe { core::mem::take(&mut *papers) })
     }
 }
 
-/// A register, and the structures made for it: they stay till nobody is left.
+/// A register, and the structures made for it, which live until all threads have ended.
 struct Office {
     register: Register<Desk>,
     made: loom::sync::Mutex<Vec<NonNull<Desk>>>,
 }
 
-// SAFETY: the structures' cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the structures' cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for Office {}
 // SAFETY: as above.
 unsafe impl Send for Office {}
 
 impl Office {
-    /// With structures that nobody uses, and one paper in each.
+    /// An office with `count` vacant structures, one paper in each.
     fn with_vacant(count: usize) -> Arc<Self> {
         let office = Arc::new(Self {
             register: Register::new(),
@@ -80,7 +80,7 @@ impl Office {
         office
     }
 
-    /// As `enlist`.
+    /// Like `enlist`.
     fn begin(&self) -> NonNull<Desk> {
         self.register.take().unwrap_or_else(|| {
             let desk = NonNull::from(Box::leak(Box::new(Desk {
@@ -94,7 +94,7 @@ impl Office {
         })
     }
 
-    /// As a call of the user's: whether it could be done here.
+    /// Like a call of the user. Returns whether it could be done here.
     fn work(&self, desk: NonNull<Desk>) -> usize {
         // SAFETY: structures stay while the office does.
         let desk = unsafe { desk.as_ref() };
@@ -106,7 +106,7 @@ impl Office {
         entered.into()
     }
 
-    /// As `leave`: something stays for the next.
+    /// Like `leave`: something stays for the next thread.
     fn end(&self, desk: NonNull<Desk>) {
         // SAFETY: as above.
         let own = unsafe { desk.as_ref() };
@@ -118,7 +118,7 @@ impl Office {
         self.register.give(desk);
     }
 
-    /// A thread's life: how many papers it puts in.
+    /// A thread's life. Returns how many papers it adds.
     fn live(&self) -> usize {
         let desk = self.begin();
         let papers = self.work(desk);
@@ -126,7 +126,7 @@ impl Office {
         papers
     }
 
-    /// As `seize_threads` and `empty_vacant`: how many papers were taken.
+    /// Like `seize_threads` and `empty_vacant`. Returns how many papers were taken.
     fn trim(&self) -> usize {
         let rounds = self.register.rounds();
         let mut papers = 0;
@@ -144,7 +144,7 @@ impl Office {
         papers
     }
 
-    /// As `empty_vacant_by_one`.
+    /// Like `empty_vacant_by_one`.
     fn reclaim(&self) -> usize {
         let mut papers = 0;
         while let Some(desk) = self.register.take_laden() {
@@ -158,13 +158,13 @@ impl Office {
         papers
     }
 
-    /// When all have gone: what is left, and how many structures there are.
+    /// After all threads have ended: how many papers are left, and how many structures there are.
     fn close(&self) -> (usize, usize) {
         let (used, made) = self.register.counts();
         assert_eq!(used, 0, "somebody's, though all have gone");
         let desks = self.made.lock().unwrap();
         assert_eq!(desks.len(), made);
-        // Each is there for somebody.
+        // Each structure is still available.
         let vacant: Vec<_> = core::iter::from_fn(|| self.register.take()).collect();
         assert_eq!(vacant.len(), made, "a structure was lost");
         // SAFETY: as in `work`.
@@ -176,7 +176,7 @@ impl Office {
 impl Drop for Office {
     fn drop(&mut self) {
         for desk in self.made.get_mut().unwrap().drain(..) {
-            // SAFETY: leaked by `begin`, and nobody is left who could reach it.
+            // SAFETY: leaked by `begin`, and no thread is left that could reach it.
             drop(unsafe { Box::from_raw(desk.as_ptr()) });
         }
     }
@@ -199,7 +199,7 @@ fn a_structure_goes_from_one_thread_to_the_next() {
     });
 }
 
-/// A thread begins and ends while `empty` is at work on so many vacant structures, of which always one is left for it.
+/// A thread begins and ends while `empty` works on `vacant` vacant structures, one of which is always left for it.
 fn one_lives_while(vacant: usize, empty: fn(&Office) -> usize) {
     explore(2, move || {
         let office = Office::with_vacant(vacant);
@@ -213,19 +213,19 @@ fn one_lives_while(vacant: usize, empty: fn(&Office) -> usize) {
     });
 }
 
-/// Who holds the register keeps nobody from a structure, but waiting.
+/// The holder of the register's lock delays other threads, but denies them no structure.
 #[test]
 fn a_thread_begins_and_ends_while_structures_are_trimmed() {
     one_lives_while(1, Office::trim);
 }
 
-/// One at a time is taken.
+/// Structures are taken one at a time.
 #[test]
 fn a_thread_begins_and_ends_while_another_runs_out_of_memory() {
     one_lives_while(2, Office::reclaim);
 }
 
-/// What one cannot empty the other does, or it is found the next time.
+/// What one thread cannot empty, the other does, or the next attempt finds it.
 #[test]
 fn what_is_left_while_one_trims_and_one_reclaims_is_found_again() {
     explore(2, || {

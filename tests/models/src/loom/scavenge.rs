@@ -1,7 +1,7 @@
-//! Can a page be handed out while the source has it back? Is what is counted as scavenged so?
+//! Can a page be handed out while the source has it back? Is every page that is counted as scavenged really so?
 //!
-//! The source writes on the pages it is given back, and owners on theirs; loom fails where they meet. Who is told
-//! that a page reads as zero looks whether it does.
+//! The source writes to the pages it is given back, and owners to theirs; loom fails where they meet. A thread that is
+//! told that a page reads as zero checks it.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ use super::world::{CHUNK, One, Two};
 use super::{explore, spawn};
 use pageheap::PageCount;
 
-/// A clock that stands still, with an account that is full.
+/// A clock that stands still; the scavenger's account is full.
 fn still() -> Duration {
     Duration::from_secs(100)
 }
@@ -21,8 +21,8 @@ fn a_page_being_scavenged_is_nobodys() {
         let heap = heap_with::<One>(1, &[(70, 1)]);
         let other = heap.clone();
         let thread = spawn(move || other.scavenge(PageCount(1)).0);
-        // A run being released counts as allocated, but in this heap who would be told no for that waits till it is
-        // back.
+        // A run being released counts as allocated; but in this heap an allocation that would be refused for that
+        // waits until the run is back.
         take(&heap, 1).expect("the page is free, or about to be again");
         assert!(thread.join().unwrap() <= 1);
         finish(&heap, 0, 0, Some(0));
@@ -41,7 +41,7 @@ fn who_does_not_wait_is_refused_what_is_being_scavenged_and_no_page_is_lost() {
     });
 }
 
-/// An eighth of the heap, 16 pages, is in hand at the most.
+/// At most an eighth of the heap, 16 pages, is in hand.
 #[test]
 fn a_heap_at_its_limit_has_some_left_while_it_is_scavenged() {
     explore(2, || {
@@ -89,7 +89,7 @@ fn two_scavengers_both_release_a_page_but_count_it_once() {
         let other = heap.clone();
         let thread = spawn(move || other.scavenge(PageCount(1)).0);
         let mine = heap.scavenge(PageCount(1)).0;
-        // Who chose it before the other marked it releases it again, which does no harm.
+        // The scavenger that chose it before the other marked it releases it again, which does no harm.
         assert!((1..=2).contains(&(mine + thread.join().unwrap())));
         finish(&heap, 1, 0, Some(1));
     });
@@ -133,7 +133,7 @@ fn what_is_flushed_during_a_scavenge_is_released_or_not_but_marked_rightly() {
 fn a_tick_and_a_cache_at_work_share_no_page() {
     explore(2, || {
         let heap = heap_with::<One>(1, &[(62, 2)]);
-        // More than it should have: the tick goes to work, and empties caches.
+        // More than the soft limit: the tick goes to work, and empties caches.
         heap.set_soft_limit(PageCount::ZERO);
         let other = heap.clone();
         let thread = spawn(move || other.tick(&still));
@@ -154,7 +154,7 @@ fn a_fork_finds_no_page_in_the_hands_of_a_tick() {
         heap.set_soft_limit(PageCount::ZERO);
         let other = heap.clone();
         let thread = spawn(move || other.tick(&still));
-        // The child would have none of who scavenges, and all that he had would be lost to it.
+        // The child would lack the scavenging thread, and lose all that it had in hand.
         let free = heap.at_a_fork(|| {
             heap.check().unwrap();
             heap.stats().free.0

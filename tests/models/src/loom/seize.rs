@@ -1,6 +1,6 @@
-//! Is what a cache holds one thread's at a time, while another empties it without asking?
+//! Do the contents of a cache belong to one thread at a time, while another empties the cache without asking?
 //!
-//! The pages are cells that notice two owners; that a slot is worked on by two shows as a page lost, or made.
+//! The pages are cells that detect two owners. Two threads at work on one slot show up as a page lost or duplicated.
 
 use super::paper::{finish, give_to, heap_with, take, take_from};
 use super::world::{One, Two};

@@ -1,7 +1,7 @@
-//! Is what hangs on a pointer changed by its user or taken by who seizes it, never by both, and never twice?
+//! Is what a pointer guards changed by its user or taken by a seizer, never by both, and never twice?
 //!
-//! `Stake`, `Owner` and `seize` as they ship. What stands for a magazine is a pile of numbers in a cell of loom's, used
-//! as `object/magazine.rs` uses its own: by its top, and by a floor and a limit that say whether the top is stale.
+//! `Stake`, `Owner` and `seize` as they ship. In place of a magazine there is a pile of numbers in a loom cell, used
+//! as `object/magazine.rs` uses its own: by its top, and by a floor and a limit that show whether the top is stale.
 
 use core::ptr;
 use core::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ const KEY: usize = 64;
 const OTHER: usize = 128;
 const NOWHERE: usize = usize::MAX;
 
-/// How far apart tops are, as pointers to words are.
+/// The distance between tops, as of pointers to words.
 const STEP: usize = 8;
 
 /// What lies beside the top.
@@ -28,7 +28,7 @@ struct Pile {
 }
 
 impl Pile {
-    /// 1 and 2, and room for one more.
+    /// Holds 1 and 2, with room for one more.
     const LADEN: Self = Self {
         floor: 0,
         limit: 3 * STEP,
@@ -47,7 +47,7 @@ impl Pile {
         })
     }
 
-    /// All there is below `top`, which is stale from here on.
+    /// Takes everything below `top`, which is stale from here on.
     fn take(&mut self, top: usize) -> Vec<usize> {
         let slots = (1..4).filter(|entry| (self.floor..top).contains(&((entry - 1) * STEP)));
         let slots = slots.map(|entry| self.entries[entry]).collect();
@@ -62,7 +62,7 @@ struct Magazine {
     pile: UnsafeCell<Pile>,
 }
 
-// SAFETY: the cell is loom's: it is its business to say whether anybody reaches it at a wrong time.
+// SAFETY: the cell is loom's: loom reports it if a thread accesses it at a wrong time.
 unsafe impl Sync for Magazine {}
 // SAFETY: as above.
 unsafe impl Send for Magazine {}
@@ -89,11 +89,11 @@ impl Magazine {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut Pile) -> R) -> R {
-        // SAFETY: loom checks that nobody else does so at this time.
+        // SAFETY: loom checks that no other thread does so at this time.
         self.pile.with_mut(|pile| work(unsafe { &mut *pile }))
     }
 
-    /// By the quick way.
+    /// Changes the pile on the fast path.
     fn change<R>(&self, key: usize, work: impl FnOnce(&mut Pile, usize) -> Option<(R, usize)>) -> Option<R> {
         let top = self.top.begin();
         let changed = if self.owner.admits(key) {
@@ -117,7 +117,7 @@ impl Magazine {
             .is_some()
     }
 
-    /// By the slow way: another pile in place of this one, if he may. What was in it.
+    /// On the slow path: replaces the pile, if admitted. Returns what was in it.
     fn load(&self, slot: usize) -> Option<Vec<usize>> {
         self.owner.enter(KEY).then(|| {
             let before = self.with(|pile| {
@@ -138,7 +138,7 @@ impl Magazine {
     }
 }
 
-/// Empties it if it is left.
+/// Empties the magazine if it is not in use.
 fn seize_it(magazine: &Magazine) -> Vec<usize> {
     let mut found = Vec::new();
     assert!(seize(
@@ -148,7 +148,7 @@ fn seize_it(magazine: &Magazine) -> Vec<usize> {
     found
 }
 
-/// Every number once.
+/// Checks that every number occurs once.
 fn agree(parts: impl IntoIterator<Item = usize>, all: &[usize]) {
     let mut parts: Vec<usize> = parts.into_iter().collect();
     parts.sort_unstable();
@@ -215,7 +215,7 @@ fn who_comes_by_another_key_changes_nothing() {
             let entered = other.owner.enter(KEY);
             if entered {
                 other.owner.stay();
-                // In the middle of slow work, which has the pile.
+                // In the middle of slow work, which holds the pile.
                 other.with(|_| ());
                 let none = other.change(OTHER, |_, top| Some(((), top + STEP)));
                 assert!(none.is_none() && other.top.get().is_some_and(|top| top.addr() == 2 * STEP));
@@ -229,7 +229,7 @@ fn who_comes_by_another_key_changes_nothing() {
     });
 }
 
-/// The user is at work on one while who seizes takes the other, and what lies beside both.
+/// The user is at work on one magazine while a seizer takes the other, and what lies beside both.
 #[test]
 fn of_two_magazines_each_is_taken_or_used() {
     struct Two {
@@ -304,19 +304,19 @@ fn of_two_magazines_each_is_taken_or_used() {
 
 // ---- what must fail
 
-/// What is done otherwise.
+/// What the copy does wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// No fence of the user's.
+    /// The user has no fence.
     Light,
-    /// None of who seizes.
+    /// The seizer has no fence.
     Heavy,
-    /// Who seizes writes the top, and nothing beside it.
+    /// The seizer writes the top, and nothing beside it.
     Top,
-    /// The user asks before he says that he is at work.
+    /// The user checks for admission before it announces that it is at work.
     Asks,
-    /// Who seizes looks at the top twice.
+    /// The seizer reads the top twice.
     Twice,
 }
 
@@ -438,7 +438,7 @@ fn where_who_seizes_writes_the_top_it_fails() {
     one_pops_and_one_seizes(Wrong::Top);
 }
 
-/// The user, who is turned away, says BUSY meanwhile.
+/// The user, on its way to be turned away, announces BUSY between the two reads.
 #[test]
 #[should_panic(expected = "a slot twice, or not at all")]
 fn where_who_seizes_looks_at_the_top_twice_it_fails() {

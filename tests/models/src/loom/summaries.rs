@@ -1,6 +1,6 @@
-//! When everybody has left, is every inner node the merge of its children, and does every leaf cover its bits?
+//! When all threads have left, is every inner node the merge of its children, and does every leaf cover its bits?
 //!
-//! [`World::finish`] looks. What these models vary is who changes what against whom, and on how many levels.
+//! [`World::finish`] checks that. The models vary which changes run against each other, and on how many levels.
 
 use super::world::{CHUNK, One, Three, Two, World};
 use super::{explore, spawn};
@@ -53,8 +53,8 @@ fn a_release_of_two_words_and_one_between_them_reach_the_leaf() {
     two_releases::<One>(2, 1, (63, 2), (65, 1));
 }
 
-/// One thread releases `theirs`; the other takes `run` and looks for one that is as long, which corrects what claims
-/// left behind.
+/// One thread releases `theirs`; the other takes `run` and searches for another run as long, which corrects what
+/// claims have left behind.
 fn release_and_correction<G: Shape>(
     preemptions: usize,
     chunks: usize,
@@ -77,7 +77,7 @@ fn release_and_correction<G: Shape>(
 
 #[test]
 fn a_release_that_leaves_its_leaf_alone_is_seen_by_who_lowers_the_leaf() {
-    // The leaf promises 2; page 10 alone has nothing to add to that, until the 2 are gone.
+    // The leaf promises 2; page 10 alone adds nothing to that, until the 2 are gone.
     release_and_correction::<One>(3, 1, (10, 1), (5, 2), &[(5, 2)]);
 }
 
@@ -93,7 +93,7 @@ fn a_release_at_a_words_end_that_leaves_its_leaf_alone_is_seen_by_who_lowers_the
 
 #[test]
 fn a_release_that_claims_cut_short_is_seen() {
-    // Two corrections of the leaf, a claim that makes each necessary, and a release that may think itself told.
+    // Two corrections of the leaf, a claim that makes each necessary, and a release that may consider its page told.
     explore(2, || {
         let world = World::<Two>::new(1, &[(5, 2), (20, 2)], &[(10, 1)]);
         let (second, third) = (world.clone(), world.clone());
@@ -115,15 +115,15 @@ fn a_release_that_claims_cut_short_is_seen() {
 #[test]
 fn a_release_under_two_searches_that_lower_what_they_do_not_find_is_seen() {
     explore(2, || {
-        // On its way to chunk 4, one search lowers the leaf of chunk 2 and is preempted; another, which came by the
-        // root, finds that promise broken and lowers it too; the release finds its page told by the first, who has
-        // looked again, and who must now carry it to the root.
+        // On its way to chunk 4, one search lowers the leaf of chunk 2 and is preempted. Another search, which came by
+        // the root, finds that promise broken and lowers it too. The release finds its page told by the first search,
+        // which has looked again, and which must now carry it to the root.
         let (first, run, page) = ((2 * CHUNK + 2, 2), (2 * CHUNK + 5, 2), (2 * CHUNK + 10, 1));
         let world = World::<Two>::new(5, &[first, run, (4 * CHUNK + 5, 3)], &[page]);
         // The hint for two pages leads to chunk 2, past the root.
         assert_eq!(world.claim(2).unwrap().start, first.0);
         world.claim_at(run.0, run.1).unwrap();
-        // All three in threads of their own: that they begin in any order costs no preemption.
+        // All three run in threads of their own, so that any order of beginning costs no preemption.
         let searches = [1, 2].map(|pages| {
             let world = world.clone();
             spawn(move || world.claim(pages).map_or(0, |_| pages))
@@ -218,7 +218,7 @@ fn a_torn_word_and_a_correction_of_its_leaf() {
     });
 }
 
-/// The run taken is the last of its length in its chunk, outside the hint's word: the leaf is corrected at once, by
+/// The run taken is the last of its length in its chunk, outside the hint's word: the leaf is corrected at once, from
 /// what was read before the claim.
 fn a_last_claim_and_a_release<G: Shape>(preemptions: usize, theirs: (usize, usize)) {
     explore(preemptions, move || {
@@ -252,7 +252,7 @@ fn a_last_claim_corrects_its_leaf_under_a_release_that_meets_it() {
 #[test]
 fn two_last_claims_and_a_release_leave_nothing_promised_too_little() {
     explore(2, || {
-        // Both correct the leaf; what one has lowered the other may find lowered too far, and raise.
+        // Both correct the leaf; what one has lowered, the other may find lowered too far, and raise.
         let world = World::<Two>::new(3, &[(70, 2), (CHUNK + 70, 2)], &[(80, 1)]);
         let (second, third) = (world.clone(), world.clone());
         let second = spawn(move || second.claim(2).map_or(0, |_| 2));

@@ -1,4 +1,4 @@
-//! The lock and the turnstile, alone.
+//! The lock and the turnstile by themselves.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ struct Guarded {
     pause: AtomicU64,
 }
 
-// SAFETY: the cell is reached under the lock only, and loom checks that this is enough.
+// SAFETY: the cell is accessed only under the lock, and loom checks that this is enough.
 unsafe impl Sync for Guarded {}
 // SAFETY: as above.
 unsafe impl Send for Guarded {}
@@ -141,7 +141,7 @@ fn between_two_equal_calms_all_is_seen_or_nothing() {
 #[test]
 fn a_pass_in_one_stripe_and_one_in_another_are_both_counted() {
     explore(3, || {
-        // (Under a model there is one stripe: this is about two inside at once.)
+        // (Under a model there is one stripe: this is about two threads inside at once.)
         let shared = Arc::new((<Turnstile>::new(), AtomicU64::new(0)));
         let pass = |shared: &(Turnstile, AtomicU64)| {
             let _pass = shared.0.enter(0);
@@ -154,7 +154,7 @@ fn a_pass_in_one_stripe_and_one_in_another_are_both_counted() {
         let seen = shared.1.load(Ordering::Acquire);
         let after = shared.0.calm();
         if before.is_some() && before == after {
-            // Nobody inside meanwhile: what is there now was there, or came later and passes.
+            // Nobody was inside meanwhile: what is there now was there before, or came later and passes.
             assert!(seen <= 2);
         }
         second.join().unwrap();

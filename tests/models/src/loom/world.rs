@@ -1,4 +1,4 @@
-//! A free set with a few pages in it, and a cell for each that notices two owners.
+//! A free set with a few pages in it, and a cell for each page that detects two owners.
 
 use std::sync::Arc;
 
@@ -22,19 +22,19 @@ pub const CHUNK: usize = 128;
 pub struct World<G: Shape> {
     /// The set.
     pub set: FreeSet<G>,
-    /// The pages that may be claimed, with what is written on them.
+    /// The pages that may be claimed, with their contents.
     contents: Vec<(usize, UnsafeCell<usize>)>,
     chunks: usize,
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl<G: Shape> Sync for World<G> {}
 // SAFETY: as above.
 unsafe impl<G: Shape> Send for World<G> {}
 
 impl<G: Shape> World<G> {
-    /// `chunks` chunks in which exactly the pages of `free` (first, count; ascending) are free, every summary is
-    /// exact and every hint is 0; the pages of `held` can be claimed later, when somebody has released them.
+    /// `chunks` chunks in which exactly the pages of `free` (first, count; ascending) are free, every summary is exact
+    /// and every hint is 0; the pages of `held` can be claimed later, after a thread has released them.
     pub fn new(chunks: usize, free: &[(usize, usize)], held: &[(usize, usize)]) -> Arc<Self> {
         let pages = chunks * G::CHUNK_PAGES;
         let words = || Bitmap::new(table(pages / WORD_PAGES));
@@ -66,11 +66,11 @@ impl<G: Shape> World<G> {
         Arc::new(Self { set, contents, chunks })
     }
 
-    /// Writes on a page. loom fails if another thread's use of the page is not known to be over.
+    /// Writes to a page. loom fails if another thread's use of the page is not known to be over.
     pub fn touch(&self, page: usize) {
         let found = self.contents.binary_search_by_key(&page, |&(page, _)| page);
         let (_, cell) = &self.contents[found.unwrap_or_else(|_| panic!("page {page} was never to be had"))];
-        // SAFETY: loom checks that nobody else does so at this time.
+        // SAFETY: loom checks that no other thread does so at this time.
         cell.with_mut(|contents| unsafe { *contents += 1 });
     }
 
@@ -84,40 +84,40 @@ impl<G: Shape> World<G> {
             .for_each(|bit| self.touch(word.index * WORD_PAGES + bit));
     }
 
-    /// Claims `pages` pages and writes on them.
+    /// Claims `pages` pages and writes to them.
     pub fn claim(&self, pages: usize) -> Option<Claim> {
         let claim = self.set.claim(&Request::of(pages))?;
         self.touch_all(claim.start, pages);
         Some(claim)
     }
 
-    /// Claims these pages, if they are free, and writes on them.
+    /// Claims these pages, if they are free, and writes to them.
     pub fn claim_at(&self, start: usize, pages: usize) -> Option<Claim> {
         let claim = self.set.claim_at(start, pages).ok()?;
         self.touch_all(start, pages);
         Some(claim)
     }
 
-    /// Claims the word of the lowest free page and writes on all of it.
+    /// Claims the word of the lowest free page and writes to all of it.
     pub fn claim_word(&self) -> Option<Word> {
         let word = self.set.claim_word()?;
         self.touch_word(word);
         Some(word)
     }
 
-    /// Writes on pages that are the caller's and releases them.
+    /// Writes to pages that the caller owns and releases them.
     pub fn release(&self, start: usize, pages: usize) {
         self.touch_all(start, pages);
         self.set.release(start, pages).unwrap();
     }
 
-    /// Writes on pages of a word that are the caller's and releases them.
+    /// Writes to pages of a word that the caller owns and releases them.
     pub fn release_word(&self, word: Word) {
         self.touch_word(word);
         self.set.release_word(word).unwrap();
     }
 
-    /// When everybody has gone: every invariant holds, `free` pages are free, and tidying changes neither.
+    /// After all threads have ended: every invariant holds, `free` pages are free, and tidying changes neither.
     pub fn finish(&self, free: usize) {
         self.set.check().unwrap();
         let (grown, now, _) = self.set.count();
