@@ -1,8 +1,8 @@
-//! Arenas beside those of others.
+//! Our arenas beside others.
 //!
-//! `cargo bench --bench arenas`. A round allocates until a fixed number of objects is there and then forgets them all
-//! (or drops them one by one, where that is how it is done); what is shown is the time of one object, its share of the
-//! forgetting included. The memory is warm after the first round: page faults are not measured, the arenas are.
+//! `cargo bench --bench arenas`. A round allocates a fixed number of objects and then resets the arena (or drops them
+//! one by one, where that is the way). The result is the time per object, its share of the reset included. The memory
+//! is warm after the first round: this measures arenas, not page faults.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
@@ -23,7 +23,7 @@ type Small = [u64; 2];
 /// A vector of 1536 floats.
 type Large = [f32; 1536];
 
-/// Measures one object of rounds of `objects`.
+/// Measures the time per object of rounds of `objects` objects.
 fn each(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, objects: usize, mut round: impl FnMut()) {
     group.bench_function(name, |bench| {
         bench.iter_custom(|times| {
@@ -37,7 +37,7 @@ fn each(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, objects: usize, mu
 
 fn small(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("arena/16-bytes");
-    // A value that is in registers, so that what is measured is not the copy.
+    // A value in registers, so that the copy is not measured.
     let value = |index: usize| -> Small { [index as u64, 2] };
     let mut bumpalo = bumpalo::Bump::new();
     each(&mut group, "bumpalo", OBJECTS, || {
@@ -64,7 +64,7 @@ fn small(criterion: &mut Criterion) {
             }
         });
     });
-    // As bumpalo's is in any case: somebody else has a reference to it, so it cannot be in registers.
+    // As bumpalo is in any case: it is referenced from elsewhere, so it cannot be in registers.
     each(&mut group, "Scope-in-memory", OBJECTS, || {
         local.scoped(|scope| {
             let scope = black_box(&scope);
@@ -87,7 +87,7 @@ fn small(criterion: &mut Criterion) {
         }
         scope.reset();
     });
-    // Cannot be reset: a new one for each round.
+    // It cannot be reset: a new one for each round.
     each(&mut group, "typed-arena", OBJECTS, || {
         let typed = typed_arena::Arena::with_capacity(OBJECTS);
         for index in 0..OBJECTS {
@@ -109,7 +109,7 @@ fn scopes(criterion: &mut Criterion) {
     let arena = Arena::new();
     let mut local = arena.local();
     each(&mut group, "Local", 1, || {
-        // Without `expect` the whole `Result` would go through memory, which is four stores more for each object.
+        // Without `expect` the whole `Result` would go through memory: four more stores per object.
         local.scoped(|scope| (0..4_u64).for_each(|index| _ = black_box(scope.alloc([index, 2]).expect("room"))));
     });
     let mut bump: bump_scope::Bump = bump_scope::Bump::new();
@@ -119,7 +119,7 @@ fn scopes(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Time of an object where `threads` threads allocate at once; each has `work` done with its own number of objects.
+/// Time per object when `threads` threads allocate at once; `work` runs on each thread with its share of the objects.
 fn on_threads(threads: usize, rounds: u64, work: impl Fn() + Sync) -> Duration {
     let barrier = Barrier::new(threads);
     let times = std::thread::scope(|scope| {
@@ -138,18 +138,18 @@ fn on_threads(threads: usize, rounds: u64, work: impl Fn() + Sync) -> Duration {
     times.unwrap_or_default()
 }
 
-/// Allocates so many small objects, all by one thread.
+/// Allocates `n` small objects on one thread.
 type Allocate<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// Objects of 16 bytes from `threads` threads at once. `round` gives what allocates to who runs it,
-/// and forgets it all afterwards.
+/// Objects of 16 bytes from `threads` threads at once. `round` passes the allocating function to its runner, and
+/// resets the arena afterwards.
 fn small_on_threads(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
     threads: usize,
     mut round: impl FnMut(&mut dyn FnMut(Allocate<'_>)),
 ) {
-    // Of each thread, in one measurement: all is forgotten before anything has to grow.
+    // Per thread, in one measurement: it is reset before anything has to grow.
     let most = (2 << 20) / 16 / threads as u64;
     group.bench_function(BenchmarkId::new(name, threads), |bench| {
         bench.iter_custom(|times| {
@@ -181,7 +181,7 @@ fn threads(criterion: &mut Criterion) {
             });
             arena.reset();
         });
-        // What one shares who has bumpalo: it has no `&` that threads could use.
+        // How bumpalo must be shared: it has no `&` that threads could use.
         let mut shared = Mutex::new(bumpalo::Bump::with_capacity(8 << 20));
         small_on_threads(&mut group, "Mutex<bumpalo>", threads, |run| {
             let lock = &shared;
@@ -190,7 +190,7 @@ fn threads(criterion: &mut Criterion) {
             });
             shared.get_mut().expect("no panic").reset();
         });
-        // And what he does instead: an arena for each thread, whose values go when the thread does.
+        // And what one does instead: an arena per thread, whose values go when the thread does.
         small_on_threads(&mut group, "bumpalo-each", threads, |run| {
             run(&|count| {
                 let bump = bumpalo::Bump::with_capacity(count as usize * 16);
@@ -248,7 +248,7 @@ fn vectors(criterion: &mut Criterion) {
 fn paths(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pool/paths");
     let mut pool = Pool::with_config(ArenaConfig::new().prealloc(64 << 20)).expect("memory");
-    // Half a slab each: every allocation but the first of two takes a slab that is kept.
+    // Half a slab each: every allocation but the first of two takes a kept slab.
     each(&mut group, "next-slab", 64, || {
         for _ in 0..64 {
             black_box(pool.alloc_uninit_slice::<u8>(500 << 10).expect("room"));

@@ -14,7 +14,7 @@ use support::Random;
 
 type Chunk = [u64; 8];
 
-/// Chunks of several kinds, 64 of each, so that no branch is learnt by heart.
+/// Chunks of several kinds, 64 of each, so that branch predictors cannot learn them.
 fn kinds() -> Vec<(&'static str, Vec<Chunk>)> {
     let mut random = Random::new();
     let mut word = |share: usize| (0..64).fold(0_u64, |bits, _| bits << 1 | u64::from(random.below(1000) < share));

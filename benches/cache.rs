@@ -1,7 +1,7 @@
-//! The heap through caches: by the number of threads, each with a cache of its own.
+//! The heap through caches, by the number of threads, each with a cache of its own.
 //!
-//! `cargo bench --bench cache`. Time is wall time of the slowest thread over the operations of one thread: flat means
-//! that threads do not slow each other down, as long as there is a processor for each.
+//! `cargo bench --bench cache`. The result is the wall time of the slowest thread over the operations of one thread: a
+//! flat curve means that threads do not slow each other down, as long as each has a processor.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
@@ -36,7 +36,7 @@ fn one_thread(criterion: &mut Criterion) {
             timed(rounds, pages, || {
                 cache.flush();
                 support::take_all(&heap);
-                // SAFETY: every page is allocated, and means no memory.
+                // SAFETY: every page is allocated, and has no memory behind it.
                 clock(|| (0..pages).for_each(|page| unsafe { cache.free(run(page, 1)) }))
             })
         });
@@ -70,7 +70,7 @@ fn one_thread(criterion: &mut Criterion) {
     });
 }
 
-/// Runs `work` on `threads` threads at once; the time of one round of it, on average.
+/// Runs `work` on `threads` threads at once. Returns the mean time of one round.
 fn on_threads(heap: &PageHeap<Bare>, threads: usize, rounds: u64, work: impl Fn(&Cache<'_, Bare>) + Sync) -> Duration {
     let barrier = Barrier::new(threads);
     let times = std::thread::scope(|scope| {
@@ -101,7 +101,7 @@ fn threads(criterion: &mut Criterion) {
                     let held: Vec<_> = (0..PAGES)
                         .map(|_| cache.allocate(PageCount(1)).expect("room"))
                         .collect();
-                    // SAFETY: just allocated, and mean no memory.
+                    // SAFETY: just allocated, with no memory behind them.
                     held.into_iter().for_each(|page| unsafe { cache.free(page) });
                 });
                 time.mul_f64(rounds as f64 / (blocks * PAGES as u64) as f64)

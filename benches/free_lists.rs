@@ -1,8 +1,7 @@
-//! Free lists beside what else gives out objects of one size: `slab`, `sharded-slab`, `Box`; and retirement beside
-//! `seize`.
+//! Free lists beside other allocators of equal objects: `slab`, `sharded-slab`, `Box`; and retirement beside `seize`.
 //!
-//! `cargo bench --bench free_lists`. Each is one allocation and one freeing, unless it says otherwise. What is called
-//! `two-threads` is what one thread needs for it while another does the same, or reads what is retired.
+//! `cargo bench --bench free_lists`. Each result is for one allocation and one free, unless it says otherwise.
+//! `two-threads` is the time of one thread while another does the same, or reads what is retired.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
@@ -15,7 +14,7 @@ use std::time::Instant;
 use criterion::{Criterion, criterion_group, criterion_main};
 use pageheap::arena::{ArenaConfig, FreeList, Owner, ShardedFreeList};
 
-/// A vector of the document's: 1536 floats.
+/// A vector of 1536 floats, as in the document.
 type Vector = [f32; 1536];
 
 const CONFIG: ArenaConfig = ArenaConfig::new().limit(64 << 20);
@@ -98,7 +97,7 @@ fn pairs(criterion: &mut Criterion) {
     raw_pairs(criterion, "vector", Layout::new::<Vector>());
 }
 
-/// A value of 64 bytes goes in, and out.
+/// A value of 64 bytes is inserted and removed.
 fn values(criterion: &mut Criterion) {
     let layout = Layout::new::<[u64; 8]>();
     let (list, sharded) = (list(layout), sharded(layout));
@@ -128,7 +127,7 @@ fn values(criterion: &mut Criterion) {
     });
 }
 
-/// 1000 slots taken, then all given back: the time of one slot's part.
+/// 1000 slots taken, then all given back: the time per slot.
 fn bulk(criterion: &mut Criterion) {
     const COUNT: usize = 1000;
     let layout = Layout::from_size_align(64, 8).expect("a layout");
@@ -182,16 +181,16 @@ fn bulk(criterion: &mut Criterion) {
     });
 }
 
-/// What a writer does: a new value is published, the old one retired.
+/// What a writer does: it publishes a new value and retires the old one.
 fn exchange(owner: &Owner<'_>, place: &AtomicPtr<[u64; 8]>) {
-    // None is left if a reader sleeps inside for long.
+    // There is none if a reader sleeps inside for long.
     let new = loop {
         match owner.allocate() {
             Ok(slot) => break slot.cast::<[u64; 8]>(),
             Err(_) => std::thread::yield_now(),
         }
     };
-    // SAFETY: just allocated; what is out of reach is retired.
+    // SAFETY: just allocated; what is unreachable is retired.
     unsafe {
         new.write([7; 8]);
         let old = place.swap(new.as_ptr(), Ordering::AcqRel);
@@ -233,7 +232,7 @@ fn retirement(criterion: &mut Criterion) {
             let guard = collector.enter();
             let new = Box::into_raw(Box::new([7_u64; 8]));
             let old = guard.swap(&place, new, Ordering::AcqRel);
-            // SAFETY: out of reach, from a box.
+            // SAFETY: unreachable, and from a box.
             unsafe { guard.defer_retire(old, seize::reclaim::boxed) };
         });
     });
@@ -243,7 +242,7 @@ fn retirement(criterion: &mut Criterion) {
             black_box(guard.protect(&place, Ordering::Acquire));
             let new = Box::into_raw(Box::new([7_u64; 8]));
             let old = guard.swap(&place, new, Ordering::AcqRel);
-            // SAFETY: out of reach, from a box.
+            // SAFETY: unreachable, and from a box.
             unsafe { guard.defer_retire(old, seize::reclaim::boxed) };
         });
     });
@@ -252,7 +251,7 @@ fn retirement(criterion: &mut Criterion) {
     });
 }
 
-/// Has `neighbour` at work on another thread, which is told when it is to end, while `work` is done.
+/// Runs `neighbour` on another thread, which is told when to end, while `work` is done.
 fn beside(neighbour: impl FnOnce(&AtomicBool) + Send, work: impl FnOnce()) {
     struct End<'e>(&'e AtomicBool);
     impl Drop for End<'_> {
@@ -269,7 +268,7 @@ fn beside(neighbour: impl FnOnce(&AtomicBool) + Send, work: impl FnOnce()) {
     });
 }
 
-/// The same by two threads.
+/// Runs the same work on two threads.
 fn both(criterion: &mut Criterion, name: &str, work: impl Fn() + Sync) {
     let each = |end: &AtomicBool| {
         while !end.load(Ordering::Relaxed) {

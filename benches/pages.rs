@@ -1,6 +1,6 @@
-//! The heap without a cache: one page, runs, refusals, by the size and the fullness of the heap.
+//! The heap without a cache: single pages, runs, refusals, by the size and the fullness of the heap.
 //!
-//! `cargo bench --bench pages`. Heaps are of bare numbers, so sizes to 1 TiB cost only their tables (34 MiB).
+//! `cargo bench --bench pages`. Heaps are of bare numbers, so sizes up to 1 TiB cost only their tables (34 MiB).
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
@@ -25,7 +25,7 @@ const SIZES: [(&str, usize); 6] = [
 /// The most pages that one round works on.
 const MOST: usize = 1 << 18;
 
-/// One page after another until the heap is exhausted, at the end of heaps of every size; then what a refusal costs.
+/// One page after another until the heap is exhausted, at the end of heaps of every size; then the cost of a refusal.
 fn one_page(criterion: &mut Criterion) {
     for (name, bytes) in SIZES {
         let heap = heap(bytes);
@@ -71,7 +71,7 @@ fn one_page(criterion: &mut Criterion) {
     }
 }
 
-/// A random page freed in a heap of 8 GiB that is in use but for what was freed before; and whole words.
+/// A random page freed in a heap of 8 GiB that is in use except for what was freed before; and whole words.
 fn free_random(criterion: &mut Criterion) {
     let heap = heap(1 << 33);
     let mut order: Vec<usize> = (0..heap.capacity().0).collect();
@@ -111,7 +111,7 @@ fn free_random(criterion: &mut Criterion) {
     });
 }
 
-/// Runs in a torn heap of 1 GiB: each allocation answers a free somewhere else, so the heap stays as torn as it was.
+/// Runs in a fragmented heap of 1 GiB: each allocation follows a free elsewhere, so the fragmentation stays constant.
 fn runs(criterion: &mut Criterion) {
     for in_use in [50, 75, 95] {
         for (name, least, most) in [
@@ -138,7 +138,7 @@ fn runs(criterion: &mut Criterion) {
             if live.len() < 64 {
                 continue;
             }
-            // Half of them go, at random: room for the next, where it happens to be.
+            // Half of them go, at random: room for the next, wherever it happens to be.
             random.shuffle(&mut live);
             let keep = live.len() / 2;
             live.drain(keep..).for_each(|run| free(&heap, run));
@@ -164,7 +164,7 @@ fn runs(criterion: &mut Criterion) {
     }
 }
 
-/// One page at a time in a heap of 8 GiB of which a random part is in use: until nothing is left.
+/// One page at a time in a heap of 8 GiB, a random part of which is in use, until nothing is left.
 fn fullness(criterion: &mut Criterion) {
     let heap = heap(1 << 33);
     let pages = heap.capacity().0;
@@ -183,7 +183,7 @@ fn fullness(criterion: &mut Criterion) {
     }
 }
 
-/// A huge page's worth, aligned, taken and freed; and a batch of frees.
+/// A huge page's worth, aligned, allocated and freed; and a batch of frees.
 fn large(criterion: &mut Criterion) {
     let heap = heap(1 << 33);
     criterion.bench_function("pair/512-pages-aligned", |bench| {
@@ -202,7 +202,7 @@ fn large(criterion: &mut Criterion) {
             timed(rounds, order.len(), || {
                 Random::new().shuffle(&mut order);
                 let mut runs: Vec<PageRun> = order.iter().map(|&page| run(page, 1)).collect();
-                // SAFETY: all pages of the heap are allocated, and mean no memory.
+                // SAFETY: all pages of the heap are allocated, and have no memory behind them.
                 let time = clock(|| unsafe { heap.free_batch(&mut runs) });
                 take_all(&heap);
                 time

@@ -1,7 +1,7 @@
-//! What fuzz targets do with bytes: decode them, drive the subject and a naive twin side by side, compare.
+//! What fuzz targets do with their input: decode it, drive the subject and a naive twin side by side, and compare.
 //!
-//! One function for each target, listed in [`DRIVERS`]. Bytes are read as they come and run out as zeros, so every
-//! input is a valid one and a cut input is a shorter story. `tests/corpus.rs` runs the same functions over the kept
+//! One function for each target, listed in [`DRIVERS`]. Bytes are read one by one and are zero after the end, so every
+//! input is valid and a truncated input is a shorter story. `tests/corpus.rs` runs the same functions over the kept
 //! inputs with `cargo test`, without a fuzzer.
 
 #[path = "../../tests/model/arenas.rs"]
@@ -20,7 +20,7 @@ use pageheap::internals::{Shape, Summary, WORD_PAGES, bitmap};
 use pageheap::source::{Contents, Simulated};
 use pageheap::{Config, Geometry, PageCount, PageHeap};
 
-/// What a target calls with its input; it panics where subject and twin differ.
+/// What a target calls with its input; it panics if subject and twin differ.
 pub type Driver = fn(&[u8]);
 
 /// Every driver, by the name of its target and its folder of the corpus.
@@ -36,7 +36,7 @@ pub const DRIVERS: &[(&str, Driver)] = &[
     ("global", objects::global),
 ];
 
-/// Bytes, read one after another; zeros behind their end.
+/// The input bytes, read one after another; zero after the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -52,7 +52,7 @@ impl Bytes<'_> {
         (self.byte() << 8 | self.byte()) % end
     }
 
-    /// A word of the bitmap: mostly full, empty or in a few runs, as heaps have them, sometimes noise.
+    /// A word of the bitmap: mostly full, empty or in a few runs, as in heaps, sometimes noise.
     fn word(&mut self) -> u64 {
         let (start, pages) = (self.below(WORD_PAGES), 1 + self.below(WORD_PAGES));
         let run = u64::MAX >> (WORD_PAGES - pages.min(WORD_PAGES - start)) << start;
@@ -79,8 +79,8 @@ fn naive(pages: &[bool], scale: usize) -> Summary {
     Summary::new(start * scale, max * scale, end * scale)
 }
 
-/// Summaries of regions, merged, against counting. Each bit of a word stands for `1 << zoom` pages, so that regions
-/// reach 2^21 pages, where the packing changes its form.
+/// Summaries of regions, merged, compared with counting. Each bit of a word stands for `1 << zoom` pages, so that
+/// regions reach 2^21 pages, where the packing changes its form.
 pub fn summary(input: &[u8]) {
     let mut bytes = Bytes(input);
     let (parts, bits) = (1_usize << (bytes.byte() % 4), 1_usize << (bytes.byte() % 7));
@@ -117,7 +117,7 @@ pub fn summary(input: &[u8]) {
     if let [first, second, ..] = children[..] {
         assert_eq!(first.then(shift, second, shift), naive(&pages[..2 * bits], scale));
     }
-    // A pair and its neighbour pair, of twice the size; a pair and one more.
+    // A pair and its neighbour, twice the size; a pair and one more.
     if let [a, b, c, d, ..] = children[..] {
         let (left, right) = (a.then(shift, b, shift), c.then(shift, d, shift));
         assert_eq!(left.then(shift + 1, right, shift + 1), naive(&pages[..4 * bits], scale));
@@ -129,7 +129,7 @@ pub fn summary(input: &[u8]) {
     }
 }
 
-/// The sequential side of the bitmap against a row of booleans.
+/// The sequential side of the bitmap, compared with a row of booleans.
 pub fn bitmap(input: &[u8]) {
     let mut bytes = Bytes(input);
     let mut words: Vec<u64> = (0..1 + bytes.byte() % 8).map(|_| bytes.word()).collect();
@@ -196,10 +196,10 @@ fn compare(words: &[u64], pages: &[bool], from: usize, count: usize) {
     assert_eq!(page, from + count);
 }
 
-/// Where heaps begin, or a few pages behind it: as `Simulated` has it, 2^44 where pointers have 64 bits.
+/// Where heaps begin, up to a few pages: as in `Simulated`, 2^44 with 64-bit pointers.
 const BASE: usize = 1 << (usize::BITS / 16 * 11);
 
-/// How a heap is set up, out of the first bytes of an input.
+/// Sets up a heap from the first bytes of an input.
 fn side_by_side<G: Shape>(bytes: &mut Bytes<'_>, most_pages: usize, most_slots: usize) {
     let granule = [4096, 4096, 16384, 65536][bytes.byte() % 4];
     let pages = 1 + bytes.below(most_pages);
@@ -233,10 +233,10 @@ fn side_by_side<G: Shape>(bytes: &mut Bytes<'_>, most_pages: usize, most_slots: 
     source.assert_all_returned();
 }
 
-/// Steps of one input: each compares every page.
+/// The most steps of one input: each step compares every page.
 const MOST_STEPS: usize = 64;
 
-/// The free set alone, in small shapes, where a few pages reach every level: claims, releases, searches, hints.
+/// The free set by itself, in small shapes, where a few pages reach every level: claims, releases, searches, hints.
 pub fn radix(input: &[u8]) {
     let mut bytes = Bytes(input);
     match bytes.byte() % 4 {

@@ -1,13 +1,13 @@
-//! Sequences of calls of `GlobalAlloc`, beside a shadow map of what lives where.
+//! Sequences of `GlobalAlloc` calls, beside a shadow map of all live blocks.
 //!
 //! ```text
 //!   byte 0: which heap, its limit     then four bytes a step: what, which block or size (2), alignment
 //! ```
 //!
-//! A fresh [`Heap`] with a limit that is soon met, or the one [`GlobalHeap`] of the process, through the trait. Every
-//! block is filled with a byte of its own and looked at when it is resized or freed; no two may overlap, each is
-//! aligned, zero where that was asked for. Some grow by a quarter several times over. At the end all is freed, and the
-//! heap says of itself what is so.
+//! The subject is a fresh [`Heap`] with a limit that is soon reached, or the process's one [`GlobalHeap`], through the
+//! trait. Every block is filled with a byte of its own and checked when it is resized or freed; no two may overlap,
+//! and each is aligned, and zero if requested. Some grow by a quarter several times in a row. At the end everything is
+//! freed, and the heap's figures must say so.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use pageheap::{Config, GlobalHeap, Heap, PageCount};
 
 use super::Bytes;
 
-/// The four calls, of either heap.
+/// The calls, on either heap.
 trait Calls {
     fn allocate(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>>;
     /// # Safety
@@ -72,7 +72,7 @@ impl Calls for GlobalHeap {
     }
 }
 
-/// A live block and the byte it is full of.
+/// A live block and the byte it is filled with.
 struct Block {
     memory: NonNull<u8>,
     layout: Layout,
@@ -92,13 +92,13 @@ impl Block {
     }
 }
 
-/// Steps of one input.
+/// The most steps of one input.
 const MOST_STEPS: usize = 150;
 
-/// Bytes that a block grows to by quarters.
+/// The most bytes that a block grows to by quarters.
 const MOST_GROWN: usize = 192 << 10;
 
-/// Live blocks of one input.
+/// The most live blocks of one input.
 const MOST_BLOCKS: usize = 64;
 
 /// See the [module](self).
@@ -159,11 +159,11 @@ fn steps(heap: &impl Calls, bytes: &mut Bytes<'_>) {
     live.into_values().for_each(|block| free(heap, block));
 }
 
-/// Resizes a block that is taken out of the map, and puts it back: where it begins.
+/// Resizes a block that is taken out of the map, and puts it back. Returns its address.
 fn resize(heap: &impl Calls, live: &mut BTreeMap<usize, Block>, mut block: Block, size: usize, fill: u8) -> usize {
     let old = block.layout.size();
     block.verify(old);
-    // SAFETY: the block is out of the map: it is resized, or as it was.
+    // SAFETY: the block is out of the map; it is resized, or stays as it was.
     match unsafe { heap.resize(block.memory, block.layout, size) } {
         Some(memory) => {
             block.memory = memory;
@@ -200,7 +200,7 @@ fn enter(live: &mut BTreeMap<usize, Block>, memory: NonNull<u8>, layout: Layout,
     live.insert(start, Block { memory, layout, fill });
 }
 
-/// Takes out the block that the number says.
+/// Takes out the block that `number` picks.
 fn choose(live: &mut BTreeMap<usize, Block>, number: usize) -> Option<Block> {
     let &start = live.keys().nth(number % live.len().max(1))?;
     live.remove(&start)

@@ -1,8 +1,8 @@
-//! Protocols that look right and are not: small copies of what ships, each with something left out. They must fail.
+//! Protocols that look right and are not: small copies of what ships, each with something omitted. They must fail.
 //!
-//! A model that never fails proves nothing. Each of these is run twice: as it ships, and passes; with one thing
-//! missing, and loom finds the interleaving that the comment tells. Whoever thinks that a fence or a second look can
-//! go finds it here first.
+//! A model that never fails proves nothing. So each of these is run twice: as it ships, and it passes; and with one
+//! thing missing, and loom finds the interleaving in the comment. Try here first before you remove a fence or a second
+//! look.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use pageheap::internals::bitmap::summarize;
 
 use super::{explore, spawn};
 
-/// How a refresh of the node goes.
+/// How a node is refreshed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refresh {
     /// As it ships: fence, read, merge, change, and once more after a change.
@@ -23,7 +23,7 @@ enum Refresh {
     AgainWithoutFence,
     /// One change that succeeds is enough.
     Once,
-    /// Two tries, whatever comes of them: the f-array, with a compare-exchange where it wants load-linked and
+    /// Two attempts, whatever their outcome: the f-array, with a compare-exchange in place of its load-linked and
     /// store-conditional.
     Twice,
 }
@@ -94,12 +94,12 @@ impl Node {
     }
 }
 
-/// The first page of the node: `start` tells of it.
+/// The first page of the node: it shows in `start`.
 const FIRST: (usize, u64) = (0, 1);
-/// The last page: `end` tells of it.
+/// The last page: it shows in `end`.
 const LAST: (usize, u64) = (1, 1 << 63);
 
-/// A page is claimed while another, which says as much to the summary, is given back.
+/// One page is claimed while another, which changes the summary as much, is given back.
 fn a_claim_and_a_release(how: Refresh) {
     explore(3, move || {
         let node = Node::new(how, [1 << 5, 0]);
@@ -111,7 +111,7 @@ fn a_claim_and_a_release(how: Refresh) {
     });
 }
 
-/// The last page is claimed while the first goes and comes back.
+/// The last page is claimed while the first is claimed and comes back.
 fn a_page_that_comes_and_goes(how: Refresh) {
     explore(3, move || {
         let node = Node::new(how, [1, 1 << 63]);
@@ -126,8 +126,7 @@ fn a_page_that_comes_and_goes(how: Refresh) {
     });
 }
 
-/// A page is given back while another thread takes it: one change of the same word after another, and two looks at
-/// the node.
+/// A page is given back while another thread takes it: two successive changes of one word, and two looks at the node.
 fn a_bit_that_comes_and_goes(how: Refresh) {
     explore(3, move || {
         let node = Node::new(how, [0, 0]);
@@ -187,15 +186,15 @@ fn protocol_r_without_a_second_look_fails() {
 ///   summary (1, 1, 0) → (0, 0, 0) succeeds: it is what it was when it was read
 /// ```
 ///
-/// Load-linked would have noticed that it went away and came back (ABA). With a compare-exchange two tries are no
-/// more than one.
+/// Load-linked would have noticed that it went away and came back (ABA). With compare-exchange two attempts are no
+/// better than one.
 #[test]
 #[should_panic(expected = "stale")]
 fn the_f_array_with_compare_exchange_fails() {
     a_page_that_comes_and_goes(Refresh::Twice);
 }
 
-/// Two children and their parent, for the join: what each child says, and the run that the two make together.
+/// Two children and their parent, for the join: what each child promises, and the run that the two form together.
 struct Pair {
     children: [AtomicUsize; 2],
     parent: AtomicUsize,
@@ -203,7 +202,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// A run of one page, at the border, becomes free in `child`; the parent is to promise as much as the two have
+    /// A run of one page, at the border, becomes free in `child`; the parent must promise as much as the two have
     /// there.
     fn raise(&self, child: usize) {
         self.children[child].fetch_max(1, Ordering::AcqRel);
@@ -250,7 +249,7 @@ fn a_join_without_the_fence_fails() {
     two_runs_that_meet(false);
 }
 
-/// What of the proof that there is nothing is left out.
+/// What the proof that nothing is free omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
     /// Nothing: a flag, two looks at how many have passed, and releases that pass while the flag is up.
@@ -259,13 +258,13 @@ enum Proof {
     NoFlag,
     /// The fence between flag and look.
     NoFence,
-    /// The releaser looks at the flag before it gives its page.
+    /// The order: the releaser looks at the flag before it gives its page.
     FlagFirst,
-    /// The second look: what the search did not find is not there.
+    /// The second look: what the search did not find does not exist.
     OneLook,
 }
 
-/// Two pages that wander, and who says that there is none.
+/// Two pages that wander, and a thread that claims there is none.
 struct Proved {
     words: [AtomicU64; 2],
     provers: AtomicUsize,
@@ -299,7 +298,7 @@ impl Proved {
         }
         loop {
             let before = self.passed.load(Ordering::Acquire);
-            // A look before each claim, as a search has it.
+            // A look before each claim, as in a search.
             let found = (0..2).any(|word| self.words[word].load(Ordering::Acquire) != 0 && self.claim_in(word));
             if found || self.how == Proof::OneLook || self.passed.load(Ordering::Acquire) == before {
                 self.provers.fetch_sub(1, Ordering::Release);
@@ -347,22 +346,22 @@ fn a_proof_without_the_flag_fails() {
     a_page_that_wanders(Proof::NoFlag);
 }
 
-/// The prover's "flag, then words" against the releaser's "word, then flag": without a fence on either side both may
-/// miss.
+/// The prover's "flag, then words" against the releaser's "word, then flag": without a fence on either side, both may
+/// miss the other's write.
 #[test]
 #[should_panic(expected = "a page free throughout")]
 fn a_proof_without_the_fence_fails() {
     a_page_that_wanders(Proof::NoFence);
 }
 
-/// The flag goes up between the releaser's look at it and its giving the page.
+/// The flag goes up between the releaser's look at it and its release of the page.
 #[test]
 #[should_panic(expected = "a page free throughout")]
 fn a_proof_whose_releaser_looks_at_the_flag_first_fails() {
     a_page_that_wanders(Proof::FlagFirst);
 }
 
-/// As without the flag: but here the other has passed, and nobody looks.
+/// As without the flag: but here the other thread has passed, and nobody looks.
 #[test]
 #[should_panic(expected = "a page free throughout")]
 fn a_proof_without_the_second_look_fails() {

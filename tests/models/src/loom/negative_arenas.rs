@@ -1,5 +1,4 @@
-//! What the cursor of an arena would be with one thing left out: small copies, which must fail; and as it ships, which
-//! pass.
+//! An arena's cursor with one thing omitted: small copies, which must fail; and as it ships, which passes.
 
 use core::sync::atomic::{AtomicUsize as Count, Ordering};
 use std::sync::Arc;
@@ -9,20 +8,20 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize};
 
 use super::{explore, spawn};
 
-/// What is left out.
+/// What the copy omits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Without {
     /// Nothing: as it ships.
     Nothing,
     /// The turn beside the offset.
     Turn,
-    /// The closing, before the slab is changed.
+    /// Closing the slab before it is changed.
     Closing,
-    /// The Release of who gives back.
+    /// The Release of the thread that gives back.
     Release,
-    /// The Acquire of who takes.
+    /// The Acquire of the thread that takes.
     Acquire,
-    /// The note of what fell, before it falls: it is made afterwards.
+    /// Noting what falls before it falls: it is noted afterwards.
     Note,
 }
 
@@ -32,7 +31,7 @@ const TURN: u64 = 0x100;
 /// Cells in a slab.
 const CELLS: usize = 4;
 
-/// A cursor over slabs of four cells, the first of which is open and one of its cells taken.
+/// A cursor over slabs of four cells; the first slab is open and one of its cells is taken.
 struct Cursor {
     without: Without,
     state: AtomicU64,
@@ -40,11 +39,11 @@ struct Cursor {
     fallen: AtomicU64,
     /// How often each cell was handed out.
     counts: [Count; 2 * CELLS],
-    /// What stands in each.
+    /// The contents of each.
     cells: [UnsafeCell<usize>; 2 * CELLS],
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for Cursor {}
 
 impl Cursor {
@@ -69,7 +68,7 @@ impl Cursor {
         }
     }
 
-    /// As `Cursor::bump`, of one cell.
+    /// Like `Cursor::bump`, for one cell.
     fn take(&self) -> Option<usize> {
         let acquire = self.unless(Without::Acquire, Ordering::Acquire);
         let mut state = self.state.load(acquire);
@@ -91,7 +90,7 @@ impl Cursor {
         cell
     }
 
-    /// As `Cursor::move_end`, of a cell that is given back, and counts as never handed out if it could be.
+    /// Like `Cursor::move_end`, for a cell that is given back; if that succeeds, it counts as never handed out.
     fn give_back(&self, cell: usize) -> bool {
         let state = self.state.load(Ordering::Acquire);
         let offset = (state & CLOSED) as usize;
@@ -114,7 +113,7 @@ impl Cursor {
         moved.is_ok()
     }
 
-    /// Closes the slab: how far it has ever been cut.
+    /// Closes the slab. Returns how far it has ever been cut.
     fn close(&self) -> u64 {
         let state = if self.without == Without::Closing {
             self.state.load(Ordering::Acquire)
@@ -126,7 +125,7 @@ impl Cursor {
         (state & CLOSED).max(fallen & CLOSED)
     }
 
-    /// Goes on with the second slab, of which a cell is taken at once. Closed before.
+    /// Goes on with the second slab, one cell of which is taken at once. The first slab is closed.
     fn open(&self) {
         self.base.store(CELLS, Ordering::Release);
         let turn = if self.without == Without::Turn { TURN } else { 2 * TURN };
@@ -135,7 +134,7 @@ impl Cursor {
     }
 }
 
-/// One takes a cell while another takes one and turns the slab over; then the rest is taken. No cell twice.
+/// One thread takes a cell while another takes one and turns the slab over; then the rest is taken. No cell twice.
 fn one_takes_while_the_slab_turns_over(without: Without) {
     explore(3, move || {
         let cursor = Cursor::new(without);
@@ -176,12 +175,12 @@ fn a_slab_that_is_changed_while_it_is_open_is_cut_twice() {
     one_takes_while_the_slab_turns_over(Without::Closing);
 }
 
-/// One writes to a cell and gives it back; another who gets it writes to it too.
+/// One thread writes to a cell and gives it back; another gets it and writes to it too.
 fn a_cell_is_given_back(without: Without) {
     explore(3, move || {
         let cursor = Cursor::new(without);
         let write = |cursor: &Cursor, cell: usize| {
-            // SAFETY: loom checks that nobody else does so at this time.
+            // SAFETY: loom checks that no other thread does so at this time.
             cursor.cells[cell].with_mut(|contents| unsafe { *contents += 1 });
         };
         let other = Arc::clone(&cursor);
@@ -215,7 +214,8 @@ fn taken_relaxed_it_is_still_written_to() {
     a_cell_is_given_back(Without::Acquire);
 }
 
-/// One takes a cell and gives it back while another closes the slab: if it could be given back, that is known.
+/// One thread takes a cell and gives it back while another closes the slab: if the cell could be given back, that is
+/// known.
 fn what_fell_is_known(without: Without) {
     explore(3, move || {
         let cursor = Cursor::new(without);
@@ -224,7 +224,7 @@ fn what_fell_is_known(without: Without) {
         let high = cursor.close();
         cursor.open();
         let fell = thread.join().unwrap();
-        // If not, the cell was taken of the second slab, or none.
+        // If not, the cell came from the second slab, or none was taken.
         let second = cursor.fallen.load(Ordering::Relaxed) / TURN == 2;
         assert!(!fell || second || high == 2, "what fell is forgotten");
     });

@@ -1,4 +1,4 @@
-//! The protocol of hints with something left out, as in [`negative`](super::negative): small copies that must fail.
+//! The protocol of hints with something omitted, as in [`negative`](super::negative): small copies that must fail.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
 
 use super::{explore, spawn};
 
-/// What of a hint's protocol is left out.
+/// What the copy of a hint's protocol omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hint {
     /// Nothing: releases above a watched hint change its version, and make it unwatched.
     Whole,
-    /// Releases above the hint leave it as it is.
+    /// Releases above the hint leave it unchanged.
     Blind,
     /// They make it unwatched, but it has no version.
     NoVersion,
@@ -20,7 +20,7 @@ enum Hint {
     NoFence,
 }
 
-/// A hint over two words, and pages in them. The hint is a word here, with a version and whether it is watched.
+/// A hint over two words, and pages in them. Here the hint names a word, with a version and a watched flag.
 struct Hinted {
     words: [AtomicU64; 2],
     hint: AtomicUsize,
@@ -49,7 +49,7 @@ impl Hinted {
         }
     }
 
-    /// Takes the lowest page of a word; not, if the word is empty.
+    /// Takes the lowest page of a word; fails if the word is empty.
     fn take(&self, word: usize) -> bool {
         let mut bits = self.words[word].load(Ordering::Acquire);
         while bits != 0 {
@@ -87,7 +87,7 @@ impl Hinted {
     }
 }
 
-/// One or two claim while pages of the first word are released. `hint` is how it is before.
+/// One or two threads claim while pages of the first word are released. `hint` is the hint's state before.
 fn raises_and_a_release(how: Hint, claimers: usize, hint: usize) {
     explore(3, move || {
         let hinted = Arc::new(Hinted {
@@ -126,7 +126,7 @@ fn a_hint_with_watch_and_version_holds() {
 ///                                   hint 0 → 1: it is what it was when it was read, so the exchange succeeds
 /// ```
 ///
-/// The pages are below the hint, and stay hidden until another is released below it.
+/// The pages are below the hint, and stay hidden until another page is released below it.
 #[test]
 #[should_panic(expected = "hidden below the hint")]
 fn a_hint_that_releases_above_it_leave_alone_fails() {
@@ -157,8 +157,8 @@ fn a_hint_watched_without_a_fence_fails() {
     raises_and_a_release(Hint::NoFence, 1, 0);
 }
 
-/// The hint was watched already, so the claimer writes nothing; he may still see the hint as the releaser did not, and
-/// the words as they were before.
+/// The hint was already watched, so the claimer writes nothing; it may still see the hint that the releaser did not
+/// see, and the words as they were before.
 #[test]
 #[should_panic(expected = "hidden below the hint")]
 fn a_hint_found_watched_without_a_fence_fails() {
@@ -181,15 +181,15 @@ fn a_hint_found_watched_without_a_fence_fails() {
     });
 }
 
-/// A leaf over two pages, what is above it, and a page elsewhere: a release that finds the leaf told leaves the way up
-/// to who told it.
+/// A leaf over two pages, the node above it, and a page elsewhere: a release that finds the leaf told leaves the way
+/// up to the release that told it.
 struct Relied {
     pages: AtomicU64,
     leaf: AtomicUsize,
     root: AtomicUsize,
-    /// How many have entered and left the turnstile.
+    /// How many have entered the turnstile, and left it.
     passed: [AtomicUsize; 2],
-    /// The page, a version and whether it is watched, as in [`Hinted`].
+    /// The page, a version and a watched flag, as in [`Hinted`].
     hint: AtomicUsize,
     calm: bool,
 }
@@ -218,14 +218,14 @@ impl Relied {
         }
     }
 
-    /// How many have entered, if all have left. Who left is read first.
+    /// How many have entered, if all have left. The number that left is read first.
     fn look(&self) -> Option<usize> {
         let left = self.passed[1].load(Ordering::Acquire);
         let entered = self.passed[0].load(Ordering::Acquire);
         (left == entered).then_some(entered)
     }
 
-    /// Finds nothing below page 2 by the root, claims there, and raises the hint to behind it.
+    /// Finds nothing below page 2 by the root, claims there, and raises the hint to just behind it.
     fn claim(&self) {
         let seen = self.hint.fetch_or(WATCHED, Ordering::AcqRel) | WATCHED;
         fence(Ordering::SeqCst);

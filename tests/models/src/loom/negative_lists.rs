@@ -1,4 +1,4 @@
-//! What the free lists would be with one thing left out: small copies, which must fail; and as they ship, which pass.
+//! The free lists with one thing omitted: small copies, which must fail; and as they ship, which pass.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use pageheap::internals::free_list::{Node, Nodes};
 use super::free_lists::Few;
 use super::{explore, spawn};
 
-/// A stack as ours, with or without the tag.
+/// A stack like ours, with or without the tag.
 fn pop_against_pop_pop_push(tag: u64) {
     explore(3, move || {
         let shared = Arc::new((LoomU64::new(1), Few::<AtomicU32>::new(3)));
@@ -69,18 +69,18 @@ fn without_a_tag_it_does() {
     pop_against_pop_pop_push(0);
 }
 
-/// How one who finds no slot looks for one that goes from the pocket to the stack.
+/// How a thread that finds no slot looks for one that is moving from the pocket to the stack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     /// As it ships.
     AsItIs,
-    /// The stack is looked at once.
+    /// It looks at the stack once.
     Once,
     /// The pocket is emptied without a Release.
     TakenRelaxed,
 }
 
-/// One slot is in the pocket, another is put on the stack before that is taken: one is always free.
+/// One slot is in the pocket, and another is put on the stack before the first is taken: one is always free.
 fn a_slot_goes_to_the_stack(how: Look) {
     explore(3, move || {
         let shared = Arc::new((LoomU32::new(1), LoomU32::new(0)));
@@ -121,7 +121,7 @@ fn if_the_pocket_is_emptied_relaxed_it_is() {
     a_slot_goes_to_the_stack(Look::TakenRelaxed);
 }
 
-/// A reader as ours, and one who retires; with or without the fence of the reader's.
+/// A reader like ours, and a thread that retires; with or without the reader's fence.
 fn a_reader_against_who_retires(fenced: bool) {
     explore(3, move || {
         let shared = Arc::new((LoomU64::new(0), LoomU64::new(1), Few::<Node>::new(1)));
@@ -158,22 +158,22 @@ fn without_it_he_reads_what_is_freed() {
     a_reader_against_who_retires(false);
 }
 
-/// How an owner and one who gathers meet in a shard.
+/// How an owner and a gathering thread meet in a shard.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meeting {
     /// As it ships.
     AsItIs,
-    /// The owner says that he is inside, and looks whether somebody gathers, without a fence between.
+    /// The owner announces that it is inside, and looks whether a thread gathers, without a fence in between.
     OwnerWithoutFence,
-    /// The same of who gathers.
+    /// The gathering thread does the same.
     GathererWithoutFence,
     /// The owner leaves by a relaxed store.
     OwnerLeavesRelaxed,
-    /// Who gathers ends by a relaxed store.
+    /// The gathering thread ends by a relaxed store.
     GathererEndsRelaxed,
 }
 
-/// The one slot of a shard is used twice by its owner, and once by one who gathers: never by both.
+/// The one slot of a shard is used twice by its owner, and once by a gathering thread: never by both.
 fn an_owner_meets_one_who_gathers(how: Meeting) {
     explore(3, move || {
         let shared = Arc::new((LoomU32::new(0), LoomU32::new(0), Few::<Node>::new(1)));
@@ -243,11 +243,11 @@ fn what_was_gathered_until_a_relaxed_store_is_not_handed_back() {
     an_owner_meets_one_who_gathers(Meeting::GathererEndsRelaxed);
 }
 
-/// A batch goes from the depot to a shard while one who gathers looks for a slot, twice; it is never gone. With or
-/// without the word that says that it is on its way.
+/// A batch moves from the depot to a shard while a gathering thread looks for a slot, twice; a slot always exists.
+/// With or without the word that announces the move.
 fn a_batch_on_its_way_is_looked_for(told: bool) {
     explore(3, move || {
-        // The depot's head with its tag, what is loaded, and whether something is under way.
+        // The depot's head with its tag, what is loaded, and whether a batch is on its way.
         let shared = Arc::new((LoomU64::new(1), LoomU64::new(0), LoomU32::new(0)));
         let other = shared.clone();
         let owner = spawn(move || {
@@ -287,12 +287,12 @@ fn a_batch_that_is_not_is_missed() {
     a_batch_on_its_way_is_looked_for(false);
 }
 
-/// How a retired slot is counted.
+/// How the readers of a retired slot are counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Count {
-    /// As it ships: how many readers there are is added when all have been told.
+    /// As it ships: the number of readers is added after all have been told.
     AtTheEnd,
-    /// One more for each reader who is told, as he is.
+    /// One is added for each reader at the moment when it is told.
     OneByOne,
     /// As it ships, but counted down without ordering.
     Relaxed,
@@ -301,7 +301,8 @@ enum Count {
 /// Two readers are inside and read a slot, which is retired meanwhile. The last to leave frees it, and nobody else.
 fn two_readers_and_a_retired_slot(how: Count) {
     explore(3, move || {
-        // Two records: 1 while somebody is inside, 2 when he has been told; the count; the slot; how often freed.
+        // Two records: 1 while a reader is inside, 2 when it has been told; the count; the slot; how often it was
+        // freed.
         let records = [(); 2].map(|()| LoomU32::new(1));
         let shared = Arc::new((records, LoomU64::new(0), Few::<Node>::new(1), AtomicUsize::new(0)));
         let order = if how == Count::Relaxed {
@@ -337,7 +338,7 @@ fn two_readers_and_a_retired_slot(how: Count) {
             }
         }
         let all = if how == Count::OneByOne { 0 } else { told };
-        // Those who left before they were told are not waited for.
+        // Readers that left before they were told are not waited for.
         if refs.fetch_add(all, order).wrapping_add(all) == 0 && (how != Count::OneByOne || told == 0) {
             free(few, freed);
         }

@@ -8,20 +8,21 @@ use loom::sync::atomic::AtomicU64;
 
 use super::{explore, spawn};
 
-/// What is changed.
+/// What the copy changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     /// As it ships.
     Whole,
-    /// A taker reads the word of the first batch while that is still anybody's, and exchanges the head for it.
+    /// A taker reads the word of the first batch while any thread may still take it, and exchanges the head for that
+    /// word.
     One,
     /// A batch is put without a release.
     Relaxed,
-    /// What a taker does not want is put back by a store.
+    /// A taker puts back what it does not want by a plain store.
     Stored,
 }
 
-/// Batches 1 and 2, the word in each, and what each holds.
+/// Batches 1 and 2, the word in each, and the contents of each.
 struct Stack {
     how: How,
     head: AtomicU64,
@@ -29,7 +30,7 @@ struct Stack {
     contents: [UnsafeCell<u64>; 2],
 }
 
-// SAFETY: the cells are loom's: it is its business to say whether anybody reaches one at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for Stack {}
 // SAFETY: as above.
 unsafe impl Send for Stack {}
@@ -45,7 +46,7 @@ impl Stack {
     }
 
     fn read(&self, batch: u64) -> u64 {
-        // SAFETY: loom looks.
+        // SAFETY: loom checks.
         self.words[batch as usize - 1].with(|word| unsafe { *word })
     }
 
@@ -108,7 +109,7 @@ impl Stack {
     }
 }
 
-/// One puts the batches it has taken back, another takes one; both are there in the end.
+/// One thread puts back the batches it has taken, another takes one; both exist in the end.
 fn model(how: How) {
     explore(3, move || {
         let stack = Stack::new(how);

@@ -13,7 +13,7 @@ use super::explore;
 const PAGE: usize = 256;
 const GRAIN: usize = 8;
 
-/// A backing of few pages, and who owns what is on them. Nothing of it is shuttle's: it adds no schedules.
+/// A backing of few pages, and who owns what is on them. None of it is shuttle's, so it adds no schedules.
 #[derive(Debug)]
 struct Pages {
     memory: NonNull<u8>,
@@ -21,7 +21,7 @@ struct Pages {
     owners: Vec<AtomicUsize>,
 }
 
-// SAFETY: the memory is handed out by pages, each to one; it is not looked at here.
+// SAFETY: the memory is handed out by pages, each to one owner; it is not accessed here.
 unsafe impl Sync for Pages {}
 // SAFETY: as above.
 unsafe impl Send for Pages {}
@@ -44,7 +44,7 @@ impl Paper {
         }))
     }
 
-    /// Memory that was `from`'s is `to`'s.
+    /// Passes memory from `from` to `to`.
     fn stamp(&self, memory: NonNull<[u8]>, from: usize, to: usize) {
         let start = memory.addr().get() - self.0.memory.addr().get();
         for owner in &self.0.owners[start / GRAIN..(start + memory.len()).div_ceil(GRAIN)] {
@@ -52,7 +52,7 @@ impl Paper {
         }
     }
 
-    /// Nothing is anybody's, as after a reset.
+    /// Nobody owns anything, as after a reset.
     fn forget(&self) {
         self.0.owners.iter().for_each(|owner| owner.store(0, Ordering::SeqCst));
     }
@@ -67,7 +67,7 @@ impl Drop for Pages {
     }
 }
 
-// SAFETY: pages are memory, and each is somebody's or nobody's.
+// SAFETY: pages are memory, and each has one owner or none.
 unsafe impl Backing for Paper {
     fn page_bytes(&self) -> usize {
         PAGE
@@ -97,13 +97,13 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, GRAIN).expect("small")
 }
 
-/// Takes it out again: nobody else has it any more.
+/// Unwraps it: no other thread has it any more.
 fn own<T>(shared: Arc<T>) -> T {
     Arc::into_inner(shared).expect("the threads have ended")
 }
 
-/// Three threads cut slabs of a page, of which there are eight; larger things get blocks of their own. The last taken
-/// grows or goes back. Then all is forgotten, and once more.
+/// Three threads cut slabs of a page, of which there are eight; larger objects get blocks of their own. The last
+/// object taken grows or goes back. Then everything is reset, and the whole repeats.
 #[test]
 fn three_threads_cut_grow_and_reset_an_arena() {
     explore(3000, || {
@@ -122,10 +122,10 @@ fn three_threads_cut_grow_and_reset_an_arena() {
                             };
                             paper.stamp(memory, 0, who);
                             if bytes == 64 || bytes == 8 {
-                                // SAFETY: allocated here, and what grows in place is ours.
+                                // SAFETY: allocated here; if it grows in place, the growth is ours.
                                 if unsafe { arena.resize_in_place(memory, bytes + 24) } {
                                     let start = memory.cast::<u8>();
-                                    // SAFETY: inside of what there is now.
+                                    // SAFETY: inside the memory as it is now.
                                     let more = NonNull::slice_from_raw_parts(unsafe { start.add(bytes) }, 24);
                                     paper.stamp(more, 0, who);
                                 }
@@ -153,12 +153,12 @@ fn three_threads_cut_grow_and_reset_an_arena() {
     });
 }
 
-/// Who is refused is refused for want of pages: as long as there are some, a thread that finds the slab full gets a
-/// new one, and it is the same for all who find it so.
+/// A refusal has only one reason, lack of pages: as long as there are some, a thread that finds the slab full gets a
+/// new one, the same for all threads that find it so.
 #[test]
 fn slabs_are_not_taken_for_nothing() {
     explore(3000, || {
-        // Three slabs for 9 times 72 bytes, of which three fit one (224 bytes).
+        // Three slabs for 9 times 72 bytes, of which three fit into one (224 bytes).
         let paper = Paper::new(3);
         let arena = Arena::with_config_in(ArenaConfig::new().slab(PAGE), paper.clone()).expect("takes nothing");
         let shared = Arc::new(arena);
@@ -178,7 +178,7 @@ fn slabs_are_not_taken_for_nothing() {
     });
 }
 
-/// Three locals with scopes of an arena of one slab.
+/// Three locals with scopes, in an arena of one slab.
 #[test]
 fn locals_of_three_threads_share_what_is_left() {
     explore(1500, || {
@@ -208,7 +208,7 @@ fn locals_of_three_threads_share_what_is_left() {
     });
 }
 
-/// Three threads fill the slabs of a pool, which is reset, and fill them again; handles know of which time they are.
+/// Three threads fill the slabs of a pool, which is reset, and fill them again; handles know which time they are from.
 #[test]
 fn the_slabs_of_a_pool_turn_over() {
     explore(2000, || {

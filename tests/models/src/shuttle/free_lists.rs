@@ -10,7 +10,7 @@ use shuttle::thread::spawn;
 use super::explore;
 use crate::hand::{Hand, Numbers};
 
-/// A few slots and who has each. The stamps are not shuttle's: they add no schedules.
+/// A few slots and who owns each. The stamps are not shuttle's, so they add no schedules.
 struct Few<T = Node> {
     nodes: Vec<T>,
     used: AtomicU32,
@@ -83,7 +83,7 @@ fn stamp(list: &List, slot: u32, from: usize, to: usize) {
     list.nodes().stamp(slot, from, to);
 }
 
-/// Every slot is in one place, and nobody's.
+/// Every slot is in one place, and free.
 fn finish(list: &List, slots: u64) {
     let mut seen = vec![false; list.nodes().nodes.len()];
     let census = list.census(|slot| {
@@ -98,7 +98,7 @@ fn finish(list: &List, slots: u64) {
     assert_eq!((census.live, census.depot), (0, list.in_depot()));
 }
 
-/// As many slots as threads, each of which has at most one: whoever asks finds one, in whatever shard.
+/// As many slots as threads, each of which holds at most one: a thread that asks finds one, in whatever shard.
 #[test]
 fn the_last_slot_is_found_wherever_it_is() {
     explore(4000, || {
@@ -133,7 +133,7 @@ fn the_last_slot_is_found_wherever_it_is() {
     });
 }
 
-/// Two exchange what is shared, and retire; a third reads, twice.
+/// Two threads exchange a shared slot, and retire; a third reads, twice.
 #[test]
 fn what_is_read_is_nobody_elses() {
     explore(4000, || {
@@ -195,8 +195,8 @@ fn what_is_read_is_nobody_elses() {
     });
 }
 
-/// One stack for three, who take and give one by one and in batches; nobody is refused who finds less taken than there
-/// is.
+/// One stack for three threads, which allocate and free one by one and in batches; no thread is refused while fewer
+/// slots are taken than there are.
 #[test]
 fn one_stack_serves_three() {
     explore(4000, || {
@@ -231,7 +231,7 @@ fn one_stack_serves_three() {
     });
 }
 
-/// One shard, which goes from hand to hand with all that is in it; who gets none uses the lane.
+/// One shard passes from owner to owner with everything in it; a thread that gets none uses the lane.
 #[test]
 fn a_shard_goes_from_hand_to_hand() {
     explore(4000, || {
@@ -262,7 +262,7 @@ fn a_shard_goes_from_hand_to_hand() {
     });
 }
 
-/// One retires what two may be reading, by his shard and by the lane; the readers' records go from hand to hand.
+/// One thread retires what two may be reading, by its shard and by the lane; the readers' records change hands.
 #[test]
 fn readers_hold_what_they_read_whoever_retires_it() {
     explore(4000, || {

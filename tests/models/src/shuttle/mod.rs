@@ -1,8 +1,8 @@
 //! Models for shuttle: larger programs, thousands of random schedules.
 //!
-//! shuttle is sequentially consistent, so what these find is a wrong order of steps, not a missing fence; in return
-//! they have growth, caches that come and go, scavenging and long runs all at once. A failing schedule is printed and
-//! can be replayed (`shuttle::replay`).
+//! shuttle is sequentially consistent, so these models find a wrong order of steps, not a missing fence. In return
+//! they combine growth, short-lived caches, scavenging and long runs. A failing schedule is printed and can be
+//! replayed (`shuttle::replay`).
 
 mod arenas;
 mod free_lists;
@@ -25,7 +25,7 @@ const CHUNK: usize = 128;
 type Shape = Geometry<2, 13, 2, 2>;
 type Heap = PageHeap<Simulated, Shape>;
 
-/// Runs `body` in so many random schedules, and as many with few preemptions at chosen depths.
+/// Runs `body` in `iterations` random schedules, and as many with few preemptions at chosen depths.
 fn explore(iterations: usize, body: impl Fn() + Send + Sync + Copy + 'static) {
     let began = Instant::now();
     run(RandomScheduler::new(iterations), body);
@@ -45,7 +45,7 @@ fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'sta
     Runner::new(scheduler, config).run(body);
 }
 
-/// A heap and who owns each of its pages. The stamps are not shuttle's: they add no schedules.
+/// A heap and who owns each of its pages. The stamps are not shuttle's, so they add no schedules.
 struct World {
     heap: Heap,
     owners: Vec<AtomicUsize>,
@@ -61,12 +61,12 @@ impl World {
         })
     }
 
-    /// A heap grown as far as it can be, with just these pages free.
+    /// A heap grown to its limit, with only these pages free.
     fn with(chunks: usize, free: &[(usize, usize)]) -> Arc<Self> {
         let world = Self::new(chunks);
         world.heap.allocate_at(run_of(0, chunks * CHUNK)).unwrap();
         for &(start, pages) in free {
-            // SAFETY: allocated above, and nobody's.
+            // SAFETY: allocated above, and unused.
             unsafe { world.heap.free(run_of(start, pages)) };
         }
         world
@@ -81,7 +81,7 @@ impl World {
         run
     }
 
-    /// Takes the stamps of a run off that `who` is about to give back.
+    /// Removes the stamps of a run that `who` is about to give back.
     fn unstamp(&self, who: usize, run: PageRun) -> PageRun {
         for page in run.start().0..run.end().0 {
             assert_eq!(self.owners[page].swap(0, Ordering::SeqCst), who);
@@ -98,7 +98,7 @@ impl World {
         unsafe { self.heap.free(self.unstamp(who, run)) };
     }
 
-    /// When all have gone: every invariant, and every page is free, cached or stamped.
+    /// After all threads have ended: every invariant holds, and every page is free, cached or stamped.
     fn finish(&self) {
         self.heap.check().unwrap();
         let stats = self.heap.stats();
@@ -193,14 +193,14 @@ fn shards_named_by_all_serve_one_at_a_time() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // (The pages that were never free are nobody's either.)
+        // (The pages that were never free have no owner either.)
         world.heap.flush_shards();
         assert_eq!((world.heap.stats().free.0, world.heap.stats().cached.0), (10, 0));
         world.heap.check().unwrap();
     });
 }
 
-/// As many pages as threads, each of which holds at most one: whoever asks finds one. No matter how the pages wander.
+/// As many pages as threads, each of which holds at most one: a thread that asks finds one, however the pages wander.
 fn as_many_pages_as_threads(free: &'static [(usize, usize)]) {
     explore(8000, move || {
         let world = World::with(2, free);
@@ -234,19 +234,19 @@ fn nobody_is_refused_the_third_page_of_two_chunks() {
 #[test]
 fn a_page_carried_up_and_down_is_never_refused() {
     explore(12000, || {
-        // One page wanders: it is given back low before the high one is taken, and the other way round. One is free
-        // at any moment.
+        // One page wanders: it is given back low before the high one is taken, and the other way round. One is free at
+        // any moment.
         let world = World::with(2, &[(CHUNK + 70, 1)]);
         let other = world.clone();
         let thread = spawn(move || {
             let (low, high) = (run_of(5, 1), run_of(CHUNK + 70, 1));
-            // SAFETY: page 5 is in use and nobody's.
+            // SAFETY: page 5 is in use, and nobody's.
             unsafe { other.heap.free(low) };
             for _ in 0..3 {
                 if other.heap.allocate_at(high).is_none() {
                     return;
                 }
-                // SAFETY: just allocated; and the other is free or taken by the one who asks.
+                // SAFETY: just allocated; and the other page is free, or taken by the thread that asks.
                 unsafe { other.heap.free(high) };
                 if other.heap.allocate_at(low).is_none() {
                     return;
@@ -262,8 +262,8 @@ fn a_page_carried_up_and_down_is_never_refused() {
     });
 }
 
-/// A page is freed and taken again, for ever, while an aligned one is asked for: of those that are free none is. In
-/// turns, step by step, so that no search is undisturbed.
+/// One page is freed and taken again, forever, while another thread asks for an aligned page; no free page is aligned.
+/// In turns, step by step, so that no search is undisturbed.
 fn refused_while_a_page_comes_and_goes(scheduler: impl Scheduler + 'static) {
     run(scheduler, || {
         let odd: Vec<_> = (0..32).map(|index| (2 * index + 1, 1)).collect();
@@ -358,7 +358,7 @@ fn a_batch_among_releases_tells_everybody() {
         third.join().unwrap();
         world.heap.check().unwrap();
         assert_eq!(world.heap.stats().free.0, 8);
-        // 126..130 and 130 and 131..133 have become one.
+        // 126..130 and 130 and 131..133 have become one run.
         assert!(taken.is_some_and(|run| run.start().0 >= 126) || world.heap.allocate(PageCount(7)).is_some());
     });
 }
@@ -387,7 +387,7 @@ fn a_set_of_four_words_to_a_chunk_covers_its_bits_whoever_releases() {
         ));
         set.extend(pages, false);
         set.claim_at(0, pages).unwrap();
-        // Three runs, in three words, that make one.
+        // Three runs, in three words, that form one.
         let threads = [(60, 4), (64, 64), (128, 2)].map(|(start, count)| {
             let set = set.clone();
             spawn(move || set.release(start, count).unwrap())

@@ -1,5 +1,5 @@
-//! What arenas and lists would be with one step left out, in random schedules of three threads: small copies, which
-//! must fail; and as they ship, which pass. Orderings are loom's business: here all is sequentially consistent.
+//! Arenas and lists with one step omitted, in random schedules of three threads: small copies, which must fail; and as
+//! they ship, which pass. Orderings are left to loom: here everything is sequentially consistent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize as Stamp, Ordering::SeqCst};
@@ -13,11 +13,11 @@ use super::explore;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copy {
     Whole,
-    /// The step that the test is about is left out.
+    /// The step that the test is about is omitted.
     Without,
 }
 
-/// Runs three threads, numbered from 1, on something shared; then `end`.
+/// Runs three threads, numbered from 1, on a shared value; then `end`.
 fn three<T: Send + Sync + 'static>(
     shared: T,
     work: impl Fn(usize, &T) + Send + Sync + core::marker::Copy + 'static,
@@ -33,7 +33,7 @@ fn three<T: Send + Sync + 'static>(
     Arc::into_inner(shared).expect("the threads have ended")
 }
 
-/// Slots that notice two owners.
+/// Slots that detect two owners.
 struct Slots(Vec<Stamp>);
 
 impl Slots {
@@ -86,7 +86,7 @@ fn a_stack(copy: Copy) {
                 second.into_iter().for_each(push);
             },
         );
-        // All are back.
+        // All slots are back.
         let mut count = 0;
         let mut slot = shared.0.load(SeqCst) as u32 as usize;
         while slot != 0 && count < 4 {
@@ -107,7 +107,7 @@ fn a_stack_without_a_tag_does() {
     a_stack(Copy::Without);
 }
 
-/// Two owners of a shard each, with a slot; a third gathers both. Without a look at who is inside.
+/// Two owners have a shard each, with a slot; a third gathers both. Without a look at who is inside.
 fn gathering(copy: Copy) {
     explore(4000, move || {
         let shards = [1, 2].map(|slot| (AtomicUsize::new(0), AtomicUsize::new(slot)));
@@ -154,11 +154,11 @@ fn who_gathers_and_does_not_look_takes_from_who_is_inside() {
     gathering(Copy::Without);
 }
 
-/// Two readers and one who retires what they may be reading: the readers are added to its count when all have been
-/// told, or each as he is told.
+/// Two readers, and a thread that retires what they may be reading. It adds the readers to the count when all have
+/// been told, or each when it is told.
 fn retiring(copy: Copy) {
     explore(4000, move || {
-        // 0 nobody, 1 somebody, 2 told. What is shared, the count, readers of it now, how often it was freed.
+        // 0 nobody, 1 a reader, 2 told. The shared slot, the count, its readers now, how often it was freed.
         let records = [(); 2].map(|()| AtomicUsize::new(0));
         let shared = (
             records,
@@ -216,11 +216,13 @@ fn who_counts_readers_one_by_one_frees_too_early() {
     retiring(Copy::Without);
 }
 
-/// A slab is changed for the next while others cut it: it is closed and opened with another turn, or with the same.
+/// A slab is replaced by the next while others cut it: it is closed and opened with another turn, or with the same
+/// turn.
 fn turns(copy: Copy) {
     const CLOSED: u64 = 0xFFFF;
     explore(4000, move || {
-        // Slabs of 2 units: slab n has units 2 n and 2 n + 1. Turn and offset; the slab; the lock of who grows.
+        // Slabs of 2 units: slab n has units 2 n and 2 n + 1. Turn and offset; the slab; the lock of the thread that
+        // grows.
         let shared = (
             AtomicU64::new(0),
             AtomicUsize::new(0),
