@@ -1,14 +1,14 @@
-//! System calls, counted by `strace`: those between the two marks that a workload makes round what it measures.
+//! Counts system calls with `strace`: those between the two marks that a workload puts around what it measures.
 //!
-//! The marks are calls of `getppid`, which nothing else makes; the meter's own `getrusage` does not count. A tenth of
-//! the operations is enough: counts do not jitter as times do.
+//! The marks are calls of `getppid`, which nothing else makes; the meter's own `getrusage` is not counted. A tenth of
+//! the operations is enough, because counts do not jitter as times do.
 
 use super::programs::Program;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::{env, fs, process};
 
-/// Calls by name for each 1,000 operations.
+/// Calls by name, per 1,000 operations.
 pub type Calls = BTreeMap<String, f64>;
 
 /// Whether there is a `strace` that may trace.
@@ -31,7 +31,7 @@ pub fn count(program: &Program, workload: &str, ops: u64) -> Option<Calls> {
         .stdout(Stdio::null())
         .status();
     let text = fs::read_to_string(&log);
-    // Nothing depends on whether the log could be removed.
+    // It does not matter whether the log could be removed.
     let _ = fs::remove_file(&log);
     let calls = between_marks(&text.ok()?);
     traced.is_ok_and(|status| status.success()).then(|| {
@@ -42,7 +42,7 @@ pub fn count(program: &Program, workload: &str, ops: u64) -> Option<Calls> {
     })
 }
 
-/// A line is `PID name(arguments) = result`; the second half of a call that was interrupted begins with `<...`.
+/// A line is `PID name(arguments) = result`; the second half of an interrupted call begins with `<...`.
 fn between_marks(log: &str) -> BTreeMap<String, u64> {
     let mut calls = BTreeMap::new();
     let mut inside = false;

@@ -1,8 +1,8 @@
-//! Pictures, as SVG text: a dot for each allocator on a scale of "times the best", and lines over time.
+//! Charts as SVG text: a dot for each allocator on a scale of "times the best", and lines over time.
 
 use std::fmt::Write as _;
 
-/// Ours first and strongest, the others told apart by hue.
+/// Ours first and strongest, the others in different hues.
 const COLOURS: [&str; 10] = [
     "#d62728", "#7f7f7f", "#1f77b4", "#17becf", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#e377c2", "#bcbd22",
 ];
@@ -55,8 +55,8 @@ fn legend(svg: &mut String, names: &[String]) {
     }
 }
 
-/// A row for each workload, a dot for each allocator: its figure over the best of the row, on a logarithmic scale that
-/// ends at 30. What lies beyond is drawn at the end.
+/// A row for each workload, a dot for each allocator: its figure over the best of the row, on a logarithmic scale up
+/// to 30. What lies beyond is drawn at the end.
 pub fn dots(title: &str, below: &str, names: &[String], rows: &[(String, Vec<Option<f64>>)]) -> String {
     const END: f64 = 30.0;
     let bottom = 60.0 + 26.0 * rows.len() as f64;

@@ -5,12 +5,12 @@
 //!   other             1? ── ball := 2 ──────────────▶ 3? ── ball := 4
 //! ```
 //!
-//! A virtual machine's processors are moved about by its host, and stay where they are for seconds or minutes, across
-//! processes: 50 ns a trip at some times and 300 at others have been seen on one machine, and what two threads do with
-//! common lines takes accordingly. Whoever reads rows of several threads should know which it was.
+//! The host of a virtual machine moves its processors, and leaves them in place for seconds or minutes, across
+//! processes. On one machine a trip took 50 ns at some times and 300 at others, and the time of two threads that share
+//! cache lines varies accordingly. A reader of multi-threaded rows should know which it was.
 //!
-//! Worked: five tries of 500 trips, the least: 5 × 500 × 300 ns are less than a millisecond. Where both threads have
-//! one processor between them a trip takes as long as a turn of it, so it is given up after 20 ms.
+//! Worked: five attempts of 500 trips, the least of them: 5 × 500 × 300 ns are less than a millisecond. If both
+//! threads share one processor a trip takes as long as a time slice, so an attempt is given up after 20 ms.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ const TRIES: u32 = 5;
 const TRIPS: u32 = 500;
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What ends it.
+/// The value that ends the game.
 const OVER: u32 = u32::MAX;
 
 /// The ball, on lines of its own.
@@ -37,7 +37,7 @@ pub fn there_and_back() -> Option<f64> {
                 // Acquire and release, here and below: a ball that is caught was thrown.
                 match ball.0.load(Ordering::Acquire) {
                     OVER => return,
-                    // An exchange: who was late must not write over the end.
+                    // An exchange, because a late thread must not overwrite the end.
                     odd if odd % 2 == 1 => {
                         let _late = ball
                             .0
@@ -60,7 +60,7 @@ pub fn there_and_back() -> Option<f64> {
     })
 }
 
-/// Throws the ball and waits until it is back. Whether it came in time.
+/// Throws the ball and waits until it is back. Returns whether it came in time.
 fn throw(ball: &Ball, odd: u32, end: Instant) -> bool {
     ball.0.store(odd, Ordering::Release);
     while ball.0.load(Ordering::Acquire) == odd {
@@ -72,7 +72,7 @@ fn throw(ball: &Ball, odd: u32, end: Instant) -> bool {
     true
 }
 
-/// What was seen, for the reader of a table: the median and the extremes.
+/// The measured distances, for the reader of a table: the median and the extremes.
 pub fn text(seen: &[Option<f64>]) -> String {
     let mut trips: Vec<f64> = seen.iter().copied().flatten().collect();
     trips.sort_by(f64::total_cmp);

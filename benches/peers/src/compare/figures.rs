@@ -1,13 +1,13 @@
-//! What the programs print, gathered: for each workload and allocator a figure of each round, and their median.
+//! Collects what the programs print: for each workload and allocator a figure per round, and their median.
 
 use super::calls::Calls;
 use super::programs::Workload;
 use std::collections::BTreeMap;
 
-/// What one run was.
+/// The figures of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// Processor time, the program's and the system's, in nanoseconds an operation: what counts on a shared machine.
+    /// Processor time, user and system, in nanoseconds per operation: what counts on a shared machine.
     pub cpu_ns: f64,
     pub wall_ns: f64,
     pub faults: f64,
@@ -16,7 +16,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// From a line of `name=value`.
+    /// Parses a line of `name=value`.
     pub fn parse(line: &str) -> Option<Self> {
         let pairs: BTreeMap<&str, &str> = line
             .split_whitespace()
@@ -34,13 +34,13 @@ impl Run {
     }
 }
 
-/// All runs of one workload by one allocator; none if it failed.
+/// All runs of one workload on one allocator; none if it failed.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     pub runs: Vec<Run>,
-    /// If they were counted.
+    /// `None` if they were not counted.
     pub calls: Option<Calls>,
-    /// An operation, if they were counted.
+    /// Per operation; `None` if they were not counted.
     pub instructions: Option<f64>,
 }
 
@@ -82,7 +82,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The best of the others than `allocator`: which, and its figure.
+    /// The best of the allocators other than `allocator`: which, and its figure.
     pub fn best_other(&self, allocator: usize, figure: impl Fn(&Cell) -> Option<f64>) -> Option<(usize, f64)> {
         let others = self.cells.iter().enumerate().filter(|(other, _)| *other != allocator);
         let figures = others.filter_map(|(other, cell)| Some((other, figure(cell)?)));
@@ -90,7 +90,7 @@ impl Row {
     }
 }
 
-/// The geometric mean; `None` of nothing.
+/// The geometric mean; `None` without values.
 pub fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value.ln(), count + 1.0));
     (count > 0.0).then(|| (sum / count).exp())

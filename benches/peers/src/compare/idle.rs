@@ -1,7 +1,7 @@
-//! The idle test, seen from outside: resident size over time of a process that filled memory, freed it and is silent.
+//! The idle test from outside: resident size over time of a process that filled memory, freed it and is silent.
 //!
-//! The size is read from `/proc/PID/statm` every 20 ms, so the process itself does nothing at all. What the allocator
-//! spends meanwhile (a thread of its own, if it has one) the process says at its end.
+//! The size is read from `/proc/PID/statm` every 20 ms, so the process itself does nothing at all. When it ends, it
+//! reports the processor time that its allocator spent meanwhile (in a thread of its own, if it has one).
 
 use super::chart;
 use super::programs::Program;
@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-/// The scenarios, and what a chart says of them.
+/// The scenarios, and their descriptions in charts.
 pub const SCENARIOS: &[(&str, &str)] = &[
     ("json", "a JSON tree of 480 MB, parsed and dropped"),
     ("syn", "syntax trees of two threads, freed by a third"),
@@ -32,12 +32,12 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What was seen of one process.
+/// The measurements of one process.
 #[derive(Clone, Debug, Default)]
 pub struct Track {
-    /// Seconds since all was freed (before: less than zero), and resident megabytes (10^6 bytes).
+    /// Seconds since everything was freed (negative before that), and resident megabytes (10^6 bytes).
     pub points: Vec<(f64, f64)>,
-    /// Processor milliseconds in the silence.
+    /// Processor milliseconds during the silence.
     pub cpu_ms: f64,
 }
 
@@ -96,7 +96,7 @@ pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
             .into_iter()
             .filter(|(at, _)| *at <= end)
             .map(|(at, size)| (seconds(at), size))
-            // The word of the end may be read late: what is beyond the silence is the end of the process.
+            // The end mark may be read late: anything beyond the silence is the end of the process.
             .filter(|(at, _)| *at <= silence)
             .collect(),
         cpu_ms: cpu / 1e6,
@@ -128,7 +128,7 @@ pub fn scenes(programs: &[Program], silence: f64) -> Vec<Scene> {
     scenes
 }
 
-/// Megabytes at the peak and after some times of silence, and what the silence cost.
+/// Megabytes at the peak and after some times of silence, and the cost of the silence.
 pub fn text(names: &[String], scenes: &[Scene]) -> String {
     let mut text = String::new();
     for Scene {
@@ -173,8 +173,8 @@ pub fn csv(names: &[String], scenes: &[Scene]) -> String {
     text
 }
 
-/// Without what says nothing new: points no more than half a second and a hundredth from the last one kept. Where the
-/// size changes, the point before stays too, so that a step is a step.
+/// Drops points that add nothing: those within half a second and a hundredth of the last one kept. Where the size
+/// changes, the point before stays too, so that a step stays a step.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
     for (index, point) in points.iter().enumerate() {
@@ -190,7 +190,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 pub fn svg(names: &[String], scene: &Scene) -> String {
-    // And the last second before, of what led to it.
+    // Includes the last second before, which led to it.
     let recent = |track: &Track| {
         thinned(&track.points)
             .into_iter()

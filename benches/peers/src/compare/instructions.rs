@@ -1,15 +1,15 @@
-//! Instructions an operation, counted by `callgrind`: the same in every run, whatever else the machine does.
+//! Counts instructions per operation with `callgrind`: the same in every run, whatever else the machine does.
 //!
-//! A workload is run twice, with a hundredth and with a fiftieth of its operations; what the second run has more is
-//! what the operations cost, and starting and warming up drop out.
+//! A workload is run twice, with a hundredth and with a fiftieth of its operations. The difference is the cost of the
+//! operations; starting and warming up cancel out.
 
 use super::programs::{Program, Workload};
 use std::process::Stdio;
 
-/// Fewer operations than that (of a workload) are too large for a simulated processor.
+/// A workload with fewer operations than this has operations too large for a simulated processor.
 const LEAST_OPS: u64 = 500_000;
 
-/// The share of the operations that a workload does to warm up, and which are counted with the others.
+/// The share of the operations with which a workload warms up; these are counted too.
 const WARM_UP: f64 = 1.0 / 8.0;
 
 pub fn count(program: &Program, workload: &Workload) -> Option<f64> {
@@ -35,7 +35,7 @@ fn collected(program: &Program, workload: &str, ops: u64) -> Option<u64> {
     parse(&String::from_utf8_lossy(&output.stderr)).filter(|_| output.status.success())
 }
 
-/// From the line `==PID== Collected : 12345`.
+/// Parses the line `==PID== Collected : 12345`.
 fn parse(words: &str) -> Option<u64> {
     words
         .lines()

@@ -1,4 +1,4 @@
-//! Builds the workloads once for each allocator, runs them interleaved, and writes down who is how fast.
+//! Builds the workloads once for each allocator, runs them interleaved, and reports how fast each is.
 //!
 //! ```text
 //! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--built]
@@ -6,10 +6,10 @@
 //! compare --idle SECONDS [--allocators A,B] [--built] [--out DIR]
 //! ```
 //!
-//! A round runs each chosen workload on each allocator once, one process a run, the allocators right after one another
-//! and in another order each round: what else the machine does meets all of them alike. What is compared is the median
-//! of the processor time an operation took, and beside it the least. Of two allocators alone, also their ratio in each
-//! round, with an interval (`paired.rs`); with `--out` that is all that is written.
+//! A round runs each chosen workload once on each allocator, one process per run. The allocators run right after one
+//! another, and in another order each round, so that other load on the machine affects all of them alike. The
+//! comparison is by the median processor time of an operation, with the least beside it. For exactly two allocators,
+//! also by their ratio in each round, with an interval (`paired.rs`); with `--out` that is all that is written.
 
 mod calls;
 mod chart;
@@ -32,10 +32,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 use table::{INSTRUCTIONS, LEAST, Results, TIME};
 
-/// Of two allocators, how fast the first is to be at least, as a part of the second's speed.
+/// Of two allocators, how fast the first should be at least, relative to the second.
 const AIM: f64 = 0.98;
 
-/// Longer than that is not waited: the cell stays empty, and the terminal says so.
+/// The longest a run may take; after that the cell stays empty, and the terminal says so.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(program: &Program, workload: &str) -> Option<Run> {
@@ -54,7 +54,7 @@ fn run(program: &Program, workload: &str) -> Option<Run> {
     run
 }
 
-/// What it printed; `None`, said to the terminal, if it took too long and was ended.
+/// What the command printed; `None`, reported on the terminal, if it took too long and was killed.
 fn output_within(command: &mut Command, patience: Duration) -> Option<Output> {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("a program that was built can run");
@@ -124,7 +124,7 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
     written.map_err(|error| format!("{}: {error}", folder.join(name).display()))
 }
 
-/// The terminal gets tables; the folder of `--out` the tables, their figures as CSV, and pictures.
+/// The terminal gets tables; the folder of `--out` gets the tables, their figures as CSV, and charts.
 fn report(options: &Options) -> Result<(), String> {
     let (programs, missing) = programs::programs(&options.allocators, options.built);
     if programs.is_empty() {

@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! The command line's options.
 
 use super::programs::{ALLOCATORS, VARIANTS};
 use std::path::PathBuf;
@@ -6,19 +6,19 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Options {
     pub allocators: Vec<String>,
-    /// All of both if both are empty.
+    /// If both are empty, all of both.
     pub groups: Vec<String>,
     pub workloads: Vec<String>,
     pub rounds: usize,
-    /// The programs are there: build none.
+    /// The programs exist: build none.
     pub built: bool,
     /// Count system calls too.
     pub calls: bool,
     /// Count instructions too.
     pub instructions: bool,
-    /// The idle test instead, and the seconds of its silence.
+    /// Run the idle test instead, with this many seconds of silence.
     pub idle: Option<f64>,
-    /// Where the results go, beside the terminal.
+    /// Where the results go, besides the terminal.
     pub out: Option<PathBuf>,
 }
 

@@ -7,17 +7,17 @@
 //!   ratio     0.99  1.01  1.01  0.99  0.98      sorted: 0.98 … 1.01, the median between the ranks of the interval
 //! ```
 //!
-//! The ratio is that of speeds: what the second took over what the first took, in processor time. The interval is that
-//! of the sign test: the true median lies below the k-th least ratio with the chance that a coin shows heads less than
-//! k times in so many throws, whatever the ratios are distributed like. k is the largest for which both ends together
-//! have a chance of a twentieth at the most. Of fewer than six rounds nothing can be said.
+//! The ratio is one of speeds: the second program's processor time over the first's. The interval is that of the sign
+//! test: whatever the distribution of the ratios, the true median lies below the k-th least ratio with the probability
+//! that as many coin tosses show heads less than k times. k is the largest number for which both ends together have a
+//! probability of at most a twentieth. Fewer than six rounds allow no statement.
 //!
-//! Worked: of 15 rounds the interval goes from the 4th least to the 4th largest.
+//! Worked: with 15 rounds the interval runs from the 4th least to the 4th largest ratio.
 
 use super::figures::{Row, geometric_mean};
 use std::fmt::Write as _;
 
-/// A row's ratio of speeds, and between what it lies in nineteen of twenty cases.
+/// A row's ratio of speeds, and the interval that contains it in nineteen of twenty cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     pub median: f64,
@@ -25,7 +25,7 @@ pub struct Ratio {
     pub most: f64,
 }
 
-/// How often the chance of a twentieth: 2 · P(heads < k) ≤ 0.05. 0: no such k.
+/// The largest k with 2 · P(heads < k) ≤ 0.05. 0: no such k.
 fn rank(rounds: usize) -> usize {
     let (mut below, mut chance) = (0.0, 0.5_f64.powi(rounds as i32));
     for heads in 0..=rounds {
@@ -52,12 +52,12 @@ impl Ratio {
         Some(Self { median, least, most })
     }
 
-    /// Of the two programs of a row.
+    /// The ratio of the two programs of a row.
     pub fn of_row(row: &Row) -> Option<Self> {
         let [with, without] = row.cells.as_slice() else {
             return None;
         };
-        // A run that failed leaves its neighbour without a partner, and those behind with the wrong one.
+        // A run that failed leaves its neighbour without a partner, and pairs the later runs wrongly.
         if with.runs.len() != without.runs.len() {
             return None;
         }
@@ -66,7 +66,7 @@ impl Ratio {
     }
 }
 
-/// A line for each row; at the end the mean, and the rows that are surely slower than `aim`.
+/// A line for each row; at the end the mean, and the rows that are certainly slower than `aim`.
 pub fn text(names: &[String], rows: &[Row], aim: f64) -> String {
     let mut text = format!("speed of {} over that of {}, by rounds\n", names[0], names[1]);
     let found = || rows.iter().filter_map(|row| Some((row, Ratio::of_row(row)?)));

@@ -1,4 +1,4 @@
-//! The programs that are compared: one build of `workload` for each allocator, all with the same flags.
+//! The programs to compare: one build of `workload` for each allocator, all with the same flags.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,26 +20,26 @@ pub const ALLOCATORS: &[(&str, &str)] = &[
 
 pub const OURS: &str = "pageheap";
 
-/// Ours in another way, to be compared with ours as it is: the same program, with a variable of the environment. Only
-/// by `--allocators`.
+/// Variants of ours, to compare with the default: the same program, with an environment variable. Only by
+/// `--allocators`.
 pub const VARIANTS: &[(&str, (&str, &str))] = &[("pageheap-no-thread", ("PAGEHEAP_BACKGROUND", "0"))];
 
-/// A program that is there.
+/// A program that exists.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub allocator: String,
     pub path: PathBuf,
-    /// What it is told, if anything.
+    /// The environment variable it gets, if any.
     pub variable: Option<(&'static str, &'static str)>,
 }
 
 impl Program {
-    /// To run it.
+    /// Runs it.
     pub fn command(&self) -> Command {
         self.told(Command::new(&self.path))
     }
 
-    /// To run another program that runs it.
+    /// Runs it under another program.
     pub fn under(&self, tool: &str) -> Command {
         self.told(Command::new(tool))
     }
@@ -55,8 +55,8 @@ pub fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The programs of these allocators; built, unless `built` says that they are. What does not build is returned with
-/// the compiler's last words.
+/// The programs of these allocators; builds them, unless `built` says that they exist. Those that do not build are
+/// returned with the compiler's last words.
 pub fn programs(allocators: &[String], built: bool) -> (Vec<Program>, Vec<(String, String)>) {
     let place = folder().join("target/peers");
     fs::create_dir_all(&place).expect("the target folder can be written");

@@ -1,4 +1,4 @@
-//! The results as tables (for a terminal and in Markdown), as CSV, and as pictures.
+//! The results as tables (for a terminal and in Markdown), as CSV, and as charts.
 
 use super::chart;
 use super::figures::{Cell, Row, geometric_mean};
@@ -10,27 +10,27 @@ use std::fmt::Write as _;
 pub struct Results {
     /// Names, in the order of the cells of a row.
     pub allocators: Vec<String>,
-    /// What did not build, and why.
+    /// Programs that did not build, and why.
     pub missing: Vec<(String, String)>,
     pub rows: Vec<Row>,
-    /// How far the processors were apart, in words.
+    /// How far apart the processors were, in words.
     pub distance: String,
 }
 
-/// One of the things that are measured; less is better of all of them.
+/// Something that is measured; less is better for all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure {
     pub title: &'static str,
     pub of: fn(&Cell) -> Option<f64>,
 }
 
-/// What the verdict is about.
+/// The measure of the verdict.
 pub const TIME: Measure = Measure {
     title: "cpu ns/op",
     of: Cell::cpu,
 };
-/// The same, of the round in which it took least: where a machine works at two speeds, as its neighbours have it, a
-/// median of few rounds is one of the two by chance.
+/// The same, for the round in which it took least. On a machine that runs at two speeds because of its neighbours, the
+/// median of a few rounds is one of the two by chance.
 pub const LEAST: Measure = Measure {
     title: "least cpu ns/op",
     of: Cell::least_cpu,
@@ -40,7 +40,7 @@ pub const INSTRUCTIONS: Measure = Measure {
     of: |cell| cell.instructions,
 };
 
-/// All of them; the first is also drawn.
+/// All of them; the first is also charted.
 const MEASURES: [Measure; 8] = [
     TIME,
     LEAST,
@@ -67,7 +67,7 @@ const MEASURES: [Measure; 8] = [
     },
 ];
 
-/// Cells of text, the first line and the first column being names.
+/// Cells of text; the first line and the first column are names.
 type Grid = Vec<Vec<String>>;
 
 impl Results {
@@ -116,7 +116,7 @@ impl Results {
         grid
     }
 
-    /// For a terminal.
+    /// A table for a terminal.
     pub fn text(&self, measure: Measure) -> String {
         let grid = self.grid(measure);
         let width = |column: usize| grid.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
@@ -138,7 +138,7 @@ impl Results {
         text
     }
 
-    /// Everything there is a figure of, in Markdown.
+    /// All figures that were measured, in Markdown.
     pub fn markdown(&self) -> String {
         let mut text = String::new();
         let measured = |measure: &Measure| {
@@ -163,7 +163,7 @@ impl Results {
         text
     }
 
-    /// A picture for each group, as (file name, SVG).
+    /// A chart for each group, as (file name, SVG).
     pub fn pictures(&self) -> Vec<(String, String)> {
         let mut groups: Vec<&str> = self.rows.iter().map(|row| row.workload.group.as_str()).collect();
         groups.dedup();
@@ -202,7 +202,7 @@ impl Results {
     }
 }
 
-/// For a machine to read.
+/// For machines.
 fn number(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| {
         format!("{:.*}", if value < 1000.0 { 3 } else { 0 }, value)

@@ -1,6 +1,6 @@
-//! The one line in which the programs differ.
+//! The program's allocator: the only thing in which the programs differ.
 
-/// What the allocator of this program is called in tables.
+/// The name of this program's allocator in tables.
 pub const NAME: &str = if cfg!(feature = "ours") {
     "pageheap"
 } else if cfg!(feature = "mimalloc2") {
@@ -47,7 +47,7 @@ static ALLOCATOR: rpmalloc::RpMalloc = rpmalloc::RpMalloc;
 #[global_allocator]
 static ALLOCATOR: rusty_alloc_api::RustyAlloc = rusty_alloc_api::RustyAlloc;
 
-/// Talc takes its memory from the program; as its own example has it, from the system's allocator.
+/// Talc takes its memory from the program; here, as in its own example, from the system allocator.
 #[cfg(feature = "talc")]
 #[global_allocator]
 static ALLOCATOR: talc::TalcLock<spinning_top::RawSpinlock, talc::source::GlobalAllocSource<std::alloc::System>> =

@@ -1,13 +1,13 @@
 //! A block from the program's allocator, owned: the only unsafe code of the workloads.
 //!
-//! A workload that let go of a block without using it would measure nothing: the compiler may leave out both calls. So
-//! a block is written to when it is made, by its first and its last byte, and its address is shown to `black_box`.
+//! A workload that freed a block without using it would measure nothing: the compiler may remove both calls. So a new
+//! block has its first and its last byte written, and its address is passed to `black_box`.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error, realloc};
 use std::hint::black_box;
 use std::ptr::NonNull;
 
-/// The alignment of every block: that of a `u64`, as most of a Rust program's.
+/// The alignment of every block: that of a `u64`, as for most blocks of a Rust program.
 const ALIGN: usize = 8;
 
 /// A block of at least one byte.
@@ -17,7 +17,7 @@ pub struct Block {
     size: usize,
 }
 
-// SAFETY: a block is memory that nobody else knows.
+// SAFETY: a block is memory that nobody else accesses.
 unsafe impl Send for Block {}
 
 fn layout(size: usize) -> Layout {
@@ -29,7 +29,7 @@ fn layout(size: usize) -> Layout {
 impl Block {
     #[inline]
     pub fn new(size: usize) -> Self {
-        // SAFETY: more than no bytes.
+        // SAFETY: more than zero bytes.
         let start = unsafe { alloc(layout(size)) };
         let block = Self::made(start, size);
         block.touch(0);
@@ -37,10 +37,10 @@ impl Block {
         block
     }
 
-    /// Not touched: whether its pages are is what `zeroed` workloads measure.
+    /// Not touched: `zeroed` workloads measure whether its pages are.
     #[inline]
     pub fn zeroed(size: usize) -> Self {
-        // SAFETY: more than no bytes.
+        // SAFETY: more than zero bytes.
         let start = unsafe { alloc_zeroed(layout(size)) };
         Self::made(start, size)
     }
@@ -53,10 +53,10 @@ impl Block {
         }
     }
 
-    /// As `Vec` does it: with the old contents, to a new size.
+    /// Resizes the block as `Vec` does, keeping its contents.
     #[inline]
     pub fn resize(&mut self, size: usize) {
-        // SAFETY: ours, with the layout it has; more than no bytes.
+        // SAFETY: ours, with the layout it has; more than zero bytes.
         let start = unsafe { realloc(self.start.as_ptr(), layout(self.size), size) };
         match NonNull::new(black_box(start)) {
             Some(start) => (self.start, self.size) = (start, size),
@@ -69,7 +69,7 @@ impl Block {
     #[inline]
     pub fn touch(&self, at: usize) {
         debug_assert!(at < self.size);
-        // SAFETY: within the block, and this thread is the one that has it.
+        // SAFETY: inside the block, which this thread owns.
         unsafe { self.start.as_ptr().add(at).write_volatile(at as u8) }
     }
 
@@ -97,7 +97,7 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: ours, with its layout, and this was its last use.
+        // SAFETY: ours, with its layout, and not used after this.
         unsafe { dealloc(self.start.as_ptr(), layout(self.size)) }
     }
 }

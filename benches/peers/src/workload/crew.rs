@@ -1,10 +1,10 @@
-//! Threads that live as long as a workload does, so that its rounds measure work and not the making of threads.
+//! Threads that live as long as a workload, so that its rounds measure the work and not thread creation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 
-/// What a thread of a crew does: so many operations.
+/// What a thread of a crew does: a number of operations.
 pub type Hand = Box<dyn FnMut(u64) + Send>;
 
 /// Some threads, each with its own state, that begin and end a round together.
@@ -16,7 +16,7 @@ pub struct Crew {
 
 #[derive(Debug)]
 struct Shared {
-    /// Operations for each thread in the round that begins; no more rounds if zero.
+    /// Operations for each thread in the round that begins; zero ends the threads.
     ops: AtomicU64,
     begin: Barrier,
     end: Barrier,

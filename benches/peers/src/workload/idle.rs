@@ -1,11 +1,11 @@
-//! The idle test: fill memory, free it, and then be silent, while the runner looks at the process from outside.
+//! The idle test: fill memory, free it, and then be silent, while the runner watches the process from outside.
 //!
 //! ```text
 //!   ready ── fill ── full ── free ── freed ── not one call into the allocator, for as long as asked ── cpu_ns=..
 //! ```
 //!
-//! Each word is a line on standard output, written without the standard library's buffers. Other threads sleep in the
-//! system meanwhile, with whatever the allocator keeps for them.
+//! Each word is a line on standard output, written without the standard library's buffers. Meanwhile other threads
+//! sleep in the system, with whatever the allocator keeps for them.
 
 use super::block::Block;
 use super::meter::{Reading, say};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-/// A scenario: fills, says "full", frees, and returns with its threads asleep.
+/// A scenario: fills memory, says "full", frees it, and returns with its threads asleep.
 type Scenario = fn();
 
 /// By name.
@@ -30,7 +30,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("thinned", thinned),
 ];
 
-/// Runs it, and is silent for so long.
+/// Runs a scenario, and is silent for `silence`.
 pub fn run(scenario: Scenario, silence: Duration) {
     say("ready\n");
     scenario();
@@ -42,7 +42,7 @@ pub fn run(scenario: Scenario, silence: Duration) {
     println!("cpu_ns={}", cost.user_ns + cost.system_ns);
 }
 
-/// A tree of JSON of some 480 MB, parsed and dropped. The text is gone before the tree.
+/// A JSON tree of some 480 MB, parsed and dropped. The text is freed before the tree.
 fn json() {
     let text = json_text(37 << 20);
     let tree = parse_json(&text);
@@ -80,8 +80,8 @@ fn syn() {
     wait(&all_freed);
 }
 
-/// 256 MiB in all, a third each in blocks of 16..1,024 B, of 1..32 KiB and of 32 KiB..1 MiB, by some threads, which
-/// free them in a random order and then sleep.
+/// 256 MiB in all, a third each in blocks of 16..1,024 B, of 1..32 KiB and of 32 KiB..1 MiB, on some threads, which
+/// free them in random order and then sleep.
 fn mixed(threads: usize) {
     let full = Arc::new(Barrier::new(threads + 1));
     let (freed, all_freed) = mpsc::sync_channel(threads);
@@ -134,7 +134,7 @@ fn asleep() {
     wait(&all_freed);
 }
 
-/// 128 MiB in blocks of 1..32 KiB, of which one in eight stays, by chance.
+/// 128 MiB in blocks of 1..32 KiB, one in eight of which stays, at random.
 fn thinned() {
     let (mut random, mut blocks, mut left) = (Random::new(1), Vec::new(), 128_usize << 20);
     while left > 0 {

@@ -1,4 +1,4 @@
-//! The workloads, on whatever allocator this program was built with.
+//! The workloads, on the allocator that this program was built with.
 //!
 //! ```text
 //! workload                          the list
@@ -6,7 +6,7 @@
 //! workload idle SCENARIO SECONDS   fill, free, and be silent
 //! ```
 //!
-//! What is measured is printed as one line of `name=value`. Nothing is read from a clock or written in between.
+//! The result is printed as one line of `name=value`. While it is measured, no clock is read and nothing is written.
 
 mod allocator;
 mod block;
@@ -22,13 +22,13 @@ use meter::Reading;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// A workload made ready: does so many operations whenever it is called, and keeps its state between.
+/// A prepared workload: performs a number of operations at each call, and keeps its state in between.
 pub type Work = Box<dyn FnMut(u64)>;
 
 struct Workload {
     group: &'static str,
     name: &'static str,
-    /// About a fifth of a second's worth.
+    /// About as many as take a fifth of a second.
     ops: u64,
     prepare: fn() -> Work,
 }
@@ -118,7 +118,7 @@ workloads! {
     }
 }
 
-/// Prepares, warms up, measures, lets go, and says what it was.
+/// Prepares, warms up, measures, drops the state, and prints the result.
 fn run(workload: &Workload, ops: u64) {
     let mut work = (workload.prepare)();
     work((ops / 8).max(1));

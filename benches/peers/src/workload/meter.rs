@@ -1,4 +1,4 @@
-//! What a run costs, from the system's own books, without a call to the allocator: processor time and faults from
+//! Measures what a run costs, by the system's figures and without an allocation: processor time and faults from
 //! `getrusage`, resident sizes from `/proc/self/status`, both read into the stack.
 
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub struct Reading {
     switches: u64,
 }
 
-/// What lies between two moments.
+/// The cost between two moments.
 #[derive(Debug)]
 pub struct Cost {
     pub wall_ns: u64,
@@ -22,7 +22,7 @@ pub struct Cost {
     pub system_ns: u64,
     pub minor_faults: u64,
     pub major_faults: u64,
-    /// Times another program ran instead of ours.
+    /// How often another program ran instead of ours.
     pub switches: u64,
 }
 
@@ -59,7 +59,7 @@ impl Reading {
 
 /// A call that only a tracer sees: `compare --calls` counts the calls between two of them.
 pub fn mark() {
-    // SAFETY: has no conditions.
+    // SAFETY: has no preconditions.
     unsafe { libc::getppid() };
 }
 
@@ -82,7 +82,7 @@ pub fn resident_kb() -> (u64, u64) {
     (figure("VmRSS:"), figure("VmHWM:"))
 }
 
-/// Writes to standard output, past all buffers.
+/// Writes to standard output, bypassing all buffers.
 pub fn say(words: &str) {
     // SAFETY: bytes with their length.
     unsafe { libc::write(libc::STDOUT_FILENO, words.as_ptr().cast(), words.len()) };

@@ -1,4 +1,4 @@
-//! Workloads that are small programs: containers, trees and parsers, on the allocator through the standard library.
+//! Workloads that are small programs: containers, trees and parsers, using the allocator through the standard library.
 
 use super::Work;
 use super::random::Random;
@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::mpsc;
 use std::thread;
 
-/// A map of 50,000 keys or so, of which a random one is inserted or removed. An operation is one of the two.
+/// A map of some 50,000 keys, into which a random key is inserted or from which it is removed; that is an operation.
 pub fn btree() -> Work {
     const KEYS: usize = 100_000;
     let mut random = Random::new(1);
@@ -23,7 +23,7 @@ pub fn btree() -> Work {
     })
 }
 
-/// The same with names for keys and small vectors for values, in a hash map.
+/// The same with names as keys and small vectors as values, in a hash map.
 pub fn hash_map() -> Work {
     const KEYS: usize = 100_000;
     let mut random = Random::new(2);
@@ -72,7 +72,7 @@ pub fn binary_trees() -> Work {
     })
 }
 
-/// JSON with everything in it, about so many bytes.
+/// JSON with every kind of value in it, about `bytes` bytes.
 pub fn json_text(bytes: usize) -> String {
     let mut random = Random::new(3);
     let mut text = String::with_capacity(bytes + 1000);
@@ -99,7 +99,7 @@ pub fn parse_json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).expect("it is JSON")
 }
 
-/// A text of 1 MiB parsed to a tree, which is dropped. An operation is one such life.
+/// A text of 1 MiB is parsed to a tree, which is dropped. An operation is one such cycle.
 pub fn json() -> Work {
     let text = json_text(1 << 20);
     Box::new(move |ops| {
@@ -109,26 +109,26 @@ pub fn json() -> Work {
     })
 }
 
-/// Rust source with a bit of everything, so many items.
+/// Rust source with a bit of everything, `items` items.
 pub fn rust_text(items: usize) -> String {
     (0..items)
         .map(|item| include_str!("item.txt").replace('@', &item.to_string()))
         .collect()
 }
 
-/// A syntax tree that goes to another thread.
+/// A syntax tree that is sent to another thread.
 #[derive(Debug)]
 pub struct Sent(#[expect(dead_code, reason = "only its drop is of interest")] syn::File);
 
-// SAFETY: syn's trees are not `Send` for the counted pointers in their token streams. All of the pointers to a stream
-// lie in the one tree that was parsed, which goes as a whole and is dropped as a whole.
+// SAFETY: syn's trees are not `Send` because of the reference-counted pointers in their token streams. All of the
+// pointers to a stream lie in the one tree that was parsed, which is sent as a whole and dropped as a whole.
 unsafe impl Send for Sent {}
 
 pub fn parse_rust(text: &str) -> Sent {
     Sent(syn::parse_file(text).expect("it is Rust"))
 }
 
-/// 100 items of Rust parsed by one thread, the trees dropped by another. An operation is one such life.
+/// One thread parses 100 items of Rust, another drops the trees. An operation is one such cycle.
 pub fn syn() -> Work {
     let text = rust_text(100);
     Box::new(move |ops| {

@@ -1,4 +1,4 @@
-//! Numbers that look random, the same in every run: xorshift64*, a few instructions each.
+//! Pseudo-random numbers, the same in every run: xorshift64*, a few instructions each.
 
 /// A generator.
 #[derive(Clone, Debug)]
@@ -17,13 +17,13 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Less than `end`, by the high half of a product: no division.
+    /// A number less than `end`, by the high half of a product: no division.
     #[inline]
     pub fn below(&mut self, end: usize) -> usize {
         ((self.next() >> 32).wrapping_mul(end as u64) >> 32) as usize
     }
 
-    /// From `first` to `last`, both possible.
+    /// A number from `first` to `last`, inclusive.
     #[inline]
     pub fn between(&mut self, first: usize, last: usize) -> usize {
         first + self.below(last - first + 1)

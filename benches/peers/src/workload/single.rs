@@ -1,4 +1,4 @@
-//! Workloads of one thread on bare blocks.
+//! Single-threaded workloads on bare blocks.
 
 use super::Work;
 use super::block::Block;
@@ -16,7 +16,7 @@ pub fn pair(size: usize) -> Work {
     })
 }
 
-/// A tight pair of changing size: 1 B to 1 MiB, every power of two as likely. The sizes are made beforehand.
+/// A tight pair of changing size: 1 B to 1 MiB, every power of two equally likely. The sizes are made beforehand.
 pub fn sweep() -> Work {
     let mut random = Random::new(7);
     let sizes: Vec<usize> = (0..8192)
@@ -40,7 +40,7 @@ pub fn random_mixed(slots: usize, smallest: usize, largest: usize) -> Work {
     Box::new(move |ops| mix(&mut slots, &mut random, smallest, largest, ops))
 }
 
-/// The loop of `random_mixed`, for threads too.
+/// The loop of `random_mixed`, also for threads.
 #[inline]
 pub fn mix(slots: &mut [Option<Block>], random: &mut Random, smallest: usize, largest: usize, ops: u64) {
     for _ in 0..ops {
@@ -52,7 +52,7 @@ pub fn mix(slots: &mut [Option<Block>], random: &mut Random, smallest: usize, la
     }
 }
 
-/// Many of one size, then all freed in the order they came. An operation is an allocation and its free.
+/// Many of one size, then all freed in the order they were allocated. An operation is an allocation and its free.
 pub fn bulk(size: usize, count: usize) -> Work {
     let mut blocks: Vec<Block> = Vec::with_capacity(count);
     Box::new(move |ops| {
@@ -65,9 +65,9 @@ pub fn bulk(size: usize, count: usize) -> Work {
     })
 }
 
-/// As `sh6bench` is described: sizes that step up by half and then halve down to one, the smaller the more often; when
-/// the array is full, most of it is freed, half of that in order and half backwards, and a part stays for a round. An
-/// operation is an allocation and its free.
+/// After the description of `sh6bench`: sizes step up by half and then halve down to one, the smaller the more often.
+/// When the array is full, most of it is freed, half of that in order and half backwards, and a part stays for a
+/// round. An operation is an allocation and its free.
 #[derive(Debug)]
 pub struct Batches {
     blocks: Vec<Block>,
@@ -103,14 +103,14 @@ impl Batches {
         self.size
     }
 
-    /// Whether the array is full, which the caller then empties by `let_go`.
+    /// Allocates. Returns whether the array is full; the caller then empties it by `let_go`.
     pub fn allocate(&mut self) -> bool {
         let size = self.next_size();
         self.blocks.push(Block::new(size));
         self.blocks.len() == self.full
     }
 
-    /// All but the newest eighth, which the next call gives; for whoever frees them.
+    /// Returns all but the newest eighth, which the next call returns; for whichever thread frees them.
     pub fn let_go(&mut self) -> Vec<Block> {
         let newest = self.blocks.len() - self.full / 8;
         let mut gone = std::mem::replace(&mut self.kept, self.blocks.split_off(newest));
@@ -152,7 +152,7 @@ pub fn realloc_steps() -> Work {
     })
 }
 
-/// A `Vec` pushed to so many bytes, and dropped. An operation is one such life.
+/// A `Vec` pushed to `bytes` bytes, and dropped. An operation is one such cycle.
 pub fn vec_growth(bytes: usize) -> Work {
     Box::new(move |ops| {
         for _ in 0..ops {
@@ -165,7 +165,7 @@ pub fn vec_growth(bytes: usize) -> Work {
     })
 }
 
-/// Zeroed blocks of which one byte in `stride` is written. An operation is an allocation, the writes and the free.
+/// Zeroed blocks in which one byte in `stride` is written. An operation is an allocation, the writes and the free.
 pub fn zeroed(size: usize, stride: usize) -> Work {
     Box::new(move |ops| {
         for _ in 0..ops {
@@ -178,8 +178,8 @@ pub fn zeroed(size: usize, stride: usize) -> Work {
     })
 }
 
-/// Fill and thin: 64 MiB of small blocks, nine of ten freed at random, then blocks of other sizes into what is left
-/// over, the same again, and all freed. An operation is an allocation and its free; the peak tells the fragmentation.
+/// Fill and thin: 64 MiB of small blocks, nine of ten freed at random, then blocks of other sizes into the gaps, the
+/// same again, and all freed. An operation is an allocation and its free; the peak shows the fragmentation.
 pub fn fragmentation() -> Work {
     Box::new(|ops| {
         let mut random = Random::new(11);
@@ -200,10 +200,11 @@ pub fn fragmentation() -> Work {
     })
 }
 
-/// A sawtooth: 64 MiB of blocks of 1..64 KiB filled, all freed, and a rest. An operation is a tooth. An allocator that
-/// gives memory back in the rest pays for it in the next tooth, by page faults.
+/// A sawtooth: 64 MiB of blocks of 1..64 KiB filled, all freed, and a pause. An operation is a tooth. An allocator
+/// that gives memory back during the pause pays for it in the next tooth, by page faults.
 ///
-/// `busy`: in its rest it allocates and frees a few blocks a hundred times a second, as who waits for requests does.
+/// `busy`: during the pause it allocates and frees a few blocks a hundred times a second, as a server does that waits
+/// for requests.
 pub fn sawtooth(rest: Duration, busy: bool) -> Work {
     const SOME: u32 = 100;
     let take_rest = move || {

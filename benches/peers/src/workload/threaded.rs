@@ -1,4 +1,4 @@
-//! Workloads of several threads on bare blocks.
+//! Multi-threaded workloads on bare blocks.
 
 use super::Work;
 use super::block::Block;
@@ -21,7 +21,7 @@ fn crew(threads: usize, make: impl Fn(usize) -> Hand + Send + Sync + 'static) ->
     Box::new(move |ops| crew.work(ops))
 }
 
-/// Tight pairs by several threads at once.
+/// Tight pairs on several threads at once.
 pub fn pairs(threads: usize, size: usize) -> Work {
     crew(threads, move |_| {
         Box::new(move |ops| {
@@ -41,15 +41,16 @@ pub fn mixed(threads: usize, slots: usize, smallest: usize, largest: usize) -> W
     })
 }
 
-/// As Larson and Krishnan describe a server: a thread frees and replaces random ones of its 5,000 blocks of 8..1000 B;
-/// after 100 times as many it ends, and another goes on with its blocks. An operation is a free and an allocation.
+/// The server that Larson and Krishnan describe: a thread frees and replaces random ones of its 5,000 blocks of
+/// 8..1000 B; after 100 times as many it ends, and another goes on with its blocks. An operation is a free and an
+/// allocation.
 pub fn larson(threads: usize) -> Work {
     const BLOCKS: usize = 5000;
     const LIFE: u64 = 100 * BLOCKS as u64;
     let generation = |mut slots: Slots, mut random: Random, ops: u64| {
         for _ in 0..ops {
             let at = random.below(BLOCKS);
-            // The old one goes first; to assign the new one would make that first.
+            // The old block is freed first; plain assignment would allocate the new one before that.
             slots[at] = None;
             slots[at] = Some(Block::new(random.between(8, 1000)));
         }
@@ -74,8 +75,8 @@ pub fn larson(threads: usize) -> Work {
     })
 }
 
-/// A queue with a bound, under a lock: what is sent is few and large. Who waits does so because it is empty or full, so
-/// nobody need be woken but when it stops to be.
+/// A bounded queue under a lock, because the items are few and large. A thread waits only because the queue is empty
+/// or full, so a wake-up is needed only when it stops being so.
 #[derive(Debug)]
 struct Queue<T> {
     items: Mutex<VecDeque<T>>,
@@ -118,8 +119,8 @@ impl<T> Queue<T> {
     }
 }
 
-/// As `xmalloc-test`: half of the threads allocate, batch by batch, the other half frees what they get. Sizes as there:
-/// 8..2,048 B, or all one. An operation is an allocation and its free.
+/// Like `xmalloc-test`: half of the threads allocate, batch by batch, and the other half free what they receive. The
+/// sizes are its own, 8..2,048 B, or all the same. An operation is an allocation and its free.
 pub fn producer_consumer(pairs: usize, batch: usize, size: Option<usize>) -> Work {
     const SIZES: [usize; 17] = [
         8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
@@ -149,9 +150,9 @@ pub fn producer_consumer(pairs: usize, batch: usize, size: Option<usize>) -> Wor
     })
 }
 
-/// As mimalloc's `test-stress`: rounds of threads, each of which allocates lists of words (1 in 100 a hundred times as
-/// long), keeps a third to its end, frees two of three of the rest at random, and swaps one of four with a table that
-/// all threads share and that outlives them. An operation is an allocation and its free.
+/// Like mimalloc's `test-stress`: rounds of threads, each of which allocates lists of words (1 in 100 a hundred times
+/// as long), keeps a third to its end, frees two of three of the rest at random, and swaps one of four with a table
+/// that all threads share and that outlives them. An operation is an allocation and its free.
 pub fn mstress(threads: usize) -> Work {
     const SCALE: usize = 25;
     const TRANSFERS: usize = 1000;
@@ -206,7 +207,7 @@ fn stress(mut allocations: usize, transfers: &[Mutex<Option<Block>>], mut random
     }
 }
 
-/// `sh8bench` is `sh6bench` by threads that free each other's batches: here each gives its batch to the next.
+/// `sh8bench` is `sh6bench` on threads that free each other's batches: here each thread gives its batch to the next.
 pub fn sh8(threads: usize) -> Work {
     const FULL: usize = 4096;
     let queues: Arc<Vec<_>> = Arc::new((0..threads).map(|_| Queue::<Vec<Block>>::new(16)).collect());
@@ -214,7 +215,7 @@ pub fn sh8(threads: usize) -> Work {
         let queues = Arc::clone(&queues);
         let mut batches = Batches::new(FULL);
         Box::new(move |ops| {
-            // As many batches from each as to each: a round leaves the queues empty.
+            // As many batches from each thread as to each: a round leaves the queues empty.
             for _ in 0..ops.div_ceil(FULL as u64) {
                 while !batches.allocate() {}
                 queues[(index + 1) % queues.len()].send(batches.let_go());
@@ -224,9 +225,9 @@ pub fn sh8(threads: usize) -> Work {
     })
 }
 
-/// As Hoard's `cache-scratch`: small blocks made by one thread, side by side, one to each thread, which frees it and
-/// then allocates one, writes it often, frees it, again and again. Blocks that share a line with another thread's show
-/// in the time. An operation is an allocation, 1,000 writes and the free.
+/// Like Hoard's `cache-scratch`: one thread allocates small blocks side by side, one for each thread. Each thread
+/// frees its block, then allocates one, writes it often, and frees it, again and again. False sharing of a line with
+/// another thread shows in the time. An operation is an allocation, 1,000 writes and the free.
 pub fn cache_scratch(threads: usize) -> Work {
     Box::new(move |ops| {
         let blocks: Vec<Block> = (0..threads).map(|_| Block::new(8)).collect();
