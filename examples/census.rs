@@ -1,12 +1,12 @@
-//! Counts the words of source files with many threads, on [`GlobalHeap`]; shows what the heap did, and draws it.
+//! Counts the words of source files with many threads on [`GlobalHeap`], shows what the heap did, and draws it.
 //!
 //! ```text
 //!   readers ──(path, text)──▶ counters ──HashMap──▶ mergers ──HashMap──▶ main
 //!     read files               one map a file         one map each        one map
 //! ```
 //!
-//! Every text and every map crosses threads: allocated by one, freed by another, as in real programs. Without arguments
-//! it reads what is at hand: the source files under the current directory, and those of the crates cargo has
+//! Every text and every map crosses threads: one thread allocates it and another frees it, as in real programs.
+//! Without arguments it reads the source files under the current directory, and those of the crates that cargo has
 //! downloaded.
 //!
 //! ```text
@@ -40,19 +40,19 @@ usage: census [--threads N] [--top N] [--svg FILE] [PATH...]
   --svg FILE   draw the heap's map as a picture, too
   --help       this text";
 
-/// What a source file's name ends in.
+/// The endings of source files' names.
 const EXTENSIONS: &[&str] = &[
     "c", "cc", "cpp", "css", "go", "h", "hpp", "html", "java", "js", "json", "md", "py", "rb", "rs", "S", "sh", "toml",
     "ts", "txt", "yaml", "yml",
 ];
 
-/// Directories that hold what was built, not written.
+/// Directories of build outputs.
 const SKIPPED: &[&str] = &["target", "node_modules", ".git"];
 
 /// Files read ahead of the counters.
 const READ_AHEAD: usize = 64;
 
-/// The map has so many signs in a row, and about so many rows at the most.
+/// The map has this many characters in a row, and about this many rows at most.
 const COLUMNS: usize = 72;
 const ROWS: usize = 24;
 
@@ -66,7 +66,7 @@ struct Options {
     svg: Option<PathBuf>,
 }
 
-/// What was asked for cannot be done.
+/// Why a request cannot be carried out.
 struct Refusal(String);
 
 #[derive(Default)]
@@ -105,7 +105,7 @@ fn main() -> ExitCode {
 }
 
 impl Options {
-    /// `None` if only help was asked for, and given.
+    /// `None` if only help was requested, and has been printed.
     fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Self>, Refusal> {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let mut options = Self {
@@ -163,7 +163,7 @@ fn run(options: &Options) -> Result<(), Refusal> {
     let began = Instant::now();
     let mut files = Vec::new();
     for path in &options.paths {
-        // A file named is read whatever it is called.
+        // A file named on the command line is read whatever its ending.
         if path.is_file() {
             files.push(path.clone());
         } else {
@@ -183,7 +183,7 @@ fn run(options: &Options) -> Result<(), Refusal> {
     draw(options.svg.as_deref())
 }
 
-/// The heap as it is now: as text, and as an SVG picture where one is wanted.
+/// Draws the heap as it is now: as text, and as an SVG picture if requested.
 fn draw(svg: Option<&Path>) -> Result<(), Refusal> {
     let pages = HEAP.stats().pages;
     let picture = Picture::new(pages.grown.0.div_ceil(COLUMNS * ROWS), COLUMNS);
@@ -194,7 +194,7 @@ fn draw(svg: Option<&Path>) -> Result<(), Refusal> {
         cell >> 10
     );
     let Some(path) = svg else { return Ok(()) };
-    // The text has gone into the heap, too, so this is another moment of it.
+    // The text is in the heap too by now, so the picture shows another moment.
     let (mut drawn, pages) = (String::with_capacity(1 << 16), HEAP.stats().pages);
     let mib = |pages: usize, bytes: usize| (pages * bytes) >> 20;
     let title = format!(
@@ -209,7 +209,7 @@ fn draw(svg: Option<&Path>) -> Result<(), Refusal> {
     std::fs::write(path, drawn).map_err(|error| Refusal(format!("{}: {error}", path.display())))
 }
 
-/// The source files under a directory. What cannot be listed is passed over.
+/// The source files under a directory. Directories that cannot be listed are skipped.
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     let Ok(entries) = directory.read_dir() else { return };
     for entry in entries.flatten() {
@@ -249,7 +249,7 @@ fn take(files: Vec<PathBuf>, threads: usize) -> Census {
     })
 }
 
-/// Takes files one by one. One that cannot be read is passed on as none.
+/// Takes files one by one. A file that cannot be read is passed on as `None`.
 fn read(files: &Mutex<impl Iterator<Item = PathBuf>>, texts: &SyncSender<Option<Text>>) {
     let next = || files.lock().unwrap_or_else(PoisonError::into_inner).next();
     while let Some(path) = next() {
@@ -302,7 +302,7 @@ fn merge(counts: &Receiver<Option<Count>>, done: &Sender<Census>) {
             None => census.unreadable += 1,
         }
     }
-    // Nobody waits only if the main thread is gone, and then nobody wants it.
+    // The send fails only if the main thread is gone, and then nobody needs the result.
     let _ = done.send(census);
 }
 
@@ -338,7 +338,7 @@ impl Census {
         self
     }
 
-    /// The `count` most frequent words; equally frequent ones by the alphabet.
+    /// The `count` most frequent words; equally frequent ones in alphabetical order.
     fn top(&self, count: usize) -> Vec<(&str, u64)> {
         let mut words: Vec<_> = self.words.iter().map(|(word, &times)| (word.as_str(), times)).collect();
         words.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));

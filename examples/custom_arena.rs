@@ -1,11 +1,11 @@
-//! An arena of one's own on the raw page heap, and its benchmark: a stack of bytes that frees in reverse order.
+//! A custom arena on the raw page heap, and its benchmark: a stack of bytes that is freed in reverse order.
 //!
 //! ```sh
 //! cargo run --release --example custom_arena
 //! ```
 //!
-//! What the heap does: gives runs of pages, makes a run longer in place, says no at the limit, takes all of it back.
-//! What is left to do is the arithmetic, between the two lines below.
+//! The heap provides runs of pages, extends a run in place, refuses at the limit, and takes everything back. What is
+//! left to write is the arithmetic, between the two lines below.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -17,8 +17,8 @@ use pageheap::{Config, PageCount, PageHeap, PageRun};
 
 // ---- 8< ----
 
-/// Memory that is freed in the reverse order of its allocation, in a run that grows in place or not at all. Not `Sync`:
-/// what is taken while somebody works is given back before he has done.
+/// Memory that is freed in the reverse order of its allocation, in a run that grows in place or not at all. Not
+/// `Sync`: memory taken during `work` is given back before `work` returns.
 struct Stack<'h> {
     heap: &'h PageHeap<System>,
     run: Cell<PageRun>,
@@ -32,7 +32,8 @@ impl<'h> Stack<'h> {
         Some(Self { heap, run, top })
     }
 
-    /// `bytes` zeroes for `work`, which may take more of the stack; free again when it returns. None if there are none.
+    /// Lends `bytes` zeroes to `work`, which may take more of the stack; frees them when it returns. `None` if there
+    /// are none.
     fn with<R>(&self, bytes: usize, work: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
         let (start, end) = (self.top.get(), self.top.get().checked_add(bytes)?);
         if end > self.heap.pointer(self.run.get()).len() {
@@ -40,9 +41,10 @@ impl<'h> Stack<'h> {
         }
         self.top.set(end);
         let memory = self.heap.address(self.run.get().start());
-        // SAFETY: inside the run, which is ours, stays where it is while we are borrowed, and is written to here first.
-        // Nobody else has bytes between start and end: whoever takes some before `work` has returned is called by it,
-        // begins at the end, and takes the top back to there. (If it unwinds, they are taken until we are dropped.)
+        // SAFETY: inside the run, which is ours, stays in place while we are borrowed, and is written to here first.
+        // Nobody else has bytes between start and end: code that takes some before `work` has returned is called by
+        // `work`, begins at the end, and takes the top back to there. (If it unwinds, those bytes stay taken until we
+        // are dropped.)
         let memory = unsafe {
             let memory = memory.add(start);
             memory.write_bytes(0, bytes);
@@ -66,14 +68,14 @@ impl<'h> Stack<'h> {
 
 impl Drop for Stack<'_> {
     fn drop(&mut self) {
-        // SAFETY: the run is ours, and what was in it is gone with the closures, which borrowed us.
+        // SAFETY: the run is ours, and what was in it ended with the closures, which borrowed us.
         unsafe { self.heap.free(self.run.get()) };
     }
 }
 
 // ---- 8< ----
 
-/// Walks a tree of so many levels, with scratch memory at each node.
+/// Walks a tree of `level` levels, with scratch memory at each node.
 fn walk(stack: &Stack<'_>, level: usize) -> Option<usize> {
     stack.with(64 << level, |scratch| {
         scratch[0] = level as u8;

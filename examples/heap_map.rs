@@ -1,11 +1,12 @@
-//! A heap as a picture: it fills, thins, falls silent, is used again. Text for the terminal, and a film strip as SVG.
+//! Draws a heap as it fills, thins, falls silent and is used again: as text for the terminal, and as a film strip in
+//! SVG.
 //!
 //! ```sh
 //! cargo run --release --example heap_map              # text
 //! cargo run --release --example heap_map film.svg     # and the film; docs/film.svg is one
 //! ```
 //!
-//! Nothing in it gives memory back: that is the background thread's, while the program sleeps.
+//! The example itself releases no memory: the background thread does that, while the program sleeps.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -16,10 +17,10 @@ use pageheap::{Film, GlobalHeap, Picture};
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-/// 32 pages of 8 KiB to a cell.
+/// 32 pages of 8 KiB per cell.
 const PICTURE: Picture = Picture::new(32, 72);
 
-/// A generator of numbers that are random enough: xorshift64*.
+/// A generator of sufficiently random numbers: xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -31,7 +32,7 @@ impl Random {
     }
 }
 
-/// Blocks of many sizes, small ones most of all, `bytes` in all.
+/// Blocks of many sizes, mostly small, `bytes` bytes in all.
 fn fill(random: &mut Random, bytes: usize) -> Vec<Vec<u8>> {
     let mut blocks = Vec::new();
     let mut left = bytes;
@@ -47,7 +48,7 @@ fn fill(random: &mut Random, bytes: usize) -> Vec<Vec<u8>> {
     blocks
 }
 
-/// Draws now, in one way and the other.
+/// Draws the heap now, in both forms.
 fn shoot(film: &mut Film<'_, String>, what: &str) {
     let stats = HEAP.stats().pages;
     let mib = |pages: usize| (pages * stats.page_bytes) >> 20;
@@ -70,7 +71,7 @@ fn main() {
     let mut film = Film::begin(PICTURE, 6, pages, &mut svg).expect("a string takes all");
     let mut blocks = fill(&mut random, 128 << 20);
     shoot(&mut film, "filled");
-    // What was used together dies together, mostly: pieces of the whole go, and some of what is left.
+    // Blocks that were used together mostly die together: whole stretches go, and some of what is left.
     let mut number = 0;
     blocks.retain(|_| {
         number += 1;

@@ -1,19 +1,19 @@
-//! A JSON parser whose tree lies in an arena: one reset for each document instead of a free for each node.
+//! A JSON parser whose tree lies in an arena: one reset for each document instead of one free for each node.
 //!
 //! ```sh
 //! cargo run --release --example parser_scratch
 //! ```
 //!
-//! The tree borrows text from the document and slices from the arena. Children are gathered in the arena too, by an
-//! iterator that parses: it allocates from the same arena while its own slice grows. Beside it, the same parser with
-//! `Vec`s.
+//! The tree borrows text from the document and slices from the arena. Children are collected in the arena too, by an
+//! iterator that parses: it allocates from the same arena while its own slice grows. For comparison there is the same
+//! parser with `Vec`s.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use pageheap::arena::{Arena, ArenaError, Local};
 
-/// A value, in an arena.
+/// A value in an arena.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Json<'a> {
     Null,
@@ -24,7 +24,7 @@ enum Json<'a> {
     Object(&'a [(&'a str, Json<'a>)]),
 }
 
-/// The same in boxes of its own.
+/// The same value in boxes of its own.
 #[derive(Debug)]
 enum Owned {
     Leaf,
@@ -37,13 +37,13 @@ enum Owned {
 struct Reader<'t>(&'t str);
 
 impl<'t> Reader<'t> {
-    /// Skips white space; whether `token` follows, which is skipped then.
+    /// Skips white space. Returns whether `token` follows, and skips that too.
     fn skip(&mut self, token: &str) -> bool {
         self.0 = self.0.trim_start();
         self.0.strip_prefix(token).map(|rest| self.0 = rest).is_some()
     }
 
-    /// Text up to a quotation mark, which this small parser takes for its end.
+    /// Text up to the next quotation mark, which this small parser takes for the end.
     fn text(&mut self) -> Option<&'t str> {
         let (text, rest) = self.0.split_once('"')?;
         self.0 = rest;
@@ -62,12 +62,12 @@ impl<'t> Reader<'t> {
         key.filter(|_| self.skip(":"))
     }
 
-    /// Whether a list goes on: not at its end.
+    /// Whether a list continues, rather than ends.
     fn goes_on(&mut self, end: &str) -> bool {
         !self.skip(end) && (self.skip(",") || !self.0.is_empty())
     }
 
-    /// A value. None if the document is none, or there is no memory: then `error` says so.
+    /// Parses a value. `None` if the document is invalid, or there is no memory: then `error` says so.
     fn value<'a>(&mut self, local: &Local<'a>, error: &mut Option<ArenaError>) -> Option<Json<'a>>
     where
         't: 'a,

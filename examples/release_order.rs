@@ -5,13 +5,14 @@
 //! cargo run --release --example release_order order.svg caches.svg     # and the graphs
 //! ```
 //!
-//! Heaps of three shapes, 1 GiB each, are given back at 1 % of a processor, run by run, in two orders: from the highest
-//! address down, and whole huge pages first. What a call costs is a model, from measurements on a 4 KiB kernel: 290 ns,
-//! and 130 ns for each 4 KiB; a huge page that is whole goes for 5 µs. Drawn is how much of the free memory is back
-//! after how much time. The policy that chooses runs is the one that ships.
+//! Heaps of three shapes, 1 GiB each, are released run by run, using 1 % of a processor, in two orders: from the
+//! highest address down, and whole huge pages first. The cost of a call is modelled after measurements on a 4 KiB
+//! kernel: 290 ns, plus 130 ns for each 4 KiB; a whole huge page takes 5 µs. The graph shows how much of the free
+//! memory is back after how much time. The policy that chooses runs is the one that ships.
 //!
-//! The second table: how much further a heap grows, and what its longest free run is, the more caches hold words of it.
-//! (It grows by steps: the last row's heap has taken one more than the others, and most of that is free in one run.)
+//! The second table shows how much further a heap grows, and its longest free run, the more caches hold words of it.
+//! (A heap grows by steps: that of the last row has taken one step more than the others, and most of that is one free
+//! run.)
 
 use std::fmt::Write as _;
 use std::{env, fs};
@@ -26,7 +27,7 @@ const HUGE: usize = 256;
 /// Pages live in the second experiment: 312 MiB.
 const LIVE: usize = 40_000;
 
-/// A generator of numbers that are random enough: xorshift64*.
+/// A generator of sufficiently random numbers: xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -38,7 +39,7 @@ impl Random {
     }
 }
 
-/// Free bits of a heap: runs in use and free by turns, of lengths that depend on how high they lie.
+/// The free bits of a heap: runs in use and free in alternation, with lengths that depend on their height in the heap.
 fn shape(lengths: impl Fn(usize, &mut Random) -> (usize, usize)) -> Vec<u64> {
     let (mut free, mut page, mut random) = (vec![0_u64; PAGES / 64], 0, Random(0x5eed));
     while page < PAGES {
@@ -51,7 +52,7 @@ fn shape(lengths: impl Fn(usize, &mut Random) -> (usize, usize)) -> Vec<u64> {
     free
 }
 
-/// What is back, and when: (nanoseconds of work, pages).
+/// How much is back, and when: (nanoseconds of work, pages).
 fn give_back(free: &[u64], passes: &[usize]) -> Vec<(f64, usize)> {
     let mut scavenged = vec![0_u64; free.len()];
     let (mut time, mut pages, mut points) = (0.0, 0, vec![(0.0, 0)]);
@@ -85,7 +86,7 @@ fn after(points: &[(f64, usize)], share: f64) -> f64 {
     point.map_or(0.0, |point| point.0 * 100.0 / 1e9)
 }
 
-/// The curves as a picture: time to the right, share upwards.
+/// Draws the curves: time to the right, share upwards.
 fn draw(curves: &[(String, Vec<(f64, usize)>)]) -> String {
     const COLORS: [&str; 6] = ["#1f6f8b", "#7fb6c6", "#e0803c", "#efbd97", "#5a7d2a", "#afc98a"];
     let (width, height) = (720.0, 360.0);
@@ -131,20 +132,20 @@ fn draw(curves: &[(String, Vec<(f64, usize)>)]) -> String {
     svg + "</svg>\n"
 }
 
-/// A heap that has been at work: with so many caches, as much live as always.
+/// A heap that has been at work, with a number of caches and a constant amount of live memory.
 struct Fragments {
     caches: usize,
-    /// Hundredths of what is live.
+    /// Percent of what is live.
     grown: usize,
     /// Pages in caches.
     cached: usize,
     /// Pages in the longest free run.
     longest: usize,
-    /// Hundredths of the free pages that are in runs of at least 16.
+    /// Percent of the free pages that are in runs of at least 16.
     in_runs: usize,
 }
 
-/// How far a heap grows for a live set of a fixed size, and what is free in it, with so many caches.
+/// How far a heap grows for a live set of constant size, and what is free in it, with `caches` caches.
 fn fragmentation(caches: usize) -> Fragments {
     let bytes: &'static mut [_] = Box::leak(Box::new_uninit_slice(32 << 20));
     let numbers = Numbers::new(1 << 30, 1 << 31);
@@ -165,7 +166,7 @@ fn fragmentation(caches: usize) -> Fragments {
         } else {
             let run = runs.swap_remove(random.below(runs.len()));
             live -= run.pages().0;
-            // SAFETY: allocated above, and used by nobody: they are numbers.
+            // SAFETY: allocated above, and nobody uses it: the pages are numbers.
             unsafe {
                 match handles.get(cache) {
                     Some(cache) => cache.free(run),
@@ -190,7 +191,7 @@ fn fragmentation(caches: usize) -> Fragments {
     }
 }
 
-/// A bar for each number of caches, of how far the heap has grown; what is live is filled, what is in caches hatched.
+/// Draws a bar for each number of caches: how far the heap has grown. Live pages are filled, cached ones hatched.
 fn draw_caches(all: &[Fragments]) -> String {
     let (left, width, row) = (90, 400, 26);
     let scale = |hundredths: usize| hundredths * width / 130;

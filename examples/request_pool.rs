@@ -1,12 +1,12 @@
-//! Requests of many threads in one pool: messages of tag, length and value are built in it, and forgotten in bulk.
+//! Requests of many threads in one pool: messages of tag, length and value are built in it, and dropped in bulk.
 //!
 //! ```sh
 //! cargo run --release --example request_pool
 //! ```
 //!
-//! Four threads build the messages of a batch and hand them on as handles, which borrow nothing; the batch is sent
-//! (added up), the pool reset, and handles of the batch before are told from good ones. Beside it, the same with a
-//! `Vec` for each message.
+//! Four threads build the messages of a batch and pass them on as handles, which borrow nothing. The batch is sent
+//! (added up), the pool is reset, and handles of the previous batch are recognised as stale. For comparison there is
+//! the same with a `Vec` for each message.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const THREADS: usize = 4;
 const REQUESTS: usize = 4_000;
 const BATCHES: usize = 50;
 
-/// The fields of a request: tag, and how long its value is.
+/// The fields of a request: tag, and the length of its value.
 fn fields(request: usize) -> impl Iterator<Item = (u8, usize)> {
     (0..4).map(move |field| (field as u8, (request * 31 + field * 97) % 400))
 }
@@ -37,7 +37,7 @@ fn write(message: &mut [u8], request: usize) {
     }
 }
 
-/// Reads a message: how many fields, and the sum of their lengths.
+/// Reads a message. Returns the number of fields, and the sum of their lengths.
 fn read(mut message: &[u8]) -> (usize, usize) {
     let (mut fields, mut bytes) = (0, 0);
     while let [_, low, high, rest @ ..] = message {
@@ -67,7 +67,7 @@ fn batch<M: Send>(build: impl Fn(usize, &mut Vec<u8>) -> M + Sync) -> Vec<M> {
     })
 }
 
-/// Built in scratch memory, and copied where it stays.
+/// Builds a message in scratch memory, and copies it to its place in the pool.
 fn pooled(pool: &Pool, request: usize, scratch: &mut Vec<u8>) -> Result<Handle<[u8]>, ArenaError> {
     scratch.resize(length(request), 0);
     write(scratch, request);

@@ -1,4 +1,4 @@
-//! Where is the memory? Fills a heap from several threads, empties it, gives memory back, and counts pages after each
+//! Where is the memory? Fills a heap from several threads, empties it, releases memory, and counts pages after each
 //! stage.
 //!
 //! ```sh
@@ -63,7 +63,7 @@ fn on_threads<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> Vec<
     })
 }
 
-/// Allocates until `pages` pages are held, mostly a few at a time, freeing one in four again; writes to each page.
+/// Allocates until it holds `pages` pages, mostly a few at a time, freeing one run in four again; writes to each page.
 fn fill(heap: &Heap, mut seed: u64, pages: usize) -> Vec<PageRun> {
     let cache = heap.cache().expect("a cache for each thread");
     let (mut held, mut runs) = (0, Vec::new());
@@ -92,7 +92,7 @@ fn fill(heap: &Heap, mut seed: u64, pages: usize) -> Vec<PageRun> {
 fn touch(cache: &Cache<'_, System>, run: PageRun) {
     let bytes = cache.heap().pointer(run);
     for offset in (0..bytes.len()).step_by(4096) {
-        // SAFETY: inside the run, which is ours: memory of the system's.
+        // SAFETY: inside the run, which is ours: memory from the system.
         unsafe { bytes.cast::<u8>().add(offset).write(1) };
     }
 }
@@ -111,7 +111,7 @@ fn show(stage: impl Display, heap: &Heap) {
     println!();
 }
 
-/// Resident bytes of this process, where the system says so in `/proc`.
+/// Resident bytes of this process, if the system reports them in `/proc`.
 fn resident() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

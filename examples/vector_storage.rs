@@ -1,4 +1,4 @@
-//! Vectors of 1536 floats, as a vector database has them: a sharded list stores, replaces and searches them from many
+//! A store of 1536-float vectors, as in a vector database: a sharded list stores, replaces and searches them from many
 //! threads, while readers hold on to what they found.
 //!
 //! ```sh
@@ -17,7 +17,7 @@ use pageheap::arena::{ArenaConfig, FreeList, Guard, Owner, ShardedFreeList};
 const DIMENSIONS: usize = 1536;
 type Vector = [f32; DIMENSIONS];
 
-/// A table of vectors, each of which can be replaced under readers. What is in it came from its list.
+/// A table of vectors, each of which can be replaced while it is being read. Its slots come from its list.
 struct Storage<'l> {
     list: &'l ShardedFreeList,
     table: Vec<AtomicPtr<Vector>>,
@@ -33,14 +33,14 @@ impl<'l> Storage<'l> {
     /// Stores a vector; the one before is free when its last reader has left.
     fn put(&self, owner: &Owner<'_>, key: usize, value: f32) {
         assert!(std::ptr::eq(owner.list(), self.list), "an owner of this storage");
-        // There are slots enough but for those that readers hold who were preempted: these are waited for.
+        // There are enough slots, except for those held by preempted readers: the loop waits for these.
         let slot = loop {
             match owner.allocate() {
                 Ok(slot) => break slot.cast::<Vector>(),
                 Err(_) => std::thread::yield_now(),
             }
         };
-        // SAFETY: a slot of our own, as long as a vector; the old one is the list's too, and cannot be found any more.
+        // SAFETY: a slot of our own, as long as a vector; the old one is the list's too, and is unreachable by now.
         unsafe {
             slot.write([value; DIMENSIONS]);
             if let Some(old) = NonNull::new(self.table[key].swap(slot.as_ptr(), Ordering::AcqRel)) {
@@ -53,11 +53,11 @@ impl<'l> Storage<'l> {
     fn get<'g>(&self, guard: &'g Guard<'_>, key: usize) -> Option<&'g Vector> {
         assert!(std::ptr::eq(guard.list(), self.list), "a guard of this storage");
         let found = guard.protect(|| self.table[key].load(Ordering::Acquire));
-        // SAFETY: a slot of the list, protected by its guard, and not written to once it can be found.
+        // SAFETY: a slot of the list, protected by its guard, and not written to while it is reachable.
         unsafe { found.as_ref() }
     }
 
-    /// The key of the vector nearest to a query by the product.
+    /// The key of the vector nearest to a query, by the dot product.
     fn nearest(&self, owner: &Owner<'_>, query: &Vector) -> usize {
         let product = |vector: &Vector| vector.iter().zip(query).map(|(a, b)| a * b).sum::<f32>();
         let best = (0..self.table.len())
@@ -110,7 +110,7 @@ fn main() {
     benchmark();
 }
 
-/// Runs `work` on so many threads, each with a shard of its own and its number.
+/// Runs `work` on `threads` threads, each with a shard of its own and its number.
 fn on_threads(storage: &Storage<'_>, threads: usize, work: impl Fn(&Owner<'_>, usize) + Sync) {
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -120,7 +120,7 @@ fn on_threads(storage: &Storage<'_>, threads: usize, work: impl Fn(&Owner<'_>, u
     });
 }
 
-/// Allocating and freeing one vector, the best of many rounds.
+/// The time to allocate and free one vector, the best of many rounds.
 fn benchmark() {
     let layout = Layout::new::<Vector>();
     let mut list = FreeList::new(layout).expect("a list");
