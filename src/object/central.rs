@@ -124,7 +124,7 @@ impl Central {
         guard
     }
 
-    /// The same, if the lock is free now or soon.
+    /// Like [`hold`](Self::hold), if the lock is free now or soon.
     fn hold_soon(&self, spans: &Spans, class: SizeClass) -> Option<Guard<'_>> {
         let guard = self.lock.lock_soon()?;
         self.receive(spans, class);
@@ -177,7 +177,7 @@ impl Central {
         loop {
             entry.behind.set(page_of(first));
             let number = span.0 as u32 + 1;
-            // Release: whoever receives the span sees what its entry says; partner: `receive_all`.
+            // Release: the thread that receives the span sees what its entry says; partner: `receive_all`.
             match self
                 .arrived
                 .compare_exchange_weak(first, number, Ordering::Release, Ordering::Relaxed)
@@ -269,7 +269,7 @@ impl Central {
         Some(self.take_held(spans, class, wanted, rack))
     }
 
-    /// The same, however long the lock takes.
+    /// Like [`take`](Self::take), however long the lock takes.
     #[must_use]
     pub fn take_at_last(&self, spans: &Spans, class: SizeClass, wanted: u32, rack: &mut Rack) -> u32 {
         let _guard = self.hold(spans, class);
@@ -309,7 +309,7 @@ impl Central {
         self.give_held(spans, class, rack)
     }
 
-    /// The same, unless the lock is held for long.
+    /// Like [`give`](Self::give), unless the lock is held for long.
     #[must_use]
     pub fn give_soon(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<Option<PageIndex>> {
         let _guard = self.hold_soon(spans, class)?;

@@ -64,7 +64,7 @@ impl Length {
         Self::of_size(layout.size())
     }
 
-    /// The same, for a layout aligned to at most a page.
+    /// Like [`of`](Self::of), for a layout aligned to at most a page.
     #[inline(always)]
     pub const fn of_size(size: usize) -> Option<Self> {
         if size > MOST_PAGES * PAGE_BYTES {

@@ -1,7 +1,7 @@
 //! The register of a heap: which thread uses which structure.
 //!
 //! ```text
-//!   all    ──▶ thread ──▶ thread ──▶ thread        every one ever made, none is ever unmade
+//!   all    ──▶ thread ──▶ thread ──▶ thread        every one ever made, none is ever destroyed
 //!   vacant ──────────────▶ thread                  those nobody uses: the next thread gets the last left
 //!                             laden                … with slots in it
 //! ```
@@ -137,7 +137,7 @@ impl<T: Listed> Register<T> {
         let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
             return self.find_gone();
         };
-        // SAFETY: structures are never unmade.
+        // SAFETY: structures are never destroyed.
         let own = unsafe { thread.as_ref() }.listing();
         self.vacant.set(own.next_vacant.get());
         self.used.set(self.used.get() + 1);
@@ -156,7 +156,7 @@ impl<T: Listed> Register<T> {
             let next = if next.is_null() { self.all.get() } else { next };
             let thread = NonNull::new(next.cast_mut())?;
             self.suspect.set(next);
-            // SAFETY: structures are never unmade; the links are written under the lock.
+            // SAFETY: structures are never destroyed; the links are written under the lock.
             let own = unsafe { thread.as_ref() }.listing();
             if own.presence.is_gone(here) {
                 own.presence.arrive();
@@ -182,7 +182,7 @@ impl<T: Listed> Register<T> {
     /// Takes back a structure that the caller no longer uses.
     pub fn give(&self, thread: NonNull<T>) {
         let _guard = self.lock.lock();
-        // SAFETY: structures are never unmade.
+        // SAFETY: structures are never destroyed.
         self.make_vacant(unsafe { thread.as_ref() });
         self.used.set(self.used.get() - 1);
     }
@@ -191,7 +191,7 @@ impl<T: Listed> Register<T> {
     pub fn take_laden(&self) -> Option<&T> {
         let _guard = self.lock.lock();
         let mut link = &self.vacant;
-        // SAFETY: structures are never unmade; the links are used under the lock.
+        // SAFETY: structures are never destroyed; the links are used under the lock.
         while let Some(thread) = unsafe { link.get().as_ref() } {
             let own = thread.listing();
             if own.laden.replace(false) {
@@ -272,12 +272,12 @@ impl<T: Listed> Register<T> {
         self.with_right(self.rounds.lock())
     }
 
-    /// The same, if nobody holds it.
+    /// Takes the rounds lock, if nobody holds it.
     pub fn try_rounds(&self) -> Option<Rounds<'_, T>> {
         Some(self.with_right(self.rounds.try_lock()?))
     }
 
-    /// The same, if it can be had within `milliseconds`.
+    /// Takes the rounds lock, if it can be had within `milliseconds`.
     pub fn rounds_within(&self, milliseconds: u32) -> Option<Rounds<'_, T>> {
         Some(self.with_right(self.rounds.lock_within(milliseconds)?))
     }
@@ -304,7 +304,7 @@ impl<T: Listed> Register<T> {
 unsafe fn visit_between<'a, T: Listed + 'a>(first: *const T, behind: *const T, mut visit: impl FnMut(&'a T)) {
     let mut next = first;
     while next != behind {
-        // SAFETY: structures are never unmade; `next` is written under the lock.
+        // SAFETY: structures are never destroyed; `next` is written under the lock.
         let Some(thread) = (unsafe { next.as_ref() }) else {
             return;
         };
@@ -366,7 +366,7 @@ impl<T: Listed> Registered<'_, T> {
     fn end_after(&mut self, most: usize) {
         self.behind = self.first;
         for _ in 0..most {
-            // SAFETY: structures are never unmade; `next` is written under the lock.
+            // SAFETY: structures are never destroyed; `next` is written under the lock.
             let Some(thread) = (unsafe { self.behind.as_ref() }) else {
                 break;
             };

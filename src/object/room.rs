@@ -209,7 +209,7 @@ impl<S: Source + 'static> Objects<S> {
         fits
     }
 
-    /// The same, regardless of the bounds.
+    /// Counts bytes as roomy, regardless of the bounds.
     pub(super) fn charge_anyway(&self, bytes: usize) {
         // Relaxed: see `charge`.
         self.roomy.fetch_add(bytes, Ordering::Relaxed);

@@ -62,7 +62,7 @@ impl<S: Source + 'static> Objects<S> {
         Some(memory)
     }
 
-    /// The same, from the list of that length.
+    /// Takes a large block from the list of this length, if one is there.
     ///
     /// # Safety
     ///
@@ -277,7 +277,7 @@ impl<S: Source + 'static> Objects<S> {
         self.resize_run(thread, self.run_of(memory, old), new)
     }
 
-    /// The same, by the block's run.
+    /// Resizes a block in place, given its run.
     pub(super) fn resize_run(&self, thread: &Thread, run: PageRun, new: Layout) -> bool {
         let to = pages_for(new);
         if to > run.pages() {

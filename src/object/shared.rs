@@ -54,7 +54,7 @@ impl<S: Source + 'static> Objects<S> {
         self.hold_shared(self.shared.lock())
     }
 
-    /// The same, if nobody uses it.
+    /// The shared thread's structure, if nobody uses it.
     pub(super) fn try_shared(&self) -> Option<Shared<'_, S>> {
         Some(self.hold_shared(self.shared.try_lock()?))
     }

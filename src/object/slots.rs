@@ -118,7 +118,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The same, but leaves the magazine open. Returns whether it has more room now.
+    /// Does the work of `refill`, but leaves the magazine open. Returns whether it has more room now.
     fn refill_open(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if let Some(batch) = magazine.take_spare(class) {
             self.recycle(thread, magazine.load(batch));

@@ -128,7 +128,7 @@ impl From<SizeClass> for Seat {
 /// For each small size, the offset in a structure of the magazine of its class.
 static DISTANCES: [u16; SmallSize::COUNT] = distances();
 
-/// The same, for the first `COUNT` sizes.
+/// Those offsets for the first `COUNT` sizes.
 const fn distances<const COUNT: usize>() -> [u16; COUNT] {
     let mut distances = [0; COUNT];
     let mut size = 0;
@@ -199,7 +199,7 @@ impl Nobody {
         NonNull::from_ref(self).cast()
     }
 
-    /// The same, by reference. Use it only on the fast paths, which no heap admits.
+    /// This, as a reference to a structure. Use it only on the fast paths, which no heap admits.
     #[allow(dead_code, reason = "where they have not")]
     pub const fn stand_in(&'static self) -> &'static Thread {
         // SAFETY: size and alignment are the same, and all-zero bytes are a valid structure. The caller is not
@@ -321,12 +321,12 @@ impl Thread {
         self.owner.enter(objects.addr()).then(|| Working { thread: self })
     }
 
-    /// The same, for work that calls foreign code.
+    /// Like [`work`](Self::work), for work that calls foreign code.
     pub(super) fn enter<T>(&self, objects: *const T) -> Option<Staying<'_>> {
         self.work(objects).map(Working::stay)
     }
 
-    /// The same, after waiting for a seizure that is under way.
+    /// Like [`enter`](Self::enter), after waiting for a seizure that is under way.
     pub(super) fn enter_at_last<T>(&self, objects: *const T) -> Staying<'_> {
         let mut round = 0;
         loop {
