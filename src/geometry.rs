@@ -7,13 +7,13 @@
 //!   entry  8 chunks       32 MiB        level 3; then 256 MiB, 2 GiB, and 16 GiB at the root of five levels
 //! ```
 //!
-//! Five levels is as far as a summary reaches: an entry of the root then covers 512 · 8⁴ = 2²¹ pages, the most that the
-//! 21 bits of each field (and the one spare bit) can say. The root is as wide as the heap's range needs; a heap of 1
-//! TiB has 64 entries there.
+//! A summary limits the tree to five levels: an entry of the root then covers 512 · 8⁴ = 2²¹ pages, the most that the
+//! 21 bits of each field (and the one spare bit) can express. The root is as wide as the heap's range needs; a heap of
+//! 1 TiB has 64 entries there.
 //!
-//! A [`Geometry`] is a type, so the compiler sees every shift as a constant. Fan-out and chunk size are parameters for
-//! the sake of models and tests: a checker that must try every interleaving wants two words to a chunk and two children
-//! to a node, in the code that ships.
+//! A [`Geometry`] is a type, so every shift is a compile-time constant. Fan-out and chunk size are parameters for the
+//! sake of models and tests: a checker that tries every interleaving needs two words to a chunk and two children to a
+//! node, in the code that ships.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,8 @@ pub const MAX_LEVELS: usize = 5;
 /// The most words a chunk may have: one cache line of 64 bytes.
 pub const MAX_CHUNK_WORDS: usize = 8;
 
-/// A cache line of words: those of a chunk, or the summaries of a node's children. Shorter ones end in zeros.
+/// A cache line of words: those of a chunk, or the summaries of a node's children. Shorter blocks are padded with
+/// zeros.
 pub type Block = [u64; MAX_CHUNK_WORDS];
 
 /// log2 of the most pages one summary can describe.
@@ -41,7 +42,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a [`Geometry`] says, as constants. Sealed: the only implementation is [`Geometry`].
+/// The parameters of a [`Geometry`], as constants. Sealed: the only implementation is [`Geometry`].
 pub trait Shape: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     /// Levels of the tree, the leaves included: 1..=5.
     const LEVELS: usize;
@@ -67,7 +68,7 @@ pub trait Shape: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
         Self::CHUNK_SHIFT + (Self::LEAF - level) as u32 * Self::FANOUT_SHIFT
     }
 
-    /// Entries of `level` that touch the first `pages` pages.
+    /// How many entries of `level` cover the first `pages` pages.
     #[inline(always)]
     fn entries(level: usize, pages: usize) -> usize {
         let shift = Self::span_shift(level);
@@ -77,8 +78,8 @@ pub trait Shape: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
 
 /// The shape of a heap, as a type: levels of the tree, page size, and (for models) fan-out and chunk size.
 ///
-/// The default is five levels over 8 KiB pages, as in the Go runtime. Kernels will want `Geometry<5, 12>`: 4 KiB pages.
-/// A small heap may save the upper levels: `Geometry<1>` scans one summary for every 4 MiB.
+/// The default is five levels over 8 KiB pages, as in the Go runtime. A kernel will want `Geometry<5, 12>`: 4 KiB
+/// pages. A small heap can do without the upper levels: `Geometry<1>` scans one summary for every 4 MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Geometry<
     const LEVELS: usize = MAX_LEVELS,
@@ -90,7 +91,7 @@ pub struct Geometry<
 impl<const L: usize, const P: u32, const F: usize, const W: usize> sealed::Sealed for Geometry<L, P, F, W> {}
 
 impl<const L: usize, const P: u32, const F: usize, const W: usize> Geometry<L, P, F, W> {
-    /// Fails to compile where the parameters make no heap.
+    /// Fails to compile if the parameters do not describe a valid heap.
     const PROOF: () = {
         assert!(L >= 1 && L <= MAX_LEVELS, "LEVELS is 1..=5");
         assert!(
@@ -120,14 +121,14 @@ impl<const L: usize, const P: u32, const F: usize, const W: usize> Shape for Geo
     const CHUNK_WORDS: usize = W;
 }
 
-// The default geometry is the landed one: 21, 18, 15, 12, 9.
+// The default geometry covers exactly what a summary can: log2 of an entry's pages is 21, 18, 15, 12, 9 by level.
 const _: () = assert!(<Geometry as Shape>::CHUNK_SHIFT + 4 * <Geometry as Shape>::FANOUT_SHIFT == MAX_SUMMARY_SHIFT);
 
-/// The run lengths that have a hint of their own, shortest first; see [`hints`](crate::hints).
+/// The run lengths that have their own hint, shortest first; see [`hints`](crate::hints).
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub const HINT_PAGES: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 256];
 
-/// Under a model, two: one page, and more.
+/// Under a model, two hints: for one page, and for more.
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 pub const HINT_PAGES: [usize; 2] = [1, 2];
 
@@ -137,7 +138,7 @@ pub const HINT_BANDS: usize = HINT_PAGES.len();
 // A search for one page has a hint, and the bands ascend.
 const _: () = assert!(HINT_PAGES[0] == 1 && HINT_PAGES[1] == 2);
 
-/// How often a proof that there is no room looks whether somebody has left, before the bits have the last word.
+/// How often a proof that there is no room checks whether a thread has left the turnstile, before the bits decide.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub const PROOF_ROUNDS: u32 = 1 << 14;
 
@@ -145,22 +146,22 @@ pub const PROOF_ROUNDS: u32 = 1 << 14;
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 pub const PROOF_ROUNDS: u32 = 3;
 
-/// How often a proof that there is no room searches at the most, where somebody frees something each time: 0.3 ms.
+/// How often a proof that there is no room searches at most, if other threads free pages during each search: 0.3 ms.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub const PROOF_SEARCHES: u32 = 1 << 10;
 
-/// Under a model, fewer; more than its other threads can disturb.
+/// Under a model, fewer, but more than its other threads can disturb.
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 pub const PROOF_SEARCHES: u32 = 1 << 6;
 
-/// How often it searches where the heap can grow, which is no harm.
+/// How often it searches at most if the heap can grow, which does no harm.
 pub const SEARCHES_TO_GROW: u32 = 8;
 
-/// Bytes that change hands at once between a thread and a size class, at the most, but for six slots: of slots so small
-/// that these are more than a hundred, and of others.
+/// The most bytes in one batch between a thread and a size class: for slots so small that the batch has more than a
+/// hundred of them, and for all others. A batch has at least six slots, even if they take more bytes.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub const BATCH_BYTES: [usize; 2] = [32 << 10, 512 << 10];
 
-/// The same in a model.
+/// The same, under a model.
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 pub const BATCH_BYTES: [usize; 2] = [0, 0];

@@ -1,8 +1,8 @@
 //! The Go page allocator as a Rust crate: runs of pages from one reserved range, lock-free, over memory from anywhere.
 //!
 //! A [`PageHeap`] hands out runs of any number of pages, at any alignment, to any thread. Its pages come from a
-//! [`Source`](source::Source): the operating system, bytes the caller has, or numbers that stand for no memory at all.
-//! It never reads or writes the pages it manages, so they may be anything that can be counted.
+//! [`Source`](source::Source): the operating system, bytes that the caller owns, or numbers without any memory behind
+//! them. The heap never reads or writes the pages it manages, so they may be anything that can be counted.
 //!
 //! ```
 //! # #[cfg(all(unix, feature = "std"))] {
@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! # What there is
+//! # Which type to use
 //!
 //! | you want | type | gives memory back | limit in |
 //! |---|---|---|---|
@@ -28,33 +28,33 @@
 //! | values that go together | [`arena::Arena`], [`arena::Pool`] | to the heap below, when dropped | bytes |
 //! | slots of one size | [`arena::FreeList`], [`arena::ShardedFreeList`] | to the heap below, when dropped | bytes |
 //!
-//! A page has 8 KiB, if the heap's [`Geometry`] does not say otherwise; [`PageCount::holding`] makes pages of bytes.
-//! The heap that arenas stand on, if they are not given another, is [`arena::ProcessHeap`]: it is apart from the
+//! A page is 8 KiB unless the heap's [`Geometry`] says otherwise; [`PageCount::holding`] converts bytes to pages.
+//! Arenas take their pages from [`arena::ProcessHeap`] unless they are given another heap. It is separate from the
 //! program's `GlobalHeap`, and gives nothing back to the system by itself.
 //!
 //! # Giving memory back
 //!
 //! Free memory stays with a heap until one of these is called:
 //!
-//! * **`tick(clock)`** gives back what nobody has needed for ten seconds, and all that is free when the program is
-//!   silent. It works in steps of about a millisecond and takes 1 % of the time: call it in a loop, and wait in between
-//!   for as long as it says. The thread of a `GlobalHeap` does just that.
-//! * **`scavenge(pages)`** gives back free pages now, on the calling thread, and what lies in stores; not what threads
-//!   keep for themselves.
-//! * **`release(…)`** gives back all of that now, and what threads and caches keep too, also of those that sleep (where
-//!   the system has `membarrier`: Linux).
+//! * **`tick(clock)`** gives back what the program has not needed for ten seconds, and all free memory once the program
+//!   is idle. It works in steps of about a millisecond and uses 1 % of the time. Call it in a loop, and between calls
+//!   wait for as long as it returns. The background thread of a `GlobalHeap` does just that.
+//! * **`scavenge(pages)`** gives back free pages now, on the calling thread, including those in the size classes'
+//!   stores, but not what threads cache for themselves.
+//! * **`release(…)`** gives back all of that now, and also what threads and caches keep, even those of sleeping threads
+//!   (where the system has `membarrier`: Linux).
 //!
-//! With [`Config::release_lazily`], what `tick` and `scavenge` give back may stay resident until the system is short of
-//! memory; what `release` gives back never does. A `PageHeap` has no stores and no magazines: there it is pages and
-//! caches alone. What threads that are at work meanwhile have in their hands stays.
+//! With [`Config::release_lazily`], memory that `tick` and `scavenge` give back may stay resident until the system is
+//! short of memory; memory that `release` gives back never does. A `PageHeap` has neither stores nor magazines, only
+//! pages and caches. Memory that running threads are working on at that moment stays.
 //!
-//! # How it works, in four sentences
+//! # How it works, in brief
 //!
 //! One bit for each page says whether it is free, and one read-modify-write on a word of 64 such bits decides every
-//! operation within it. A tree of summaries (free pages at the start, in the longest run, at the end of a region) tells
-//! where to look; it is advice that heals itself, and a claim is made on the bits. A [`Cache`] owns one word and serves
-//! small requests from it without atomic read-modify-writes. Locks are for what is seldom done: growing the heap,
-//! lending caches, giving memory back.
+//! operation within it. A tree of summaries says where to look: for each region, the free pages at its start, in its
+//! longest run, and at its end. The tree is only advice and corrects itself; pages are claimed on the bits. A [`Cache`]
+//! owns one word and serves small requests from it without atomic read-modify-writes. Locks are only for rare
+//! operations: growing the heap, lending caches, giving memory back.
 //!
 //! `ARCHITECTURE.md` in the repository follows one allocation down and up; each source file opens with its own story.
 //!
@@ -63,16 +63,16 @@
 //! | feature | default | gives |
 //! |---|---|---|
 //! | `std` | yes | the operating system as a source, waiting on a futex instead of spinning |
-//! | `checks` | no | every block of an object heap under a seal: misuse ends the process with a message |
+//! | `checks` | no | a seal on every block of an object heap: misuse aborts the process with a message |
 //! | `allocator-api2-02`, `-04` | no | `Allocator` of that version of `allocator-api2`: arenas, lists, heaps |
-//! | `rust-dylib` | no | `thread_local!` for a thread's structure everywhere: for a crate that is in a Rust `dylib` |
+//! | `rust-dylib` | no | `thread_local!` for a thread's structure on all targets: if the crate is in a Rust `dylib` |
 //!
-//! Without `std` the crate is `no_std` and does not allocate; it needs 64-bit atomics.
+//! Without `std` the crate is `no_std` and never allocates. It always needs 64-bit atomics.
 
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What only tests, models and benches call is reachable with `internals` alone; without `std` no thread is known to
-// end, and the models, which are without, have a part of the object layer.
+// Only `internals` makes the parts reachable that tests, models and benches call. Without `std` nothing reports that a
+// thread ends. The models are built without it, and have only a part of the object layer.
 #![cfg_attr(not(all(feature = "internals", feature = "std")), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "std")]
@@ -81,7 +81,7 @@ extern crate std;
 #[cfg(not(target_has_atomic = "64"))]
 compile_error!("pageheap needs 64-bit atomics, which this target does not have");
 
-// Reading order is import order: a module uses only modules above it (`tests/tidy.rs` keeps that).
+// Reading order is import order: a module uses only modules above it (`tests/tidy.rs` checks that).
 
 // Words.
 mod geometry;

@@ -1,8 +1,8 @@
 //! Numbers with units: page indices, page counts, runs of pages.
 //!
-//! A page is named by its index from the base of its heap, never by its address: index and address are told apart by
-//! type, and the one conversion between them is [`PageHeap`](crate::PageHeap)'s. A run cannot wrap: [`PageRun::new`]
-//! checks once that `start + pages` fits, and everything behind it computes without checks.
+//! A page is named by its index from the base of its heap, never by its address. Index and address have different
+//! types, and only [`PageHeap`](crate::PageHeap) converts between them. A run cannot wrap: [`PageRun::new`] checks once
+//! that `start + pages` fits, and all code after that computes without checks.
 //!
 //! ```
 //! use pageheap::{PageCount, PageIndex, PageRun};
@@ -40,8 +40,8 @@ impl PageCount {
     /// No pages.
     pub const ZERO: Self = Self(0);
 
-    /// The pages of `1 << page_shift` bytes that hold `bytes`, rounded up. Cannot overflow; of pages larger than the
-    /// address space one is enough.
+    /// How many pages of `1 << page_shift` bytes hold `bytes`, rounded up. Cannot overflow. If a page is larger than
+    /// the address space, one page is enough.
     #[must_use]
     pub const fn holding(bytes: usize, page_shift: u32) -> Self {
         let Some(whole) = bytes.checked_shr(page_shift) else {
@@ -63,7 +63,7 @@ impl From<PageCount> for usize {
     }
 }
 
-/// Counts of one heap's pages always have a sum; others overflow as a `usize` does.
+/// Counts of one heap's pages never overflow; other counts overflow as a `usize` does.
 impl Add for PageCount {
     type Output = Self;
 
@@ -108,7 +108,7 @@ impl fmt::Display for PageCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageRun {
     start: PageIndex,
-    /// As a number that is not zero, so that an `Option` of a run is two words, which a function returns in registers.
+    /// Non-zero, so that an `Option` of a run is two words, which a function returns in registers.
     pages: NonZeroUsize,
 }
 
@@ -125,13 +125,13 @@ impl PageRun {
         }
     }
 
-    /// A run the caller knows to be one: taken out of a bitmap, or part of a run.
+    /// A run that the caller knows to be valid: taken out of a bitmap, or part of another run.
     #[inline(always)]
     pub(crate) const fn known(start: usize, pages: usize) -> Self {
         debug_assert!(pages != 0 && start.checked_add(pages).is_some());
         Self {
             start: PageIndex(start),
-            // It is not zero; to say so without a branch costs an addition.
+            // Never zero. Telling the compiler so without a branch costs an addition.
             pages: match NonZeroUsize::new(pages) {
                 Some(pages) => pages,
                 None => NonZeroUsize::MIN,
@@ -160,13 +160,13 @@ impl PageRun {
         PageCount(self.pages.get())
     }
 
-    /// Whether `page` is one of the run's.
+    /// Whether `page` is in the run.
     #[must_use]
     pub const fn contains(self, page: PageIndex) -> bool {
         page.0 >= self.start.0 && page.0 - self.start.0 < self.pages.get()
     }
 
-    /// The run cut in two before its page number `head`: `None` unless both parts have a page.
+    /// Splits the run after its first `head` pages. `None` unless both parts have a page.
     #[must_use]
     pub const fn split_at(self, head: PageCount) -> Option<(Self, Self)> {
         if head.0 == 0 || head.0 >= self.pages.get() {

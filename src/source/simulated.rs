@@ -25,8 +25,8 @@
 //! it will be later, and who writes one too early is found out by `prepare`.
 //!
 //! The panics break the contract's "must not unwind", and the bookkeeping allocates from the global allocator: this is
-//! an instrument for tests of heaps that are not the global allocator of the process. Cost: a mutex and a search in
-//! a tree of runs per call.
+//! an instrument for tests of heaps that are not the global allocator of the process. Cost: a mutex and a search in a
+//! tree of runs per call.
 
 extern crate std;
 

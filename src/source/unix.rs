@@ -23,8 +23,7 @@
 //! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
 //! `vm.overcommit_memory=2` the charge comes with `prepare`, which then may be refused.
 //!
-//! **Aligned reservations** first ask for exactly the bytes; only if the kernel's place does not fit, for `align`
-//! more:
+//! **Aligned reservations** first ask for exactly the bytes; only if the kernel's place does not fit, for `align` more:
 //!
 //! ```text
 //!        wide          base = next multiple of align
@@ -32,8 +31,8 @@
 //!          unmapped                kept                unmapped
 //! ```
 //!
-//! `munmap` can itself fail, when splitting a mapping would exceed the process's map count. A head that stays gives
-//! the whole attempt up; a tail that stays is simply part of the reservation, which may be longer than asked.
+//! `munmap` can itself fail, when splitting a mapping would exceed the process's map count. A head that stays gives the
+//! whole attempt up; a tail that stays is simply part of the reservation, which may be longer than asked.
 //!
 //! **Zero, and the proof of it.** Reserved memory was never writable, so nobody has written it, and anonymous memory
 //! never written reads as zero: that is `prepare`'s [`Contents::Zero`]. After `release` Linux promises zero if
@@ -71,8 +70,8 @@ const NEGLIGIBLE: usize = 512;
 /// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), what it `worked` clock_gettime (of the thread's
 /// processor time), `clear` on Linux openat, ioctl and close, and no others; each may be refused, by a seccomp filter
 /// say, and then the verb is refused. A filter that ends the process instead has to let them through, or `clear` must
-/// not be called ([`Config::sparse_zeroing`](crate::Config::sparse_zeroing)).
-/// Reservations count against `RLIMIT_AS` and nothing else.
+/// not be called ([`Config::sparse_zeroing`](crate::Config::sparse_zeroing)). Reservations count against `RLIMIT_AS`
+/// and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct System;
 
@@ -124,8 +123,8 @@ unsafe impl Source for System {
         if exact.addr().get() & (align - 1) == 0 {
             return Some(Reservation { base: exact, bytes });
         }
-        // The kernel aligns to pages, so `align` is more than a page here. Should the unmapping fail, the addresses
-        // are lost, and nothing but the addresses. SAFETY: mapped two lines above, and nobody else knows of it.
+        // The kernel aligns to pages, so `align` is more than a page here. Should the unmapping fail, the addresses are
+        // lost, and nothing but the addresses. SAFETY: mapped two lines above, and nobody else knows of it.
         unsafe { unmap(exact, bytes) };
         reserve_with_surplus(bytes, align, align.checked_sub(page)?)
     }
