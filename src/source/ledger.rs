@@ -1,4 +1,4 @@
-//! Which part of a fixed range is taken, for sources that own one: [`Region`](super::Region) and
+//! Which parts of a fixed range are taken, for the sources that own one: [`Region`](super::Region) and
 //! [`Numbers`](super::Numbers).
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Reservations stack up from both ends towards the middle, in **units**. A unit is the granule, doubled until the
-//! range has fewer than 2^24 of them: with granules of 4 KiB that is 4 KiB up to 64 GiB, and 64 KiB for a terabyte.
-//! Both edges and the number of reservations at each end are one `u64`, so every change is one compare-exchange and no
-//! state in between exists:
+//! range has fewer than 2^24 units: with granules of 4 KiB, a unit is 4 KiB up to 64 GiB, and 64 KiB for a terabyte.
+//! Both edges and the number of reservations at each end are in one `u64`, so every change is one compare-exchange, and
+//! there are no intermediate states:
 //!
 //! ```text
 //!   63    56 55              32 31    24 23               0
@@ -19,11 +19,12 @@
 //!   └───────┴─────── top ──────┴────────┴──── bottom ─────┘
 //! ```
 //!
-//! What is given back is free at once if it was the outermost at its end, and in any case when its end holds nothing
-//! more. So a heap that reserves, fails, gives back and asks for less leaks nothing, and heaps dropped in any order
-//! leave the range as it was.
+//! A reservation that is given back is free at once if it was the innermost at its end, and in any case once its end
+//! holds nothing more. So a heap that reserves, fails, gives back and requests less leaks nothing, and heaps dropped in
+//! any order leave the range as it was.
 //!
-//! The range is known here by numbers only: `first` comes with every call, as the address of a pointer is no constant.
+//! The ledger knows the range only as numbers. `first` is passed to every call, because the address of a pointer is not
+//! a constant.
 
 #![forbid(unsafe_code)]
 
@@ -31,11 +32,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits of an edge.
 const EDGE_BITS: u32 = 24;
-/// Units a range may have: edges run from 0 to this.
+/// The most units of a range: edges run from 0 to this.
 const MOST_UNITS: usize = (1 << EDGE_BITS) - 1;
-/// Reservations that may live at one end.
+/// The most reservations that may exist at one end.
 const MOST_LIVE: u64 = 255;
-/// Granules below a cache line would let two heaps meet in one.
+/// The least granule: with granules below a cache line, two heaps could share one.
 const LEAST_GRANULE: usize = 64;
 
 const _: () = assert!(
@@ -43,17 +44,17 @@ const _: () = assert!(
     "two ends, each an edge and a count of 8 bits"
 );
 
-/// Bookkeeping of one range.
+/// The bookkeeping of one range.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    /// Both ends, packed. Any thread.
+    /// Both ends, packed. Written by any thread.
     taken: AtomicU64,
     /// Length of the range.
     bytes: usize,
-    /// What callers count in. A power of two.
+    /// The unit of callers. A power of two.
     granule: usize,
-    /// What is handed out, at least the granule: `1 << unit_shift` bytes. A shift, because a division by a variable is
-    /// a place to panic.
+    /// The unit of reservations, at least the granule: `1 << unit_shift` bytes. A shift, because a division by a
+    /// variable may panic.
     unit_shift: u32,
 }
 
@@ -76,7 +77,7 @@ pub(super) enum End {
 }
 
 impl Ledger {
-    /// Nothing taken of `bytes`. A granule that is no power of two is raised to the next, at least 64.
+    /// A range of `bytes` of which nothing is taken. The granule is rounded up to a power of two of at least 64.
     pub(super) const fn new(bytes: usize, granule: usize) -> Ledger {
         let granule = match granule.checked_next_power_of_two() {
             Some(power) if power > LEAST_GRANULE => power,
@@ -105,15 +106,15 @@ impl Ledger {
         self.granule
     }
 
-    /// Bytes neither end has taken.
+    /// Bytes that neither end has taken.
     pub(super) fn left(&self, first: usize) -> usize {
-        // Relaxed: a figure for planning; `take` decides.
+        // Relaxed: only an estimate; `take` decides.
         let taken = Taken::unpack(self.taken.load(Ordering::Relaxed));
         let grid = self.grid(first);
         grid.units.saturating_sub(taken.bottom.edge + taken.top.edge) << self.unit_shift
     }
 
-    /// Takes at least `bytes` whose address is a multiple of `align`. `None` if they are not there.
+    /// Takes at least `bytes`, at an address that is a multiple of `align`. `None` if there is no such part.
     pub(super) fn take(&self, first: usize, end: End, bytes: usize, align: usize) -> Option<Part> {
         if bytes == 0 || !align.is_power_of_two() {
             return None;
@@ -121,8 +122,8 @@ impl Ledger {
         let grid = self.grid(first);
         let units = ((bytes - 1) >> self.unit_shift) + 1;
         let mut part = None;
-        // Acquire: whoever gave these units back has finished with them (`give`, Release). Release: as `give`, for the
-        // part of the state that this keeps.
+        // Acquire: the thread that gave these units back has finished with them (partner: `give`, Release). Release: as
+        // in `give`, for the part of the state that this update keeps.
         let update = self.taken.try_update(Ordering::AcqRel, Ordering::Relaxed, |packed| {
             let taken = Taken::unpack(packed);
             let (run, next) = self.place(grid, taken, end, units, align)?;
@@ -141,8 +142,8 @@ impl Ledger {
         let grid = self.grid(first);
         let start = part.offset.saturating_sub(grid.skip) >> self.unit_shift;
         let stop = start + (part.bytes >> self.unit_shift);
-        // Release: our last use of the units happens before the next owner's first (`take`, Acquire). Acquire: passes
-        // on what others have released at the same end.
+        // Release: our last use of the units happens before the next owner's first (partner: `take`, Acquire). Acquire:
+        // passes on what other threads have released at the same end.
         self.taken.update(Ordering::AcqRel, Ordering::Relaxed, |packed| {
             let mut taken = Taken::unpack(packed);
             match end {
@@ -155,7 +156,7 @@ impl Ledger {
         });
     }
 
-    /// Where a range starting at `first` has its units.
+    /// The units of a range that starts at `first`.
     fn grid(&self, first: usize) -> Grid {
         let skip = first.wrapping_neg() & ((1 << self.unit_shift) - 1);
         Grid {
@@ -165,9 +166,9 @@ impl Ledger {
         }
     }
 
-    /// The place for `units` at one end, and the state with it taken.
+    /// The place for `units` at one end, and the state once it is taken.
     fn place(&self, grid: Grid, taken: Taken, end: End, units: usize, align: usize) -> Option<(Run, Taken)> {
-        // Units are whole multiples of any smaller alignment; a larger one is a whole number of units.
+        // A unit is a multiple of any smaller alignment; a larger alignment is a whole number of units.
         let past_align = |unit: usize| grid.origin.wrapping_add(unit << self.unit_shift) & (align - 1);
         let ceiling = grid.units.checked_sub(taken.top.edge)?;
         let mut next = taken;
@@ -181,7 +182,8 @@ impl Ledger {
             End::Top => {
                 let highest = ceiling.checked_sub(units)?;
                 let start = highest.checked_sub(past_align(highest) >> self.unit_shift)?;
-                // What the alignment leaves between this and the one above belongs to this: giving back is exact.
+                // The gap that alignment leaves below the reservation above belongs to this one, so giving back is
+                // exact.
                 next.top = taken.top.grown_to(grid.units - start)?;
                 (taken.bottom.edge <= start).then_some((
                     Run {
@@ -206,7 +208,7 @@ struct Grid {
     units: usize,
 }
 
-/// Units in a row.
+/// Consecutive units.
 #[derive(Clone, Copy)]
 struct Run {
     start: usize,
@@ -218,7 +220,7 @@ struct Run {
 struct Stack {
     /// Units from that end of the range to the innermost one taken.
     edge: usize,
-    /// Reservations not yet given back. Zero of them: `edge` is 0.
+    /// Reservations not yet given back. If there are none, `edge` is 0.
     live: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Where address space comes from.
 //!
-//! A [`Source`] owns memory in four states, after the Go runtime's `mem.go`; every verb is a transition between two of
-//! them, and a heap asks nobody else for memory (only the background thread maps its own stack):
+//! A [`Source`] owns memory in four states, after the Go runtime's `mem.go`. Every verb is a transition between two of
+//! them. A heap gets memory from nowhere else (only the background thread maps its own stack):
 //!
 //! ```text
 //!            reserve             prepare              commit
@@ -15,17 +15,17 @@
 //! |---|---|
 //! | None | not ours |
 //! | Reserved | ours, backed by nothing, must not be touched |
-//! | Prepared | may be made Ready at once; costs (almost) no memory |
+//! | Prepared | can be made Ready at once; costs (almost) no memory |
 //! | Ready | may be read and written |
 //!
-//! On Unix, Prepared memory is an anonymous mapping that faults in on first touch, so `commit` has nothing to do and
-//! [`Source::COMMITS`] is `false`: the heap then never calls it. A source over bytes that are already there
-//! ([`Region`]) makes every transition at once. A source over numbers that mean no memory at all (device pages, blocks
-//! of a file) is as good as any other: **the heap never reads or writes the pages it manages**; only its metadata must
-//! be real memory, and that is asked for under a [`Purpose`] of its own.
+//! On Unix, Prepared memory is an anonymous mapping that faults in on first touch, so `commit` has nothing to do.
+//! [`Source::COMMITS`] is then `false`, and the heap never calls it. A source over existing bytes ([`Region`]) makes
+//! every transition at once. A source over numbers that stand for no memory at all (device pages, blocks of a file) is
+//! as good as any other, because **the heap never reads or writes the pages it manages**. Only its metadata must be
+//! real memory, and that is requested under a [`Purpose`] of its own.
 //!
-//! Every failure means "not done": the state is as before and the heap goes on. Contents are as before too, but of what
-//! was to lose them (`release`, `release_lazily`, `clear`): there they may be lost.
+//! Every failure means "not done": the state is as before, and the heap goes on. Contents are as before too, except
+//! after `release`, `release_lazily` and `clear`, which may have destroyed some of them.
 
 use core::ptr::NonNull;
 use core::time::Duration;
@@ -67,7 +67,7 @@ pub const MIN_GRANULE: usize = 64;
 pub enum Purpose {
     /// The pages a heap hands out. The heap never touches them.
     Pages,
-    /// The heap's own tables: bitmaps, summaries, caches. Read and written by the heap, must read as zero once
+    /// The heap's own tables: bitmaps, summaries, caches. The heap reads and writes them; they must read as zero once
     /// prepared.
     Metadata,
 }
@@ -75,31 +75,31 @@ pub enum Purpose {
 /// What memory reads as after a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Contents {
-    /// Every byte reads as zero. (Memory from an operating system is then also backed by nothing until it is written.)
+    /// Every byte reads as zero. (In memory from an operating system, nothing is then behind it until it is written.)
     Zero,
     /// Anything.
     Unknown,
 }
 
-/// What is wished of huge pages behind a range of pages. The system may do otherwise.
+/// The policy for huge pages behind a range of pages. The system may do otherwise.
 ///
-/// Huge pages make addresses quicker to translate and first touches cheaper, and make a program that touches little of
-/// each pay for all of it.
+/// Huge pages speed up address translation and make first touches cheaper, but a program that touches little of each
+/// page pays for all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Nothing: the system does what it has been told to do with programs that say nothing.
+    /// No policy: the system's own setting applies.
     #[default]
     System,
-    /// That there be some, as early as they can be had (`MADV_HUGEPAGE`).
+    /// Use huge pages, as early as possible (`MADV_HUGEPAGE`).
     Advise,
-    /// That there be none (`MADV_NOHUGEPAGE`).
+    /// Use none (`MADV_NOHUGEPAGE`).
     Avoid,
 }
 
-/// The source could not do what it was asked. The state of the range is as before. So is what it contains, but where
-/// that was to be lost: by [`release`](Source::release), [`release_lazily`](Source::release_lazily) and
-/// [`clear`](Source::clear).
+/// The source did not do what it was asked to do. The state of the range is as before. So are its contents, except
+/// after [`release`](Source::release), [`release_lazily`](Source::release_lazily) and [`clear`](Source::clear), which
+/// may have destroyed some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Refused;
 
@@ -114,16 +114,16 @@ impl core::error::Error for Refused {}
 /// A range of reserved addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reservation {
-    /// Lowest address, aligned as it was asked for. May be a bare number where the purpose is [`Purpose::Pages`].
+    /// Lowest address, aligned as requested. May be a bare number if the purpose is [`Purpose::Pages`].
     pub base: NonNull<u8>,
-    /// Length in bytes; at least what was asked for.
+    /// Length in bytes; at least what was requested.
     pub bytes: usize,
 }
 
 impl Reservation {
-    /// What a source reserves, if it is as long and as aligned as was asked, and does not go round the end of the
-    /// addresses. What is not goes back: who wrote the source hears of it before anything is written where it should
-    /// not be.
+    /// What a source reserves, if it is as long and as aligned as requested and does not wrap around the end of the
+    /// address space. Otherwise it is given back: a faulty source is found out before anything is written where it
+    /// should not be.
     pub(crate) fn of<S: Source>(source: &S, purpose: Purpose, bytes: usize, align: usize) -> Option<Self> {
         let reservation = source.reserve(purpose, bytes, align)?;
         let base = reservation.base.addr().get();
@@ -139,87 +139,90 @@ impl Reservation {
 
 /// A source of address space and memory. See the [module](self) for the four states.
 ///
-/// All verbs may be called from several threads at once, never for overlapping ranges. They must not unwind, must not
-/// use a heap that stands on this source, and leave `errno` (where there is one) as they found it. They may allocate
-/// from other heaps of this crate, if those have been opened before this source's: `reserve` and `prepare` are called
-/// while a heap is being opened, and a second one would wait for the first for ever. A verb should return within
-/// milliseconds: what `release` is at work on can be had by nobody meanwhile, a fork waits for it, and who allocates
-/// for `prepare`. It should do with little stack: it runs on that of whoever allocates or frees, and, for a
-/// `GlobalHeap` with a background thread, on that thread's, of 256 KiB.
+/// Rules for all verbs:
+///
+/// * Verbs are called from several threads at once, but never for overlapping ranges.
+/// * They must not unwind, must not use a heap that stands on this source, and must preserve `errno` (if there is one).
+/// * They may allocate from other heaps of this crate if those were opened before this source's. `reserve` and
+///   `prepare` are called while a heap is being opened, and the opening of a second one would wait for the first for
+///   ever.
+/// * They should return within milliseconds. While `release` is at work on pages, no thread can allocate them, and a
+///   fork waits for it; an allocating thread waits for `prepare`.
+/// * They should need little stack. They run on the stack of the thread that allocates or frees and, for a `GlobalHeap`
+///   with a background thread, on that thread's stack of 256 KiB.
 ///
 /// # Safety
 ///
 /// An implementation promises that
 /// * [`granule`](Self::granule) is a power of two, and the same at every call;
-/// * `reserve` returns ranges that overlap nothing else in use, aligned as asked, of at least the bytes asked for, and
-///   not past the end of the address space: `base + (bytes - 1)` does not wrap;
-/// * a range stays what it is, where it is, until it is unreserved, also when the source is moved meanwhile, as it is
-///   into the heap: its memory is not part of the source's own value;
-/// * memory that is Ready is nobody else's: of [`Purpose::Metadata`], what the heap has written is there until it
-///   writes something else, discards or unreserves it;
+/// * `reserve` returns ranges that overlap nothing else in use, are aligned as requested, have at least the bytes
+///   requested, and do not extend past the end of the address space: `base + (bytes - 1)` does not wrap;
+/// * a range stays what it is, where it is, until it is unreserved, even if the source is moved meanwhile, as it is
+///   into the heap: the memory is not part of the source's own value;
+/// * Ready memory belongs to nobody else: in [`Purpose::Metadata`], what the heap has written stays until the heap
+///   overwrites, discards or unreserves it;
 /// * after `prepare` of [`Purpose::Metadata`] the range is Ready: readable, writable, and all zero;
 /// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what
-///   the source's users take it for: memory that may be read and written if the source is one of memory;
+///   the source's users take it for: memory that may be read and written, if the source is [`Memory`];
 /// * [`Contents::Zero`] is returned only if every byte of the range reads as zero until it is next written;
-/// * a failed verb changes no state, and no contents but those that `release` was to lose; and a verb touches nothing
+/// * a failed verb changes no state, and no contents except those that it was to destroy; and a verb touches nothing
 ///   outside the range it is given.
 pub unsafe trait Source {
-    /// Whether Prepared pages need [`commit`](Self::commit) before they are used. Where it is `false` the heap never
-    /// calls it.
+    /// Whether Prepared pages need [`commit`](Self::commit) before they are used. If `false`, the heap never calls it.
     const COMMITS: bool = false;
 
-    /// Whether metadata comes from elsewhere than pages, as with [`Split`]: the [`budget`](Self::budget) is for pages
-    /// alone, then.
+    /// Whether metadata comes from elsewhere than pages, as in a [`Split`]. The [`budget`](Self::budget) is then for
+    /// pages alone.
     const APART: bool = false;
 
     /// The unit of every transition in bytes: the page size of the operating system, read at run time. A power of two,
     /// the same at every call. Ranges handed to the verbs start and end on multiples of it, counted from the
-    /// reservation's base. Where it is longer than a chunk of the heap's [`Geometry`](crate::Geometry), 4 MiB by
-    /// default, nothing is released.
+    /// reservation's base. If it is longer than a chunk of the heap's [`Geometry`](crate::Geometry), 4 MiB by default,
+    /// nothing is released.
     fn granule(&self) -> usize;
 
-    /// An upper bound, in bytes, on what it makes sense to reserve for one heap, both purposes together (but where they
-    /// are [`APART`](Self::APART)): the process's address-space limit less room for others, or the bytes a region has
-    /// left. `usize::MAX` if nothing is known.
+    /// An upper bound, in bytes, on what it makes sense to reserve for one heap, for both purposes together (unless
+    /// they are [`APART`](Self::APART)): the process's address-space limit less room for other users, or the bytes that
+    /// a region has left. `usize::MAX` if unknown.
     fn budget(&self) -> usize;
 
-    /// None → Reserved. `bytes` and `align` are multiples of the granule, `align` a power of two. `None` if it cannot
-    /// be had.
+    /// None → Reserved. `bytes` and `align` are multiples of the granule, `align` a power of two. `None` if that is not
+    /// available.
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation>;
 
-    /// Reserved → Prepared (of [`Purpose::Metadata`]: → Ready, zeroed). Says what the range reads as.
+    /// Reserved → Prepared (for [`Purpose::Metadata`]: → Ready, zeroed). Returns what the range reads as.
     ///
     /// # Errors
-    /// [`Refused`] if the operating system says no; the range stays Reserved.
+    /// [`Refused`] if the operating system refuses; the range stays Reserved.
     ///
     /// # Safety
     /// The range lies in a reservation of this source made for `purpose`, on granule borders, and is Reserved.
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
-    /// Prepared → Ready, of [`Purpose::Pages`]; what is Ready already stays as it is, contents included. Called only
-    /// where [`COMMITS`](Self::COMMITS).
+    /// Prepared → Ready, for [`Purpose::Pages`]. What is already Ready stays as it is, including its contents. Called
+    /// only if [`COMMITS`](Self::COMMITS).
     ///
     /// # Errors
-    /// [`Refused`] if the memory cannot be had now; what was Prepared stays so.
+    /// [`Refused`] if there is no memory now; what was Prepared stays so.
     ///
     /// # Safety
     /// The range lies in a reservation for pages, on granule borders, is Prepared or Ready, and nobody else uses it.
     unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused>;
 
-    /// Ready → Prepared, of [`Purpose::Pages`]: the memory goes back to where it came from, the addresses stay. Says
-    /// whether the range reads as zero from now on.
+    /// Ready → Prepared, for [`Purpose::Pages`]: the memory goes back to where it came from, the addresses stay.
+    /// Returns whether the range reads as zero from now on.
     ///
     /// # Errors
-    /// [`Refused`] if it was not done: the state is as before, so what was Ready still is. The contents may be lost,
-    /// all or in part, and are never counted as zero.
+    /// [`Refused`] if it was not done: the state is as before, so what was Ready still is. All or part of the contents
+    /// may be lost; they are never taken for zero.
     ///
     /// # Safety
     /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared), and nobody else uses it.
     /// Its contents are lost.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
-    /// As [`release`](Self::release), but the memory may stay where it is until somebody needs it: cheaper, and cheaper
-    /// to take back. Not overridden, it is `release`.
+    /// Like [`release`](Self::release), but the memory may stay where it is until the system needs it. That is cheaper,
+    /// and so is taking the memory back. By default the same as `release`.
     ///
     /// # Errors
     /// As for [`release`](Self::release).
@@ -231,11 +234,11 @@ pub unsafe trait Source {
         unsafe { self.release(start, bytes) }
     }
 
-    /// Ready → Ready, of [`Purpose::Pages`], and every byte reads as zero: by writing to that part alone which may be
-    /// anything else, if the source knows which that is, and it is a small one. Not overridden, it is refused.
+    /// Ready → Ready, for [`Purpose::Pages`]: afterwards every byte reads as zero. The source writes only to the part
+    /// that may be non-zero, if it knows which part that is, and that part is small. By default it refuses.
     ///
     /// # Errors
-    /// [`Refused`] if it is not done. The contents may be lost, all or in part, and are never counted as zero.
+    /// [`Refused`] if it was not done. All or part of the contents may be lost; they are never taken for zero.
     ///
     /// # Safety
     /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared, where nothing
@@ -245,11 +248,10 @@ pub unsafe trait Source {
         Err(Refused)
     }
 
-    /// Tells what is wished of huge pages behind a range of [`Purpose::Pages`], from now on. Not overridden, it is
-    /// refused.
+    /// Sets the policy for huge pages behind a range of [`Purpose::Pages`], from now on. By default it refuses.
     ///
     /// # Errors
-    /// [`Refused`] where there is no such thing, or it is not granted; nothing has changed.
+    /// [`Refused`] if there is no such policy, or it is not granted; nothing has changed.
     ///
     /// # Safety
     /// The range lies in a reservation for pages, on granule borders.
@@ -258,26 +260,26 @@ pub unsafe trait Source {
         Err(Refused)
     }
 
-    /// Of [`Purpose::Metadata`]: what is in the range is of no use for now, and its memory may go back. Afterwards
-    /// every byte reads as before or as zero, and may be written again at once. Doing nothing, as this does where it is
-    /// not overridden, is well.
+    /// For [`Purpose::Metadata`]: the contents of the range are not needed for now, and its memory may go back.
+    /// Afterwards every byte reads as before or as zero, and may be written again at once. Doing nothing, the default,
+    /// is correct.
     ///
     /// # Safety
-    /// The range lies in a reservation for metadata, on granule borders, and is Ready. It may be read meanwhile, but
-    /// nobody writes to it.
+    /// The range lies in a reservation for metadata, on granule borders, and is Ready. It may be read meanwhile, but no
+    /// thread writes to it.
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
         let _ = (start, bytes);
     }
 
-    /// Any state → None, of a whole reservation.
+    /// Any state → None, for a whole reservation.
     ///
     /// # Safety
     /// `reservation` is exactly what [`reserve`](Self::reserve) returned for `purpose`, given up once; nothing in it is
     /// used again.
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation);
 
-    /// Any state → None, of the end of a reservation, whose beginning stays as it is for ever: nobody will unreserve
-    /// it. For what is in use when a library is unloaded. Unless it is implemented, all stays.
+    /// Any state → None, for the end of a reservation. The beginning stays as it is for ever and will not be
+    /// unreserved: this is for pages that are in use when a library is unloaded. By default everything stays.
     ///
     /// # Safety
     /// The range lies in a reservation of this source made for `purpose`, begins on a granule border and ends with it;
@@ -286,14 +288,14 @@ pub unsafe trait Source {
         let _ = (purpose, start, bytes);
     }
 
-    /// How long this thread has worked, since any moment: what giving memory back costs is counted by it. Not
-    /// overridden, nobody knows, and that is not counted.
+    /// The processor time of this thread, from an arbitrary start: the cost of giving memory back is measured with it.
+    /// By default unknown, and that cost is not counted.
     fn worked(&self) -> Option<Duration> {
         None
     }
 }
 
-/// A [`Source`] whose pages are memory: what may be stood upon by who reads and writes pages, as arenas do.
+/// A [`Source`] whose pages are memory, for users that read and write pages, as arenas do.
 ///
 /// # Safety
 ///

@@ -1,16 +1,16 @@
-//! Addresses that mean nothing here: page frames of a device, blocks of a file, identifiers in runs.
+//! Bare addresses as a source: page frames of a device, blocks of a file, consecutive identifiers.
 //!
 //! A heap never touches the pages it manages, so they need not be memory. `Numbers` hands out a range of bare addresses
-//! for [`Purpose::Pages`] and refuses [`Purpose::Metadata`], which must be real: put the two together with
-//! [`Split`](super::Split), for instance `Split<Numbers, System>`.
+//! for [`Purpose::Pages`]. It refuses [`Purpose::Metadata`], which must be real memory, so combine it with another
+//! source in a [`Split`](super::Split), for instance `Split<Numbers, System>`.
 //!
-//! Frames of 64 KiB of a device whose memory starts at 0x8000_0000: `Numbers::new(0x8000_0000, bytes)` with a granule
-//! of 64 KiB; the address of an allocated run *is* the device address. Address 0 cannot be handed out, as a pointer is
-//! never null, so a range that starts there loses its first unit, which is a granule, or more where the range has 2^24
-//! of them (`ledger.rs`). A range may end at the very top of the address space.
+//! Example: for frames of 64 KiB of a device whose memory starts at 0x8000_0000, use `Numbers::new(0x8000_0000, bytes)`
+//! with a granule of 64 KiB; the address of an allocated run *is* the device address. Address 0 cannot be handed out,
+//! because a pointer is never null. So a range that starts there loses its first unit, which is a granule, or more if
+//! the range has 2^24 granules (`ledger.rs`). A range may end at the very top of the address space.
 //!
-//! Nothing is behind the numbers, so `prepare` does nothing and knows nothing ([`Contents::Unknown`]), and `release` is
-//! refused. Who wants to be told of releases, to trim a device, say, writes a [`Source`] of their own.
+//! There is nothing behind the numbers, so `prepare` does nothing and returns [`Contents::Unknown`], and `release` is
+//! refused. To be notified of releases, in order to trim a device for instance, write a [`Source`] of your own.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
@@ -18,12 +18,12 @@ use core::ptr::NonNull;
 use super::ledger::{End, Ledger, Part};
 use super::{Contents, Purpose, Refused, Region, Reservation, Source};
 
-/// A [`Source`] of pages that are plain numbers. No heap stands on it alone
-/// ([`NewHeapError::NoMetadata`](crate::NewHeapError::NoMetadata)), for its tables must be memory: put it in a
+/// A [`Source`] of pages that are plain numbers. No heap can stand on it alone
+/// ([`NewHeapError::NoMetadata`](crate::NewHeapError::NoMetadata)), because a heap's tables must be memory: put it in a
 /// [`Split`](super::Split).
 ///
-/// Numbers are handed out in units: the granule, doubled until the range has fewer than 2^24 of them. Several heaps may
-/// share it, as they may a [`Region`]: 255 at a time, and with the same order of giving back.
+/// Numbers are handed out in units: the granule, doubled until the range has fewer than 2^24 units. Several heaps may
+/// share it as they may share a [`Region`]: 255 at a time, and with the same rule for giving back.
 ///
 /// ```
 /// use pageheap::source::{Numbers, Purpose, Source};
@@ -43,7 +43,7 @@ pub struct Numbers {
 
 impl Numbers {
     /// The numbers from `first` on, `bytes` of them, or as many as there are up to the top of the address space. What
-    /// lies before the first whole unit (see [`Numbers`]) is left out, and so is the unit at address 0, for a pointer
+    /// lies before the first whole unit (see [`Numbers`]) is left out, as is the unit at address 0, because a pointer
     /// is never null.
     #[must_use]
     pub const fn new(first: usize, bytes: usize) -> Numbers {
@@ -51,7 +51,7 @@ impl Numbers {
             Some(first) => (first, bytes),
             None => (NonZeroUsize::MIN, bytes.saturating_sub(1)),
         };
-        // 2^64 - first: how many numbers there are, which is less than 2^64 as `first` is not 0.
+        // 2^64 - first: how many numbers there are. That is less than 2^64 because `first` is not 0.
         let most = first.get().wrapping_neg();
         let bytes = if bytes < most { bytes } else { most };
         Numbers {
@@ -60,7 +60,7 @@ impl Numbers {
         }
     }
 
-    /// The same numbers in other units than 4 KiB. `bytes` is raised to a power of two of at least 64.
+    /// The same numbers with another granule than 4 KiB. `bytes` is rounded up to a power of two of at least 64.
     #[must_use]
     pub const fn with_granule(self, bytes: usize) -> Numbers {
         Numbers {
@@ -72,8 +72,8 @@ impl Numbers {
 
 // SAFETY:
 // * the ledger hands out disjoint, aligned parts of the range;
-// * metadata is always refused, and pages are no memory, so nothing is promised of either;
-// * nothing is ever called zero, and nothing fails half way.
+// * metadata is always refused, and pages are not memory, so nothing is promised about either;
+// * nothing is ever reported as zero, and nothing fails half way.
 unsafe impl Source for Numbers {
     const COMMITS: bool = false;
 

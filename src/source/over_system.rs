@@ -1,10 +1,10 @@
-//! The system, but for what a test wants to see, to slow down, or to refuse.
+//! The system as a source, with verbs that a test observes, slows down or refuses.
 //!
 //! ```text
-//!   heap ─▶ OverSystem<T> ─▶ T: Verbs ─▶ System          a verb that T does not name is the system's
+//!   heap ─▶ OverSystem<T> ─▶ T: Verbs ─▶ System          a verb that T does not override is the system's
 //! ```
 //!
-//! Worked: to count releases, `T` has a counter and a `release` that adds one and then calls that of [`System`].
+//! Example: to count releases, `T` has a counter and a `release` that adds one and then calls that of [`System`].
 
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -12,12 +12,12 @@ use core::time::Duration;
 
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
 
-/// The verbs of a source over the system: each is the system's where it is not overridden, but for those that a source
-/// need not have.
+/// The verbs of a source over the system. A verb that is not overridden is the system's or, if a source need not have
+/// it, the default of [`Source`].
 ///
 /// # Safety
 ///
-/// What is overridden keeps the promises of [`Source`], of which each function here is one.
+/// Overridden verbs keep the promises of [`Source`]: each function here is a verb of it.
 pub unsafe trait Verbs {
     /// See [`Source::granule`].
     fn granule(&self) -> usize {
@@ -107,7 +107,7 @@ impl<T> Deref for OverSystem<T> {
     }
 }
 
-// SAFETY: the verbs are the system's, or keep its promises (that of `Verbs`).
+// SAFETY: the verbs are the system's, or keep the same promises (required by `Verbs`).
 unsafe impl<T: Verbs> Source for OverSystem<T> {
     fn granule(&self) -> usize {
         self.0.granule()

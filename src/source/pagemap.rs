@@ -1,31 +1,32 @@
-//! Which pages of a range the kernel keeps anything of: what is not among them reads as zero, and need not be written.
+//! Which pages of a range have any contents in the kernel: all others read as zero and need not be written.
 //!
 //! ```text
-//!   range     │ · · · █ · · · · · · █ █ · · · · · │     · never written since it was mapped, or released: zero
-//!                     ╰─ 0 ─╯       ╰──╯                █ has a page: is written with zeros
+//!   range     │ · · · █ · · · · · · █ █ · · · · · │     · not written since it was mapped or released: zero
+//!                     ╰─ 0 ─╯       ╰──╯                █ has a page: is overwritten with zeros
 //! ```
 //!
-//! `/proc/thread-self/pagemap` answers by an `ioctl` of its own, `PAGEMAP_SCAN` (Linux 6.7): stretches of pages that
-//! are present or swapped, but for those that are the kernel's page of zeros. So it needs no guess about swap, as
-//! `mincore` would, and no pass over a word for each page, as reading that file would. (By way of `self` it would be
-//! the file of the thread that began the process: which may have ended, and then older kernels fall over the question.)
+//! The file `/proc/thread-self/pagemap` has an `ioctl`, `PAGEMAP_SCAN` (Linux 6.7). It returns the stretches of pages
+//! that are present or swapped, without those that are the kernel's zero page. So there is no guess about swap, as with
+//! `mincore`, and no pass over one word per page, as when reading that file. (Through `self` it would be the file of
+//! the process's first thread. That thread may have ended, and older kernels then crash on the query.)
 //!
-//! Worked: a block of 64 MiB was touched in 64 places when it was freed, and is to be zero. To give it back and take 64
-//! faults costs 190 µs, to write it 3 ms; to ask and to write 64 pages 40 to 60. Asking costs 2.5 µs for the file and 2
-//! for each MiB with little in it. It ends where an eighth of the pages has been found, or one in swap: then it is
-//! refused, and has cost as much as an eighth at the most. One byte touched in a huge page is 512 pages.
+//! Example: a block of 64 MiB had been touched in 64 places when it was freed, and must now be zero. Giving it back and
+//! taking 64 page faults costs 190 µs, overwriting it 3 ms, querying and overwriting 64 pages 40 to 60 µs. A query
+//! costs 2.5 µs for the file, and 2 for each MiB with little in it. It stops once it has found an eighth of the pages,
+//! or one in swap. Clearing is then refused, at a cost of at most an eighth of the block. One byte touched in a huge
+//! page counts as 512 pages.
 //!
-//! **The file** is opened for each question and closed behind it. One that stayed open could be closed by the program,
-//! and its number be another file's. So there is a number in use for some microseconds that the program has not asked
-//! for; who sends files to numbers of his own choice (`dup2`) while other threads run meets such numbers from any
-//! library. In the child of a fork it would stay for ever: a fork waits for who asks, for 0.1 s at the most, and nobody
-//! asks meanwhile; who is at a long range makes way. (So it is with the files that tell of pressure,
-//! `global/pressure.rs`.) All three calls are made past the C library, whose own could be points at which a thread is
-//! cancelled.
+//! **The file** is opened for each query and closed after it. If it stayed open, the program could close it, and its
+//! descriptor could become another file's. So for some microseconds a descriptor is in use that the program has not
+//! opened. A program that chooses descriptors itself (`dup2`) while other threads run has that problem with any
+//! library. In the child of a fork the descriptor would stay open for ever. Therefore a fork waits for running queries,
+//! for at most 0.1 s; no query starts meanwhile, and one over a long range gives up. (The same holds for the files that
+//! report pressure, `global/pressure.rs`.) All three calls bypass the C library, whose versions may be cancellation
+//! points.
 //!
-//! **Not zero, though not there**, is memory that somebody else fills in where it is first touched: in a process that
-//! is being restored page by page (`userfaultfd`, as CRIU's lazy pages). Nobody says so here; such a process is to be
-//! started with `PAGEHEAP_SPARSE_ZEROING=0`.
+//! **Absent but not zero** is memory that is filled in when it is first touched: in a process that is being restored
+//! page by page (`userfaultfd`, as with CRIU's lazy pages). The kernel does not report this; start such a process with
+//! `PAGEHEAP_SPARSE_ZEROING=0`.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -35,27 +36,28 @@ use crate::sync::{relax, wait_for};
 
 use super::KeepErrno;
 
-/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`. (Both directions are the same two bits on all processors.)
+/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`. (Both directions together are the same two bits on all
+/// architectures.)
 const SCAN: libc::c_ulong =
     3 << 30 | (size_of::<Question>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 16;
 
 /// The page is in memory.
 const PRESENT: u64 = 1 << 3;
-/// It is in swap, or on its way from one place to another.
+/// The page is in swap, or being migrated.
 const SWAPPED: u64 = 1 << 4;
-/// It is the one page of zeros that all share who have only read.
+/// The page is the zero page, shared by all mappings that were only read.
 const ZERO_PAGE: u64 = 1 << 5;
 
-/// Of how many pages one may be found.
+/// At most one in this many pages may have contents.
 const PART: usize = 8;
 
-/// Stretches to an answer.
+/// Stretches per answer.
 const STRETCHES: usize = 32;
 
-/// So much of a range is asked about at a time: what takes half a millisecond or so. A fork waits for no more.
+/// The most bytes per query, which take about half a millisecond. A fork waits for no more.
 const STEP: u64 = 256 << 20;
 
-/// As [`STEP`], in pages that are written.
+/// The same, in pages that are overwritten.
 const STEP_PAGES: u64 = 512;
 
 /// `struct page_region`.
@@ -75,63 +77,64 @@ struct Question {
     flags: u64,
     start: u64,
     end: u64,
-    /// Where the answer ends.
+    /// The end of the answered part.
     walk_end: u64,
     answer: u64,
     stretches: u64,
     most_pages: u64,
-    /// Of a page that is told of: these are not so,
+    /// Of a reported page, these categories are inverted,
     inverted: u64,
-    /// of these all are, or are not,
+    /// all of these must match,
     all_of: u64,
-    /// and of these one.
+    /// and at least one of these.
     any_of: u64,
     told: u64,
 }
 
 const _: () = assert!(size_of::<Question>() == 96);
 
-/// Who asks, in one word, so that each change is of all of it:
+/// The running queries, in one word, so that each change is atomic:
 ///
 /// ```text
-///   births · 2¹⁶ │ how many ask · 2 │ whether the process forks
+///   births · 2¹⁶ │ queries running · 2 │ whether the process forks
 /// ```
 ///
-/// A birth is that of this process by a fork: a file from before tells of the parent's pages.
+/// `births` counts forks in which this process was the child: a file opened before one describes the parent's pages.
 static ASKING: AtomicU32 = AtomicU32::new(0);
 
-/// The process forks: nobody begins.
+/// The process is forking: no query starts.
 const FORKING: u32 = 1;
 
-/// One who asks.
+/// One running query.
 const ONE: u32 = 2;
 
-/// Above both: as many threads do not ask at a time.
+/// Above both: never that many threads query at the same time.
 const BIRTH_SHIFT: u32 = 16;
 
-/// How often a fork waits for who asks, and how long at a time: he has the file for less, unless he is preempted. Each
-/// takes some 50 µs more than it is told to: 0.1 s in all. Counted, for a clock may be refused.
+/// How often a fork waits for running queries, and how long each time. A query holds the file for less, unless its
+/// thread is preempted. Each wait takes some 50 µs longer than requested: 0.1 s in all. Waits are counted because a
+/// clock may be refused.
 const WAITS: u32 = 600;
 const WAIT: Duration = Duration::from_micros(100);
 
-/// Before those it spins and yields.
+/// Rounds of spinning and yielding before the waits.
 const ROUNDS: u32 = 10;
 
-/// Whether somebody asks.
+/// Whether a query is running.
 fn is_asked(asking: u32) -> bool {
     (asking & ((1 << BIRTH_SHIFT) - 1)) / ONE != 0
 }
 
-/// Before a fork: nobody has the file, so that the child does not either; unless somebody keeps it too long. One at a
-/// time.
+/// Before a fork: waits until no thread has the file open, so that the child does not inherit it, unless a thread holds
+/// it for too long. One caller at a time.
 pub(crate) fn hold() {
-    // Acquire, twice: pairs with the release of who has closed it.
+    // Acquire, twice: the file is closed; partner: the Release in `Turn::drop`.
     let mut asking = ASKING.fetch_or(FORKING, Ordering::Acquire) | FORKING;
     for round in 0..ROUNDS + WAITS {
         if !is_asked(asking) {
             break;
         }
-        // Nobody wakes us: who asks has nobody to think of.
+        // Nobody wakes us: a query does not notify anyone when it ends.
         if round < ROUNDS {
             relax(round);
         } else {
@@ -141,30 +144,30 @@ pub(crate) fn hold() {
     }
 }
 
-/// Behind it, in the parent.
+/// After a fork, in the parent.
 pub(crate) fn let_go() {
-    // Relaxed, here and in the child: who asks has nothing of ours to read.
+    // Relaxed, here and in the child: there is no partner, since a query reads nothing of ours.
     ASKING.fetch_and(!FORKING, Ordering::Relaxed);
 }
 
-/// Behind it, in the child, which has one thread: nobody asks.
+/// After a fork, in the child, which has one thread: no query is running.
 pub(crate) fn recover() {
     // Relaxed, twice: as above.
     let births = (ASKING.load(Ordering::Relaxed) >> BIRTH_SHIFT).wrapping_add(1);
     ASKING.store(births << BIRTH_SHIFT, Ordering::Relaxed);
 }
 
-/// The right to ask, or to read any other file: it is given up behind the file.
+/// The right to query, or to read any other file. Given up after the file is closed.
 #[must_use]
 pub(crate) struct Turn {
     births: u32,
 }
 
 impl Turn {
-    /// None while the process forks.
+    /// `None` while the process is forking.
     pub(crate) fn begin() -> Option<Self> {
-        // Relaxed, twice: what is read is this word alone, and all its changes are in one order: we see the fork, or it
-        // sees us. Looked at first, so that who waits there is not kept by who will not ask.
+        // Relaxed, twice: only this word is read, and all its changes are in one order, so we see the fork or it sees
+        // us. It is loaded first so that a waiting fork is not held up by a thread that will not query.
         if ASKING.load(Ordering::Relaxed) & FORKING != 0 {
             return None;
         }
@@ -175,7 +178,8 @@ impl Turn {
         (asking & FORKING == 0).then_some(turn)
     }
 
-    /// Whether this is still the process that opened the file, and it does not fork: who has a long range makes way.
+    /// Whether this is still the process that opened the file, and it is not forking. Otherwise a query over a long
+    /// range gives up.
     fn lasts(&self) -> bool {
         // Relaxed: as in `begin`.
         let asking = ASKING.load(Ordering::Relaxed);
@@ -185,17 +189,17 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Not in the child of a fork that came from a handler of a signal, which had found us here: it began anew.
+        // Not in the child of a fork made by a signal handler that interrupted us here: its count has started anew.
         let less = |asking: u32| (asking >> BIRTH_SHIFT == self.births).then(|| asking.wrapping_sub(ONE));
-        // Release: the file is closed; partner: `hold`. Relaxed: what is not changed says nothing.
+        // Release: the file is closed; partner: `hold`. Relaxed: a failed update publishes and reads nothing.
         let _ = ASKING.try_update(Ordering::Release, Ordering::Relaxed, less);
     }
 }
 
-/// The pages of this process.
+/// The `pagemap` file of this process.
 struct Pagemap {
     file: libc::c_long,
-    /// Given up behind the file.
+    /// Given up after the file is closed.
     turn: Turn,
 }
 
@@ -203,19 +207,19 @@ impl Pagemap {
     fn open() -> Option<Self> {
         let turn = Turn::begin()?;
         let place = c"/proc/thread-self/pagemap".as_ptr();
-        // Should it be no such file, opening it does not wait either.
+        // Non-blocking, in case this is some other kind of file.
         let how = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: a path that ends with zero.
+        // SAFETY: a path that ends with a zero byte.
         let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, place, how) };
         (file >= 0).then(|| Self { file, turn })
     }
 
-    /// Answers the question: how many stretches.
+    /// Asks the kernel. Returns the number of stretches in the answer.
     fn ask(&self, question: &mut Question, answer: &mut [Stretch; STRETCHES]) -> Option<usize> {
         question.walk_end = 0;
         question.answer = answer.as_mut_ptr().addr() as u64;
         question.stretches = STRETCHES as u64;
-        // SAFETY: the kernel writes to the question and to as many stretches as it is told there is room for.
+        // SAFETY: the kernel writes to the question, and to as many stretches as it is told there is room for.
         let count = unsafe { libc::syscall(libc::SYS_ioctl, self.file, SCAN, &raw mut *question) };
         usize::try_from(count).ok().filter(|&count| count <= STRETCHES)
     }
@@ -228,20 +232,21 @@ impl Drop for Pagemap {
     }
 }
 
-/// Makes a range read as zero by writing to those of its pages of `page` bytes that may be anything else. Whether it
-/// does: not if that is an eighth of it or more, or one of them is in swap, or nobody knows.
+/// Makes a range read as zero by writing to those of its pages of `page` bytes that may be non-zero. Returns whether it
+/// did. It does not if these are an eighth of the range or more, if one of them is in swap, or if the kernel does not
+/// say.
 ///
 /// # Safety
 ///
-/// The range is private anonymous memory of ours, page-aligned, may be written to, and is used by nobody else; its
-/// contents may be lost, all or in part.
+/// The range is private anonymous memory of ours, page-aligned and writable, and nobody else uses it; all or part of
+/// its contents may be lost.
 pub(super) unsafe fn clear(start: NonNull<u8>, bytes: usize, page: usize) -> bool {
     let _errno = KeepErrno::new();
     // SAFETY: the caller's promise.
     Pagemap::open().is_some_and(|pagemap| unsafe { clear_by(&pagemap, start, bytes, page) }.is_some())
 }
 
-/// The same.
+/// The same, with the file open.
 ///
 /// # Safety
 ///
@@ -265,8 +270,8 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
         question.most_pages = left.min(STEP_PAGES);
         let count = pagemap.ask(&mut question, &mut answer)?;
         let answer = &answer[..count];
-        // What leads nowhere, or is not so, is no answer to this question; and what is in swap would be read to be
-        // written.
+        // A stretch outside the range, or turned around, is no answer to this question. And a page in swap would be
+        // read in just to be overwritten.
         let is_good = |stretch: &Stretch| {
             question.start <= stretch.start
                 && stretch.start <= stretch.end
@@ -278,7 +283,7 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
         }
         let found: u64 = answer.iter().map(|stretch| stretch.end - stretch.start).sum();
         left = left.saturating_sub(found / page as u64);
-        // As many as it may be: what is behind them is not known.
+        // The most pages allowed have been found, and what lies behind them is unknown.
         if left == 0 || !pagemap.turn.lasts() {
             return None;
         }

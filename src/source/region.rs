@@ -1,20 +1,20 @@
-//! Bytes that are already there as a source: a static array, a kernel's memory map entry, a block of another allocator.
+//! Existing bytes as a source: a static array, an entry of a kernel's memory map, a block of another allocator.
 //!
 //! ```text
 //!   base                                                     base + bytes
 //!    ├── Pages ──▶ ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ left ╌╌╌╌╌╌╌╌╌╌╌╌ ◀── Metadata ──┤
 //! ```
 //!
-//! Pages are taken from the bottom, metadata from the top, whichever comes first; several heaps may share a region,
-//! with the limits that [`Region`] names. Every transition is made at once, for the memory is there: `prepare` clears
+//! Pages are taken from the bottom and metadata from the top, until the two meet. Several heaps may share a region,
+//! within the limits that [`Region`] names. Every transition is immediate, because the memory exists: `prepare` clears
 //! metadata and does nothing for pages, `commit` does nothing, and `release` is refused, because there is nobody to
-//! give the memory back to. No operating system, no lock: a reservation is one compare-exchange (the drawing is in
-//! `ledger.rs`).
+//! give the memory back to. It needs no operating system and no lock: a reservation is one compare-exchange
+//! (`ledger.rs` has the drawing).
 //!
-//! **What pages read as.** Nothing is known of bytes handed over, so `prepare` says [`Contents::Unknown`]. The owner
-//! may [promise](Region::zeroed) that they are zero; then a page is called zero the first time it is prepared, and
-//! never again. Two marks suffice to know the first time: below one, pages have been prepared; above the other,
-//! metadata.
+//! **What pages read as.** Nothing is known about the bytes of a region, so `prepare` returns [`Contents::Unknown`].
+//! The owner may [promise](Region::zeroed) that they are zero; a page then counts as zero the first time it is
+//! prepared, and never again. Two marks are enough to recognise the first time: pages have been prepared only below
+//! one, metadata only above the other.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -23,19 +23,19 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use super::ledger::{End, Ledger, Part};
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
-/// A [`Source`] over bytes the caller owns.
+/// A [`Source`] over bytes that the caller owns.
 ///
 /// **Little memory.** A region of 64 KiB with the default granule of 4 KiB and an aligned base has 16 granules. A heap
 /// with pages of 4 KiB and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two
-/// are its tables, one is kept for a base that is not aligned to a page. With pages of 8 KiB it manages 6. So over
-/// little memory give a [`PageHeap`](crate::PageHeap) `.caches(0)`, and small pages. A [`Heap`](crate::Heap) or a
-/// `GlobalHeap` has pages of 8 KiB and one cache, whatever is said. It opens in 40 KiB (48 if the base is not aligned
-/// to a page), has 2 pages in 64 KiB, and 10 in 128.
+/// are its tables, and one is set aside in case the base is not aligned to a page. With pages of 8 KiB it manages 6. So
+/// in little memory give a [`PageHeap`](crate::PageHeap) `.caches(0)` and small pages. A [`Heap`](crate::Heap) or a
+/// `GlobalHeap` always has pages of 8 KiB and one cache. It opens in 40 KiB (48 if the base is not aligned to a page),
+/// has 2 pages in 64 KiB, and 10 in 128.
 ///
-/// **Several heaps** may share it, by reference. Either end has 255 reservations at a time, of which a
-/// [`PageHeap`](crate::PageHeap) takes one at the bottom and one at the top, a [`Heap`](crate::Heap) another at the
-/// top. What is given back can be had again at once if it was taken last at its end, and else when nothing is left
-/// there: heaps that come and go should go in the reverse order.
+/// **Several heaps** may share it, by reference. Each end has room for 255 reservations at a time. A
+/// [`PageHeap`](crate::PageHeap) takes one at the bottom and one at the top, a [`Heap`](crate::Heap) a second one at
+/// the top. A reservation that is given back becomes available at once if it was the last one taken at its end,
+/// otherwise when that end is empty. So drop heaps in the reverse order of their creation.
 ///
 /// ```
 /// use core::mem::MaybeUninit;
@@ -58,9 +58,9 @@ pub struct Region {
     ledger: Ledger,
     /// Whether the bytes were zero when they were handed over.
     zeroed: bool,
-    /// Offset from which on no page has ever been prepared. Only grows. Any thread.
+    /// Offset from which on no page has ever been prepared. Only grows; written by any thread.
     pages_below: AtomicUsize,
-    /// Offset below which no metadata has ever been prepared. Only falls. Any thread.
+    /// Offset below which no metadata has ever been prepared. Only falls; written by any thread.
     metadata_above: AtomicUsize,
 }
 
@@ -71,7 +71,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The granule unless [`with_granule`](Self::with_granule) sets another: 4 KiB.
+    /// The default granule, 4 KiB; [`with_granule`](Self::with_granule) sets another.
     pub const GRANULE: usize = 4096;
 
     /// A region over `bytes` bytes from `base`.
@@ -98,7 +98,7 @@ impl Region {
         unsafe { Region::new(bytes.as_mut_ptr().cast(), bytes.len()) }
     }
 
-    /// The same region in other units. `bytes` is raised to a power of two of at least 64.
+    /// The same region with another granule. `bytes` is rounded up to a power of two of at least 64.
     #[must_use]
     pub const fn with_granule(self, bytes: usize) -> Region {
         Region {
@@ -121,13 +121,13 @@ impl Region {
         start.addr().get().wrapping_sub(self.base.addr())
     }
 
-    /// Notes that pages of `part` are prepared. Whether they read as zero.
+    /// Records that the pages of `part` are prepared. Returns whether they read as zero.
     fn first_use(&self, part: Part) -> bool {
         let end = part.offset + part.bytes;
-        // Relaxed, here and for the other mark: a mark about bytes of another reservation, given back since, became
-        // visible when `reserve` took them (Release and Acquire in the ledger). Marks set meanwhile by others are about
-        // disjoint ranges and can only turn a yes into a no. One RMW raises the mark and tells where it was, so no byte
-        // is called zero twice.
+        // Relaxed, here and for the other mark: a mark set for an earlier reservation of these bytes, given back since,
+        // became visible when `reserve` took them (partner: Release and Acquire in the ledger). Marks that other
+        // threads set meanwhile concern disjoint ranges and can only turn a yes into a no. One read-modify-write raises
+        // the mark and returns its old value, so no byte counts as zero twice.
         let pages_below = self.pages_below.fetch_max(end, Ordering::Relaxed);
         self.zeroed && pages_below <= part.offset && end <= self.metadata_above.load(Ordering::Relaxed)
     }
@@ -135,8 +135,8 @@ impl Region {
 
 // SAFETY:
 // * the ledger hands out disjoint, aligned parts of bytes that are the region's own;
-// * `prepare` clears metadata before it says so, and memory is always readable and writable;
-// * pages are called zero only on the owner's promise and before their first use (`first_use`);
+// * `prepare` clears metadata before it reports zero, and memory is always readable and writable;
+// * pages are reported as zero only on the owner's promise and before their first use (`first_use`);
 // * nothing fails half way.
 unsafe impl Source for Region {
     const COMMITS: bool = false;
@@ -171,14 +171,15 @@ unsafe impl Source for Region {
             Purpose::Metadata => {
                 // Relaxed: as in `first_use`, which reads it.
                 self.metadata_above.fetch_min(part.offset, Ordering::Relaxed);
-                // SAFETY: the caller promises a Reserved range of this region: our bytes, which nobody uses.
+                // SAFETY: the caller promises a Reserved range of this region: these are our bytes, and nobody uses
+                // them.
                 unsafe { self.base.add(part.offset).write_bytes(0, bytes) };
                 Ok(Contents::Zero)
             }
         }
     }
 
-    /// Does nothing: the memory is there.
+    /// Does nothing: the memory exists.
     unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
         Ok(())
     }

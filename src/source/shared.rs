@@ -1,12 +1,13 @@
-//! Sources that are others': by reference, in a box, or shared by several heaps.
+//! Sources behind pointers: by reference, in a box, or shared by several heaps.
 //!
 //! ```text
-//!   PageHeap<System>          the heap's own
-//!   PageHeap<&S>              lent, for as long as the heap lives
-//!   PageHeap<Arc<S>>          shared: gone with the last heap, or whoever else has it      (with `std`)
+//!   PageHeap<System>          owned by the heap
+//!   PageHeap<&S>              lent for as long as the heap lives
+//!   PageHeap<Arc<S>>          shared: dropped with its last owner        (with `std`)
 //! ```
 //!
-//! A box, or what is counted, lies in memory of the program's allocator: not for the heap that is that allocator.
+//! A `Box`, `Rc` or `Arc` lies in memory of the program's allocator, so it is no source for the heap that is that
+//! allocator.
 
 use core::ptr::NonNull;
 use core::time::Duration;
@@ -16,11 +17,12 @@ use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 macro_rules! pass_on {
     ($($(#[$condition:meta])* $pointer:ty),*) => {$(
         $(#[$condition])*
-        // SAFETY: the pages are the other source's.
+        // SAFETY: the pages are those of the source behind the pointer.
         unsafe impl<S: Memory> Memory for $pointer {}
 
         $(#[$condition])*
-        // SAFETY: every verb is the other source's, whose promises hold for it, and which stays where it is.
+        // SAFETY: every verb is that of the source behind the pointer, whose promises hold for it, and which stays
+        // where it is.
         unsafe impl<S: Source> Source for $pointer {
             const COMMITS: bool = S::COMMITS;
             const APART: bool = S::APART;

@@ -1,8 +1,8 @@
-//! A source for tests, which knows the state of every granule and refuses to be used wrongly.
+//! A source for tests, which knows the state of every granule and detects wrong use.
 //!
-//! Pages are addresses and nothing else, so a terabyte costs nothing and any base can be had, up to the last granule of
-//! the address space. Metadata is real memory. Every verb checks its range against the map of states; an illegal step
-//! panics with a drawing of the reservation and marks under the range:
+//! Pages are only addresses, so a terabyte costs nothing, and the base may be anywhere, up to the last granule of the
+//! address space. Metadata is real memory. Every verb checks its range against the map of states. An illegal step
+//! panics with a drawing of the reservation, which marks the range:
 //!
 //! ```text
 //!   commit of Pages at 0x100000002000 + 0x2000: must be [Prepared, Ready], and some of it is Reserved
@@ -17,15 +17,15 @@
 //!
 //! Reservations of more than 64 granules are drawn as runs: `r*61440 P*4096`.
 //!
-//! **Failures on order.** A [`Failure`] set for a [`Verb`] makes calls of it fail, the same ones in every run. A call
-//! is checked first and fails afterwards, so a plan never hides a wrong step. A failing `unreserve` stands for a
-//! `munmap` refused: the caller learns nothing, and the addresses are never given out again.
+//! **Injected failures.** A [`Failure`] set for a [`Verb`] makes calls of it fail, the same ones in every run. A call
+//! is checked before it fails, so an injected failure never hides a wrong step. A failing `unreserve` simulates a
+//! refused `munmap`: the caller is not told, and the addresses are never handed out again.
 //!
-//! **Metadata** of up to 4 MiB is filled with 0xA5 while Reserved: who reads a table too early does not find the zero
-//! it will be later, and who writes one too early is found out by `prepare`.
+//! **Metadata** of up to 4 MiB is filled with 0xA5 while Reserved. A heap that reads a table too early does not find
+//! the zeros of later, and one that writes to a table too early is found out by `prepare`.
 //!
-//! The panics break the contract's "must not unwind", and the bookkeeping allocates from the global allocator: this is
-//! an instrument for tests of heaps that are not the global allocator of the process. Cost: a mutex and a search in a
+//! The panics break the rule that verbs must not unwind, and the bookkeeping allocates from the global allocator: so
+//! this is only for tests of heaps that are not the global allocator of the process. Cost: a mutex and a search in a
 //! tree of runs per call.
 
 extern crate std;
@@ -42,13 +42,13 @@ use map::{Map, Plan, Range};
 
 mod map;
 
-/// Where pages lie unless [`Simulated::with_base`] says otherwise: far from real memory on 64-bit machines, at 2^44.
+/// The default address of pages; [`Simulated::with_base`] sets another. 2^44 on 64-bit machines, far from real memory.
 const BASE: usize = 1 << (usize::BITS / 16 * 11);
 
-/// A checking [`Source`] for tests, on which failures can be ordered.
+/// A checking [`Source`] for tests, into which failures can be injected.
 ///
-/// With `COMMITS`, pages must be committed before [`assert_ready`](Self::assert_ready) accepts them; without, `commit`
-/// is an illegal step. [`new`](Simulated::new) makes the one, [`committing`](Simulated::committing) the other.
+/// With `COMMITS`, pages must be committed before [`assert_ready`](Self::assert_ready) accepts them; make one with
+/// [`committing`](Simulated::committing). Without, `commit` is an illegal step; make one with [`new`](Simulated::new).
 #[derive(Debug)]
 pub struct Simulated<const COMMITS: bool = false> {
     granule: usize,
@@ -74,7 +74,7 @@ pub enum Verb {
     Advise,
 }
 
-/// Which calls of a verb fail. Calls are counted from the moment the failure is ordered.
+/// Which calls of a verb fail. Calls are counted from the moment the failure is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// The first `after` calls may succeed, the next `times` fail.
@@ -84,13 +84,13 @@ pub enum Failure {
         /// Calls that fail.
         times: usize,
     },
-    /// Every n-th call fails; 1 is all of them, 0 none.
+    /// Every n-th call fails; with 1 all of them, with 0 none.
     Every(usize),
-    /// Calls for more than so many bytes fail.
+    /// Calls for more than this many bytes fail.
     Above(usize),
 }
 
-/// State of a granule, as in the drawing at the head of the sources.
+/// The state of a granule, as in the drawing at the top of the module `source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Ours, backed by nothing.
@@ -102,7 +102,7 @@ pub enum State {
 }
 
 impl Simulated<false> {
-    /// A source in granules of `granule` bytes, a power of two, whose Prepared pages may be used at once.
+    /// A source with granules of `granule` bytes, a power of two, whose Prepared pages may be used at once.
     ///
     /// # Panics
     /// If `granule` is no power of two.
@@ -112,7 +112,7 @@ impl Simulated<false> {
 }
 
 impl Simulated<true> {
-    /// As [`new`](Simulated::new), but Prepared pages must be committed before use.
+    /// Like [`new`](Simulated::new), but Prepared pages must be committed before use.
     ///
     /// # Panics
     /// If `granule` is no power of two.
@@ -143,7 +143,7 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         }
     }
 
-    /// Refuses reservations beyond `bytes` in all.
+    /// Refuses reservations beyond `bytes` bytes in total.
     #[must_use]
     pub fn with_budget(self, bytes: usize) -> Self {
         self.map().budget = bytes;
@@ -157,26 +157,26 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         self
     }
 
-    /// Says `contents` of pages prepared and released; without this, [`Contents::Zero`].
+    /// Reports `contents` for prepared and released pages; by default [`Contents::Zero`].
     #[must_use]
     pub fn with_contents(self, contents: Contents) -> Self {
         self.set_contents(contents);
         self
     }
 
-    /// Orders a failure from the start.
+    /// Injects a failure from the start.
     #[must_use]
     pub fn failing(self, verb: Verb, failure: Failure) -> Self {
         self.fail(verb, failure);
         self
     }
 
-    /// Says `contents` of pages prepared and released from now on.
+    /// Reports `contents` for pages prepared and released from now on.
     pub fn set_contents(&self, contents: Contents) {
         self.map().contents = contents;
     }
 
-    /// Orders a failure from now on, beside those already ordered.
+    /// Injects a failure from now on, in addition to those already set.
     pub fn fail(&self, verb: Verb, failure: Failure) {
         self.map().plans.push(Plan {
             verb,
@@ -185,12 +185,12 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         });
     }
 
-    /// Takes all orders of failures back.
+    /// Removes all injected failures.
     pub fn heal(&self) {
         self.map().plans.clear();
     }
 
-    /// Calls of `verb` so far, failed ones included.
+    /// Calls of `verb` so far, including failed ones.
     pub fn calls(&self, verb: Verb) -> usize {
         self.map().calls[verb as usize]
     }
@@ -200,7 +200,7 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         self.map().failures[verb as usize]
     }
 
-    /// What was wished of huge pages, in order: offset into the reservation, length, the wish.
+    /// The policies set for huge pages, in order: offset into the reservation, length, policy.
     pub fn advised(&self) -> Vec<(usize, usize, HugePages)> {
         self.map().advised.clone()
     }
@@ -219,12 +219,13 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
             .sum()
     }
 
-    /// All reservations, drawn.
+    /// A drawing of all reservations.
     pub fn states(&self) -> String {
         self.map().draw(self.granule)
     }
 
-    /// Checks that the granules of these pages may be used: Ready, or Prepared where nothing needs to be committed.
+    /// Checks that the granules of these pages may be used: that they are Ready, or Prepared if nothing needs to be
+    /// committed.
     ///
     /// # Panics
     /// If not, with a drawing.
@@ -260,12 +261,12 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         refute(complaint);
     }
 
-    /// The map, also after a panic of a thread that held it: it is changed only when all checks are done.
+    /// Locks the map, even after a panic of a thread that held it: it is changed only after all checks.
     fn map(&self) -> MutexGuard<'_, Map> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One transition of granules: checks it, lets it fail if that was ordered, notes it.
+    /// One transition of granules: checks it, lets it fail if that was injected, records it.
     fn step(&self, step: Step, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let Step {
             verb,
@@ -305,15 +306,15 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
 struct Step {
     verb: Verb,
     purpose: Purpose,
-    /// States it may be called in.
+    /// The states in which it may be called.
     from: &'static [State],
     to: State,
 }
 
 // SAFETY:
 // * `place` gives pages addresses that no other reservation has, and metadata comes from the system's allocator;
-// * metadata is zeroed by `prepare`; pages are no memory, so nothing is promised of them and what is said of their
-//   contents is true of bytes that cannot be read;
+// * metadata is zeroed by `prepare`; pages are not memory, so nothing is promised about them, and whatever is reported
+//   of their contents is true of bytes that cannot be read;
 // * a failing verb returns before anything is changed.
 unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
     const COMMITS: bool = COMMITS;
@@ -322,7 +323,7 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
         self.granule
     }
 
-    /// What is left of the budget set, or all.
+    /// What is left of the budget; everything if none was set.
     fn budget(&self) -> usize {
         let map = self.map();
         if map.budget == usize::MAX {
@@ -405,7 +406,7 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
         )
     }
 
-    /// What the pages read as is not known, whatever is said of [`release`](Source::release).
+    /// What the pages read as is always unknown, whatever [`release`](Source::release) reports.
     unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let purpose = Purpose::Pages;
         let step = Step {

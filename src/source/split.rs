@@ -1,24 +1,24 @@
-//! Two sources as one: pages from here, metadata from there.
+//! Two sources as one: pages from the first, metadata from the second.
 //!
 //! For pages that must not hold the heap's own tables, because they are memory of a device, a file mapping to be kept
-//! clean, or no memory at all: `Split::new(Numbers::new(first, bytes), System)`. Every verb goes to the one source its
-//! [`Purpose`] names, and costs what it costs there.
+//! clean, or no memory at all: `Split::new(Numbers::new(first, bytes), System)`. Every verb is passed to the one source
+//! that its [`Purpose`] selects, and costs what it costs there.
 //!
-//! The contract knows one granule. It is the larger of the two: both are powers of two, so its multiples are multiples
-//! of either, and each source only ever sees whole granules of its own.
+//! The contract has only one granule: the larger of the two. Both are powers of two, so its multiples are multiples of
+//! either, and each source sees only whole granules of its own.
 
 use core::ptr::NonNull;
 use core::time::Duration;
 
 use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
-/// A [`Source`] that takes pages from `P` and metadata from `M`, so that a heap may have all the pages of `P`. (Over
-/// one and the same source twice it finds out by trying how many leave room for its tables.)
+/// A [`Source`] that takes pages from `P` and metadata from `M`, so that a heap may use all the pages of `P`. (If `P`
+/// and `M` are the same source, the heap finds out by trying how many pages leave room for its tables.)
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Split<P, M> {
-    /// Gives what is handed out.
+    /// Supplies what is handed out.
     pages: P,
-    /// Gives the heap's tables.
+    /// Supplies the heap's tables.
     metadata: M,
 }
 
@@ -42,9 +42,9 @@ impl<P, M> Split<P, M> {
     }
 }
 
-// SAFETY: every verb is that of one of the two sources, always the same for a purpose, whose promises hold for it;
-// ranges on borders of the common granule are on borders of each one's own. Ranges of the two may have equal addresses
-// only if pages are no memory, and then they do not overlap in any sense that matters.
+// SAFETY: every verb is that of one of the two sources, always the same one for a purpose, and that source's promises
+// hold for it; ranges on borders of the common granule are on borders of each source's own. Ranges of the two may have
+// equal addresses only if pages are not memory, and then they do not overlap in any sense that matters.
 unsafe impl<P: Source, M: Source> Source for Split<P, M> {
     const COMMITS: bool = P::COMMITS;
     const APART: bool = true;
@@ -54,7 +54,7 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
         self.pages.granule().max(self.metadata.granule())
     }
 
-    /// That of the pages: metadata is a small fraction, and when its source has too little it says so at `reserve`.
+    /// The budget of the pages: metadata is a small fraction, and if its source has too little, `reserve` says so.
     fn budget(&self) -> usize {
         self.pages.budget()
     }

@@ -6,24 +6,25 @@
 //! | `prepare` | `mprotect(READ \| WRITE)` | reads as zero, faults in on first touch |
 //! | `commit` | none | - |
 //! | `release`, `discard` | `madvise` | the memory is the kernel's again, the addresses are still ours |
-//! | `release_lazily` | `madvise(MADV_FREE)` | the kernel's as soon as it wants it; not resident then, but till then |
-//! | `clear` | `openat`, `ioctl`, `close` | zero, of memory that had little behind it; Linux only (`pagemap.rs`) |
+//! | `release_lazily` | `madvise(MADV_FREE)` | the kernel takes the memory when it wants it; resident until then |
+//! | `clear` | `openat`, `ioctl`, `close` | zero, if little memory was behind the range; Linux only (`pagemap.rs`) |
 //! | `advise` | `madvise((NO)HUGEPAGE)` | the kernel has been told; Linux only |
 //! | `unreserve` | `munmap` | nothing |
 //! | `worked` | `clock_gettime` | - |
 //!
-//! With `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget) that is the whole list. What a seccomp filter
-//! must let through for a heap to work is **mmap, munmap, mprotect, madvise, prlimit64**. Where the clock that `worked`
-//! reads is refused, what giving memory back costs is not counted; where one of `clear`'s calls is, large blocks are
-//! written with zeros. The page size comes from `sysconf`, which reads what the kernel left in the auxiliary vector and
-//! calls nothing. A filter that refuses a call (`EPERM`, `ENOSYS`) is met like any other error: not done, state as
-//! before. `errno` is put back after every verb.
+//! Together with `getrlimit` (`prlimit64` on Linux) for [`budget`](Source::budget), that is the whole list. For a heap
+//! to work, a seccomp filter must allow **mmap, munmap, mprotect, madvise, prlimit64**. If the clock of `worked` is
+//! refused, the cost of giving memory back is not counted; if one of `clear`'s calls is refused, large blocks are
+//! overwritten with zeros. The page size comes from `sysconf`, which reads the auxiliary vector and makes no system
+//! call. A filter that refuses a call (`EPERM`, `ENOSYS`) is handled like any other error: not done, state as before.
+//! `errno` is restored after every verb.
 //!
 //! **A reservation costs no memory.** It is private, `PROT_NONE` and `MAP_NORESERVE`, so it counts against neither the
 //! overcommit limit nor the resident set, only against `RLIMIT_AS`: terabytes are as cheap as pages. Under
-//! `vm.overcommit_memory=2` the charge comes with `prepare`, which then may be refused.
+//! `vm.overcommit_memory=2`, `prepare` is charged, and may then be refused.
 //!
-//! **Aligned reservations** first ask for exactly the bytes; only if the kernel's place does not fit, for `align` more:
+//! **Aligned reservations** first map exactly the bytes requested. Only if the kernel's place is not aligned, they map
+//! `align` more:
 //!
 //! ```text
 //!        wide          base = next multiple of align
@@ -31,19 +32,20 @@
 //!          unmapped                kept                unmapped
 //! ```
 //!
-//! `munmap` can itself fail, when splitting a mapping would exceed the process's map count. A head that stays gives the
-//! whole attempt up; a tail that stays is simply part of the reservation, which may be longer than asked.
+//! `munmap` itself can fail, if splitting a mapping would exceed the process's map count. If the head cannot be
+//! unmapped, the whole attempt is given up. If the tail cannot, it becomes part of the reservation, which may be longer
+//! than requested.
 //!
-//! **Zero, and the proof of it.** Reserved memory was never writable, so nobody has written it, and anonymous memory
-//! never written reads as zero: that is `prepare`'s [`Contents::Zero`]. After `release` Linux promises zero if
-//! `madvise(MADV_DONTNEED)` returned 0, and only then. One thing returns 0 and lies: user-mode emulators that drop the
-//! advice (qemu-user before 8.0). So the first `release` of a process tries the advice on a page of its own and
-//! believes what it reads there. macOS and the BSDs have no such promise; their `MADV_FREE` lets the kernel take the
-//! pages when it likes, and until then the old bytes are still there: [`Contents::Unknown`].
+//! **Zero, and the proof of it.** Reserved memory was never writable, so it was never written, and anonymous memory
+//! that was never written reads as zero. Hence `prepare` returns [`Contents::Zero`]. After `release`, Linux promises
+//! zero if `madvise(MADV_DONTNEED)` returned 0, and only then. User-mode emulators that ignore the advice (qemu-user
+//! before 8.0) return 0 without keeping that promise. So the first `release` of a process tries the advice on a page of
+//! its own, and believes what it reads there. macOS and the BSDs do not promise zero: their `MADV_FREE` lets the kernel
+//! take the pages at any time, and until then the old bytes are still there, so the result is [`Contents::Unknown`].
 //!
-//! **Only for who asks for it**: `MADV_FREE` on Linux, for the resident set does not fall, so whoever watches it kills
-//! the process; the old bytes are there until they are not, which is [`Contents::Unknown`]. And huge-page advice of
-//! either kind, which the kernel's own setting does better in general.
+//! **Only on request**: `MADV_FREE` on Linux, because the resident set does not fall, and whatever watches it kills the
+//! process. The old bytes stay for an unknown time, so this too is [`Contents::Unknown`]. Also huge-page advice of
+//! either kind, since the kernel's own setting is better in general.
 //!
 //! Not here: `mremap`, `MAP_FIXED`.
 
@@ -55,33 +57,33 @@ use libc::{MAP_ANON, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, c_int, c_vo
 
 use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
-/// A granule that is a multiple of every page size in use, should the system not tell its own: 64 KiB.
+/// The granule if the system does not report its page size: 64 KiB, a multiple of every page size in use.
 const COARSEST_PAGE: usize = 64 << 10;
 
-/// A huge page, as most systems have it.
+/// The size of a huge page on most systems.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// So many huge pages, 1 GiB, are so much that one more is nothing.
+/// From this many huge pages on, 1 GiB, one more is negligible.
 const NEGLIGIBLE: usize = 512;
 
 /// The operating system: reserves address space, lets pages fault in, gives them back with `madvise`.
 ///
-/// A `System` holds nothing; all values of it are the same source. Its verbs make the system calls mmap, munmap,
-/// mprotect and madvise, its budget getrlimit (prlimit64 on Linux), what it `worked` clock_gettime (of the thread's
-/// processor time), `clear` on Linux openat, ioctl and close, and no others; each may be refused, by a seccomp filter
-/// say, and then the verb is refused. A filter that ends the process instead has to let them through, or `clear` must
-/// not be called ([`Config::sparse_zeroing`](crate::Config::sparse_zeroing)). Reservations count against `RLIMIT_AS`
-/// and nothing else.
+/// A `System` has no fields; all its values are the same source. Its verbs make the system calls mmap, munmap, mprotect
+/// and madvise; `budget` calls getrlimit (prlimit64 on Linux), `worked` clock_gettime (for the thread's processor
+/// time), `clear` on Linux openat, ioctl and close. There are no others. Any of them may be refused, by a seccomp
+/// filter for instance, and then the verb is refused. A filter that kills the process instead must allow them, or
+/// `clear` must not be called ([`Config::sparse_zeroing`](crate::Config::sparse_zeroing)). Reservations count against
+/// `RLIMIT_AS` and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct System;
 
 // SAFETY:
-// * `reserve` returns a part of a mapping the kernel has just placed where nothing else was, aligned because the part
-//   starts at an aligned address of it;
-// * `prepare` makes that mapping readable and writable; it is zero by the argument in the file's head;
-// * `Contents::Zero` comes from `prepare` and from an advice known to discard that returned 0;
-// * the kernel changes nothing outside the range it is given, which starts and ends on page borders. A call that failed
-//   half way leaves protections that the next try sets again and memory that is still unwritten.
+// * `reserve` returns a part of a mapping that the kernel has just placed where nothing else was, and the part starts
+//   at an aligned address of that mapping;
+// * `prepare` makes that mapping readable and writable; it is zero by the argument at the top of the file;
+// * `Contents::Zero` comes only from `prepare`, and from an advice that is known to discard and returned 0;
+// * the kernel changes nothing outside the range it is given, which starts and ends on page borders. A call that fails
+//   half way leaves protections that the next attempt sets again, and memory that is still unwritten.
 unsafe impl Source for System {
     const COMMITS: bool = false;
 
@@ -104,8 +106,8 @@ unsafe impl Source for System {
         usize::try_from(limit.rlim_cur).map_or(usize::MAX, |bytes| bytes / 4 * 3)
     }
 
-    /// Pages in such numbers that 2 MiB more are nothing begin on the border of a huge page, if that can be had: what
-    /// is one to the scavenger is one to the system, then.
+    /// If 2 MiB more are negligible, pages begin on a huge-page border where possible: then what the scavenger takes
+    /// for a huge page is one to the system.
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         let _errno = KeepErrno::new();
         let page = page_size();
@@ -123,18 +125,18 @@ unsafe impl Source for System {
         if exact.addr().get() & (align - 1) == 0 {
             return Some(Reservation { base: exact, bytes });
         }
-        // The kernel aligns to pages, so `align` is more than a page here. Should the unmapping fail, the addresses are
-        // lost, and nothing but the addresses. SAFETY: mapped two lines above, and nobody else knows of it.
+        // The kernel aligns to pages, so `align` is more than a page here. If unmapping fails, only addresses are lost.
+        // SAFETY: mapped just above, and nobody else knows of it.
         unsafe { unmap(exact, bytes) };
         reserve_with_surplus(bytes, align, align.checked_sub(page)?)
     }
 
     unsafe fn prepare(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let _errno = KeepErrno::new();
-        // SAFETY: the caller promises a Reserved range of ours. Nobody may touch it yet, so making it accessible takes
-        // nothing from anyone.
+        // SAFETY: the caller promises a Reserved range of ours. Nobody may touch it yet, so making it accessible
+        // invalidates nothing.
         match unsafe { libc::mprotect(start.as_ptr().cast(), bytes, PROT_READ | PROT_WRITE) } {
-            // Never writable before, so never written (see the head of the file).
+            // Never writable before, so never written (see the top of the file).
             0 => Ok(Contents::Zero),
             _ => Err(Refused),
         }
@@ -145,7 +147,7 @@ unsafe impl Source for System {
         Ok(())
     }
 
-    /// Refused for locked memory (`mlock`, `mlockall`), under filters, and where the advice is known to be ignored.
+    /// Refused for locked memory (`mlock`, `mlockall`), by filters, and if the advice is known to be ignored.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let _errno = KeepErrno::new();
         let effect = effect_of_advice();
@@ -162,7 +164,8 @@ unsafe impl Source for System {
         }
     }
 
-    /// With `MADV_FREE`; as [`release`](Source::release) where the system or the memory (it is locked, say) has none.
+    /// With `MADV_FREE`. Falls back to [`release`](Source::release) if the system has no such advice, or refuses it
+    /// (for locked memory, say).
     unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let errno = KeepErrno::new();
         if let Some(advice) = os::LAZY_ADVICE {
@@ -176,7 +179,7 @@ unsafe impl Source for System {
         unsafe { self.release(start, bytes) }
     }
 
-    /// By what the kernel knows of each page (`pagemap.rs`); Linux from 6.7 on.
+    /// Uses what the kernel knows about each page (`pagemap.rs`); Linux from 6.7 on.
     unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
         // SAFETY: the caller promises a range of ours that nobody else uses and whose contents may be lost.
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -187,7 +190,7 @@ unsafe impl Source for System {
         Err(Refused)
     }
 
-    /// `madvise`, on Linux with transparent huge pages.
+    /// `madvise`; only on Linux with transparent huge pages.
     unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
         let _errno = KeepErrno::new();
         let advice = match huge {
@@ -205,11 +208,12 @@ unsafe impl Source for System {
 
     unsafe fn discard(&self, start: NonNull<u8>, bytes: usize) {
         let _errno = KeepErrno::new();
-        // SAFETY: the caller promises a range of ours whose contents may be lost; refused, it is as it was.
+        // SAFETY: the caller promises a range of ours whose contents may be lost; if the advice is refused, nothing
+        // changes.
         unsafe { advise(start, bytes) };
     }
 
-    /// Should the kernel refuse (map count), the addresses stay taken until the process ends; nobody is told.
+    /// If the kernel refuses (map count), the addresses stay taken until the process ends, without notice.
     unsafe fn unreserve(&self, _purpose: Purpose, reservation: Reservation) {
         let _errno = KeepErrno::new();
         // SAFETY: the caller gives up a whole reservation, which is a part of a mapping of ours.
@@ -235,11 +239,12 @@ unsafe impl Source for System {
 // SAFETY: anonymous mappings are memory.
 unsafe impl Memory for System {}
 
-/// Reserves `surplus` bytes more than asked and cuts an aligned part out.
+/// Reserves `surplus` bytes more than requested and cuts out an aligned part.
 fn reserve_with_surplus(bytes: usize, align: usize, surplus: usize) -> Option<Reservation> {
     let whole = bytes.checked_add(surplus)?;
     let wide = map(whole)?;
-    // `wide` lies on a page border, so the next multiple of `align` is at most `align` less one page away: `surplus`.
+    // `wide` lies on a page border, so the next multiple of `align` is at most `align` less one page away, which is
+    // `surplus`.
     let head = wide.addr().get().wrapping_neg() & (align - 1);
     let tail = surplus - head;
     // SAFETY: head, bytes and tail are disjoint parts of the mapping just made, which nobody else knows of; their
@@ -259,7 +264,7 @@ fn reserve_with_surplus(bytes: usize, align: usize, surplus: usize) -> Option<Re
     }
 }
 
-/// Maps `bytes` somewhere, inaccessible. `None` also beyond isize::MAX, where pointer arithmetic ends.
+/// Maps `bytes` anywhere, inaccessible. `None` also beyond isize::MAX, the limit of pointer arithmetic.
 fn map(bytes: usize) -> Option<NonNull<u8>> {
     isize::try_from(bytes).ok()?;
     let flags = MAP_PRIVATE | MAP_ANON | os::NO_RESERVE;
@@ -272,7 +277,7 @@ fn map(bytes: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Whether the range is unmapped.
+/// Unmaps the range. Returns whether that succeeded.
 ///
 /// # Safety
 /// The range is page-aligned, ours, and never used again if this succeeds.
@@ -281,7 +286,7 @@ unsafe fn unmap(start: NonNull<u8>, bytes: usize) -> bool {
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) == 0 }
 }
 
-/// Tries the system's advices for memory not needed, best first. Whether one was taken.
+/// Tries the system's advices for memory that is not needed, best first. Returns whether one was accepted.
 ///
 /// # Safety
 /// The range is page-aligned, ours, used by nobody else, and its contents may be lost.
@@ -293,11 +298,12 @@ unsafe fn advise(start: NonNull<u8>, bytes: usize) -> bool {
         .any(|&advice| unsafe { libc::madvise(place, bytes, advice) == 0 })
 }
 
-/// The page size of the system, asked once.
+/// The page size of the system, queried once.
 fn page_size() -> usize {
     /// 0 until it is known.
     static PAGE_SIZE: AtomicUsize = AtomicUsize::new(0);
-    // Relaxed, here and below: the value stands for itself, and whoever finds 0 asks again and gets the same.
+    // Relaxed, here and below: the value stands alone, without a partner; a thread that finds 0 queries again and gets
+    // the same.
     match PAGE_SIZE.load(Ordering::Relaxed) {
         0 => {}
         known => return known,
@@ -313,18 +319,19 @@ fn page_size() -> usize {
     size
 }
 
-/// What the advice does that the system takes.
+/// The effect of an advice that the system accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// It discards at once: the memory reads as zero.
+    /// It discards at once: the memory then reads as zero.
     Discards,
-    /// It discards some time, or we could not find out.
+    /// It discards at some time, or we could not find out.
     Uncertain,
-    /// It says yes and does nothing.
+    /// It reports success and does nothing.
     Nothing,
 }
 
-/// What the advice does here, tried out at the first call that can: one page, four system calls, once per process.
+/// The effect of the advice on this system, tried out once per process, at the first call that can: one page, four
+/// system calls.
 fn effect_of_advice() -> Effect {
     const UNTRIED: u8 = 0;
     const DISCARDS: u8 = 1;
@@ -333,7 +340,7 @@ fn effect_of_advice() -> Effect {
     if !os::PROMISES_ZERO {
         return Effect::Uncertain;
     }
-    // Relaxed, here and below: every thread that tries finds the same.
+    // Relaxed, here and below: no partner is needed, since every thread that tries finds the same.
     match EFFECT.load(Ordering::Relaxed) {
         DISCARDS => return Effect::Discards,
         NOTHING => return Effect::Nothing,
@@ -361,7 +368,7 @@ fn try_advice() -> Effect {
         let mut effect = Effect::Uncertain;
         if accessible {
             written.write_volatile(1);
-            // Refused may mean that this page is locked (mlockall): no word on what the advice does elsewhere.
+            // A refusal may mean that this page is locked (mlockall), which says nothing about the advice elsewhere.
             if advise(place, page) {
                 effect = if written.read_volatile() == 0 {
                     Effect::Discards
@@ -375,7 +382,7 @@ fn try_advice() -> Effect {
     }
 }
 
-/// Puts `errno` back as it was when this was made: an allocator that succeeds must not be seen there.
+/// On drop, restores `errno` to what it was on creation: an allocator that succeeds must not change it.
 pub(crate) struct KeepErrno {
     value: c_int,
 }
@@ -387,7 +394,7 @@ impl KeepErrno {
         KeepErrno { value }
     }
 
-    /// What `errno` says now.
+    /// The current `errno`.
     #[cfg_attr(not(any(target_os = "linux", target_os = "android")), allow(dead_code))]
     pub(crate) fn now(&self) -> c_int {
         // SAFETY: as in `new`.
@@ -402,13 +409,13 @@ impl Drop for KeepErrno {
     }
 }
 
-/// What differs between the systems, under equal names:
-/// * `errno`: where this thread's error number lies;
-/// * `INACCESSIBLE`: protection of a reservation that may be made accessible later;
+/// What differs between the systems, under the same names:
+/// * `errno`: the place of this thread's error number;
+/// * `INACCESSIBLE`: the protection of a reservation that may be made accessible later;
 /// * `NO_RESERVE`: the flag against a commit charge;
 /// * `ADDRESS_SPACE`: the limit that counts mappings;
 /// * `ADVICE`: how to say that memory is not needed, best first;
-/// * `LAZY_ADVICE`: how to say that it may go when it is needed elsewhere, if that is another;
+/// * `LAZY_ADVICE`: how to say that memory may go when it is needed elsewhere, if that is a different advice;
 /// * `HUGE_ADVICE`: how to ask for huge pages, and for none;
 /// * `PROMISES_ZERO`: whether memory reads as zero after that advice.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -454,7 +461,7 @@ mod os {
     pub(super) const PROMISES_ZERO: bool = false;
 }
 
-/// Under PaX a mapping never gets more rights than it was born with, unless it names them: `PROT_MPROTECT(x)`, x << 3.
+/// Under PaX a mapping gets no rights later that it does not name when it is created: `PROT_MPROTECT(x)`, `x << 3`.
 #[cfg(target_os = "netbsd")]
 mod os {
     pub(super) use libc::{__errno as errno, MAP_NORESERVE as NO_RESERVE, RLIMIT_AS as ADDRESS_SPACE};
@@ -466,7 +473,7 @@ mod os {
     pub(super) const PROMISES_ZERO: bool = false;
 }
 
-/// No limit on addresses; anonymous memory counts as data.
+/// There is no limit on addresses; anonymous memory counts as data.
 #[cfg(target_os = "openbsd")]
 mod os {
     pub(super) use libc::{
