@@ -7,11 +7,11 @@
 //!   Arena                      the process's own heap, made at the first use
 //! ```
 //!
-//! A trait of few verbs instead of a reference to a heap, so that an arena has one type parameter and not the heap's
-//! two, a test can stand an arena on anything, and a user can put a count or a policy between the two. The verbs are on
-//! slow paths only: an arena that is warm never calls them.
+//! A backing is a trait with few methods instead of a reference to a heap. So an arena has one type parameter rather
+//! than the heap's two, a test can put an arena on anything, and a program can insert a counter or a policy. The
+//! methods are on slow paths only: a warm arena never calls them.
 //!
-//! Worked: `take(20_000, 1)` on pages of 8 KiB is a run of three pages, 24,576 bytes.
+//! Worked: `take(20_000, 1)` on pages of 8 KiB returns a run of three pages, 24,576 bytes.
 
 use core::ptr::NonNull;
 
@@ -21,59 +21,58 @@ use crate::heap::PageHeap;
 use crate::source::Memory;
 use crate::units::{PageCount, PageIndex, PageRun};
 
-/// Memory taken from a [`Backing`]: whole pages in a row.
+/// Memory taken from a [`Backing`]: consecutive whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The bytes. Their length is a multiple of the backing's page, and never zero.
+    /// The bytes. Their length is a multiple of the backing's page size, and never zero.
     pub memory: NonNull<[u8]>,
     /// Whether every byte is known to read as zero.
     pub zeroed: bool,
 }
 
-/// What gives an arena its blocks: a [`PageHeap`] over [`Memory`], or anything that leads to one.
+/// Supplies an arena with blocks: a [`PageHeap`] over [`Memory`], or anything that leads to one.
 ///
 /// # Safety
 ///
-/// An implementation promises that
-/// * a block taken is exactly as long as was asked, rounded up to whole pages, and at least as aligned, and may be read
-///   and written by whoever took it, and by nobody else, until it is given back, also while the backing is moved (not:
-///   dropped);
-/// * `zeroed` is said only of bytes that read as zero;
-/// * no verb unwinds, or uses an arena that stands on the backing: arenas call the verbs under a lock of theirs.
+/// An implementation guarantees:
+/// * A block is exactly as long as requested, rounded up to whole pages, and at least as aligned. Until it is given
+///   back, its taker may read and write it and nobody else may, even if the backing is moved (but not if it is
+///   dropped).
+/// * `zeroed` is set only if all bytes read as zero.
+/// * No method unwinds, or uses an arena that stands on this backing: arenas call the methods while holding a lock.
 pub unsafe trait Backing {
-    /// Bytes in a page: a power of two of at least 8, the same at every call. The unit in which blocks are counted.
+    /// The page size in bytes: a power of two, at least 8, the same at every call. Blocks are counted in pages.
     fn page_bytes(&self) -> usize;
 
-    /// The most bytes that all blocks together could have, as things stand: more is refused, whatever is given back. No
-    /// less; `usize::MAX`, as it is if nothing is said, where that is not known.
+    /// The most bytes that all blocks together can have at present: a request beyond that is refused, whatever is given
+    /// back. It must not be an underestimate. Return `usize::MAX`, the default, if it is not known.
     ///
-    /// An arena that is refused a block gives back what it keeps for later, and asks again; but not for what could
-    /// never be had.
+    /// An arena that is refused a block gives back what it keeps for later and asks again, but not for more than this.
     fn most_bytes(&self) -> usize {
         usize::MAX
     }
 
-    /// A block of `bytes` bytes, rounded up to whole pages, whose address is a multiple of `align`, a power of two.
-    /// `None` if it cannot be had, or for zero bytes.
+    /// Takes a block of `bytes` bytes, rounded up to whole pages, whose address is a multiple of `align`, a power of
+    /// two. Returns `None` if there is none, or if `bytes` is zero.
     fn take(&self, bytes: usize, align: usize) -> Option<Block>;
 
-    /// Takes a block back.
+    /// Gives a block back.
     ///
     /// # Safety
     ///
-    /// It was taken from this backing, whole, and nothing uses it any more.
+    /// The block was taken from this backing, is given back whole, and nothing uses it any more.
     unsafe fn give(&self, memory: NonNull<[u8]>);
 }
 
-// SAFETY: a heap's runs do not overlap and stay where they are; its source says that they are memory. Pages count as
-// zero only where the source said so, and the heap never unwinds.
+// SAFETY: a heap's runs do not overlap and do not move; its source says that they are memory. Pages count as zero only
+// where the source said so, and the heap never unwinds.
 unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
     fn page_bytes(&self) -> usize {
         G::PAGE_BYTES
     }
 
     fn most_bytes(&self) -> usize {
-        // What has grown stays, also above a limit that was lowered since.
+        // What has grown stays, even above a limit that has since been lowered.
         self.limit().max(self.grown()).0 << G::PAGE_SHIFT
     }
 
@@ -96,7 +95,7 @@ unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
             .unwrap_or(PageIndex(usize::MAX));
         let pages = PageCount::holding(memory.len(), G::PAGE_SHIFT);
         match PageRun::new(page, pages) {
-            // SAFETY: the caller's promise. What is not a run of the heap's, the heap finds out.
+            // SAFETY: the caller's promise. The heap itself detects what is not a run of its own.
             Some(run) => unsafe { self.free(run) },
             None => crate::fatal::abort(
                 "a block given back that is not this heap's; its address and bytes",
@@ -107,11 +106,11 @@ unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
     }
 }
 
-/// Backings that are others', passed on.
+/// Implements `Backing` for pointers by passing each call on.
 macro_rules! pass_on {
     ($($(#[$condition:meta])* $pointer:ty),*) => {$(
         $(#[$condition])*
-        // SAFETY: every verb is the other's, whose promises hold for it, and which stays where it is.
+        // SAFETY: every call goes to the other backing, whose promises hold for it, and which does not move.
         unsafe impl<B: Backing + ?Sized> Backing for $pointer {
             fn page_bytes(&self) -> usize {
                 (**self).page_bytes()
@@ -140,7 +139,7 @@ pass_on! {
     #[cfg(feature = "std")] std::sync::Arc<B>
 }
 
-// SAFETY: a heap's verbs, of a heap that is never unmade.
+// SAFETY: calls go to a heap that is never dropped.
 unsafe impl Backing for ProcessHeap {
     fn page_bytes(&self) -> usize {
         <Geometry as Shape>::PAGE_BYTES

@@ -1,11 +1,11 @@
-//! A value in an arena that is dropped when its box is: the memory stays the arena's, the contents do not.
+//! A value in an arena that is dropped with its box: the memory stays the arena's, the contents are destroyed.
 //!
 //! ```text
 //!   arena.alloc(value)  ──▶ &mut T         never dropped: files stay open, vectors leak what they own
 //!   arena.boxed(value)  ──▶ ArenaBox<T>    dropped with the box, which is one pointer
 //! ```
 //!
-//! Cost: what the value's own destructor costs.
+//! Cost: that of the value's own destructor.
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};
@@ -14,7 +14,7 @@ use core::ptr;
 
 use super::contents::like_a_box;
 
-/// A value in an arena, dropped with the box. The memory goes back when the arena is reset.
+/// A value in an arena, dropped with the box. The memory is freed when the arena is reset.
 ///
 /// ```
 /// use pageheap::arena::Arena;
@@ -31,22 +31,22 @@ impl<'a, T: ?Sized> ArenaBox<'a, T> {
     ///
     /// # Safety
     ///
-    /// Nobody else drops them or uses them after `'a`: they were put there for this box.
+    /// Nobody else drops the contents, or uses them after `'a`: they were allocated for this box.
     pub(super) unsafe fn new(contents: &'a mut T) -> Self {
         Self(contents)
     }
 
-    /// The contents, for as long as the arena is borrowed. They are not dropped.
+    /// Returns the contents, for as long as the arena is borrowed. They are not dropped.
     #[must_use]
     pub fn leak(boxed: Self) -> &'a mut T {
         let contents: *mut T = ptr::from_mut(&mut *core::mem::ManuallyDrop::new(boxed).0);
-        // SAFETY: the box had them for `'a`, and is gone without dropping them.
+        // SAFETY: the box had the contents for `'a`, and is gone without dropping them.
         unsafe { &mut *contents }
     }
 }
 
 impl<T> ArenaBox<'_, T> {
-    /// The value, moved out.
+    /// Moves the value out.
     #[must_use]
     pub fn into_inner(boxed: Self) -> T {
         // SAFETY: the contents are the box's, which is gone without dropping them; nobody reads them again.
@@ -56,7 +56,7 @@ impl<T> ArenaBox<'_, T> {
 
 impl<T: ?Sized> Drop for ArenaBox<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: the contents are the box's (promise of `new`), and it is dropped once.
+        // SAFETY: the contents are the box's (the promise of `new`), and it is dropped once.
         unsafe { ptr::drop_in_place(self.0) }
     }
 }
@@ -75,7 +75,8 @@ impl<T: ?Sized> DerefMut for ArenaBox<'_, T> {
     }
 }
 
-// A box is its contents to who has caught a panic, as a `Box` is, and not a reference to what others have.
+// After a caught panic a box is as safe to use as its contents, like a `Box`; it is not a reference to what others
+// have.
 impl<T: ?Sized + UnwindSafe> UnwindSafe for ArenaBox<'_, T> {}
 
 like_a_box!([] ArenaBox<'_, T>);

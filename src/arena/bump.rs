@@ -1,4 +1,4 @@
-//! [`Arena`]: memory that is taken by raising a cursor, from any thread, and given back all at once.
+//! [`Arena`]: memory allocated by raising a cursor, from any thread, and freed all at once.
 //!
 //! ```text
 //!   Arena   ──compare-exchange──▶ ███████████████████░░░░░░░░░   any thread, no lock
@@ -8,12 +8,12 @@
 //!   Scope   ──add, compare────────▶   [██]                       and back where it began, at the end of the scope
 //! ```
 //!
-//! Three ways to one memory. An `Arena` may be used by any number of threads through `&Arena`, at the price of one
-//! compare-exchange an object. A [`Local`](super::Local) is one thread's handle: it takes a few kilobytes at a time and
-//! cuts them itself. A [`Scope`](super::Scope) of a `Local` gives back at its end what was allocated in it.
+//! There are three ways to allocate from an arena. Any number of threads can use an `Arena` through `&Arena`, for one
+//! compare-exchange per object. A [`Local`](super::Local) is one thread's handle: it takes a few kilobytes at a time
+//! and cuts them itself. A [`Scope`](super::Scope) of a `Local` frees at its end what was allocated in it.
 //!
-//! What is allocated borrows the arena, so it cannot be used after a [`reset`](Arena::reset), which needs `&mut Arena`:
-//! that program does not compile.
+//! Allocated references borrow the arena, so using one after a [`reset`](Arena::reset), which needs `&mut Arena`, does
+//! not compile:
 //!
 //! ```compile_fail,E0502
 //! use pageheap::arena::Arena;
@@ -24,7 +24,7 @@
 //! assert_eq!(*value, 17);
 //! ```
 //!
-//! Nor can it outlive the arena:
+//! Nor can a reference outlive the arena:
 //!
 //! ```compile_fail,E0597
 //! use pageheap::arena::Arena;
@@ -36,15 +36,15 @@
 //! assert_eq!(*value, 17);
 //! ```
 //!
-//! An arena that is dropped gives its pages back to the heap that it stands on, not to the system: which heap that is
-//! if nothing is said, and what it does with them, see [`ProcessHeap`].
+//! A dropped arena gives its pages back to its heap, not to the system. [`ProcessHeap`] describes the default heap and
+//! what it does with them.
 //!
-//! Worked: a new arena is asked for 100 values of 24 bytes. The first finds no slab, and one of 32 KiB is taken from
-//! the backing; the other 99 raise the cursor to 2,400. After `reset` it is at 0 again, in the same slab.
+//! Worked: 100 values of 24 bytes from a new arena. The first finds no slab, so the arena takes one of 32 KiB from its
+//! backing; the other 99 raise the cursor to 2,400. After a `reset` the cursor is at 0 again, in the same slab.
 //!
-//! Measured, 16 bytes: an `Arena` 3.2 ns, a `Local` and a `Scope` 0.6 ns. A slab is some 100 ns, one in thousands; a
-//! page that the system has not backed yet costs its fault when it is first written. `reset` is 33 ns, two
-//! looks at the clock included; the first object of a round takes the lock, 25 ns.
+//! Measured, 16 bytes: an `Arena` 3.2 ns, a `Local` and a `Scope` 0.6 ns. A new slab takes some 100 ns, once in
+//! thousands of objects; a page that the system has not backed yet costs a page fault when it is first written. A
+//! `reset` takes 33 ns, including two clock reads; the first object of a round takes the lock, 25 ns.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -61,26 +61,26 @@ use super::stats::ArenaStats;
 use super::typed::{self, Raw, typed_methods};
 use crate::sync::{AtomicPtr, Ordering};
 
-/// A piece of an arena that a [`Local`](super::Local) has, or had: what stands at its beginning.
+/// The head of a piece of an arena that a [`Local`](super::Local) has, or had.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(super) struct Piece {
-    /// The piece before, in whatever list it is.
+    /// The previous piece, in whichever list it is.
     pub(super) link: *mut Piece,
-    /// Bytes of the piece, with this head.
+    /// Bytes of the piece, including this head.
     pub(super) bytes: usize,
 }
 
-/// Pieces looked at for one that fits.
+/// How many pieces are examined for one that fits.
 const LOOKS: usize = 8;
 
 impl Piece {
-    /// Takes one of the first pieces of the list from `first` that has so much room behind its head: the piece, and the
-    /// new first of the list.
+    /// Takes from the list that begins at `first` one of its first pieces that has `room` bytes behind its head.
+    /// Returns the piece, and the new first of the list.
     ///
     /// # Safety
     ///
-    /// The pieces of the list live, and are the caller's.
+    /// The pieces of the list live and are the caller's.
     pub(super) unsafe fn take_from(first: *mut Self, room: usize) -> Option<(NonNull<Self>, *mut Self)> {
         let mut before: Option<NonNull<Self>> = None;
         let mut at = first;
@@ -103,13 +103,13 @@ impl Piece {
     }
 }
 
-/// A bump arena for many threads: memory is taken by raising a cursor, and given back all at once.
+/// A bump arena for many threads: memory is allocated by raising a cursor, and freed all at once.
 ///
-/// Three ways to one memory: through `&Arena` from any number of threads (one compare-exchange an object, 3.2 ns),
-/// through a [`Local`](super::Local) by one thread (no atomic operation, 0.6 ns), and in a [`Scope`](super::Scope) of
-/// that, which gives back at its end what was allocated in it. What is allocated borrows the arena: using it after
-/// [`reset`](Self::reset), or after the arena, does not compile. Everything is aligned to 8 bytes at least. Contents
-/// are not dropped, but for those of a [`boxed`](Self::boxed) value.
+/// There are three ways to allocate: through `&Arena` from any number of threads (one compare-exchange per object, 3.2
+/// ns), through a [`Local`](super::Local) by one thread (no atomic operation, 0.6 ns), and in a [`Scope`](super::Scope)
+/// of a `Local`, which frees at its end what was allocated in it. Allocated references borrow the arena: using one
+/// after a [`reset`](Self::reset), or after the arena is gone, does not compile. Everything is aligned to at least 8
+/// bytes. Contents are not dropped, except those of a [`boxed`](Self::boxed) value.
 ///
 /// ```
 /// use pageheap::arena::Arena;
@@ -129,7 +129,7 @@ impl Piece {
 /// arena.reset();
 /// ```
 ///
-/// On a heap of one's own, with a limit:
+/// On a heap of its own, with a limit:
 ///
 /// ```
 /// use pageheap::arena::{Arena, ArenaConfig, Reason};
@@ -145,25 +145,25 @@ impl Piece {
 /// ```
 pub struct Arena<B: Backing = ProcessHeap> {
     slabs: Slabs<B>,
-    /// Pieces that locals have left, with room in them. Under the lock.
+    /// Pieces with room in them that locals have left. Under the lock.
     left: AtomicPtr<Piece>,
 }
 
 impl<B: Backing> Arena<B> {
-    /// An arena on `backing`, without a limit of its own. Takes nothing until something is allocated.
+    /// Creates an arena on `backing`, without a limit of its own. It takes no memory until the first allocation.
     #[must_use]
     pub fn new_in(backing: B) -> Self {
-        // Nothing is taken at once, so nothing can be refused.
+        // Nothing is taken yet, so nothing can be refused.
         match Self::with_config_in(ArenaConfig::new(), backing) {
             Ok(arena) => arena,
             Err(_) => unreachable!("an arena that takes nothing was refused it"),
         }
     }
 
-    /// An arena on `backing`, set up by `config`.
+    /// Creates an arena on `backing`, configured by `config`.
     ///
     /// # Errors
-    /// If what is to be taken at once cannot be had. Nothing is kept then.
+    /// Fails if the preallocation cannot be made. Nothing is then kept.
     pub fn with_config_in(config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         Ok(Self {
             slabs: Slabs::new(backing, &config, None)?,
@@ -173,73 +173,74 @@ impl<B: Backing> Arena<B> {
 
     typed_methods!('_);
 
-    /// Forgets everything allocated, and keeps the pages. What was allocated is not dropped.
+    /// Frees everything allocated, and keeps the pages. Values are not dropped.
     ///
-    /// A round like the last, of the same objects in the same order, is served from the same memory and takes nothing
-    /// more (not always if the last began with what rounds unlike it had left). Blocks of large objects that no object
-    /// wanted in this round go back so far as they, and those that one did, are more than twice what any round ever had
-    /// of them. O(1), and a call to the backing for each of these.
+    /// A round that allocates the same objects in the same order as the last is served from the same memory and takes
+    /// nothing more (with exceptions if the last round began with memory left by rounds unlike it). Blocks of large
+    /// objects that were not used in this round are returned to the backing, as far as they and the used ones exceed
+    /// twice the most that any round has had of them. O(1), plus a call to the backing for each such block.
     pub fn reset(&mut self) {
-        // Relaxed: with the arena for ourselves.
+        // Relaxed: with exclusive access to the arena.
         self.left.store(ptr::null_mut(), Ordering::Relaxed);
         self.slabs.reset(Large::Keep);
     }
 
-    /// Gives back slabs in which nothing is allocated, until not more than `bytes` bytes are reserved or there are no
-    /// such slabs. After a [`reset`](Self::reset) that is all of them.
+    /// Returns empty slabs to the backing until at most `bytes` bytes are reserved or no empty slab is left. After a
+    /// [`reset`](Self::reset) all slabs are empty.
     pub fn shrink_to(&mut self, bytes: usize) {
         self.slabs.shrink_to(bytes);
     }
 
-    /// Takes slabs until `bytes` bytes are reserved. They stay the arena's own until it is told to
-    /// [shrink](Self::shrink_to). What it has already counts, also what a request that would be refused may give back.
+    /// Takes slabs until `bytes` bytes are reserved. The arena keeps them until it is told to
+    /// [shrink](Self::shrink_to). What it already holds counts, including memory that it would return to the backing
+    /// before refusing a request.
     ///
     /// # Errors
-    /// If they cannot be had: at once if they are more than the limit, or than there can be. Otherwise what was taken
-    /// stays.
+    /// Fails if the memory cannot be obtained: immediately if it exceeds the limit, or what the backing could ever
+    /// supply; otherwise slabs taken so far are kept.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slabs.reserve(bytes)
     }
 
-    /// Counts. What a [`Local`](super::Local) has taken counts as allocated, also what it has by for later. Waits for
-    /// whoever is growing the arena.
+    /// Returns statistics. Everything a [`Local`](super::Local) has taken counts as allocated, including what it keeps
+    /// for later. Waits for a thread that is growing the arena.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }
 
-    /// Bytes that may still be reserved: `usize::MAX` without a limit. What is reserved has room besides.
+    /// How many more bytes may be reserved: `usize::MAX` without a limit. Free room in reserved slabs is not included.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.slabs.account().left()
     }
 
-    /// Where the pages come from.
+    /// The backing.
     #[must_use]
     pub fn backing(&self) -> &B {
         self.slabs.account().backing()
     }
 
-    /// A piece that a local has left, with room for `room` bytes behind its head.
+    /// Takes a piece that a local has left and that has `room` bytes behind its head.
     pub(super) fn take_left(&self, room: usize) -> Option<NonNull<Piece>> {
-        // Relaxed, here and in `leave`: changed under the lock; looked at before it only to save the trouble.
+        // Relaxed, here and in `leave`: changed only under the lock; the check before it merely saves taking the lock.
         if self.left.load(Ordering::Relaxed).is_null() {
             return None;
         }
         self.slabs.locked(|| {
             let first = self.left.load(Ordering::Relaxed);
-            // SAFETY: pieces in the list live as long as the arena is not reset, and are nobody's; under the lock.
+            // SAFETY: pieces in the list live as long as the arena is not reset, and belong to nobody; under the lock.
             let (piece, first) = unsafe { Piece::take_from(first, room) }?;
             self.left.store(first, Ordering::Relaxed);
             Some(piece)
         })
     }
 
-    /// Puts a piece by for the next local.
+    /// Sets a piece aside for the next local.
     ///
     /// # Safety
     ///
-    /// It is of this arena, its head says how long it is, and nothing uses it.
+    /// The piece is of this arena, its head says how long it is, and nothing uses it.
     pub(super) unsafe fn leave(&self, piece: NonNull<Piece>) {
         self.slabs.locked(|| {
             // SAFETY: the caller's promise. Relaxed: under the lock.
@@ -255,8 +256,8 @@ impl<B: Backing> fmt::Debug for Arena<B> {
     }
 }
 
-// SAFETY: the slabs' cursor gives each byte to one caller; bytes become free by `reset`, `shrink_to` and `drop`, which
-// need the arena for themselves.
+// SAFETY: the slabs' cursor gives each byte to one caller. Bytes become free only by `reset`, `shrink_to` and `drop`,
+// which need exclusive access to the arena.
 unsafe impl<B: Backing> Raw for Arena<B> {
     #[inline(always)]
     fn raw(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {

@@ -1,4 +1,4 @@
-//! How an arena is set up.
+//! How an arena is configured.
 //!
 //! ```text
 //!   limit   ├───────────────────────────────────────────┤   pages taken never exceed it
@@ -8,10 +8,10 @@
 
 #![forbid(unsafe_code)]
 
-/// How an arena is set up: its limit, the size of its slabs, what it takes at once.
+/// The configuration of an arena: its limit, the size of its slabs, what it preallocates.
 ///
-/// `const` throughout. Sizes are in bytes and rounded up to whole pages of the backing, but for the limit, which is
-/// kept to the byte.
+/// All methods are `const`. Sizes are in bytes and are rounded up to whole pages of the backing, except for the limit,
+/// which is exact to the byte.
 ///
 /// ```
 /// use pageheap::arena::ArenaConfig;
@@ -27,7 +27,7 @@ pub struct ArenaConfig {
 }
 
 impl ArenaConfig {
-    /// No limit but the backing's, slabs of the arena's own choice, nothing taken before it is needed.
+    /// No limit but the backing's, slabs of a size the arena chooses, no preallocation.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -38,33 +38,34 @@ impl ArenaConfig {
         }
     }
 
-    /// The arena never holds more than `bytes` bytes of pages.
+    /// Limits the arena to `bytes` bytes of pages.
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.limit = Some(bytes);
         self
     }
 
-    /// Slabs are of `bytes` bytes; of an arena or pool, what takes more than half gets a block of its own. Of a list it
-    /// is the first slab that is of so many bytes at most, in whole powers of two of slots.
+    /// Sets the size of a slab. In an arena or pool, an object larger than half a slab gets a block of its own. In a
+    /// list this is the maximum size of the first slab, which holds a power of two of slots.
     #[must_use]
     pub const fn slab(mut self, bytes: usize) -> Self {
         self.slab = Some(bytes);
         self
     }
 
-    /// `bytes` bytes are taken when the arena is made, or it is not made. They stay its own until it is told to shrink.
+    /// Preallocates `bytes` bytes when the arena is made; if that fails, so does making the arena. The arena keeps them
+    /// until it is told to shrink.
     #[must_use]
     pub const fn prealloc(mut self, bytes: usize) -> Self {
         self.prealloc = bytes;
         self
     }
 
-    /// Whether blocks of 2 MiB and more are whole huge pages: a multiple of 2 MiB, on a border of 2 MiB, so that a
-    /// kernel that backs memory with huge pages can do so. Off by default: they may lie anywhere. Nothing is forced on
-    /// a kernel that does not. Slabs are of 2 MiB at least, if the configuration does not say how large they are.
+    /// Whether blocks of 2 MiB and more are whole huge pages: their size a multiple of 2 MiB, aligned to 2 MiB, so that
+    /// the kernel can back them with huge pages if it does so at all. Off by default: blocks may then lie anywhere. If
+    /// on, slabs are at least 2 MiB, unless the configuration sets their size.
     ///
-    /// What is wished of huge pages behind a heap, and so behind the arenas on it, is said by
+    /// Which huge pages to request for the heap, and so for the arenas on it, is set by
     /// [`HugePages`](crate::HugePages).
     #[must_use]
     pub const fn whole_huge_pages(mut self, on: bool) -> Self {

@@ -1,4 +1,4 @@
-//! Why an arena could not: what was asked, what was left, for which reason.
+//! Why an arena refused: what was requested, what was left, and the reason.
 //!
 //! ```text
 //!   no room for 6144 bytes aligned to 64: the arena's limit leaves 4096
@@ -9,28 +9,29 @@
 use core::alloc::Layout;
 use core::fmt;
 
-/// For which reason an arena said no.
+/// Why an arena refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
     /// The arena's own limit; see [`ArenaConfig::limit`](super::ArenaConfig::limit).
     Limit,
-    /// The backing had no pages: its limit, or the memory of the machine. Of a free list, too.
+    /// The backing has no pages: its own limit is reached, or the machine's memory is used up. Also for free lists.
     NoPages,
-    /// There are no such objects: more bytes than addresses can count.
+    /// No such object can exist: it would have more bytes than addresses can count.
     TooLarge,
-    /// All slots are taken, and the list has as many as it may.
+    /// All slots are taken, and the list may not grow any further.
     NoSlots,
-    /// The objects do not fit a slot, in size or alignment.
+    /// The object does not fit a slot, in size or in alignment.
     SlotTooSmall,
-    /// All shards have owners: what was asked for is one, and none is left. Or the list was to have more of them than
-    /// any has.
+    /// All shards have owners, so no further shard can be lent. Or a list was to be made for more owners than any list
+    /// can have.
     NoShards,
 }
 
-/// An allocation that was not made. The arena is as it was, but for what was allocated on the way: by an iterator that
-/// uses it, too, or for a slice of unknown length that could not grow in place. That stays until the reset. And what it
-/// kept for later may have gone back to a backing that had no pages; not for more than that could ever have.
+/// A refused allocation. The arena is unchanged, with two exceptions. Memory allocated on the way stays allocated until
+/// the reset: by an iterator that itself uses the arena, or for a slice of unknown length that could not grow in place.
+/// And if the backing had no pages, the arena may have returned to it what it kept for later, unless the request
+/// exceeds what the backing could ever supply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArenaError {
     reason: Reason,
@@ -50,13 +51,13 @@ impl ArenaError {
         }
     }
 
-    /// The same, said of what the caller's caller asked for.
+    /// The same error, restated for the layout that the caller's caller requested.
     #[cold]
     pub(super) const fn asked_for(self, layout: Layout) -> Self {
         Self::new(self.reason, layout, self.left)
     }
 
-    /// `count` objects of `T` are more bytes than there can be.
+    /// `count` objects of `T` would have more bytes than there can be.
     #[cold]
     pub(super) const fn too_large<T>(count: usize) -> Self {
         Self {
@@ -67,7 +68,7 @@ impl ArenaError {
         }
     }
 
-    /// So many shards were asked for, and fewer can be had.
+    /// More shards were requested than can be had.
     #[cold]
     pub(super) const fn no_shards(asked: usize, left: usize) -> Self {
         Self {
@@ -78,26 +79,26 @@ impl ArenaError {
         }
     }
 
-    /// For which reason.
+    /// Why the request was refused.
     #[must_use]
     pub const fn reason(&self) -> Reason {
         self.reason
     }
 
-    /// Bytes that were asked for; for [`Reason::NoShards`] shards.
+    /// Bytes requested; for [`Reason::NoShards`], shards.
     #[must_use]
     pub const fn asked(&self) -> usize {
         self.asked
     }
 
-    /// The alignment that was asked for.
+    /// The requested alignment.
     #[must_use]
     pub const fn align(&self) -> usize {
         self.align
     }
 
-    /// Bytes that were left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and
-    /// [`Reason::NoSlots`]; of a slot for [`Reason::SlotTooSmall`]; for [`Reason::NoShards`] shards.
+    /// Bytes left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and [`Reason::NoSlots`]; of
+    /// a slot for [`Reason::SlotTooSmall`]. For [`Reason::NoShards`], shards.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.left

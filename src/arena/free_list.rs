@@ -5,16 +5,16 @@
 //!            └─── Slots         where they are: slabs that double, four bytes beside each slot
 //! ```
 //!
-//! All of it is in those two. A slot is memory: not cleared, not touched by the list, and the same as when it was
-//! freed.
+//! These two do all the work. A slot is plain memory: the list neither clears nor touches it, so its contents survive a
+//! free.
 //!
 //! Worked: vectors of 1536 floats are slots of 6144 bytes. The first slab of 256 KiB has 32 numbers for them (the
-//! powers of two below 42); the list grows to 64, 128 and so on, by as much as it has, until the limit: then by what is
-//! left.
+//! largest power of two below 42). The list then doubles to 64, 128 and so on, until the limit, where it grows by
+//! whatever is left.
 //!
-//! Cost: each way a compare-exchange. 5 ns to allocate a slot and free it, through the pocket; 7 where several are
-//! held, through the stack; 2 and 5 where the list is not shared (`&mut`); 7 a slot in batches of 64. Many threads at
-//! once are the business of the [sharded list](super::ShardedFreeList).
+//! Cost: one compare-exchange each way. 5 ns to allocate and free a slot through the pocket; 7 through the stack, when
+//! several are held; 2 and 5 with exclusive access (`&mut`); 7 a slot in batches of 64. For many threads at once, use
+//! the [sharded list](super::ShardedFreeList).
 
 use core::alloc::Layout;
 use core::fmt;
@@ -35,11 +35,11 @@ use crate::sync::AtomicU32;
 
 /// Slots of one size, for any thread, freed one by one.
 ///
-/// A slot is memory: not cleared, not touched by the list, and the same as when it was freed. Which slots are free is
-/// kept outside of them, four bytes each: a stack of numbers, with a tag against ABA, and a pocket for one slot. A list
-/// takes slabs from its backing, each as large as all before it, and keeps them until it is dropped.
+/// A slot is plain memory: the list neither clears nor touches it, so its contents survive a free. The bookkeeping lies
+/// outside the slots, four bytes each: a stack of slot numbers, with a tag against ABA, and a pocket for one slot. A
+/// list takes slabs from its backing, each as large as all before it, and keeps them until it is dropped.
 ///
-/// 5 ns to allocate and free in turns, 7 where several are held; 2 and 5 with the list to oneself; 7 in batches.
+/// 5 ns to allocate and free in turn, 7 when several are held; 2 and 5 with exclusive access; 7 in batches.
 ///
 /// ```
 /// use core::alloc::Layout;
@@ -60,7 +60,7 @@ use crate::sync::AtomicU32;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What is freed while it is used does not compile, as long as it is in boxes:
+/// With boxes, using a slot after the list is gone does not compile:
 ///
 /// ```compile_fail,E0505
 /// use pageheap::arena::FreeList;
@@ -74,26 +74,26 @@ pub struct FreeList<B: Backing = ProcessHeap> {
     list: FreeSlots<Slots<B, AtomicU32>>,
 }
 
-// Who has caught a panic finds a list that is right: nothing in it unwinds half way. Backings may not (`Backing`); what
-// makes a value has a slot that is taken, and given back if it panics.
+// The list is consistent after a caught panic, because nothing in it unwinds half way. Backings must not unwind
+// (`Backing`). If a constructor passed to `boxed_with` panics, its slot is already taken, and is freed.
 impl<B: Backing + UnwindSafe> UnwindSafe for FreeList<B> {}
 impl<B: Backing + RefUnwindSafe> RefUnwindSafe for FreeList<B> {}
 
 impl<B: Backing> FreeList<B> {
-    /// A list of slots for `layout` on `backing`, without a limit of its own. Takes nothing until something is
-    /// allocated.
+    /// Creates a list of slots for `layout` on `backing`, without a limit of its own. It takes no memory until the
+    /// first allocation.
     ///
     /// # Errors
-    /// If the layout is too large for any list.
+    /// Fails if the layout is too large for any list.
     pub fn new_in(layout: Layout, backing: B) -> Result<Self, ArenaError> {
         Self::with_config_in(layout, ArenaConfig::new(), backing)
     }
 
-    /// A list of slots for `layout` on `backing`, set up by `config`. The limit is on slots and what is kept beside
-    /// them, four bytes each; `slab` is the size of the first slab.
+    /// Creates a list of slots for `layout` on `backing`, configured by `config`. The limit covers the slots and their
+    /// bookkeeping, four bytes each; `slab` is the size of the first slab.
     ///
     /// # Errors
-    /// If the layout is too large for any list, or what is to be taken at once cannot be had. Nothing is kept then.
+    /// Fails if the layout is too large for any list, or if the preallocation cannot be made. Nothing is then kept.
     pub fn with_config_in(layout: Layout, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let slots = Slots::new(backing, layout, &config)?;
         slots.prealloc(&config)?;
@@ -120,10 +120,10 @@ impl<B: Backing> FreeList<B> {
         NonNull::slice_from_raw_parts(self.memory(taken), self.slots().layout().size())
     }
 
-    /// A slot: memory with room for the list's layout, not cleared, the caller's until he gives it back.
+    /// Allocates a slot: uninitialised memory for the list's layout. It is the caller's until it is deallocated.
     ///
     /// # Errors
-    /// If all slots are taken, and neither the limit nor the backing has room for more.
+    /// Fails if all slots are taken, and the limit or the backing has no room for more.
     #[inline(always)]
     pub fn allocate(&self) -> Result<NonNull<[u8]>, ArenaError> {
         match self.list.allocate() {
@@ -132,12 +132,13 @@ impl<B: Backing> FreeList<B> {
         }
     }
 
-    /// Fills `batch` from the front, over what is there, by one exchange for all that were free, and one for those
-    /// never used. How many there are: fewer than asked only if there are no more, and why, the next call says. The
-    /// places behind them are as they were.
+    /// Allocates slots into `batch`, from the front, overwriting what is there: one exchange for all slots that were
+    /// free, one for those never used. Returns how many it wrote; fewer than `batch` has places only if no more can be
+    /// had. The next call then reports why. The places behind them are unchanged.
     ///
     /// # Errors
-    /// As for [`allocate`](Self::allocate), if there is not one for a batch that has a place. Nothing is written then.
+    /// As for [`allocate`](Self::allocate), if `batch` is not empty and not one slot can be had. Nothing is then
+    /// written.
     pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> Result<usize, ArenaError> {
         let asked = batch.len();
         let mut places = batch.iter_mut();
@@ -152,11 +153,11 @@ impl<B: Backing> FreeList<B> {
         Ok(taken)
     }
 
-    /// Puts a slot back.
+    /// Frees a slot.
     ///
-    /// Aborts the process, with a message that names the address, if no slot of the list begins there or it is not
-    /// allocated. (Two threads that free one slot within the same nanoseconds can both pass: it may be handed out twice
-    /// then, and other free slots may be lost until a [`reset`](Self::reset).)
+    /// Aborts the process, with a message that names the address, if no slot of the list begins there or the slot is
+    /// not allocated. (If two threads free the same slot within nanoseconds of each other, both can pass. The slot may
+    /// then be handed out twice, and other free slots may be lost until a [`reset`](Self::reset).)
     ///
     /// # Safety
     ///
@@ -169,10 +170,10 @@ impl<B: Backing> FreeList<B> {
         }
     }
 
-    /// As [`deallocate`](Self::deallocate), but misuse is an error.
+    /// Like [`deallocate`](Self::deallocate), but returns an error on misuse.
     ///
     /// # Errors
-    /// [`SlotError`] if no slot of the list begins there, or it is not allocated.
+    /// [`SlotError`] if no slot of the list begins there, or the slot is not allocated.
     ///
     /// # Safety
     ///
@@ -184,10 +185,11 @@ impl<B: Backing> FreeList<B> {
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Puts slots back, by one exchange for all, and leaves `None` in their places.
+    /// Frees slots, by one exchange for all, and leaves `None` in their places.
     ///
     /// # Errors
-    /// [`SlotError`] for the first that is foreign or not allocated. It and those behind it are left as they were.
+    /// [`SlotError`] for the first slot that is foreign or not allocated. That slot and those behind it stay as they
+    /// were.
     ///
     /// # Safety
     ///
@@ -209,7 +211,7 @@ impl<B: Backing> FreeList<B> {
             Ok(count) => (count, SlotError::foreign as fn(*const u8) -> SlotError),
             Err(count) => (count, SlotError::not_allocated as fn(*const u8) -> SlotError),
         };
-        // The first that was not freed: behind `count` that were.
+        // The first slot that was not freed: it comes after `count` that were.
         for place in batch.iter_mut().filter(|place| place.is_some()).take(count) {
             *place = None;
         }
@@ -217,7 +219,7 @@ impl<B: Backing> FreeList<B> {
         slot.map_or(Ok(()), |slot| Err(error(slot.as_ptr())))
     }
 
-    /// As [`allocate`](Self::allocate), with the list to oneself: without a locked instruction.
+    /// Like [`allocate`](Self::allocate), with exclusive access and so without a locked instruction.
     ///
     /// # Errors
     /// As for [`allocate`](Self::allocate).
@@ -229,7 +231,7 @@ impl<B: Backing> FreeList<B> {
         }
     }
 
-    /// As [`deallocate`](Self::deallocate), with the list to oneself: without a locked instruction.
+    /// Like [`deallocate`](Self::deallocate), with exclusive access and so without a locked instruction.
     ///
     /// # Safety
     ///
@@ -252,45 +254,45 @@ impl<B: Backing> FreeList<B> {
         self.slots().find(address).ok_or(SlotError::foreign(address))
     }
 
-    /// A value in a slot of its own, which is free again when the box is dropped.
+    /// Allocates a value in a slot of its own. Dropping the box frees the slot.
     ///
     /// # Errors
-    /// As for [`allocate`](Self::allocate), and if a slot has no room for a `T`. The value is dropped then.
+    /// As for [`allocate`](Self::allocate), and if a `T` does not fit a slot. The value is then dropped.
     #[inline]
     pub fn boxed<T>(&self, value: T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
         SlotBox::new(self, || value)
     }
 
-    /// As [`boxed`](Self::boxed), with a value that is made only once there is a slot for it: where there is none,
-    /// nothing is made. If `make` panics the slot is free again.
+    /// Like [`boxed`](Self::boxed), but calls `make` only once a slot has been found. If `make` panics, the slot is
+    /// freed.
     ///
     /// # Errors
-    /// As for [`boxed`](Self::boxed); but there is no value to be dropped.
+    /// As for [`boxed`](Self::boxed), except that there is no value to drop.
     #[inline]
     pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
         SlotBox::new(self, make)
     }
 
-    /// Whether a slot of the list begins at an address.
+    /// Whether a slot of the list begins at `address`.
     #[must_use]
     pub fn owns(&self, address: *const u8) -> bool {
         self.slots().find(address).is_some()
     }
 
-    /// What a slot has room for.
+    /// The size and alignment of a slot.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.slots().layout()
     }
 
-    /// Every slot is free, as if none had ever been allocated; pages are kept, contents are not dropped. O(slots used
-    /// since the last reset): 4 bytes are cleared for each.
+    /// Frees every slot, as if none had ever been allocated. Pages are kept; contents are not dropped. O(slots used
+    /// since the last reset): clears 4 bytes for each.
     pub fn reset(&mut self) {
         self.list.reset(Slots::reset);
     }
 
-    /// Counts, in bytes: 1.5 ns for each slot ever used. `peak` is exact: a slot that was never used is allocated only
-    /// if no other is free.
+    /// Returns statistics, in bytes. Takes 1.5 ns for each slot ever used. `peak` is exact, because a fresh slot is
+    /// allocated only if no used one is free.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slots().stats(self.list.count_live())
@@ -314,7 +316,7 @@ impl<B: Backing> SlotList for FreeList<B> {
     #[inline]
     fn take(&self) -> Result<(u32, NonNull<u8>), ArenaError> {
         match self.list.allocate() {
-            // The number is not always known, and `put` does without.
+            // The number is not always known, and `put` does not need it.
             Some(taken) => Ok((NIL, self.memory(taken))),
             None => Err(self.slots().exhausted()),
         }

@@ -5,9 +5,9 @@
 //!   pool B        2 ─────────────────────── dropped
 //! ```
 //!
-//! One counter for the process, so a number says both which pool and which of its rounds. 64 bits: at a reset every
-//! nanosecond they last 584 years. It orders nothing and is not modelled; hence `core`'s atomic, which can stand in a
-//! static under a model checker too.
+//! There is one counter per process, so a number identifies both the pool and its round. At one reset every nanosecond,
+//! 64 bits last 584 years. The counter orders nothing and is not modelled; hence the atomic of `core`, which can be a
+//! static even under a model checker.
 
 #![forbid(unsafe_code)]
 
@@ -16,12 +16,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// A number that nobody else has.
+/// A number that no other pool or round has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Generation(u64);
 
 impl Generation {
-    /// The next.
+    /// The next number.
     pub(super) fn next() -> Self {
         // Relaxed: a number by itself.
         Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)

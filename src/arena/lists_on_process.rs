@@ -1,12 +1,12 @@
-//! Free lists on the process's own heap, for programs that have an operating system and no wishes.
+//! Free lists on the process's own heap: the default for programs on an operating system.
 //!
 //! ```text
 //!   FreeList::new(layout)              FreeList::new_in(layout, ProcessHeap)
 //!   ShardedFreeList::new(layout, n)    ShardedFreeList::new_in(layout, n, ProcessHeap)
 //! ```
 //!
-//! Worked: a list of 64-byte slots takes one run of 136 KiB of the process's heap at its first allocation, and a second
-//! after 2,048 slots.
+//! Worked: a list of 64-byte slots takes one run of 136 KiB from the process's heap at its first allocation, and a
+//! second after 2,048 slots.
 
 #![cfg(all(unix, feature = "std"))]
 #![forbid(unsafe_code)]
@@ -20,16 +20,16 @@ use super::process::ProcessHeap;
 use super::sharded::ShardedFreeList;
 
 impl FreeList {
-    /// A list of slots for `layout` on the process's own heap ([`ProcessHeap`]), without a limit. Takes nothing until
-    /// something is allocated.
+    /// Creates a list of slots for `layout` on the process's own heap ([`ProcessHeap`]), without a limit. It takes no
+    /// memory until the first allocation.
     ///
     /// # Errors
-    /// If the layout is too large for any list.
+    /// Fails if the layout is too large for any list.
     pub fn new(layout: Layout) -> Result<Self, ArenaError> {
         Self::new_in(layout, ProcessHeap)
     }
 
-    /// A list of slots for values of type `T`, as [`new`](Self::new).
+    /// Creates a list of slots for values of type `T`, like [`new`](Self::new).
     #[must_use]
     pub fn for_type<T>() -> Self {
         match Self::new(Layout::new::<T>()) {
@@ -38,7 +38,7 @@ impl FreeList {
         }
     }
 
-    /// A list of slots for `layout` on the process's own heap, set up by `config`.
+    /// Creates a list of slots for `layout` on the process's own heap, configured by `config`.
     ///
     /// # Errors
     /// As for [`with_config_in`](Self::with_config_in).
@@ -48,8 +48,8 @@ impl FreeList {
 }
 
 impl ShardedFreeList {
-    /// A list of slots for `layout` on the process's own heap ([`ProcessHeap`]), with up to `owners` owners at a time,
-    /// without a limit.
+    /// Creates a list of slots for `layout` on the process's own heap ([`ProcessHeap`]), with up to `owners` owners at
+    /// a time and no limit.
     ///
     /// # Errors
     /// As for [`new_in`](Self::new_in).
@@ -57,8 +57,8 @@ impl ShardedFreeList {
         Self::new_in(layout, owners, ProcessHeap)
     }
 
-    /// A list of slots for `layout` on the process's own heap, with up to `owners` owners at a time, set up by
-    /// `config`.
+    /// Creates a list of slots for `layout` on the process's own heap, with up to `owners` owners at a time, configured
+    /// by `config`.
     ///
     /// # Errors
     /// As for [`with_config_in`](Self::with_config_in).

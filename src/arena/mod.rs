@@ -12,30 +12,31 @@
 //!                                         Backing      a page heap: lent, owned, shared, or the process's
 //! ```
 //!
-//! An arena takes *blocks* (runs of pages) from a [`Backing`] and cuts them up. What is common to all four is here:
-//! where blocks come from ([`Backing`]), how an arena is set up ([`ArenaConfig`]), what it says when it cannot
-//! ([`ArenaError`]), what it knows of itself ([`ArenaStats`]).
+//! An arena takes *blocks* (runs of pages) from a [`Backing`] and cuts them up. All four types share what is defined
+//! here: the source of blocks ([`Backing`]), the configuration ([`ArenaConfig`]), the error ([`ArenaError`]) and the
+//! statistics ([`ArenaStats`]).
 //!
-//! Worked: an arena with a limit of 100,000 bytes on pages of 8 KiB may hold 12 pages, 98,304 bytes: the limit is on
-//! pages taken, whatever is handed out of them, and is never exceeded, not for a moment. The request that would need a
-//! 13th gets an [`ArenaError`] that says how much was asked for, how much the limit leaves, and that it was the limit.
+//! Worked: an arena with a limit of 100,000 bytes on pages of 8 KiB may hold 12 pages, 98,304 bytes. The limit applies
+//! to the pages taken, however much of them is handed out, and is never exceeded, even for a moment. A request that
+//! needs a 13th page gets an [`ArenaError`], which reports how much was requested, how much the limit leaves, and that
+//! the limit was the reason.
 //!
-//! **Cost.** A block costs what a run of pages costs: some 15 ns where pages are at hand, a system call where the heap
-//! has to grow, and one page fault for each page of the system's when it is first written. Everything else is in the
-//! arenas.
+//! **Cost.** A block costs what a run of pages costs: some 15 ns if the heap has free pages, a system call if it has to
+//! grow, and one page fault for each system page when it is first written. All other costs are the arenas' own.
 //!
-//! **Where pages come from, if nothing is said.** `Arena::new()` and its kin stand on [`ProcessHeap`], a
-//! [`PageHeap`](crate::PageHeap) for all of them. It is apart from the program's allocator: limits, statistics and the
-//! background thread of a `GlobalHeap` do not cover it. Pages of arenas that are dropped stay with it for the next
-//! ones; they go back to the system when its `scavenge` or `tick` is called. [`ArenaConfig::limit`] limits an arena.
+//! **The default heap.** `Arena::new()` and the other constructors without a backing use [`ProcessHeap`], one
+//! [`PageHeap`](crate::PageHeap) for all such arenas. It is separate from the program's allocator: limits, statistics
+//! and the background thread of a `GlobalHeap` do not cover it. Pages of dropped arenas stay in it for later arenas;
+//! they return to the system when its `scavenge` or `tick` is called. To limit an arena, use [`ArenaConfig::limit`].
 //!
-//! **What all promise.** `Send` and `Sync` where the backing is; no allocation but from the backing; every failure is a
-//! value; all pages go back when the arena is dropped; contents are not dropped unless the type says that it does so.
+//! **What all types guarantee.** They are `Send` and `Sync` if the backing is. They allocate only from the backing.
+//! Every failure is a value. All pages go back to the backing when the arena is dropped. Contents are not dropped
+//! unless the type says so.
 //!
-//! **After a fork** the child must not use an arena or a list that other threads were using: each has a lock (to grow,
-//! to gather, to lend a shard), and who held it may not exist there, so that the child would wait for ever. It may read
-//! what is allocated. The same is true of the heap beneath, [`ProcessHeap`] included: a new arena waits as well if it
-//! stands on a heap that another thread was growing.
+//! **After a fork** the child must not use an arena or a list that other threads were using. Each has a lock (to grow,
+//! to gather, to lend a shard); its holder may not exist in the child, which would then wait forever. The child may
+//! read what is already allocated. The same applies to the heap underneath, [`ProcessHeap`] included: even a new arena
+//! waits forever if another thread was growing its heap.
 
 mod process;
 mod backing;
@@ -56,7 +57,7 @@ mod pieces;
 mod local;
 mod api2;
 mod on_process;
-// Free lists: numbers of slots, then slots in memory, then the two types.
+// Free lists: slots by number, then slots in memory, then the two public types.
 mod stack;
 mod node;
 mod controller;

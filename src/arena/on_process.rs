@@ -1,12 +1,12 @@
-//! Arenas on the process's own heap, for programs that have an operating system and no wishes.
+//! Arenas on the process's own heap: the default for programs on an operating system.
 //!
 //! ```text
 //!   Arena::new()              Arena::new_in(ProcessHeap)
 //!   Arena::with_config(c)     Arena::with_config_in(c, ProcessHeap)
 //! ```
 //!
-//! A warm process makes such an arena without a call to the system: its first slab is a run of pages that another arena
-//! has given back. Worked: two arenas of 32 KiB one after the other have the same four pages.
+//! In a warm process, making such an arena takes no system call: its first slab is a run of pages that another arena
+//! has given back. Worked: two arenas of 32 KiB, one after the other, use the same four pages.
 
 #![cfg(all(unix, feature = "std"))]
 #![forbid(unsafe_code)]
@@ -18,19 +18,19 @@ use super::pool::Pool;
 use super::process::ProcessHeap;
 
 impl Arena {
-    /// An arena on the process's own heap, without a limit. Takes nothing until something is allocated.
+    /// Creates an arena on the process's own heap, without a limit. It takes no memory until the first allocation.
     ///
-    /// That heap is apart from the program's allocator, and gives nothing back to the system by itself: see
+    /// That heap is separate from the program's allocator, and returns nothing to the system by itself: see
     /// [`ProcessHeap`].
     #[must_use]
     pub fn new() -> Self {
         Self::new_in(ProcessHeap)
     }
 
-    /// An arena on the process's own heap, set up by `config`.
+    /// Creates an arena on the process's own heap, configured by `config`.
     ///
     /// # Errors
-    /// If what is to be taken at once cannot be had. Nothing is kept then.
+    /// Fails if the preallocation cannot be made. Nothing is then kept.
     pub fn with_config(config: ArenaConfig) -> Result<Self, ArenaError> {
         Self::with_config_in(config, ProcessHeap)
     }
@@ -43,17 +43,17 @@ impl Default for Arena<ProcessHeap> {
 }
 
 impl Pool {
-    /// A pool on the process's own heap ([`ProcessHeap`]), without a limit, in slabs of 1 MiB. Takes nothing until
-    /// something is allocated.
+    /// Creates a pool on the process's own heap ([`ProcessHeap`]), in slabs of 1 MiB, without a limit. It takes no
+    /// memory until the first allocation.
     #[must_use]
     pub fn new() -> Self {
         Self::new_in(ProcessHeap)
     }
 
-    /// A pool on the process's own heap, set up by `config`.
+    /// Creates a pool on the process's own heap, configured by `config`.
     ///
     /// # Errors
-    /// If what is to be taken at once cannot be had. Nothing is kept then.
+    /// Fails if the preallocation cannot be made. Nothing is then kept.
     pub fn with_config(config: ArenaConfig) -> Result<Self, ArenaError> {
         Self::with_config_in(config, ProcessHeap)
     }

@@ -1,12 +1,13 @@
-//! Those who have a part in a sharded list: owners of a shard, and readers inside.
+//! Participants of a sharded list: owners of a shard, and readers inside.
 //!
 //! ```text
 //!   list ── owner() ──▶ Owner ── enter() ──▶ Guard ── protect() ──▶ what stays until the guard is dropped
 //! ```
 //!
-//! An owner counts his guards: the first of them enters, the last leaves, those between cost an increment.
+//! An owner counts its guards: the first enters, the last leaves, the others only increment a counter.
 //!
-//! Worked: `enter`, `enter`, and the first guard is dropped: the owner is inside, and what either has protected stays.
+//! Worked: `enter`, `enter`, and the first guard is dropped. The owner is still inside, and what either guard protected
+//! stays.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -21,12 +22,12 @@ use super::slot_box::{SlotBox, SlotList, sealed};
 use super::slot_error::SlotError;
 
 impl<B: Backing> ShardedFreeList<B> {
-    /// A shard of the caller's own, until he drops it.
+    /// Lends the caller a shard of its own, until the owner is dropped.
     ///
-    /// ~15 ns. Whoever gets none uses the list itself.
+    /// ~15 ns. A thread that gets none uses the list itself.
     ///
     /// # Errors
-    /// [`Reason::NoShards`](super::Reason::NoShards) if as many as the list was made for have owners.
+    /// [`Reason::NoShards`](super::Reason::NoShards) if the list already has as many owners as it was made for.
     pub fn owner(&self) -> Result<Owner<'_, B>, ArenaError> {
         let index = self.shards.lend().ok_or(ArenaError::no_shards(1, 0))?;
         Ok(Owner {
@@ -39,11 +40,11 @@ impl<B: Backing> ShardedFreeList<B> {
     }
 }
 
-/// One who has a shard of a [`ShardedFreeList`] for himself.
+/// The exclusive user of a shard of a [`ShardedFreeList`].
 ///
-/// It may move to another thread, not be used by two. Slots may be given back by whomever, here or there. What the
-/// shard keeps goes back when the owner is dropped, and can be had by others before, if they have no other; so it may
-/// also be forgotten.
+/// It may move to another thread, but two threads cannot use it at once. Any thread may free a slot, through its owner
+/// or the list. The shard's slots go back to the list when the owner is dropped. Before that, other threads that find
+/// no other slot may take them, so leaking an owner does no harm.
 ///
 /// ```compile_fail,E0277
 /// use core::alloc::Layout;
@@ -59,22 +60,22 @@ impl<B: Backing> ShardedFreeList<B> {
 pub struct Owner<'l, B: Backing = ProcessHeap> {
     list: &'l ShardedFreeList<B>,
     shard: &'l Shard,
-    /// Which shard that is.
+    /// The number of the shard.
     index: usize,
     pocket: Pocket<'l>,
-    /// Guards alive. Also what makes an owner not `Sync`.
+    /// Guards alive. The `Cell` also makes an owner not `Sync`.
     depth: Cell<usize>,
 }
 
-// SAFETY: the shard is the owner's, whichever thread has him. The address in the pocket is that of a free slot, to be
-// handed out by who has the owner; or it is only compared.
+// SAFETY: the shard is the owner's, whichever thread has the owner. The address in the pocket is either that of a free
+// slot, to be handed out by the thread that has the owner, or is only compared.
 unsafe impl<B: Backing + Sync> Send for Owner<'_, B> {}
 
 impl<'l, B: Backing> Owner<'l, B> {
-    /// As [`ShardedFreeList::allocate`], from the shard if it has a slot: no locked instruction then.
+    /// Like [`ShardedFreeList::allocate`], but from the shard if that has a slot: then without a locked instruction.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ShardedFreeList::allocate`].
     #[inline(always)]
     pub fn allocate(&self) -> Result<NonNull<[u8]>, ArenaError> {
         match self.list.shards.allocate(self.shard, &self.pocket) {
@@ -83,11 +84,13 @@ impl<'l, B: Backing> Owner<'l, B> {
         }
     }
 
-    /// Fills `batch` from the front, over what is there. How many there are: fewer than asked only if there are no
-    /// more, and why, the next call says. The places behind them are as they were.
+    /// Allocates slots into `batch`, from the front, overwriting what is there. Returns how many it wrote; fewer than
+    /// `batch` has places only if no more can be had. The next call then reports why. The places behind them are
+    /// unchanged.
     ///
     /// # Errors
-    /// As for [`allocate`](Self::allocate), if there is not one for a batch that has a place. Nothing is written then.
+    /// As for [`allocate`](Self::allocate), if `batch` is not empty and not one slot can be had. Nothing is then
+    /// written.
     pub fn allocate_batch(&self, batch: &mut [Option<NonNull<u8>>]) -> Result<usize, ArenaError> {
         for (taken, place) in batch.iter_mut().enumerate() {
             match self.list.shards.allocate(self.shard, &self.pocket) {
@@ -99,11 +102,11 @@ impl<'l, B: Backing> Owner<'l, B> {
         Ok(batch.len())
     }
 
-    /// As [`ShardedFreeList::deallocate`], into the shard: no locked instruction, but where a batch is full.
+    /// Like [`ShardedFreeList::deallocate`], but into the shard: without a locked instruction, unless a batch is full.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As for [`ShardedFreeList::deallocate`].
     #[inline(always)]
     pub unsafe fn deallocate(&self, slot: NonNull<u8>) {
         // SAFETY: the caller's promise.
@@ -112,14 +115,14 @@ impl<'l, B: Backing> Owner<'l, B> {
         }
     }
 
-    /// As [`deallocate`](Self::deallocate), but misuse is an error.
+    /// Like [`deallocate`](Self::deallocate), but returns an error on misuse.
     ///
     /// # Errors
     /// As for [`ShardedFreeList::try_deallocate`].
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As for [`ShardedFreeList::try_deallocate`].
     #[inline(always)]
     pub unsafe fn try_deallocate(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
         let freed = match self.list.shards.free_again(self.shard, &self.pocket, slot.as_ptr()) {
@@ -133,10 +136,11 @@ impl<'l, B: Backing> Owner<'l, B> {
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Puts slots back, and leaves `None` in their places.
+    /// Frees slots, and leaves `None` in their places.
     ///
     /// # Errors
-    /// [`SlotError`] for the first that is foreign or not allocated. It and those behind it are left as they were.
+    /// [`SlotError`] for the first slot that is foreign or not allocated. That slot and those behind it stay as they
+    /// were.
     ///
     /// # Safety
     ///
@@ -152,11 +156,11 @@ impl<'l, B: Backing> Owner<'l, B> {
         Ok(())
     }
 
-    /// As [`ShardedFreeList::retire`].
+    /// Like [`ShardedFreeList::retire`], but into the shard.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As for [`ShardedFreeList::retire`].
     #[inline]
     pub unsafe fn retire(&self, slot: NonNull<u8>) {
         // SAFETY: the caller's promise.
@@ -165,14 +169,14 @@ impl<'l, B: Backing> Owner<'l, B> {
         }
     }
 
-    /// As [`retire`](Self::retire), but misuse is an error.
+    /// Like [`retire`](Self::retire), but returns an error on misuse.
     ///
     /// # Errors
     /// As for [`ShardedFreeList::try_retire`].
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As for [`ShardedFreeList::try_retire`].
     #[inline]
     pub unsafe fn try_retire(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
         let found = self.list.find(slot)?;
@@ -180,16 +184,17 @@ impl<'l, B: Backing> Owner<'l, B> {
         retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Gives what the shard keeps to all: free slots, and retired ones as soon as nobody reads them.
+    /// Makes the shard's slots available to all threads: free slots at once, retired ones as soon as nobody reads them.
     pub fn flush(&self) {
         self.list.shards.flush(self.index);
     }
 
-    /// Enters: what [`protect`](Guard::protect) gives from now on is not free before the owner's last guard is dropped,
-    /// whoever retires it. 2.4 ns both ways; guards within guards cost nothing.
+    /// Enters: a slot that [`protect`](Guard::protect) finds from now on is not freed before the owner's last guard is
+    /// dropped, whichever thread retires it. 2.4 ns to enter and leave; nested guards cost nothing.
     ///
-    /// Who sleeps inside holds back what was allocated before, and the others go on. Who never leaves and goes on
-    /// looking holds back all that he could have seen: leave between one thing and the next.
+    /// A reader that sleeps inside holds back slots allocated before; the other threads carry on. A reader that never
+    /// leaves but keeps looking holds back everything it could have seen, so drop the guard between one piece of work
+    /// and the next.
     #[inline]
     #[must_use]
     pub fn enter(&self) -> Guard<'_, B> {
@@ -210,16 +215,16 @@ impl<'l, B: Backing> Owner<'l, B> {
         }
     }
 
-    /// As [`ShardedFreeList::boxed`]: the slot comes from the shard, and goes back there.
+    /// Like [`ShardedFreeList::boxed`]: the slot comes from the shard and goes back to it.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ShardedFreeList::boxed`].
     #[inline]
     pub fn boxed<T>(&self, value: T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
         SlotBox::new(self, || value)
     }
 
-    /// What a slot has room for.
+    /// The size and alignment of a slot.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.list.layout()
@@ -234,7 +239,7 @@ impl<'l, B: Backing> Owner<'l, B> {
 
 impl<B: Backing> Drop for Owner<'_, B> {
     fn drop(&mut self) {
-        // A guard that was forgotten stays inside, and the shard with it.
+        // A leaked guard stays inside, and so its shard is never lent again.
         if self.depth.get() == 0 {
             self.list.shards.take_back(self.index);
         } else {
@@ -267,7 +272,8 @@ impl<B: Backing> SlotList for Owner<'_, B> {
         let freed = match self.list.shards.free_again(self.shard, &self.pocket, memory.as_ptr()) {
             Some(freed) => freed,
             None => {
-                // The address that goes into the pocket leads to all of the slot; the box's, perhaps to its value only.
+                // The address for the pocket must give access to the whole slot; the box's may give access to its value
+                // only.
                 let found = self.list.slots().found(slot);
                 let taken = (slot, found.memory.as_ptr());
                 self.list.shards.free(self.shard, &self.pocket, taken, found.node)
@@ -279,7 +285,7 @@ impl<B: Backing> SlotList for Owner<'_, B> {
     }
 }
 
-/// One who is inside: what [`protect`](Self::protect) gave stays as it is. Dropping the owner's last one is leaving.
+/// A reader inside: what [`protect`](Self::protect) found stays as it is. Dropping the owner's last guard leaves.
 ///
 /// ```
 /// use core::alloc::Layout;
@@ -311,23 +317,23 @@ pub struct Guard<'l, B: Backing = ProcessHeap> {
 }
 
 impl<'l, B: Backing> Guard<'l, B> {
-    /// What `load` gives: an address out of shared memory. A slot it leads to stays as it is until the owner's last
-    /// guard is dropped. 1 ns more than the load itself.
+    /// Calls `load`, which reads an address from shared memory, and returns its result. The slot it leads to stays as
+    /// it is until the owner's last guard is dropped. 1 ns more than the load itself.
     ///
-    /// `load` is to read a *place*: a word that leads to a slot no more when that is retired. It reads it anew each
-    /// time it is called, which may be several times (what the last call gave counts), by `Acquire` or `SeqCst`, and
-    /// follows nothing that is not protected yet.
+    /// `load` must read a *place*: a word that no longer leads to a slot by the time the slot is retired. It may be
+    /// called several times, and the last result counts. Each time it must read the place anew, with `Acquire` or
+    /// `SeqCst`, and must follow no link that is not protected yet.
     ///
-    /// A link in a slot that was itself taken out is no place: nobody changes it any more, so it may lead to a slot
-    /// that was retired and freed since, and looks as good as ever. Who walks along links marks those of a slot before
-    /// he takes it out, and looks for the mark behind `protect` (Michael's list does; Harris's walks on, and cannot be
-    /// read under eras).
+    /// A link in a slot that was itself taken out is not a place: nobody changes it any more, so it may lead to a slot
+    /// that has since been retired and freed, and still look valid. An algorithm that follows links must mark those of
+    /// a slot before taking the slot out, and check for the mark after `protect`. (Michael's list does so; Harris's
+    /// list walks on, and cannot be used with eras.)
     #[inline]
     pub fn protect<P>(&self, load: impl FnMut() -> P) -> P {
         self.list.shards.protect(self.shard, load)
     }
 
-    /// The list whose slots are protected.
+    /// The list whose slots this guard protects.
     #[must_use]
     pub fn list(&self) -> &'l ShardedFreeList<B> {
         self.list

@@ -1,5 +1,4 @@
-//! [`Pool`]: memory of any size in slabs of one size, from any thread, given back in bulk; and handles that know when
-//! that has happened.
+//! [`Pool`]: memory of any size in slabs of one size, for any thread, freed in bulk; and handles that detect a reset.
 //!
 //! ```text
 //!   slab    ██████████████░░░░░░░   current: one compare-exchange an object
@@ -10,14 +9,14 @@
 //!                                            pool, generation 9: stale
 //! ```
 //!
-//! An [`Arena`](super::Arena) whose slabs have one size, for work that comes in rounds (a request, a frame, a batch)
-//! and is bounded by a hard limit. A [`reset`](Pool::reset) keeps the slabs and gives large blocks back, so a pool that
-//! has seen one enormous request does not stay so large.
+//! A pool is an [`Arena`](super::Arena) whose slabs have one size, for work that comes in rounds (a request, a frame, a
+//! batch) under a hard limit. A [`reset`](Pool::reset) keeps the slabs but returns large blocks to the backing, so a
+//! pool does not stay large after one enormous request.
 //!
-//! **Handles.** What is allocated by reference borrows the pool, so that using it after a reset does not compile. What
-//! is [inserted](Pool::insert) is named by a [`Handle`], which borrows nothing, can be kept anywhere, and is checked
-//! when it is used: every pool takes a new generation when it is made and at each reset, and no two of a process ever
-//! have the same. So a handle of before the reset, or of another pool, is told from one that is good.
+//! **Handles.** A reference to an allocated value borrows the pool, so using it after a reset does not compile. An
+//! [inserted](Pool::insert) value is named by a [`Handle`], which borrows nothing, can be kept anywhere, and is checked
+//! on each use. A pool gets a new generation when it is made and at each reset, and no two generations in a process are
+//! equal. So a handle from before a reset, or of another pool, is detected.
 //!
 //! ```compile_fail,E0502
 //! use pageheap::arena::Pool;
@@ -28,7 +27,7 @@
 //! assert_eq!(buffer[0], 1);
 //! ```
 //!
-//! A handle goes to another thread only if its value may be both sent and shared:
+//! A handle can be sent to another thread only if its value is both `Send` and `Sync`:
 //!
 //! ```compile_fail,E0277
 //! use std::cell::Cell;
@@ -44,7 +43,7 @@
 //! });
 //! ```
 //!
-//! And what is borrowed in a value cannot be replaced by what lives shorter:
+//! And a value that borrows cannot be replaced by one that lives shorter:
 //!
 //! ```compile_fail,E0597
 //! use pageheap::arena::{Handle, Pool};
@@ -55,11 +54,11 @@
 //! *pool.get_mut(name).unwrap() = &text; // error: `text` does not live long enough
 //! ```
 //!
-//! Worked: slabs of 1 MiB, 6 KiB asked for: 170 fit, the 171st takes the next slab. After `reset` they
-//! wait in the order in which they were used: no call to the backing, and no page is touched.
+//! Worked: slabs of 1 MiB and objects of 6 KiB. 170 objects fit a slab; the 171st takes the next one. After a `reset`
+//! the slabs are reused in the same order, without a call to the backing and without touching a page.
 //!
-//! Measured: 6 KiB in 2.8 ns, a slab every 170 included; the next slab 8 ns, a large block of 2 MiB 280 ns; `reset` of
-//! 4, 16 or 64 slabs 33 ns, of 256 slabs 37 ns, two looks at the clock included.
+//! Measured: 6 KiB in 2.8 ns, including a new slab every 170 objects; the next slab 8 ns; a large block of 2 MiB 280
+//! ns; a `reset` of 4, 16 or 64 slabs 33 ns, of 256 slabs 37 ns, including two clock reads.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -78,16 +77,16 @@ use super::slabs::{Large, Slabs};
 use super::stats::ArenaStats;
 use super::typed::{self, Raw, typed_methods};
 
-/// Bytes of a slab, unless the configuration says otherwise.
+/// The size of a slab, unless the configuration sets another.
 const SLAB_BYTES: usize = 1 << 20;
 
-/// Memory of any size in slabs of one size, for many threads, given back in bulk.
+/// Memory of any size in slabs of one size, for many threads, freed in bulk.
 ///
-/// One compare-exchange an object (2.8 ns); what is larger than half a slab gets a block of its own. A
-/// [`reset`](Self::reset) keeps the slabs and returns the large blocks. What is allocated by reference borrows the
-/// pool, so using it after a reset does not compile; what is [inserted](Self::insert) is named by a [`Handle`], which
-/// borrows nothing and is checked when it is used. Everything is aligned to 8 bytes at least. Contents are not dropped,
-/// but for those of a [`boxed`](Self::boxed) value.
+/// An allocation is one compare-exchange (2.8 ns). An object larger than half a slab gets a block of its own. A
+/// [`reset`](Self::reset) keeps the slabs and returns the large blocks to the backing. A reference to an allocated
+/// value borrows the pool, so using it after a reset does not compile. An [inserted](Self::insert) value is named by a
+/// [`Handle`], which borrows nothing and is checked on each use. Everything is aligned to at least 8 bytes. Contents
+/// are not dropped, except those of a [`boxed`](Self::boxed) value.
 ///
 /// ```
 /// use pageheap::arena::{ArenaConfig, Pool};
@@ -121,24 +120,24 @@ pub struct Pool<B: Backing = ProcessHeap> {
     generation: Generation,
 }
 
-/// The name of a value in a [`Pool`], checked when it is used.
+/// Names a value in a [`Pool`]; checked on each use.
 ///
-/// Three words at the most, `Copy`, and borrows nothing but what the value does. `Send` and `Sync` if the value is
-/// both.
+/// At most three words, `Copy`; borrows only what the value itself borrows. `Send` and `Sync` if the value is both.
 pub struct Handle<T: ?Sized> {
     place: NonNull<T>,
     generation: Generation,
-    /// Invariant: through one copy of a handle a value may be written that is read through another.
+    /// Invariant, because a value can be written through one copy of a handle and read through another.
     invariant: PhantomData<*mut T>,
 }
 
-// SAFETY: a handle gives `&T` to whoever has the pool, and `&mut T` (so also the value) to whoever has it alone: on
-// another thread that is what `Sync` and `Send` of the value allow. Handles are copied through references.
+// SAFETY: a handle gives `&T` to a thread with a shared pool, and `&mut T` (so also the value) to one with exclusive
+// access to the pool: across threads, that is what `Sync` and `Send` of the value allow. Handles are copied through
+// references.
 unsafe impl<T: ?Sized + Send + Sync> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Handle<T> {}
 
-/// A handle that is not, or no longer, of this pool.
+/// The error for a handle that is not, or no longer, of this pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StaleHandle {
     handle: Generation,
@@ -156,20 +155,21 @@ impl fmt::Display for StaleHandle {
 impl core::error::Error for StaleHandle {}
 
 impl<B: Backing> Pool<B> {
-    /// A pool on `backing`, without a limit of its own, in slabs of 1 MiB. Takes nothing until something is allocated.
+    /// Creates a pool on `backing`, in slabs of 1 MiB, without a limit of its own. It takes no memory until the first
+    /// allocation.
     #[must_use]
     pub fn new_in(backing: B) -> Self {
-        // Nothing is taken at once, so nothing can be refused.
+        // Nothing is taken yet, so nothing can be refused.
         match Self::with_config_in(ArenaConfig::new(), backing) {
             Ok(pool) => pool,
             Err(_) => unreachable!("a pool that takes nothing was refused it"),
         }
     }
 
-    /// A pool on `backing`, set up by `config`.
+    /// Creates a pool on `backing`, configured by `config`.
     ///
     /// # Errors
-    /// If what is to be taken at once cannot be had. Nothing is kept then.
+    /// Fails if the preallocation cannot be made. Nothing is then kept.
     pub fn with_config_in(config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         Ok(Self {
             slabs: Slabs::new(backing, &config, Some(SLAB_BYTES))?,
@@ -179,28 +179,28 @@ impl<B: Backing> Pool<B> {
 
     typed_methods!('_);
 
-    /// Puts a value into the pool, to be had by its handle. It is not dropped.
+    /// Puts a value into the pool and returns its handle. The value is not dropped.
     ///
     /// # Errors
-    /// If there is no memory. The value is dropped then.
+    /// Fails if there is no memory. The value is then dropped.
     #[inline]
     pub fn insert<T>(&self, value: T) -> Result<Handle<T>, ArenaError> {
         self.alloc(value).map(|value| self.handle(value))
     }
 
-    /// Puts a copy of a slice into the pool, to be had by its handle.
+    /// Puts a copy of a slice into the pool and returns its handle.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// Fails if there is no memory.
     #[inline]
     pub fn insert_slice<T: Copy>(&self, slice: &[T]) -> Result<Handle<[T]>, ArenaError> {
         self.alloc_slice_copy(slice).map(|copy| self.handle(copy))
     }
 
-    /// Puts a copy of a string into the pool, to be had by its handle.
+    /// Puts a copy of a string into the pool and returns its handle.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// Fails if there is no memory.
     #[inline]
     pub fn insert_str(&self, text: &str) -> Result<Handle<str>, ArenaError> {
         self.alloc_str(text).map(|copy| self.handle(copy))
@@ -214,27 +214,27 @@ impl<B: Backing> Pool<B> {
         }
     }
 
-    /// What a handle names. One comparison.
+    /// Returns the value that a handle names. Costs one comparison.
     ///
     /// # Errors
-    /// If the handle is of before a reset, or of another pool.
+    /// Fails if the handle is from before a reset, or of another pool.
     #[inline]
     pub fn get<T: ?Sized>(&self, handle: Handle<T>) -> Result<&T, StaleHandle> {
         self.check(handle)?;
-        // SAFETY: inserted here since the last reset: the value is there, and only handles lead to it. Whoever writes
-        // to it has the pool for himself.
+        // SAFETY: inserted here since the last reset, so the value is there, and only handles lead to it. Writing to it
+        // takes exclusive access to the pool.
         Ok(unsafe { handle.place.as_ref() })
     }
 
-    /// What a handle names, to be changed. One comparison.
+    /// Returns the value that a handle names, mutably. Costs one comparison.
     ///
     /// # Errors
-    /// If the handle is of before a reset, or of another pool.
+    /// Fails if the handle is from before a reset, or of another pool.
     #[inline]
     pub fn get_mut<T: ?Sized>(&mut self, mut handle: Handle<T>) -> Result<&mut T, StaleHandle> {
         self.check(handle)?;
-        // SAFETY: inserted here since the last reset: the value is there, only handles lead to it, and for as long as
-        // the reference lives nobody can use one, for the pool is borrowed mutably.
+        // SAFETY: inserted here since the last reset, so the value is there, and only handles lead to it. While the
+        // reference lives no handle can be used, because the pool is borrowed mutably.
         Ok(unsafe { handle.place.as_mut() })
     }
 
@@ -249,44 +249,44 @@ impl<B: Backing> Pool<B> {
         })
     }
 
-    /// Forgets everything allocated, keeps the slabs, and gives large blocks back. What was allocated is not dropped;
-    /// handles are stale from now on.
+    /// Frees everything allocated, keeps the slabs, and returns large blocks to the backing. Values are not dropped.
+    /// All handles become stale.
     ///
-    /// O(1), and a call to the backing for each large block.
+    /// O(1), plus a call to the backing for each large block.
     pub fn reset(&mut self) {
         self.generation = Generation::next();
         self.slabs.reset(Large::Return);
     }
 
-    /// Gives back slabs in which nothing is allocated, until not more than `bytes` bytes are reserved or there are no
-    /// such slabs. After a [`reset`](Self::reset) that is all of them.
+    /// Returns empty slabs to the backing until at most `bytes` bytes are reserved or no empty slab is left. After a
+    /// [`reset`](Self::reset) all slabs are empty.
     pub fn shrink_to(&mut self, bytes: usize) {
         self.slabs.shrink_to(bytes);
     }
 
-    /// Takes slabs until `bytes` bytes are reserved. They stay the pool's own until it is told to
-    /// [shrink](Self::shrink_to). What it has already counts, also large blocks, which a reset gives back.
+    /// Takes slabs until `bytes` bytes are reserved. The pool keeps them until it is told to [shrink](Self::shrink_to).
+    /// What it already holds counts, including large blocks, which a reset returns.
     ///
     /// # Errors
-    /// If they cannot be had: at once if they are more than the limit, or than there can be. Otherwise what was taken
-    /// stays.
+    /// Fails if the memory cannot be obtained: immediately if it exceeds the limit, or what the backing could ever
+    /// supply; otherwise slabs taken so far are kept.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slabs.reserve(bytes)
     }
 
-    /// Counts. Waits for whoever is growing the pool.
+    /// Returns statistics. Waits for a thread that is growing the pool.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
     }
 
-    /// Bytes that may still be reserved: `usize::MAX` without a limit. What is reserved has room besides.
+    /// How many more bytes may be reserved: `usize::MAX` without a limit. Free room in reserved slabs is not included.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.slabs.account().left()
     }
 
-    /// Where the pages come from.
+    /// The backing.
     #[must_use]
     pub fn backing(&self) -> &B {
         self.slabs.account().backing()
@@ -300,8 +300,8 @@ impl<B: Backing> fmt::Debug for Pool<B> {
     }
 }
 
-// SAFETY: the slabs' cursor gives each byte to one caller; bytes become free by `reset`, `shrink_to` and `drop`, which
-// need the pool for themselves.
+// SAFETY: the slabs' cursor gives each byte to one caller. Bytes become free only by `reset`, `shrink_to` and `drop`,
+// which need exclusive access to the pool.
 unsafe impl<B: Backing> Raw for Pool<B> {
     #[inline(always)]
     fn raw(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {

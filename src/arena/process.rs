@@ -1,4 +1,4 @@
-//! The heap of pages that arenas stand on unless they are given another: one for the process.
+//! The default heap of arenas: one heap of pages for the whole process.
 //!
 //! ```text
 //!   Arena::new() ┐
@@ -6,14 +6,14 @@
 //!   …            ┘
 //! ```
 //!
-//! Made when the first block is asked for, so a program without such arenas pays nothing. Pages that one arena gives
-//! back are the next one's: a new arena costs no system call once the process is warm. It never gives memory back to
-//! the system by itself: [`ProcessHeap::get`] is where to call `scavenge` or `tick`.
+//! It is made when the first block is requested, so a program without such arenas pays nothing. Pages that one arena
+//! gives back serve the next, so once the process is warm a new arena needs no system call. The heap never returns
+//! memory to the system by itself: call `scavenge` or `tick` on [`ProcessHeap::get`].
 //!
-//! It grows under a lock. In the child of a fork a thread that held it is no more: who forks while other threads use
-//! arenas must not use this heap in the child, by whatever arena, a new one included.
+//! It grows under a lock. In the child of a fork, a thread that held the lock no longer exists. So a program that forks
+//! while other threads use arenas must not use this heap in the child, through any arena, not even a new one.
 //!
-//! Without an operating system there is no such heap, and a [`ProcessHeap`] cannot be had.
+//! Without an operating system there is no such heap, and no value of [`ProcessHeap`] exists.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ mod system {
     use crate::heap::{Config, PageHeap};
     use crate::source::System;
 
-    /// Address space that the heap wishes for: 1 TiB, or a quarter of a 32-bit one.
+    /// Address space to request for the heap: 1 TiB, or a quarter of a 32-bit address space.
     const RESERVE_BYTES: usize = match 1_usize.checked_shl(40) {
         Some(bytes) => bytes,
         None => 1 << 30,
@@ -40,9 +40,10 @@ mod system {
 
     /// The process's own heap of pages for arenas.
     ///
-    /// A [`PageHeap`] beside the program's allocator: `GlobalHeap::limit`, `PAGEHEAP_LIMIT`, the statistics and the
-    /// background thread of a `GlobalHeap` do not cover it. It has no limit, until its `set_limit` is called, and gives
-    /// nothing back to the system by itself: call `scavenge`, `release`, or `tick` by and by. It is not told of forks.
+    /// A [`PageHeap`] separate from the program's allocator: `GlobalHeap::limit`, `PAGEHEAP_LIMIT`, the statistics and
+    /// the background thread of a `GlobalHeap` do not cover it. It has no limit until its `set_limit` is called, and
+    /// returns nothing to the system by itself: call `scavenge`, `release`, or now and then `tick`. It has no fork
+    /// handlers.
     ///
     /// ```
     /// use pageheap::PageCount;
@@ -57,8 +58,8 @@ mod system {
     pub struct ProcessHeap;
 
     impl ProcessHeap {
-        /// The heap, made at the first call. `None` if the system would not reserve address space for it then: it is
-        /// not tried again.
+        /// The heap, made at the first call. Returns `None` if the system refused to reserve address space then; it is
+        /// not asked again.
         pub fn get() -> Option<&'static PageHeap<System>> {
             let heap = HEAP.get_or_init(|| PageHeap::new(System, Config::new(RESERVE_BYTES)).ok());
             heap.as_ref()
@@ -71,8 +72,8 @@ mod nowhere {
     use crate::heap::PageHeap;
     use crate::source::Region;
 
-    /// The process's own heap of pages for arenas: there is none without an operating system, and so no value of this
-    /// type.
+    /// The process's own heap of pages for arenas. Without an operating system there is none, so this type has no
+    /// value.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum ProcessHeap {}
 

@@ -1,5 +1,5 @@
-//! [`ShardedFreeList`]: slots of one size for many threads, each with slots of its own at hand; and slots that are read
-//! by others while they are given back.
+//! [`ShardedFreeList`]: slots of one size for many threads, each with a private supply; and slots that other threads
+//! may still be reading when they are freed.
 //!
 //! ```text
 //!   ShardedFreeList ── allocate, deallocate, retire                 any thread, by a lane: a compare-exchange
@@ -9,36 +9,39 @@
 //!                          └─ enter() ──▶ Guard ── protect()        what was found stays readable, retired or not
 //! ```
 //!
-//! How slots move is told in [`shards`](super::shards), how readers are waited for in [`hyaline`](super::hyaline),
-//! where slots lie in [`slots`](super::slots). Here is what of it is promised to a program.
+//! [`shards`](super::shards) explains how slots move, [`hyaline`](super::hyaline) how readers are waited for,
+//! [`slots`](super::slots) where slots lie. This module states what programs can rely on.
 //!
-//! **`deallocate` or `retire`.** A slot that nobody else can reach is *deallocated*: it is free at once. One that
-//! others may have found and may still be reading is first taken out of every *place* where they look, then *retired*:
-//! it is free when all have left who were inside then and had looked so far. It is memory all the while: nothing of a
-//! list is unmapped before the list is dropped, so a slot that is read too late is stale, not gone.
+//! **`deallocate` or `retire`.** A slot that no other thread can reach is *deallocated*: it is free at once. A slot
+//! that others may have found and may still be reading is first removed from every *place* where they look, then
+//! *retired*: it becomes free once every reader that was inside at that time, and may have found it, has left. It
+//! remains memory throughout: a list unmaps nothing before it is dropped, so a slot that is read too late is stale, not
+//! gone.
 //!
-//! **A reader who falls asleep** inside holds back what was allocated before and is retired after, and the others go
-//! on: a share of the list is lost to them, not all of it. Exactly: slots are retired in batches, so it is those
-//! batches that have such a slot, of 64 slots at the most, or of twice as many as there are readers; and slots
-//! allocated in the same era as those before, which is a 64th of the list or one batch, and what shards had in store,
-//! two batches each.
+//! **A sleeping reader** that is inside holds back slots that were allocated before it fell asleep and retired
+//! afterwards. The other threads carry on: they lose a part of the list, not all of it. Precisely, because slots are
+//! retired in batches and allocated in eras, it holds back
 //!
-//! **"No".** `allocate` fails only if at some moment no slot was free, in whatever shard, of however idle an owner; and
-//! neither the limit nor the backing had room for more. (Retired slots are not free as long as somebody may read them.)
-//! For that it waits, if need be, for an owner who is in the middle of something, however long, as for one who holds a
-//! lock; so who interrupts an owner (a signal handler) must not allocate. Two exceptions: see the type.
+//! - every batch that contains such a slot: 64 slots each at most, or twice the number of readers if that is more;
+//! - slots allocated in the same era: a 64th of the list, or one batch;
+//! - slots that shards had in stock: two batches each.
 //!
-//! Worked: 64 threads own a shard each of a list of 10,000 slots, and one of them frees all it has: 128 stay with it,
-//! the others are everybody's at once. It goes to sleep; the 10,000th allocation of the others takes the last of its
-//! 128.
+//! **"No".** `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and neither
+//! the limit nor the backing had room for more. (Retired slots are not free while a thread may still read them.) To
+//! prove this it may have to wait for an owner that is in the middle of an operation, for however long, as for a lock
+//! holder. So code that interrupts an owner (a signal handler) must not allocate. For two exceptions see the type.
 //!
-//! Cost: 3 ns to allocate and deallocate by an owner, 7 where batches come and go; 8 without; see
-//! [`hyaline`](super::hyaline) for readers. An asymmetric barrier of the kernel's (Linux, with `std`) makes that so;
-//! elsewhere each operation has a fence, ~6 ns. To say "no" costs some microseconds and makes all owners pause: a list
-//! that is full for long is a bad list to ask.
+//! Worked: each of 64 threads owns a shard of a list of 10,000 slots, and one of them frees all it has. 128 slots stay
+//! in its shard; the others are available to all threads at once. The owner goes to sleep. The 10,000th allocation of
+//! the other threads takes the last of its 128.
 //!
-//! **After a fork** the child must not use a list that other threads were using: one of them may have been gathering,
-//! growing the list or taking a shard, and holds that lock for ever.
+//! Cost: 3 ns for an owner to allocate and deallocate, 7 if batches move; 8 without an owner;
+//! [`hyaline`](super::hyaline) has the cost of readers. The owner's speed relies on an asymmetric barrier of the kernel
+//! (Linux, with `std`); elsewhere each operation has a fence, ~6 ns. A "no" costs some microseconds and makes all
+//! owners pause: do not keep asking a list that stays full.
+//!
+//! **After a fork** the child must not use a list that other threads were using. One of them may have been gathering,
+//! growing the list or taking a shard; in the child the lock it held is never released.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -60,37 +63,40 @@ use super::slots::{Found, Slots};
 use super::stats::ArenaStats;
 use crate::sync::{Barrier, Table};
 
-/// Spare nodes for each reader there can be: so many batches too small for the readers can be waiting at a time.
+/// Spare nodes per possible reader: so many batches that are too small for the readers can be pending at a time.
 const SPARES_PER_READER: usize = 2;
 
-/// The most owners a list can have.
+/// The maximum number of owners of a list.
 const MOST_OWNERS: usize = 1 << 16;
 
-/// Slots of one size for many threads, each with slots of its own at hand; and slots that others read while they are
-/// given back.
+/// Slots of one size for many threads, each with a private supply; and slots that other threads may still be reading
+/// when they are freed.
 ///
-/// *Owners.* [`owner`](Self::owner) lends a shard: 3 ns to allocate and deallocate, without a locked instruction. Who
-/// has none uses the list itself, by a few lanes: 8 ns. Slots may be given back by whomever, here or there.
+/// *Owners.* [`owner`](Self::owner) lends a shard: 3 ns to allocate and deallocate, without a locked instruction. A
+/// thread without a shard uses the list itself, through a few shared lanes: 8 ns. Any thread may free a slot, through
+/// its owner or the list, whichever allocated it.
 ///
-/// *"No".* `allocate` fails only if at some moment no slot was free, in whatever shard, of however idle an owner; and
-/// neither the limit nor the backing had room for more. To say so costs some microseconds and makes all owners pause;
-/// and an owner who was preempted in the middle of something is waited for. There are two exceptions:
+/// *"No".* `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and neither
+/// the limit nor the backing had room for more. To prove this takes some microseconds and makes all owners pause. If an
+/// owner was preempted in the middle of an operation, the proof waits for it. There are two exceptions:
 ///
-/// - the kernel granted the barrier that makes owners fast when the list was made, and refuses it later, as under a
-///   filter of system calls that was put over the process since. Then slots that the shards of *other owners* keep (two
-///   batches and one at the most, and what they retired) are not found until these use them, `flush`, or are dropped;
-///   and what is retired from then on is never free;
-/// - in the child of a fork an owner in the middle of something, who may not exist there, is waited for some seconds.
+/// - The kernel granted the barrier that makes owners fast when the list was made, but refuses it later, for example
+///   because the process has since installed a system call filter. Slots in the shards of *other owners* (at most two
+///   batches and one slot each, and what they retired) are then not found until those owners use them, call `flush` or
+///   are dropped. Slots retired from then on never become free.
+/// - In the child of a fork, an owner in the middle of an operation may not exist. The proof waits for it for some
+///   seconds only.
 ///
-/// *`deallocate` or `retire`.* A slot that nobody else can reach is deallocated: it is free at once. One that others
-/// may have found is first taken out of every place where they look, then retired: it is free when all have left who
-/// were inside then (a [`Guard`](super::Guard), of an [`Owner`](super::Owner)) and had looked so far. Slots are memory
-/// as long as the list lives: nothing is unmapped under a reader. (Hyaline-1S: Nikolaev and Ravindran, PLDI 2021.)
+/// *`deallocate` or `retire`.* A slot that no other thread can reach is deallocated: it is free at once. A slot that
+/// others may have found is first removed from every place where they look, then retired: it becomes free once every
+/// reader that was inside at that time (held a [`Guard`](super::Guard) of an [`Owner`](super::Owner)), and may have
+/// found it, has left. Slots remain memory as long as the list lives: nothing is unmapped under a reader. (Hyaline-1S:
+/// Nikolaev and Ravindran, PLDI 2021.)
 ///
-/// *A reader who falls asleep* inside holds back what was allocated before, and what is retired in the same batches as
-/// that, 64 slots for each at the most, or twice as many as there are readers; the others go on.
+/// *A sleeping reader* that is inside holds back slots allocated before it fell asleep, and slots retired in the same
+/// batches with them: at most 64 for each, or twice the number of readers. The other threads carry on.
 ///
-/// *After a fork* the child must not use a list that other threads were using: one may hold its lock for ever.
+/// *After a fork* the child must not use a list that other threads were using: its lock may be held forever.
 ///
 /// ```
 /// use core::alloc::Layout;
@@ -114,21 +120,21 @@ const MOST_OWNERS: usize = 1 << 16;
 /// ```
 pub struct ShardedFreeList<B: Backing = ProcessHeap> {
     pub(super) shards: Shards<Slots<B, Node>>,
-    /// Where the shards, the records and the spares are.
+    /// The block that holds the shards, the records and the spares.
     tables: NonNull<[u8]>,
 }
 
-// SAFETY: the tables are reached through the shards, which are shared by atomics; their address is only a number here.
+// SAFETY: the tables are accessed through the shards, which are shared by atomics; the address itself is only a number.
 unsafe impl<B: Backing + Send> Send for ShardedFreeList<B> {}
 // SAFETY: as above.
 unsafe impl<B: Backing + Sync> Sync for ShardedFreeList<B> {}
 
-// Who has caught a panic finds a list that is right: nothing in it unwinds half way. Backings may not (`Backing`); what
-// `Guard::protect` is told to load may, and what was protected stays so.
+// The list is consistent after a caught panic, because nothing in it unwinds half way. Backings must not unwind
+// (`Backing`). A `load` passed to `Guard::protect` may; what was protected before stays protected.
 impl<B: Backing + UnwindSafe> UnwindSafe for ShardedFreeList<B> {}
 impl<B: Backing + RefUnwindSafe> RefUnwindSafe for ShardedFreeList<B> {}
 
-/// Where the tables are in their block.
+/// Where the tables lie in their block.
 struct Plan {
     layout: Layout,
     records: usize,
@@ -155,24 +161,25 @@ impl Plan {
 }
 
 impl<B: Backing> ShardedFreeList<B> {
-    /// A list of slots for `layout` on `backing`, with up to `owners` owners at a time, without a limit of its own.
+    /// Creates a list of slots for `layout` on `backing`, with up to `owners` owners at a time and no limit of its own.
     ///
     /// # Errors
-    /// If the layout is too large for any list, there are to be more than 65,536 owners, or the tables cannot be had:
-    /// about 300 bytes for each owner.
+    /// Fails if the layout is too large for any list, if `owners` exceeds 65,536, or if there is no memory for the
+    /// tables: about 300 bytes per owner.
     pub fn new_in(layout: Layout, owners: usize, backing: B) -> Result<Self, ArenaError> {
         Self::with_config_in(layout, owners, ArenaConfig::new(), backing)
     }
 
-    /// A list of slots for `layout` on `backing`, with up to `owners` owners at a time, set up by `config`. The limit
-    /// is on slots, what is kept beside them (16 bytes each), and the tables; `slab` is the size of the first slab.
+    /// Creates a list of slots for `layout` on `backing`, with up to `owners` owners at a time, configured by `config`.
+    /// The limit covers the slots, their bookkeeping (16 bytes each) and the tables; `slab` is the size of the first
+    /// slab.
     ///
     /// # Errors
-    /// If the layout is too large for any list, there are to be more than 65,536 owners, or the tables or what is to be
-    /// taken at once cannot be had. Nothing is kept then.
+    /// Fails if the layout is too large for any list, if `owners` exceeds 65,536, or if there is no memory for the
+    /// tables or the preallocation. Nothing is then kept.
     pub fn with_config_in(layout: Layout, owners: usize, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let too_many = ArenaError::no_shards(owners, MOST_OWNERS);
-        // First, for a plan counts more shards than there are owners.
+        // Checked first: a plan counts more shards than there are owners.
         let plan = (owners <= MOST_OWNERS).then(|| Plan::new(owners)).flatten();
         let plan = plan.ok_or(too_many)?;
         let slots = Slots::new(backing, layout, &config)?;
@@ -189,14 +196,14 @@ impl<B: Backing> ShardedFreeList<B> {
 
     /// # Safety
     ///
-    /// `block` holds what `plan` says for `owners`, is used for nothing else, and outlives the list.
+    /// `block` is as large as `plan` says for `owners`, is used for nothing else, and outlives the list.
     unsafe fn assemble(slots: Slots<B, Node>, owners: usize, plan: &Plan, block: Block) -> Self {
         let base = block.memory.cast::<u8>();
         if !block.zeroed {
-            // SAFETY: the block is ours alone, and as long as that.
+            // SAFETY: the block is ours alone, and is that long.
             unsafe { base.write_bytes(0, plan.layout.size()) };
         }
-        // SAFETY: in the block, at these places, aligned by `Layout::extend`, zeroed above, and used for nothing else.
+        // SAFETY: in the block, at these offsets, aligned by `Layout::extend`, zeroed above, and used for nothing else.
         let (shards, records, spares) = unsafe {
             (
                 Table::new(base, LANES + owners),
@@ -217,7 +224,7 @@ impl<B: Backing> ShardedFreeList<B> {
         self.shards.nodes()
     }
 
-    /// Where a slot is.
+    /// The address of a slot.
     #[inline(always)]
     pub(super) fn memory(&self, (slot, memory): Taken) -> NonNull<u8> {
         NonNull::new(memory).unwrap_or_else(|| self.slots().address(slot))
@@ -239,10 +246,11 @@ impl<B: Backing> ShardedFreeList<B> {
         error.abort(self.slots().slot_bytes())
     }
 
-    /// A slot: memory with room for the list's layout, not cleared, the caller's until he gives it back.
+    /// Allocates a slot: uninitialised memory for the list's layout. It is the caller's until it is deallocated or
+    /// retired.
     ///
     /// # Errors
-    /// If no slot is free in any shard, and neither the limit nor the backing has room for more. (See the type.)
+    /// Fails if no slot is free in any shard, and the limit or the backing has no room for more. (See the type.)
     pub fn allocate(&self) -> Result<NonNull<[u8]>, ArenaError> {
         match self.shards.allocate_as_guest(hint()) {
             Some(slot) => Ok(self.whole((slot, core::ptr::null_mut()))),
@@ -250,14 +258,14 @@ impl<B: Backing> ShardedFreeList<B> {
         }
     }
 
-    /// Puts a slot back, which is free at once.
+    /// Frees a slot at once.
     ///
-    /// Aborts the process, with a message that names the address, if no slot of the list begins there or it is not
-    /// allocated. (Two threads that free one slot within the same nanoseconds can both pass.)
+    /// Aborts the process, with a message that names the address, if no slot of the list begins there or the slot is
+    /// not allocated. (If two threads free the same slot within nanoseconds of each other, both can pass.)
     ///
     /// # Safety
     ///
-    /// The slot was allocated from this list, by whomever, and nothing uses it any more.
+    /// The slot was allocated from this list, by any thread or owner, and nothing uses it any more.
     pub unsafe fn deallocate(&self, slot: NonNull<u8>) {
         // SAFETY: the caller's promise.
         if let Err(error) = unsafe { self.try_deallocate(slot) } {
@@ -265,10 +273,10 @@ impl<B: Backing> ShardedFreeList<B> {
         }
     }
 
-    /// As [`deallocate`](Self::deallocate), but misuse is an error.
+    /// Like [`deallocate`](Self::deallocate), but returns an error on misuse.
     ///
     /// # Errors
-    /// [`SlotError`] if no slot of the list begins there, or it is not allocated.
+    /// [`SlotError`] if no slot of the list begins there, or the slot is not allocated.
     ///
     /// # Safety
     ///
@@ -279,18 +287,18 @@ impl<B: Backing> ShardedFreeList<B> {
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Puts a slot back, which is free when all who are inside now, and may have found it, have left.
+    /// Frees a slot once every reader that is inside now, and may have found it, has left.
     ///
-    /// Where a batch is full and Hyaline has no room for it (fewer slots than readers), this may wait while somebody
-    /// gathers. A free never does.
+    /// If a batch is full and Hyaline has no room for it (it has fewer slots than there are readers), this may wait
+    /// while another thread gathers. A `deallocate` never waits.
     ///
     /// Aborts like [`deallocate`](Self::deallocate).
     ///
     /// # Safety
     ///
-    /// The slot was allocated from this list, and belongs to the caller. No place leads to it any more in which
-    /// somebody, inside or not, may look. Who has found it before by [`protect`](super::Guard::protect), of a guard of
-    /// this list, may read it until he drops that.
+    /// The slot was allocated from this list and belongs to the caller. No place in which any thread, inside or not,
+    /// may look leads to it any more. A thread that found it before, by [`protect`](super::Guard::protect) of a guard
+    /// of this list, may read it until it drops that guard.
     pub unsafe fn retire(&self, slot: NonNull<u8>) {
         // SAFETY: the caller's promise.
         if let Err(error) = unsafe { self.try_retire(slot) } {
@@ -298,10 +306,10 @@ impl<B: Backing> ShardedFreeList<B> {
         }
     }
 
-    /// As [`retire`](Self::retire), but misuse is an error.
+    /// Like [`retire`](Self::retire), but returns an error on misuse.
     ///
     /// # Errors
-    /// [`SlotError`] if no slot of the list begins there, or it is not allocated.
+    /// [`SlotError`] if no slot of the list begins there, or the slot is not allocated.
     ///
     /// # Safety
     ///
@@ -312,33 +320,33 @@ impl<B: Backing> ShardedFreeList<B> {
         retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// A value in a slot of its own, which is free again when the box is dropped.
+    /// Allocates a value in a slot of its own. Dropping the box frees the slot.
     ///
     /// # Errors
-    /// As for [`allocate`](Self::allocate), and if a slot has no room for a `T`. The value is dropped then.
+    /// As for [`allocate`](Self::allocate), and if a `T` does not fit a slot. The value is then dropped.
     #[inline]
     pub fn boxed<T>(&self, value: T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
         SlotBox::new(self, || value)
     }
 
-    /// Whether a slot of the list begins at an address.
+    /// Whether a slot of the list begins at `address`.
     #[must_use]
     pub fn owns(&self, address: *const u8) -> bool {
         self.slots().find(address).is_some()
     }
 
-    /// What a slot has room for.
+    /// The size and alignment of a slot.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.slots().layout()
     }
 
-    /// Every slot is free, as if none had ever been allocated; pages are kept, contents are not dropped. Shards of
-    /// owners that were forgotten can be had again, and the controller begins anew.
+    /// Frees every slot, as if none had ever been allocated. Pages are kept; contents are not dropped. Shards of leaked
+    /// owners can be lent again, and the controller starts afresh.
     ///
-    /// Nobody can have an owner, a guard or a box of the list meanwhile: that does not compile.
+    /// No owner, guard or box of the list can exist meanwhile: that does not compile.
     ///
-    /// O(owners, and slots used since the last reset): 16 bytes are cleared for each of these.
+    /// O(owners, and slots used since the last reset): clears 16 bytes for each of these slots.
     ///
     /// ```compile_fail,E0502
     /// use pageheap::arena::ShardedFreeList;
@@ -352,27 +360,28 @@ impl<B: Backing> ShardedFreeList<B> {
         self.shards.reset(Slots::reset);
     }
 
-    /// Counts, in bytes: 1.5 ns for each slot ever used. `peak` is the most that was allocated, retired, or kept by
-    /// shards at a time.
+    /// Returns statistics, in bytes. Takes 1.5 ns for each slot ever used. `peak` is the largest number of bytes that
+    /// were allocated, retired or held by shards at one time.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slots().stats(self.shards.count_live())
     }
 
-    /// How many slots a shard may keep in a batch just now: the controller's answer to how many are free.
+    /// How many slots a batch of a shard may hold at present: set by the controller, from the share of slots that are
+    /// free.
     #[must_use]
     pub fn batch_limit(&self) -> usize {
         self.shards.batch() as usize
     }
 
-    /// How often a slot could be had only by gathering what shards keep, or not at all.
+    /// How often a slot could be had only by gathering the shards' slots, or not at all.
     #[must_use]
     pub fn gatherings(&self) -> u64 {
         self.shards.gatherings()
     }
 
-    /// Every slot is where it should be, and once: for tests, of a list nobody uses meanwhile. Slots that are free, and
-    /// those that wait for readers.
+    /// Visits every slot that is free or waits for readers, once each, and counts slots by where they are. For tests,
+    /// while no thread uses the list.
     #[doc(hidden)]
     #[cfg(feature = "internals")]
     pub fn census(&self, visit: impl FnMut(NonNull<u8>)) -> super::internals::Census {
@@ -383,8 +392,8 @@ impl<B: Backing> ShardedFreeList<B> {
 
 impl<B: Backing> Drop for ShardedFreeList<B> {
     fn drop(&mut self) {
-        // SAFETY: taken from this account, whole. Nobody uses the list; tables have no drop, and the slots', which
-        // comes after this, does not look at them.
+        // SAFETY: taken from this account, whole. Nobody uses the list. Tables have no drop, and that of the slots,
+        // which runs after this, does not look at them.
         unsafe { self.slots().account().give(self.tables) };
     }
 }
@@ -425,10 +434,10 @@ impl<B: Backing> SlotList for ShardedFreeList<B> {
     }
 }
 
-/// A number that differs between threads, mostly: their stacks do.
+/// A number that mostly differs between threads, because their stacks do.
 pub(super) fn hint() -> usize {
     let here = 0_u8;
     let stack = (&raw const here).addr() >> 16;
-    // Fibonacci hashing: neighbours far apart.
+    // Fibonacci hashing: spreads neighbours.
     (stack as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> (usize::BITS - 16)
 }

@@ -1,14 +1,14 @@
-//! A value in a slot of its own, which goes back when the box is dropped.
+//! A value in a slot of its own. Dropping the box frees the slot.
 //!
 //! ```text
 //!   SlotBox<T, L>   ┌ list ┬ slot's number ┬ address ┐──▶ T        dropped: the value, then the slot goes back
 //! ```
 //!
 //! The list is a [`FreeList`](super::FreeList), a [`ShardedFreeList`](super::ShardedFreeList) or an
-//! [`Owner`](super::Owner) of one of its shards; the box knows which, and its slot goes back there. A safe program
-//! cannot free a slot twice, or into another list, by boxes.
+//! [`Owner`](super::Owner) of one of its shards. The box records which, and its slot goes back there. With boxes, safe
+//! code cannot free a slot twice, or into another list.
 //!
-//! Cost: the slot's, and the value's own destructor.
+//! Cost: that of the slot, and of the value's own destructor.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -21,43 +21,45 @@ use core::ptr::NonNull;
 use super::contents::like_a_box;
 use super::error::{ArenaError, Reason};
 
-/// What gives slots to boxes, and takes them back.
+/// A list that supplies slots to boxes and takes them back.
 pub trait SlotList: sealed::Sealed {
-    /// The size and alignment that slots have room for.
+    /// The size and alignment of a slot.
     #[doc(hidden)]
     fn slot_layout(&self) -> Layout;
 
-    /// A slot: its number and its memory, aligned and as large as `slot_layout` says, the caller's alone.
+    /// Allocates a slot: its number and its memory, which has the size and alignment of `slot_layout` and is the
+    /// caller's alone.
     #[doc(hidden)]
     fn take(&self) -> Result<(u32, NonNull<u8>), ArenaError>;
 
-    /// The number of a slot, by its memory. Aborts the process if no slot of the list begins there.
+    /// The number of the slot at `memory`. Aborts the process if no slot of the list begins there.
     #[doc(hidden)]
     fn number(&self, memory: NonNull<u8>) -> u32;
 
-    /// Takes a slot back.
+    /// Frees a slot.
     ///
     /// # Safety
     ///
-    /// Both came from `take` of this list, once, and nothing uses them any more. (The number may be that of `number`.)
+    /// Both came from one `take` of this list, and nothing uses them any more. (The number may come from `number`
+    /// instead.)
     #[doc(hidden)]
     unsafe fn put(&self, slot: u32, memory: NonNull<u8>);
 }
 
 pub(super) mod sealed {
-    //! Lists are ours.
+    //! Seals [`SlotList`](super::SlotList).
 
-    /// Only lists of this crate hold boxes.
+    /// Only lists of this crate can hold boxes.
     pub trait Sealed {}
 }
 
-/// Whether a slot has room for a layout.
+/// Whether a layout fits a slot.
 #[inline(always)]
 pub(super) const fn fits(layout: Layout, slot: Layout) -> bool {
     layout.size() <= slot.size() && layout.align() <= slot.align()
 }
 
-/// A value in a slot of list `L`. Dropping the box drops the value, and the slot is free.
+/// A value in a slot of list `L`. Dropping the box drops the value and frees the slot.
 ///
 /// ```
 /// use pageheap::arena::FreeList;
@@ -78,10 +80,10 @@ pub struct SlotBox<'l, T: ?Sized, L: SlotList> {
 
 // SAFETY: the box owns its value like a `Box`, and refers to the list.
 unsafe impl<T: ?Sized + Send, L: SlotList + Sync> Send for SlotBox<'_, T, L> {}
-// SAFETY: as above: a shared box gives out the value, shared, and nothing of the list.
+// SAFETY: as above: a shared box gives shared access to the value, and none to the list.
 unsafe impl<T: ?Sized + Sync, L: SlotList + Sync> Sync for SlotBox<'_, T, L> {}
 
-/// Puts a slot back, also where the value's maker or destructor panics.
+/// Frees a slot, even if the value's constructor or destructor panics.
 struct Put<'l, L: SlotList>(&'l L, u32, NonNull<u8>);
 
 impl<L: SlotList> Drop for Put<'_, L> {
@@ -102,7 +104,7 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
         }
         let (slot, memory) = list.take()?;
         let (put, value) = (Put(list, slot, memory), memory.cast::<T>());
-        // SAFETY: a slot of our own, with room for a `T`.
+        // SAFETY: the slot is ours, with room for a `T`.
         unsafe { value.write(make()) };
         mem::forget(put);
         Ok(Self {
@@ -113,7 +115,7 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
         })
     }
 
-    /// The value, moved out. The slot is free.
+    /// Moves the value out and frees the slot.
     #[must_use]
     pub fn into_inner(boxed: Self) -> T {
         let boxed = ManuallyDrop::new(boxed);
@@ -128,17 +130,17 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
 }
 
 impl<'l, T: ?Sized, L: SlotList> SlotBox<'l, T, L> {
-    /// The address of the value, which is the caller's now, as is the slot: the list gets it back by address, or by the
+    /// Returns the address of the value. Value and slot are then the caller's. Free the slot by its address, or by the
     /// box that [`from_raw`](Self::from_raw) makes of it.
     #[must_use]
     pub fn into_raw(boxed: Self) -> NonNull<T> {
         ManuallyDrop::new(boxed).value
     }
 
-    /// The box of a value that is in a slot of the list already: the inverse of [`into_raw`](Self::into_raw). The
+    /// Makes a box of a value that is already in a slot of the list: the inverse of [`into_raw`](Self::into_raw). The
     /// slot is looked up by its address.
     ///
-    /// On the way the address may become one of another type, so this is how to make a box of a trait object or of a
+    /// The pointer may have been cast to another type in between, so this is how to make a box of a trait object or a
     /// slice. Aborts the process, with a message that names the address, if no slot of the list begins there.
     ///
     /// ```
@@ -164,8 +166,8 @@ impl<'l, T: ?Sized, L: SlotList> SlotBox<'l, T, L> {
     ///
     /// # Safety
     ///
-    /// The address came from `into_raw` of a box of this list, or from its `allocate`, of the list itself or of
-    /// whichever owner; and a `T` is there. Both, slot and value, are the caller's, who gives them to the box.
+    /// The address came from `into_raw` of a box of this list, or from `allocate` of this list or of any of its owners,
+    /// and a `T` is there. Both slot and value are the caller's, which passes them to the box.
     #[must_use]
     pub unsafe fn from_raw(list: &'l L, value: NonNull<T>) -> Self {
         Self {
@@ -191,7 +193,7 @@ impl<T: ?Sized, L: SlotList> Deref for SlotBox<'_, T, L> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: written by `new`, or there already (`from_raw`), and the box's until it is dropped.
+        // SAFETY: written by `new`, or already there (`from_raw`), and the box's until it is dropped.
         unsafe { self.value.as_ref() }
     }
 }
@@ -204,7 +206,7 @@ impl<T: ?Sized, L: SlotList> DerefMut for SlotBox<'_, T, L> {
     }
 }
 
-// A box is its contents to who has caught a panic, as a `Box` is; of the list it has a reference.
+// After a caught panic a box is as safe to use as its contents, like a `Box`; to the list it has only a reference.
 impl<T: ?Sized + UnwindSafe, L: SlotList + RefUnwindSafe> UnwindSafe for SlotBox<'_, T, L> {}
 
 like_a_box!([L: SlotList] SlotBox<'_, T, L>);

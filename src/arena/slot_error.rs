@@ -1,10 +1,10 @@
-//! What can be wrong with a slot that somebody frees.
+//! Why a slot could not be freed.
 
 #![forbid(unsafe_code)]
 
 use core::fmt;
 
-/// A slot that was not freed: it is not one of the list's, or not allocated. The list is as it was.
+/// A slot that was not freed, because it is not one of the list's or is not allocated. The list is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotError {
     address: usize,
@@ -34,7 +34,8 @@ impl SlotError {
         self.address
     }
 
-    /// Whether no slot of the list begins there. If one does, it was not allocated: freed twice, retired, or never had.
+    /// Whether no slot of the list begins there. Otherwise one does, but was not allocated: it was freed twice,
+    /// retired, or never handed out.
     #[must_use]
     pub const fn is_foreign(&self) -> bool {
         self.foreign

@@ -1,4 +1,4 @@
-//! What an arena knows of itself.
+//! An arena's statistics.
 //!
 //! ```text
 //!   limit      ├──────────────────────────────────────────────────┤
@@ -11,23 +11,23 @@
 
 use core::fmt;
 
-/// An arena at one moment, in bytes. Other threads may be at work: the parts are then of slightly different moments.
+/// An arena at one moment, in bytes. While other threads are at work, the fields may be of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaStats {
-    /// The most that `reserved` may be; `usize::MAX` without a limit.
+    /// The maximum of `reserved`; `usize::MAX` without a limit.
     pub limit: usize,
     /// Pages taken from the backing.
     pub reserved: usize,
-    /// Of those, what has been handed out at least once since it was taken: an upper bound on the memory behind it
-    /// where the system gives memory on first touch. What an arena keeps for itself is not in it: a page at the end of
-    /// each slab, and of a list the nodes of its slots.
+    /// The part of `reserved` that has been handed out at least once since it was taken: an upper bound on resident
+    /// memory, if the system provides memory on first touch. It excludes what an arena keeps for itself: a page at the
+    /// end of each slab, and the nodes of a list's slots.
     pub committed: usize,
-    /// Handed out now, with the padding between objects.
+    /// Handed out at present, including padding between objects.
     pub allocated: usize,
-    /// The most that `allocated` has been. Of a sharded list: what its shards kept for themselves included.
+    /// The maximum that `allocated` has reached. For a sharded list, slots held by its shards are included.
     pub peak: usize,
-    /// Blocks taken from the backing and not given back.
+    /// Blocks taken from the backing and not returned.
     pub slabs: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Values, slices, strings and iterators in memory that is only cut off: the same methods for every arena of bytes.
+//! Values, slices, strings and iterators in bump memory: the same methods for every arena of bytes.
 //!
 //! ```text
 //!   alloc          [ T ]
@@ -6,13 +6,13 @@
 //!   alloc_iter     [ T T T T · · · · ]   doubled as it fills; in place while nothing lies behind; the rest goes back
 //! ```
 //!
-//! An arena says how it cuts ([`Raw`]); the macro `typed_methods` gives it the methods. Nothing here drops what it has
-//! put into an arena, but for elements of a slice whose making failed or panicked half way; its room goes back then, if
-//! nothing lies behind.
+//! An arena says how it cuts memory ([`Raw`]); the macro `typed_methods` adds the methods. Nothing here drops what it
+//! has put into an arena, with one exception: if building a slice fails or panics half way, the elements built so far
+//! are dropped, and their memory is returned if nothing was allocated behind it.
 //!
-//! Worked: an iterator of ten `u32` that does not say its length. Four are made room for (16 bytes), then eight, then
-//! sixteen, each time by moving the end; the last two doublings of an arena that nobody else uses copy nothing, and 24
-//! bytes go back.
+//! Worked: an iterator of ten `u32` that does not report its length. Room is made for four (16 bytes), then eight, then
+//! sixteen, each time by moving the end. In an arena that no other thread uses, the last two doublings copy nothing,
+//! and in the end 24 bytes are returned.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -21,21 +21,21 @@ use core::ptr::{self, NonNull};
 use super::cursor::grains;
 use super::error::ArenaError;
 
-/// What the typed methods need of an arena.
+/// What the typed methods require of an arena.
 ///
 /// # Safety
 ///
-/// Memory from `raw` is the caller's alone until the arena is reset, rewound or dropped, which cannot happen while what
-/// the typed methods return is alive.
+/// Memory from `raw` belongs to the caller alone until the arena is reset, rewound or dropped, which cannot happen
+/// while anything the typed methods return is alive.
 pub(super) unsafe trait Raw {
-    /// Memory for `layout`, which is not of zero bytes.
+    /// Allocates memory for `layout`, whose size is not zero.
     fn raw(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError>;
 
-    /// Moves the end of what was taken last, if that began at `start` and ends at `end`. See `Cursor::move_end`.
+    /// Moves the end of the latest allocation, if that starts at `start` and ends at `end`. See `Cursor::move_end`.
     fn move_end(&self, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool;
 }
 
-/// Memory for `layout`; a dangling address if that is of no bytes.
+/// Allocates memory for `layout`; returns a dangling address if its size is zero.
 #[inline(always)]
 pub(super) fn bytes<R: Raw + ?Sized>(arena: &R, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
     if layout.size() == 0 {
@@ -44,30 +44,30 @@ pub(super) fn bytes<R: Raw + ?Sized>(arena: &R, layout: Layout) -> Result<NonNul
     arena.raw(layout)
 }
 
-/// Room for `len` values.
+/// Allocates room for `len` values.
 #[inline(always)]
 pub(super) fn room<T, R: Raw + ?Sized>(arena: &R, len: usize) -> Result<NonNull<T>, ArenaError> {
     let layout = Layout::array::<T>(len).map_err(|_| ArenaError::too_large::<T>(len))?;
     bytes(arena, layout).map(NonNull::cast)
 }
 
-/// The end of `bytes` bytes from `start`, in whole grains.
+/// The end of `bytes` bytes from `start`, rounded up to whole grains.
 fn end(start: NonNull<u8>, bytes: usize) -> *const u8 {
     start.as_ptr().wrapping_add(grains(bytes))
 }
 
-/// Makes memory longer or shorter in place. Whether it could: what was not taken last stays as it is.
+/// Grows or shrinks memory in place. Returns whether it could; only the latest allocation can be resized.
 #[inline]
 pub(super) fn resize<R: Raw + ?Sized>(arena: &R, start: NonNull<u8>, from: usize, to: usize) -> bool {
     let (old, new) = (end(start, from), end(start, to));
     from != 0 && (old == new || arena.move_end(start, old, new))
 }
 
-/// Memory as long and aligned as `new` with the contents of memory that was for `old`: in place if it can be.
+/// Reallocates memory of layout `old` as layout `new` and keeps its contents: in place if possible.
 ///
 /// # Safety
 ///
-/// `start` was allocated here for `old` and is given up.
+/// `start` was allocated here for `old`, and the caller gives it up.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
 pub(super) unsafe fn reallocate<R: Raw + ?Sized>(
     arena: &R,
@@ -81,12 +81,12 @@ pub(super) unsafe fn reallocate<R: Raw + ?Sized>(
         return Ok(NonNull::slice_from_raw_parts(start, new.size()));
     }
     let memory = bytes(arena, new)?;
-    // SAFETY: the caller's promise: so many bytes are there; the new memory is nobody else's.
+    // SAFETY: the caller promises that so many bytes are there; nobody else has the new memory.
     unsafe { memory.copy_from_nonoverlapping(start, old.size().min(new.size())) };
     Ok(NonNull::slice_from_raw_parts(memory, new.size()))
 }
 
-/// A slice under way: if it is dropped its elements are, and its room goes back if it can.
+/// A slice under construction. Dropping it drops its elements and returns its room if possible.
 pub(super) struct Growing<'r, T, R: Raw + ?Sized> {
     arena: &'r R,
     start: NonNull<T>,
@@ -95,7 +95,7 @@ pub(super) struct Growing<'r, T, R: Raw + ?Sized> {
 }
 
 impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
-    /// An empty slice with room for `room` elements.
+    /// Creates an empty slice with room for `room` elements.
     pub(super) fn new(arena: &'r R, room: usize) -> Result<Self, ArenaError> {
         Ok(Self {
             arena,
@@ -105,7 +105,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         })
     }
 
-    /// Adds an element. If there is no memory, it is dropped.
+    /// Appends an element. If there is no memory, the element is dropped.
     #[inline]
     pub(super) fn push(&mut self, element: T) -> Result<(), ArenaError> {
         if self.len == self.room {
@@ -117,7 +117,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         Ok(())
     }
 
-    /// Makes room for `more` elements at least.
+    /// Makes room for at least `more` further elements.
     #[cold]
     fn widen(&mut self, more: usize) -> Result<(), ArenaError> {
         let least = self
@@ -132,7 +132,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         let layout = Layout::array::<T>(room).map_err(|_| ArenaError::too_large::<T>(room))?;
         if !resize(self.arena, self.start.cast(), self.room * size_of::<T>(), layout.size()) {
             let start = bytes(self.arena, layout)?.cast::<T>();
-            // SAFETY: so many elements are there, and the new memory has room for more and is nobody else's.
+            // SAFETY: so many elements are there; the new memory has room for more and belongs to nobody else.
             unsafe { start.copy_from_nonoverlapping(self.start, self.len) };
             self.start = start;
         }
@@ -140,7 +140,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         Ok(())
     }
 
-    /// Adds copies of elements.
+    /// Appends copies of elements.
     pub(super) fn extend(&mut self, more: &[T]) -> Result<(), ArenaError>
     where
         T: Copy,
@@ -148,7 +148,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         if more.len() > self.room - self.len {
             self.widen(more.len())?;
         }
-        // SAFETY: there is room for them behind the last element; they are copied to memory that is ours alone.
+        // SAFETY: there is room for them behind the last element; the destination is ours alone.
         unsafe {
             let source = NonNull::from(more).cast::<T>();
             self.start.add(self.len).copy_from_nonoverlapping(source, more.len());
@@ -157,7 +157,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         Ok(())
     }
 
-    /// The slice; room that is left goes back if it can.
+    /// Returns the slice, and returns unused room to the arena if possible.
     pub(super) fn finish(self) -> NonNull<[T]> {
         let this = core::mem::ManuallyDrop::new(self);
         let size = size_of::<T>();
@@ -173,14 +173,14 @@ impl<T, R: Raw + ?Sized> Drop for Growing<'_, T, R> {
         let made = NonNull::slice_from_raw_parts(self.start, self.len);
         // SAFETY: so many elements have been written, and nobody else has them.
         unsafe { ptr::drop_in_place(made.as_ptr()) };
-        // The arena is as it was, or who hits its limit would have filled it up for all others, too.
+        // Return the room too. Otherwise a slice that hits the limit would leave the arena full for everyone else.
         if size_of::<T>() != 0 {
             resize(self.arena, self.start.cast(), self.room * size_of::<T>(), 0);
         }
     }
 }
 
-/// Text under way. What it could not write is told by `failed`.
+/// Text under construction. `failed` holds the error if it could not be written completely.
 pub(super) struct Text<'r, R: Raw + ?Sized> {
     pub(super) bytes: Growing<'r, u8, R>,
     pub(super) failed: Option<ArenaError>,
@@ -199,7 +199,7 @@ impl<R: Raw + ?Sized> fmt::Write for Text<'_, R> {
 pub(super) fn text<R: Raw + ?Sized>(arena: &R, arguments: fmt::Arguments<'_>) -> Result<NonNull<[u8]>, ArenaError> {
     let bytes = Growing::new(arena, arguments.as_str().map_or(0, str::len))?;
     let mut text = Text { bytes, failed: None };
-    // An error that is not ours is a `Display` that failed: the text ends there, as it would in `print!`.
+    // An error that is not ours comes from a failing `Display`: the text ends there, as it would in `print!`.
     let _ = fmt::write(&mut text, arguments);
     match text.failed {
         Some(error) => Err(error),
@@ -207,7 +207,7 @@ pub(super) fn text<R: Raw + ?Sized>(arena: &R, arguments: fmt::Arguments<'_>) ->
     }
 }
 
-/// A slice of what an iterator gives.
+/// Collects an iterator into a slice.
 pub(super) fn iter<T, R: Raw + ?Sized>(
     arena: &R,
     elements: impl IntoIterator<Item = T>,
@@ -220,92 +220,93 @@ pub(super) fn iter<T, R: Raw + ?Sized>(
     Ok(slice.finish())
 }
 
-/// The typed methods of an arena that is [`Raw`]. The lifetime is that of what is allocated: `'_` is that of
+/// The typed methods of an arena that is [`Raw`]. `$life` is the lifetime of what is allocated; `'_` is that of
 /// `&self`.
 macro_rules! typed_methods {
     ($life:lifetime) => {
-        /// Puts a value into the arena. It is not dropped; see [`boxed`](Self::boxed).
+        /// Allocates a value. It is not dropped; see [`boxed`](Self::boxed).
         ///
         /// # Errors
-        /// If there is no memory. The value is dropped then.
+        /// Fails if there is no memory. The value is then dropped.
         #[inline(always)]
         pub fn alloc<T>(&self, value: T) -> Result<&$life mut T, ArenaError> {
             self.alloc_with(|| value)
         }
 
-        /// Puts a value into the arena that is made when its place is there.
+        /// Allocates room for a value, then makes the value in it.
         ///
         /// # Errors
-        /// If there is no memory. Nothing is made then.
+        /// Fails if there is no memory. `make` is then not called.
         #[inline(always)]
         pub fn alloc_with<T>(&self, make: impl FnOnce() -> T) -> Result<&$life mut T, ArenaError> {
             Ok(self.alloc_uninit()?.write(make()))
         }
 
-        /// Puts a value into the arena that is dropped with its box.
+        /// Allocates a value that is dropped with its box.
         ///
         /// # Errors
-        /// If there is no memory. The value is dropped then.
+        /// Fails if there is no memory. The value is then dropped.
         #[inline(always)]
         pub fn boxed<T>(&self, value: T) -> Result<ArenaBox<$life, T>, ArenaError> {
             let value = self.alloc(value)?;
-            // SAFETY: nobody else knows of the value.
+            // SAFETY: nobody else has the value.
             Ok(unsafe { ArenaBox::new(value) })
         }
 
-        /// Room for a value.
+        /// Allocates room for a value.
         ///
         /// # Errors
-        /// If there is no memory.
+        /// Fails if there is no memory.
         #[inline(always)]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_uninit<T>(&self) -> Result<&$life mut MaybeUninit<T>, ArenaError> {
             let mut memory = typed::bytes(self, Layout::new::<T>())?.cast::<MaybeUninit<T>>();
-            // SAFETY: as large and aligned as a `T`, and ours alone for as long as the reference lives (`Raw`).
+            // SAFETY: as large and as aligned as a `T`, and ours alone for as long as the reference lives (`Raw`).
             Ok(unsafe { memory.as_mut() })
         }
 
-        /// Room for `len` values.
+        /// Allocates room for `len` values.
         ///
         /// # Errors
-        /// If there is no memory, or no slice of such a length.
+        /// Fails if there is no memory, or if a slice of this length cannot exist.
         #[inline]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_uninit_slice<T>(&self, len: usize) -> Result<&$life mut [MaybeUninit<T>], ArenaError> {
             let start = typed::room::<MaybeUninit<T>, _>(self, len)?;
-            // SAFETY: room for so many, ours alone for as long as the reference lives (`Raw`).
+            // SAFETY: room for so many values, ours alone for as long as the reference lives (`Raw`).
             Ok(unsafe { NonNull::slice_from_raw_parts(start, len).as_mut() })
         }
 
-        /// A copy of a slice.
+        /// Copies a slice into the arena.
         ///
         /// # Errors
-        /// If there is no memory.
+        /// Fails if there is no memory.
         #[inline]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_slice_copy<T: Copy>(&self, slice: &[T]) -> Result<&$life mut [T], ArenaError> {
             let copy = typed::room::<T, _>(self, slice.len())?;
-            // SAFETY: room for so many, which is ours alone (`Raw`) and initialised by the copy.
+            // SAFETY: room for so many values, ours alone (`Raw`), and initialised by the copy.
             Ok(unsafe {
                 copy.copy_from_nonoverlapping(NonNull::from(slice).cast(), slice.len());
                 NonNull::slice_from_raw_parts(copy, slice.len()).as_mut()
             })
         }
 
-        /// A slice of clones. If a clone panics, those before it are dropped.
+        /// Clones a slice into the arena. If a clone panics, those made before it are dropped.
         ///
         /// # Errors
-        /// If there is no memory.
+        /// Fails if there is no memory.
         #[inline]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_slice_clone<T: Clone>(&self, slice: &[T]) -> Result<&$life mut [T], ArenaError> {
             self.alloc_slice_with(slice.len(), |index| slice[index].clone())
         }
 
-        /// A slice of `len` values, each made from its index. If one panics, those before it are dropped.
+        /// Allocates a slice of `len` values, each made from its index. If `make` panics, the values made before are
+        /// dropped.
         ///
         /// # Errors
-        /// If there is no memory, or no slice of such a length. Nothing is made then.
+        /// Fails if there is no memory, or if a slice of this length cannot exist. Nothing is then made.
         #[inline]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_slice_with<T>(
@@ -321,12 +322,13 @@ macro_rules! typed_methods {
             Ok(unsafe { slice.finish().as_mut() })
         }
 
-        /// A slice of what an iterator gives. It may allocate from the same arena; if it does not, nothing is copied
-        /// and nothing wasted, whatever it says of its length, as long as the slice fits the slab. One that outgrows
-        /// it, or 64 KiB, is copied each time it doubles, and what it leaves stays until the reset.
+        /// Collects an iterator into a slice. The iterator may itself allocate from this arena. If it does not, nothing
+        /// is copied and nothing wasted, whatever its size hint, as long as the slice fits the slab. A slice that
+        /// outgrows the slab, or 64 KiB, is copied each time it doubles, and the memory it leaves behind stays
+        /// allocated until the reset.
         ///
         /// # Errors
-        /// If there is no memory. What the iterator gave is dropped then.
+        /// Fails if there is no memory. The elements collected so far are then dropped.
         #[inline]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_iter<T>(
@@ -337,10 +339,10 @@ macro_rules! typed_methods {
             Ok(unsafe { typed::iter(self, elements)?.as_mut() })
         }
 
-        /// A copy of a string.
+        /// Copies a string into the arena.
         ///
         /// # Errors
-        /// If there is no memory.
+        /// Fails if there is no memory.
         #[inline]
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_str(&self, text: &str) -> Result<&$life mut str, ArenaError> {
@@ -349,33 +351,34 @@ macro_rules! typed_methods {
             Ok(unsafe { core::str::from_utf8_unchecked_mut(copy) })
         }
 
-        /// Formatted text: `arena.alloc_fmt(format_args!("{x} and {y}"))`.
+        /// Formats text into the arena: `arena.alloc_fmt(format_args!("{x} and {y}"))`.
         ///
         /// # Errors
-        /// If there is no memory.
+        /// Fails if there is no memory.
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_fmt(&self, arguments: fmt::Arguments<'_>) -> Result<&$life mut str, ArenaError> {
-            // SAFETY: strings were written, one after another; ours alone for as long as the reference lives (`Raw`).
+            // SAFETY: whole strings were written, one after another; ours alone for as long as the reference lives
+            // (`Raw`).
             Ok(unsafe { core::str::from_utf8_unchecked_mut(typed::text(self, arguments)?.as_mut()) })
         }
 
-        /// Memory for `layout`, with anything in it; a dangling address if that is of no bytes.
+        /// Allocates uninitialised memory for `layout`; returns a dangling address if its size is zero.
         ///
         /// # Errors
-        /// If there is no memory.
+        /// Fails if there is no memory.
         #[inline(always)]
         pub fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, ArenaError> {
             let start = typed::bytes(self, layout)?;
             Ok(NonNull::slice_from_raw_parts(start, layout.size()))
         }
 
-        /// Makes memory longer or shorter in place. Whether it could: only what was allocated last can become longer;
-        /// what is not last stays as long as it was when it becomes shorter.
+        /// Grows or shrinks an allocation in place, and returns whether it could. Only the latest allocation can grow.
+        /// Shrinking an earlier one returns `false` and leaves its length as it was.
         ///
         /// # Safety
         ///
-        /// `memory` was allocated by this handle, not by one outside of its scope, and is as long as the last such call
-        /// left it, nothing uses what is given up, and `new_size` is not more than a `Layout` may have.
+        /// `memory` was allocated by this handle, not by one outside its scope, and is as long as the last such call
+        /// left it. Nothing uses the part that is given up. `new_size` is at most what a `Layout` allows.
         #[inline]
         #[must_use]
         pub unsafe fn resize_in_place(&self, memory: NonNull<[u8]>, new_size: usize) -> bool {
