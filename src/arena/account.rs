@@ -1,4 +1,4 @@
-//! What an arena has taken from its backing, and how much more it may take.
+//! How much an arena has taken from its backing, and how much more it may take.
 //!
 //! ```text
 //!   take: reserve the bytes under the limit ──▶ ask the backing ──▶ a block
@@ -7,11 +7,11 @@
 //!              Reason::Limit                   Reason::NoPages
 //! ```
 //!
-//! The bytes are reserved first, so the limit holds at every moment. A request may therefore be refused because of one
-//! that itself comes to nothing a moment later; arenas that grow under a lock of their own never see that.
+//! The bytes are reserved first, so the limit holds at every moment. A request may therefore be refused because of
+//! another that itself fails a moment later. Arenas that grow under a lock of their own never see that.
 //!
-//! Worked: limit 98,304, reserved 90,112, a block of 16 KiB asked for: 106,496 would be too many, and the error says
-//! that 8,192 are left.
+//! Worked: limit 98,304, reserved 90,112, and a request for a block of 16 KiB. 106,496 would be too many, and the error
+//! says that 8,192 are left.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -22,7 +22,7 @@ use super::config::ArenaConfig;
 use super::error::{ArenaError, Reason};
 use crate::sync::{AtomicUsize, Ordering};
 
-/// Bytes of a huge page: what x86-64 and most of ARM have.
+/// Bytes of a huge page on x86-64 and most of ARM.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 /// A backing, and an account of what has been taken from it.
@@ -37,7 +37,7 @@ pub(super) struct Account<B> {
 }
 
 impl<B: Backing> Account<B> {
-    /// An account of nothing.
+    /// An account with nothing taken.
     pub(super) fn new(backing: B, config: &ArenaConfig) -> Self {
         let page_bytes = backing.page_bytes();
         Self {
@@ -50,7 +50,7 @@ impl<B: Backing> Account<B> {
         }
     }
 
-    /// Takes a block for `layout`, which is what the error will say was asked for.
+    /// Takes a block for `layout`, which an error will report as the request.
     pub(super) fn take(&self, layout: Layout) -> Result<Block, ArenaError> {
         let (bytes, align) = self.rounded(layout)?;
         self.reserve(bytes)
@@ -74,7 +74,7 @@ impl<B: Backing> Account<B> {
     ///
     /// # Safety
     ///
-    /// It was taken here, whole, and nothing uses it any more.
+    /// The block was taken here, is given back whole, and nothing uses it any more.
     pub(super) unsafe fn give(&self, memory: NonNull<[u8]>) {
         // SAFETY: the caller's promise.
         unsafe { self.backing.give(memory) };
@@ -83,12 +83,12 @@ impl<B: Backing> Account<B> {
         self.blocks.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether a block for `bytes` bytes is whole huge pages.
+    /// Whether a block for `bytes` bytes consists of whole huge pages.
     fn is_huge(&self, bytes: usize) -> bool {
         self.whole_huge_pages && bytes >= HUGE_BYTES
     }
 
-    /// What the length of a block for `bytes` bytes is a multiple of.
+    /// The unit of the length of a block for `bytes` bytes.
     pub(super) fn unit(&self, bytes: usize) -> usize {
         if self.is_huge(bytes) {
             HUGE_BYTES.max(self.page_bytes)
@@ -97,7 +97,7 @@ impl<B: Backing> Account<B> {
         }
     }
 
-    /// The bytes and alignment of the block that holds `layout`.
+    /// The size and alignment of the block that holds `layout`.
     pub(super) fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
         let (huge, unit) = (self.is_huge(layout.size()), self.unit(layout.size()));
         let bytes = layout.size().max(1).checked_next_multiple_of(unit);
@@ -112,7 +112,7 @@ impl<B: Backing> Account<B> {
             .ok_or(ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize))
     }
 
-    /// Refuses so many bytes in all, which are more whole pages than the limit has room for, whatever goes back.
+    /// Refuses a total of `bytes` bytes if the limit has no room for so many whole pages, whatever is given back.
     pub(super) fn may_reserve(&self, bytes: usize) -> Result<(), ArenaError> {
         let layout = Layout::from_size_align(bytes, 1).map_err(|_| ArenaError::too_large::<u8>(bytes))?;
         match bytes.checked_next_multiple_of(self.page_bytes) {
@@ -121,7 +121,7 @@ impl<B: Backing> Account<B> {
         }
     }
 
-    /// Adds `bytes` to what is reserved, if the limit allows, or says how much it leaves.
+    /// Adds `bytes` to the reserved bytes if the limit allows; otherwise returns how much it leaves.
     fn reserve(&self, bytes: usize) -> Result<(), usize> {
         // Relaxed, twice: a number by itself.
         let mut reserved = self.reserved.load(Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl<B: Backing> Account<B> {
         }
     }
 
-    /// Bytes in a page.
+    /// The page size in bytes.
     pub(super) fn page_bytes(&self) -> usize {
         self.page_bytes
     }
@@ -156,7 +156,7 @@ impl<B: Backing> Account<B> {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may still be taken, as far as the limit goes.
+    /// Bytes that may still be taken under the limit.
     pub(super) fn left(&self) -> usize {
         match self.limit {
             usize::MAX => usize::MAX,
@@ -164,7 +164,7 @@ impl<B: Backing> Account<B> {
         }
     }
 
-    /// The most bytes a block could have if `bytes` bytes of those taken went back, as far as the limit and the backing
+    /// The largest possible block if `bytes` of the bytes taken were given back, as far as the limit and the backing
     /// can tell.
     pub(super) fn left_without(&self, bytes: usize) -> usize {
         let kept = self.reserved().saturating_sub(bytes);
@@ -177,7 +177,7 @@ impl<B: Backing> Account<B> {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// What an arena or a list is to be shown as: its limit, and what it has taken. Waits for nobody.
+    /// The debug output of an arena or a list: its limit, and what it has taken. Waits for nobody.
     pub(super) fn shown<'a, 'b>(&self, f: &'a mut fmt::Formatter<'b>, name: &str) -> fmt::DebugStruct<'a, 'b> {
         let mut shown = f.debug_struct(name);
         shown
@@ -187,7 +187,7 @@ impl<B: Backing> Account<B> {
         shown
     }
 
-    /// Where blocks come from.
+    /// The backing.
     pub(super) fn backing(&self) -> &B {
         &self.backing
     }

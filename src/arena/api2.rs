@@ -1,29 +1,29 @@
-//! `Allocator` for references to arenas and lists, by each version of the crate `allocator-api2` that one asks for.
+//! `Allocator` for references to arenas and lists, for each enabled version of the crate `allocator-api2`.
 //!
 //! ```text
 //!   Vec<u32, &Arena>     hashbrown::HashMap<K, V, S, &Pool>     Box<T, &Scope<'s>>     Box<T, &FreeList>
 //! ```
 //!
-//! Versions 0.2 and 0.4 have a trait each, of one shape; the features `allocator-api2-02` and `allocator-api2-04` are
-//! independent. (Not 0.3: collections are on 0.2, as `hashbrown` and `bumpalo`, or on the newest; it would be one line
-//! here and one dependency more.) An allocation that is freed, grown or shrunk while it is the last of its arena is so
-//! in place, but for large ones, which have blocks of their own: a `Vec` that fills while nothing else is allocated
-//! does not move before it outgrows the slab, or 64 KiB. What is freed otherwise stays until the reset.
+//! Versions 0.2 and 0.4 each have a trait of the same shape; the features `allocator-api2-02` and `allocator-api2-04`
+//! are independent. (Not 0.3: collections use 0.2, like `hashbrown` and `bumpalo`, or the newest; it would be one more
+//! line here and one more dependency.) An arena frees, grows or shrinks its latest allocation in place, except large
+//! objects, which have blocks of their own. So a `Vec` that fills while nothing else is allocated does not move before
+//! it outgrows the slab, or 64 KiB. Other freed memory stays allocated until the reset.
 //!
-//! A list of slots serves what fits a slot, and refuses the rest; what it hands out is all of the slot, so a `Vec`
-//! fills it before it asks for more. Growing and shrinking change nothing. What is of no bytes takes no slot; shrunk to
-//! that, a slot is free.
+//! A list of slots serves requests that fit a slot, and refuses others. It returns the whole slot, so a `Vec` fills it
+//! before it requests more. Growing and shrinking change nothing. A size of zero takes no slot; shrinking to zero frees
+//! the slot.
 //!
-//! Worked: a `Vec<u64, &Local>` pushes 1,000 numbers: it grows from 4 to 1,024 elements in eight steps, each of which
+//! Worked: a `Vec<u64, &Local>` pushes 1,000 numbers. It grows from 4 to 1,024 elements in eight steps, each of which
 //! moves the end of the same memory.
 
-/// The trait of one version for one type of arena.
+/// The trait of one version for each type of arena.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
 macro_rules! allocator {
     ($version:ident: $($(#[$doc:meta])* <$($life:lifetime)?> $arena:ty),*) => {$(
         $(#[$doc])*
-        // SAFETY: memory stays as it is until the arena is reset, rewound or dropped, which is impossible as long as it
-        // is borrowed; a copy of a reference is the same arena.
+        // SAFETY: memory stays as it is until the arena is reset, rewound or dropped, which is impossible while it is
+        // borrowed; a copy of a reference is the same arena.
         unsafe impl<$($life,)? B: Backing> $version::alloc::Allocator for &$arena {
             #[inline]
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
@@ -62,12 +62,12 @@ macro_rules! allocator {
     )*};
 }
 
-/// The trait of one version for one type of list.
+/// The trait of one version for each type of list.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
 macro_rules! list_allocator {
     ($version:ident: $(<$($life:lifetime)?> $list:ty),*) => {$(
-        // SAFETY: a slot is memory, and its holder's, until he gives it back, or the list is reset or dropped, which is
-        // impossible as long as it is borrowed; a copy of a reference is the same list.
+        // SAFETY: a slot is memory, and its holder's, until the holder frees it or the list is reset or dropped, which
+        // is impossible while it is borrowed; a copy of a reference is the same list.
         unsafe impl<$($life,)? B: Backing> $version::alloc::Allocator for &$list {
             #[inline]
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
@@ -83,7 +83,7 @@ macro_rules! list_allocator {
             #[inline]
             unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
                 if layout.size() != 0 {
-                    // SAFETY: the caller's promise: a slot, for it was not allocated for no bytes.
+                    // SAFETY: the caller's promise: a slot, since it was not allocated for zero bytes.
                     unsafe { (**self).deallocate(start) };
                 }
             }
@@ -98,7 +98,7 @@ macro_rules! list_allocator {
                 if old.size() == 0 {
                     return self.allocate(new);
                 }
-                // All of the slot is there already.
+                // The whole slot is already there.
                 if !slot_box::fits(new, self.layout()) {
                     return Err($version::alloc::AllocError);
                 }
@@ -112,7 +112,7 @@ macro_rules! list_allocator {
                 old: Layout,
                 new: Layout,
             ) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
-                // SAFETY: the caller's promise; and what is behind the old bytes is his too.
+                // SAFETY: the caller's promise; and the bytes behind the old ones are the caller's too.
                 unsafe {
                     let grown = $version::alloc::Allocator::grow(self, start, old, new)?;
                     let behind = grown.cast::<u8>().add(old.size());
@@ -129,7 +129,7 @@ macro_rules! list_allocator {
                 new: Layout,
             ) -> Result<NonNull<[u8]>, $version::alloc::AllocError> {
                 if new.size() == 0 {
-                    // SAFETY: the caller's promise; he will not give back what is of no bytes as a slot.
+                    // SAFETY: the caller's promise; the caller will not free an allocation of zero bytes as a slot.
                     unsafe { self.deallocate(start, old) };
                     return self.allocate(new);
                 }

@@ -1,21 +1,20 @@
-//! What a box shows of its contents: it reads, compares, prints and goes on as they do, like the standard library's.
+//! Traits that a box takes over from its contents: it reads, compares, prints and iterates as they do, like `Box`.
 //!
 //! ```text
 //!   ArenaBox<T> ┐
 //!   SlotBox<T>  ┴─ Deref, DerefMut ─▶ T      AsRef, Borrow, Eq, Ord, Hash, Display, Error, Iterator, …: those of T
 //! ```
 //!
-//! Each box says itself how it leads to its contents and drops them; the macro `like_a_box` adds what follows from
-//! that.
+//! Each box defines how it reaches and drops its contents; the macro `like_a_box` adds what follows from that.
 //!
-//! Worked: a `HashMap<ArenaBox<String>, u32>` is asked for a `&String`, by `Borrow`, and hashes that as it hashed the
-//! box.
+//! Worked: a lookup of a `&String` in a `HashMap<ArenaBox<String>, u32>` works through `Borrow`: the string hashes like
+//! its box.
 //!
-//! Cost: none but the contents' own.
+//! Cost: only that of the contents' own methods.
 
 #![forbid(unsafe_code)]
 
-/// What a box of `T` is by way of its contents: `like_a_box!([its other parameters] the box)`.
+/// Implements the traits of a box of `T` through its contents: `like_a_box!([its other parameters] the box)`.
 macro_rules! like_a_box {
     ([$($other:tt)*] $boxed:ty) => {
         impl<T: ?Sized, $($other)*> AsRef<T> for $boxed {

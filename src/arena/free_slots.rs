@@ -1,4 +1,4 @@
-//! Free slots: a pocket for one, a stack of numbers for all others, and the slots that were never used.
+//! Free slots: a pocket for one, a stack of numbers for the others, and the fresh slots, which were never used.
 //!
 //! ```text
 //!   pocket   address of one free slot, or null              ┐ one cache line
@@ -9,27 +9,27 @@
 //!                      0, as in fresh memory    never used
 //! ```
 //!
-//! Four bytes a slot, outside of it. A slot is allocated from the pocket, then from the stack, and where both are empty
-//! from those never used; so as many slots are ever used as were needed at once, the lowest first.
+//! Four bytes a slot, outside of it. A slot is allocated from the pocket, then from the stack, and if both are empty
+//! from the fresh ones. So only as many slots are ever used as were needed at once, the lowest first.
 //!
-//! *The pocket* is for who frees one slot and allocates the next. It holds the slot's address and not its number, so
-//! nothing waits for a link, nor for the way from an address to its number and back; and the link of a slot that goes
-//! in and comes out is not written. It is filled and emptied by a compare-exchange. No ABA is possible: whoever finds
-//! an address there twice finds a free slot twice.
+//! *The pocket* serves a free followed by an allocation. It holds the slot's address and not its number, so nothing
+//! waits for a link, or for the translation from address to number and back, and the link of a slot that goes in and
+//! out is not written. It is filled and emptied by a compare-exchange. No ABA is possible: a thread that finds an
+//! address there twice finds a free slot twice.
 //!
-//! *Freed twice:* a slot is free if its link is not LIVE, or if it is the one in the pocket. Both are looked at; two
-//! threads that free one slot within the same nanoseconds can both pass. Then it may be handed out twice; and its link
-//! may lead to itself, so that the stack ends there: what lies below is lost until the list is reset.
+//! *Double frees:* a slot is free if its link is not LIVE, or if it is the one in the pocket. A free checks both; two
+//! threads that free one slot within the same nanoseconds can both pass. The slot may then be handed out twice. Its
+//! link may also lead to itself, so that the stack ends there and the slots below it are lost until the list is reset.
 //!
-//! *"No" is exact.* The last fresh slot is gone for good. The stack is seen empty, the pocket is, and the stack is as
-//! it was, tag included: so at the moment of the look into the pocket nothing was free.
+//! *"No" is exact.* The last fresh slot is gone for good. The stack is seen empty, then the pocket, and then the stack
+//! unchanged, tag included: so when the pocket was read, nothing was free.
 //!
-//! Worked: slots 1 and 2 are allocated. 1 is freed: the pocket is empty, and has it now. 2 is freed: the pocket is
-//! full, so the stack is (tag 1, top 2). 1 is freed again: its link is LIVE, but it is in the pocket: an error. Three
-//! slots are allocated: 1, by its address; 2, the stack's; and 3, which was never used.
+//! Worked: slots 1 and 2 are allocated. 1 is freed: the pocket is empty and takes it. 2 is freed: the pocket is full,
+//! so the stack becomes (tag 1, top 2). 1 is freed again: its link is LIVE, but it is in the pocket, so this is an
+//! error. Three slots are allocated: 1, by its address; 2, from the stack; and 3, a fresh one.
 //!
-//! Cost: a compare-exchange each way, by the pocket or by the stack; as many slots as there are for one where they come
-//! in batches. With the list to oneself (`&mut`) neither is needed.
+//! Cost: a compare-exchange each way, through the pocket or the stack; one compare-exchange for many slots if they come
+//! in batches. With exclusive access (`&mut`) none is needed.
 
 #![forbid(unsafe_code)]
 
@@ -79,8 +79,8 @@ struct Chain<'n, N>(&'n N);
 impl<N: Nodes<AtomicU32>> Links for Chain<'_, N> {
     #[inline(always)]
     fn next(&self, slot: u32) -> u32 {
-        // Acquire: who walks a chain that changes under him may come to any slot, but to one that exists: whoever
-        // linked to it knew of it, and released that below.
+        // Acquire: a walk along a chain that changes under it may come to any slot, but only to one that exists: the
+        // thread that linked to it knew of it, and released that below.
         match self.0.node(slot).load(Ordering::Acquire) {
             LIVE => NIL,
             next => next,
@@ -111,7 +111,7 @@ impl Links for Own<'_> {
 }
 
 impl<N: Nodes<AtomicU32>> FreeSlots<N> {
-    /// All slots of `nodes` are fresh.
+    /// Creates a list in which all slots of `nodes` are fresh.
     pub fn new(nodes: N) -> Self {
         Self {
             nodes,
@@ -132,12 +132,12 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         Taken::Number(slot)
     }
 
-    // ---- taking
+    // ---- allocating
 
-    /// Takes a slot. `None` if at some moment there was none.
+    /// Allocates a slot. `None` if at some moment there was none.
     ///
-    /// What most callers get is all that is inlined, always: out of line the result goes through memory, by two stores
-    /// and one wide load, which waits for both (15 ns for a pair, not 5).
+    /// The common case is all that is inlined, and always is: out of line, the result is passed through memory by two
+    /// stores and one wide load, which waits for both (15 ns for a pair instead of 5).
     #[inline(always)]
     pub fn allocate(&self) -> Option<Taken> {
         match self.take_pocket() {
@@ -151,7 +151,8 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         self.take_free().or_else(|| self.allocate_late())
     }
 
-    /// The slot in the pocket, or the top of the stack. `None` if neither was seen, or the pocket's went to another.
+    /// Takes the slot in the pocket, or the top of the stack. `None` if neither was seen, or another thread got the
+    /// pocket's.
     #[inline(always)]
     fn take_free(&self) -> Option<Taken> {
         if let Some(memory) = self.take_pocket() {
@@ -165,8 +166,9 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
     fn take_pocket(&self) -> Option<NonNull<u8>> {
         // Relaxed: only compared.
         let memory = NonNull::new(self.heads.pocket.load(Ordering::Relaxed))?;
-        // Acquire: pairs with the Release of `free`: what the slot's last owner did with it. Release: what we gave back
-        // before, for who sees the pocket empty in `is_empty`. Relaxed: a failure says only that another has it.
+        // Acquire: pairs with the Release of `free`: what the slot's last owner did with it. Release: what we freed
+        // before, for a thread that sees the pocket empty in `is_empty`. Relaxed: a failure only means that another
+        // thread has it.
         let taken =
             self.heads
                 .pocket
@@ -174,11 +176,11 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         taken.is_ok().then_some(memory)
     }
 
-    /// Whether at some moment neither the stack nor the pocket had a slot. If not, something was there or has changed.
+    /// Whether at some moment both the stack and the pocket were empty. If not, something was there or has changed.
     fn is_empty(&self) -> bool {
         let (head, empty) = self.heads.stack.look();
-        // Acquire: pairs with the Release of `take_pocket`: who emptied it may have put another slot on the stack
-        // before, which the second look sees.
+        // Acquire: pairs with the Release of `take_pocket`: the thread that emptied it may have pushed another slot to
+        // the stack before, which the second look sees.
         empty && self.heads.pocket.load(Ordering::Acquire).is_null() && self.heads.stack.look().0 == head
     }
 
@@ -198,14 +200,14 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
             }
             match self.nodes.fresh(1) {
                 Some((first, _)) => return Some(self.hand_out(first)),
-                // The last may have been taken, and another freed, since we looked.
+                // Since we looked, another thread may have taken the last one and freed another.
                 None => fresh = false,
             }
         }
     }
 
-    /// Takes up to `most` slots, one call of `each` for one of them: by one exchange for the pocket's, one for all that
-    /// the stack has, and one for a run of fresh ones. How many there were.
+    /// Allocates up to `most` slots and calls `each` for each of them: by one exchange for the pocket's, one for all
+    /// that the stack has, and one for a run of fresh ones. Returns how many there were.
     pub fn allocate_many(&self, most: usize, mut each: impl FnMut(Taken)) -> usize {
         let chain = Chain(&self.nodes);
         let (mut taken, mut fresh) = (0, true);
@@ -234,15 +236,15 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         taken
     }
 
-    // ---- giving back
+    // ---- freeing
 
-    /// Puts a slot back, of which the memory is at `memory` and the link `link`.
+    /// Frees a slot, whose memory is at `memory` and whose link is `link`.
     ///
     /// # Errors
     /// The slot is not allocated.
     #[inline]
     pub fn free(&self, slot: u32, memory: NonNull<u8>, link: &AtomicU32) -> Result<(), FreeAlready> {
-        // Relaxed, twice: the slot is the caller's, as he says; and only compared.
+        // Relaxed, twice: the caller says that the slot is its own; and only compared.
         if link.load(Ordering::Relaxed) != LIVE {
             return Err(FreeAlready);
         }
@@ -266,10 +268,10 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         Ok(())
     }
 
-    /// Puts slots back, each given as to [`free`](Self::free), by one exchange for all. How many there were.
+    /// Frees slots, each given as to [`free`](Self::free), by one exchange for all. Returns how many there were.
     ///
     /// # Errors
-    /// One is not allocated: how many there were before it. Those are free, it and those behind it are as they were.
+    /// If a slot is not allocated: how many came before it. Those are free; it and those behind it are unchanged.
     pub fn free_many<'n>(
         &self,
         slots: impl Iterator<Item = (u32, NonNull<u8>, &'n AtomicU32)>,
@@ -283,7 +285,7 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
             if !all {
                 break;
             }
-            // Linked to what came before it, which marks it as free: a slot that is named twice is found.
+            // Linked to the slot before it, which marks it as free: a slot that is named twice is detected.
             let link = Own(link);
             link.set_next(slot, first);
             (first, count) = (slot, count + 1);
@@ -295,9 +297,9 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         if all { Ok(count) } else { Err(count) }
     }
 
-    // ---- with the list to oneself
+    // ---- with exclusive access
 
-    /// Takes a slot of a list that nobody else has: without a locked instruction.
+    /// Allocates a slot with exclusive access: without a locked instruction.
     #[inline]
     pub fn allocate_mut(&mut self) -> Option<Taken> {
         // Relaxed, twice: nobody else is here.
@@ -311,7 +313,7 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
         }
     }
 
-    /// As [`free`](Self::free), into a list that nobody else has: without a locked instruction.
+    /// Like [`free`](Self::free), with exclusive access: without a locked instruction.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -341,17 +343,17 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
 
     // ---- looking
 
-    /// Slots that are allocated: counted, 1.5 ns for each that ever was.
+    /// Counts the allocated slots. Takes 1.5 ns for each slot ever used.
     pub fn count_live(&self) -> u64 {
         let mut live = 0;
-        // Relaxed, twice: a moment's picture.
+        // Relaxed, twice: a snapshot.
         self.nodes
             .each_used(|slot| live += u64::from(self.nodes.node(slot).load(Ordering::Relaxed) == LIVE));
-        // The pocket's slot is among them.
+        // The pocket's slot is among those counted.
         live.saturating_sub(u64::from(!self.heads.pocket.load(Ordering::Relaxed).is_null()))
     }
 
-    /// Every free slot that was ever used, by `visit`. For a list nobody uses meanwhile.
+    /// Calls `visit` for every free slot that was ever used. For a list that no thread uses meanwhile.
     pub fn each_free(&self, mut visit: impl FnMut(Taken)) {
         // Relaxed: nobody is at work.
         if let Some(memory) = NonNull::new(self.heads.pocket.load(Ordering::Relaxed)) {

@@ -1,46 +1,47 @@
-//! Hyaline: slots that somebody may still be reading are free when the last such reader has left.
+//! Hyaline: a retired slot becomes free when the last reader that may be reading it has left.
 //!
 //! ```text
-//!   record of a reader   63            32 31          0        the list: what was retired while he was inside
+//!   record of a reader   63            32 31          0        the list: what was retired while it was inside
 //!                        ┌───────────────┬─────────────┐
 //!                        │ inside: 1, 0  │ first       │──▶ node of batch 9 ──▶ node of batch 7 ──▶ 0
 //!                        └───────────────┴─────────────┘          │                   │
 //!   batch 9:  first ── node ── node ── node                       ▼                   ▼
 //!             refs 2    └ in A's list                        refs of 9 − 1       refs of 7 − 1
-//!                              └ in B's list              whoever brings it to 0 frees the batch
+//!                              └ in B's list              the thread that brings it to 0 frees the batch
 //! ```
 //!
-//! A reader *enters* by saying so in his record, and *leaves* by taking the list that has grown in it and counting down
-//! each batch he finds. Who *retires* a batch of slots (which are in no place any more where a reader looks) puts one
-//! of its nodes into the list of every record that this concerns (whose reader is inside), and then adds the number of
-//! those records to the batch's count; the count may have been counted down below zero by then, and only the sum
-//! decides. Whoever brings it to zero, a reader who leaves or the one who retires, has the batch for himself and frees
-//! it: exactly one does.
+//! A reader *enters* by setting a flag in its record. It *leaves* by taking the list that has grown in the record and
+//! counting down each batch in it. A thread *retires* a batch of slots once no place where readers look leads to them.
+//! It inserts one node of the batch into the list of every record concerned (those whose reader is inside), and then
+//! adds the number of those records to the batch's count. The count may have been counted down below zero by then; only
+//! the sum matters. The thread that brings it to zero, a leaving reader or the retiring thread, owns the batch and
+//! frees it: exactly one does.
 //!
-//! So nobody scans other threads' epochs again and again, nobody waits, a batch is freed by the last reader who could
-//! see it at the moment he leaves, and nothing is allocated: the lists are made of the nodes of the batch itself. If it
-//! has too few (one node is needed for each record, and one for the count) *spare* nodes without a slot help out.
+//! So no thread scans other threads' epochs again and again, and no thread waits. A batch is freed by the last reader
+//! that could see it, when it leaves. Nothing is allocated: the lists consist of the nodes of the batch itself. If a
+//! batch has too few (it needs one node per record and one for the count), *spare* nodes without a slot are added.
 //!
-//! Worked: A and B are inside. A batch of slots 5, 6, 8 is retired: its count is in 5, node 6 goes to A's list, node 8
-//! to B's, 2 is added. B leaves: takes 8, counts 2 → 1. C enters: nothing, C cannot have seen the three. A leaves: 6, 1
-//! → 0, and A frees 5, 6 and 8.
+//! Worked: A and B are inside. A batch of slots 5, 6 and 8 is retired: 5 holds the count, node 6 goes to A's list, node
+//! 8 to B's, and 2 is added. B leaves: it takes 8 and counts 2 → 1. C enters, and is not concerned, since it cannot
+//! have seen the three. A leaves: it takes 6 and counts 1 → 0, so A frees 5, 6 and 8.
 //!
-//! **A reader who falls asleep** inside would, as it stands, stop everything: whatever is retired from then on would
-//! wait for him. So a slot knows the *era* it was allocated in, a batch the oldest of its slots', and a record the era
-//! up to which its reader has looked: he finds slots by [`protect`](Hyaline::protect) only. A batch that is younger
-//! than that is none of his, and passes him by. Eras go on as slots are allocated. So he holds back what was allocated
-//! before he fell asleep, or in the same era, what was retired in one batch with it, and no more.
+//! **A sleeping reader** that is inside would, so far, block all reclamation: everything retired from then on would
+//! wait for it. Therefore a slot records the *era* it was allocated in, a batch the oldest era of its slots, and a
+//! record the era up to which its reader has looked, since the reader finds slots by [`protect`](Hyaline::protect)
+//! only. A batch younger than that does not concern the reader. Eras advance as slots are allocated. So the reader
+//! holds back only slots allocated before it fell asleep or in the same era, and slots retired in one batch with them.
 //!
-//! **Places.** What that costs: he must find a slot in a *place*, from which it is taken before it is retired. A link
-//! in a slot that was itself taken out leads, unchanged, to slots that may have been freed since; and as he has looked
-//! at nothing so young, nobody waited for him.
+//! **Places.** The price is that a reader must find a slot in a *place*, which is cleared before the slot is retired. A
+//! link in a slot that was itself taken out stays unchanged, and may lead to slots that have since been freed; and as
+//! the reader has never looked at anything so young, no one waited for it.
 //!
-//! **Records.** One for each owner of a shard, who is alone in it and enters by a plain store. Its era only goes on,
-//! from reader to reader: of one who has just entered it says more than he has looked at, and never less.
+//! **Records.** There is one per shard owner, which is its only user and enters by a plain store. Its era only
+//! advances, from one reader to the next: for a reader that has just entered, it may promise more than the reader has
+//! looked at, but never less.
 //!
-//! Cost: entering and leaving 2.4 ns together; `protect` 1 ns more than the load; a slot retired and freed 8 ns with
-//! its share of the heavy fence, in batches of 64. After R. Nikolaev and B. Ravindran, "Snapshot-free, transparent, and
-//! robust memory reclamation for lock-free data structures", PLDI 2021, where this is Hyaline-1S, the robust one.
+//! Cost: 2.4 ns to enter and leave; `protect` 1 ns more than the load; 8 ns to retire and free a slot, including its
+//! share of the heavy fence, in batches of 64. After R. Nikolaev and B. Ravindran, "Snapshot-free, transparent, and
+//! robust memory reclamation for lock-free data structures", PLDI 2021, where this is Hyaline-1S, the robust variant.
 
 #![forbid(unsafe_code)]
 
@@ -50,22 +51,22 @@ use super::node::{Node, Nodes};
 use super::stack::{Links, NIL, Stack};
 use crate::sync::{AtomicU64, AtomicUsize, Barrier, Ordering, Table};
 
-/// The era before anything was allocated. Who has not looked yet has the one before that, 0.
+/// The era before anything was allocated. A reader that has not looked yet is in era 0, before that.
 pub const FIRST_ERA: u64 = 1;
 
 /// In a record's head: its reader is inside.
 const INSIDE: u64 = 1 << 32;
 
-/// Numbers from here on are spare nodes.
+/// Numbers from here on denote spare nodes.
 const SPARES: u32 = 0xF000_0000;
 
-/// The most slots there can be.
+/// The maximum number of slots.
 pub const MAX_SLOTS: u32 = SPARES - 1;
 
 /// In the `batch` of a batch's first node: spare nodes follow its slots.
 const WITH_SPARES: u32 = 1 << 31;
 
-/// Where a reader says that he is inside, and how far he has looked.
+/// Where a reader publishes that it is inside, and how far it has looked.
 #[derive(Debug)]
 pub struct Record {
     head: AtomicU64,
@@ -73,7 +74,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record with nobody inside, as zeroed memory has it.
+    /// A record with nobody inside; equal to zeroed memory.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -82,9 +83,9 @@ impl Record {
         }
     }
 
-    /// Whether its reader is inside, and may have seen a slot allocated in era `birth` or later.
+    /// Whether its reader is inside and may have seen a slot allocated in era `birth` or later.
     fn concerns(&self, birth: u64) -> bool {
-        // Acquire: pairs with the Releases of `enter` and `leave`. Relaxed: what counts is the fence before; see
+        // Acquire: pairs with the Releases of `enter` and `leave`. Relaxed: the fence before it is what counts; see
         // `protect`.
         self.head.load(Ordering::Acquire) >= INSIDE && self.era.load(Ordering::Relaxed) >= birth
     }
@@ -101,18 +102,18 @@ impl Default for Record {
 pub struct Batch {
     /// The first of a chain of slots that ends in [`NIL`].
     pub first: u32,
-    /// How many.
+    /// The number of slots.
     pub count: u32,
     /// The oldest era in which one of them was allocated.
     pub oldest: u64,
 }
 
-/// Readers, and what is retired under them.
+/// Readers, and the slots retired while they are inside.
 #[derive(Debug)]
 pub struct Hyaline {
     /// One for each owner of a shard.
     records: Table<CachePadded<Record>>,
-    /// Records that have ever been used; the others need not be looked at.
+    /// How many records have ever been used; the others need not be examined.
     used: AtomicUsize,
     spares: Table<Node>,
     idle_spares: Stack,
@@ -125,7 +126,7 @@ struct Chain<'h, N> {
     nodes: &'h N,
 }
 
-// Relaxed throughout where links are concerned: a chain has one owner; see `node`.
+// Relaxed throughout for links: a chain has one owner; see `node`.
 impl<N: Nodes> Links for Chain<'_, N> {
     fn next(&self, slot: u32) -> u32 {
         self.hyaline.node(self.nodes, slot).link.load(Ordering::Relaxed)
@@ -138,7 +139,7 @@ impl<N: Nodes> Links for Chain<'_, N> {
 }
 
 impl Hyaline {
-    /// No readers. `records` are all new; so are the `spares`.
+    /// Creates an instance without readers. `records` and `spares` are all new.
     pub fn new(nodes: &impl Nodes, records: Table<CachePadded<Record>>, spares: Table<Node>, barrier: Barrier) -> Self {
         let hyaline = Self {
             records,
@@ -151,7 +152,7 @@ impl Hyaline {
         hyaline
     }
 
-    /// All spares are idle.
+    /// Makes all spares idle.
     fn put_spares(&self, nodes: &impl Nodes) {
         for spare in (0..self.spares.len()).rev() {
             let number = SPARES + spare as u32;
@@ -159,7 +160,7 @@ impl Hyaline {
         }
     }
 
-    /// Nobody is inside, and nothing is retired: as new.
+    /// Resets to the initial state: nobody is inside, and nothing is retired.
     pub fn reset(&mut self, nodes: &impl Nodes) {
         // Relaxed, throughout: nobody else is here.
         for record in 0..self.used.load(Ordering::Relaxed) {
@@ -172,9 +173,10 @@ impl Hyaline {
         self.put_spares(nodes);
     }
 
-    /// Record `record` has a reader, who may enter from now on.
+    /// Gives record `record` a reader, which may enter from now on.
     pub fn admit(&self, record: usize) {
-        // Relaxed: the reader's light fence follows before he reads, and whoever retires reads behind a heavy one.
+        // Relaxed: the reader's light fence follows before it reads anything; a retiring thread loads this after a
+        // heavy fence.
         self.used.fetch_max(record + 1, Ordering::Relaxed);
     }
 
@@ -186,47 +188,48 @@ impl Hyaline {
         }
     }
 
-    /// The record's reader enters.
+    /// Enters: the record's reader is inside from now on.
     #[inline]
     pub fn enter(&self, record: usize) {
-        // Nobody else writes the head while nobody is inside. Release: whoever sees this one (`concerns`, `insert`)
-        // knows that what was read before it is read.
+        // Nobody else writes the head while nobody is inside. Release: a thread that sees this value (`concerns`,
+        // `insert`) knows that everything read before it has been read.
         self.records.get(record).head.store(INSIDE, Ordering::Release);
-        // The reader's loads come after this, or whoever retires sees the reader: he unlinks, then makes a heavy fence,
-        // then looks. If he does not find us, our fence is behind his, and what he has unlinked cannot be found.
+        // Either the reader's loads come after this, or the retiring thread sees the reader: it unlinks, then makes a
+        // heavy fence, then looks. If it does not find us, our fence comes after its fence, and we cannot find what it
+        // has unlinked.
         self.barrier.light();
     }
 
-    /// What `load` gives, and a promise: a slot it leads to is not freed before the reader, who is inside, leaves.
+    /// Returns the result of `load`, and guarantees that a slot it leads to is not freed before the reader, which is
+    /// inside, leaves.
     ///
-    /// The slot was allocated in an era that its allocator read before it was published, so the era read behind the
-    /// load is not less. When that is the era that was published, with a fence behind it, before the load, then whoever
-    /// retires the slot after this load sees it; and whoever made his fence before ours has unlinked the slot before we
-    /// loaded.
+    /// The allocator of the slot read the era before the slot was published, so the era read after the load is not
+    /// less. If that equals the era published, with a fence behind it, before the load, a thread that retires the slot
+    /// after this load sees it. A thread whose fence came before ours had unlinked the slot before we loaded.
     #[inline]
     pub fn protect<P>(&self, record: usize, era: &AtomicU64, mut load: impl FnMut() -> P) -> P {
         let record = self.records.get(record);
         loop {
-            // Relaxed: our own word, or that of who had the record before, whose shard came to us under a lock. Before
-            // the load, which may itself protect something, and publish a later one.
+            // Relaxed: our own word, or that of the record's previous user, whose shard came to us under a lock. Before
+            // the load, which may itself protect something and publish a later era.
             let published = record.era.load(Ordering::Relaxed);
             let found = load();
-            // Acquire: not before the load above, which was made by Acquire by whoever means to follow it.
+            // Acquire: stays after the load above, which is an Acquire if its result is to be followed.
             let now = era.load(Ordering::Acquire);
             if published == now {
                 return found;
             }
-            // Never back: the record's readers alone publish one, one after the other, and each was read before this.
+            // Never decreases: only the record's readers publish an era, one after another, and each was read before
+            // this one.
             record.era.store(now, Ordering::Relaxed);
             self.barrier.light();
         }
     }
 
-    /// The record's reader leaves. `free` is called for each batch that is free by that: its first slot, and how
-    /// many.
+    /// Leaves. Calls `free` for each batch that becomes free by this, with its first slot and the number of slots.
     #[inline]
     pub fn leave(&self, nodes: &impl Nodes, record: usize, free: impl FnMut(u32, u32)) {
-        // Acquire: the nodes of those who inserted them. Release: what was read while inside is read.
+        // Acquire: the nodes, from the threads that inserted them. Release: everything read while inside has been read.
         let head = self.records.get(record).head.swap(0, Ordering::AcqRel);
         if head as u32 != NIL {
             self.count_down(nodes, head as u32, free);
@@ -237,11 +240,13 @@ impl Hyaline {
     #[cold]
     fn count_down(&self, nodes: &impl Nodes, mut at: u32, mut free: impl FnMut(u32, u32)) {
         while at != NIL {
-            // Relaxed, twice: acquired with the head. Read first: once counted down, the batch may be anybody's.
+            // Relaxed, twice: acquired with the head. Read first, because once counted down the batch may belong to any
+            // thread.
             let node = self.node(nodes, at);
             let next = node.word.load(Ordering::Relaxed) as u32;
             let first = node.batch.load(Ordering::Relaxed);
-            // Release: what we read of the slots. Acquire: what the other readers read, before somebody writes.
+            // Release: our reads of the slots are done. Acquire: so are the other readers', before anyone writes the
+            // slots.
             if nodes.node(first).word.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.free(nodes, first, &mut free);
             }
@@ -249,7 +254,7 @@ impl Hyaline {
         }
     }
 
-    /// A batch that nobody reads any more: takes its spares off, and passes its slots on.
+    /// Frees a batch that nobody reads any more: detaches its spares, and passes its slots on.
     fn free(&self, nodes: &impl Nodes, first: u32, free: &mut impl FnMut(u32, u32)) {
         // Relaxed: the batch is ours alone.
         let count = nodes.node(first).batch.load(Ordering::Relaxed);
@@ -259,7 +264,7 @@ impl Hyaline {
         free(first, count & !WITH_SPARES);
     }
 
-    /// Ends a chain behind its `count` slots, and puts the spares behind them back.
+    /// Ends a chain behind its `count` slots, and returns the spares behind them to the idle ones.
     #[cold]
     fn cut_spares(&self, nodes: &impl Nodes, first: u32, count: u32) {
         let chain = Chain { hyaline: self, nodes };
@@ -276,14 +281,14 @@ impl Hyaline {
         self.idle_spares.push(&chain, spare, end);
     }
 
-    /// Retires a batch, whose slots are in no place any more: it is freed by `free` at once, if nobody is inside who
-    /// may have found one, or by the last of them.
+    /// Retires a batch whose slots are in no place any more. If no reader inside may have found one, `free` is called
+    /// at once; otherwise the last such reader frees the batch.
     ///
     /// # Errors
-    /// The batch, as it was, if it has too few slots for the readers there are, and the spares are used up: a larger
-    /// one will do.
+    /// Returns the batch unchanged if it has too few slots for the present readers and the spares are used up (a larger
+    /// one will do), or if the kernel refuses the barrier.
     pub fn retire(&self, nodes: &impl Nodes, batch: Batch, mut free: impl FnMut(u32, u32)) -> Result<(), Batch> {
-        // What was unlinked before is not found by those whom we do not find below; see `enter`.
+        // Readers that we do not find below cannot find what was unlinked before; see `enter`.
         if !self.barrier.heavy() {
             return Err(batch);
         }
@@ -295,7 +300,7 @@ impl Hyaline {
             inserted += u64::from(self.insert(nodes, at));
             at = next;
         }
-        // AcqRel: as in `count_down`. Those who have left already have counted down below zero.
+        // AcqRel: as in `count_down`. Readers that have already left have counted down below zero.
         let refs = &nodes.node(batch.first).word;
         if refs.fetch_add(inserted, Ordering::AcqRel).wrapping_add(inserted) == 0 {
             self.free(nodes, batch.first, &mut free);
@@ -303,11 +308,12 @@ impl Hyaline {
         Ok(())
     }
 
-    /// Gives each record that a batch concerns a node of it, and says how many. Who enters later is not concerned.
+    /// Assigns a node to each record that the batch concerns, and returns how many. Readers that enter later are not
+    /// concerned.
     fn assign(&self, nodes: &impl Nodes, batch: Batch) -> Result<usize, Batch> {
         let chain = Chain { hyaline: self, nodes };
         let (mut at, mut assigned, mut count) = (batch.first, 0, batch.count);
-        // Relaxed, here and below: behind the fence of `retire`; and the batch is ours until it is inserted.
+        // Relaxed, here and below: behind the fence of `retire`, and the batch is ours until it is inserted.
         for index in 0..self.used.load(Ordering::Relaxed) {
             if !self.records.get(index).concerns(batch.oldest) {
                 continue;
@@ -333,18 +339,19 @@ impl Hyaline {
         Ok(assigned)
     }
 
-    /// Puts a node into the list of the record it was assigned to, unless its reader has left. Whether it did.
+    /// Inserts a node into the list of the record it was assigned to, unless the reader has left. Returns whether it
+    /// did.
     fn insert(&self, nodes: &impl Nodes, number: u32) -> bool {
         let node = self.node(nodes, number);
         // Relaxed, twice: ours.
         let record = self.records.get(node.word.load(Ordering::Relaxed) as usize);
-        // Acquire, here and where the exchange fails: if he has left, what he read is read.
+        // Acquire, here and where the exchange fails: if the reader has left, its reads are done.
         let mut head = record.head.load(Ordering::Acquire);
         while head >= INSIDE {
             node.word.store(u64::from(head as u32), Ordering::Relaxed);
             let with_us = INSIDE | u64::from(number);
-            // Release: the node, for who leaves. (A list that has come and gone meanwhile is no harm: the head we link
-            // to is the head.)
+            // Release: the node, for the reader when it leaves. (If the list was taken and regrown meanwhile, no harm
+            // is done: the head we link to is the head.)
             match record
                 .head
                 .compare_exchange_weak(head, with_us, Ordering::Release, Ordering::Acquire)

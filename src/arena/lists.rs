@@ -1,4 +1,4 @@
-//! Lists of slabs and blocks by their feet: in the order of their use, and by size.
+//! Lists of slabs and blocks, linked by their feet: in the order of use, and by size.
 //!
 //! ```text
 //!   Queue   spare ──take──▶ (current) ──▶ used          a reset puts used in front of spare: the same order again
@@ -7,13 +7,13 @@
 //!           < 8 KiB   < 16 KiB   < 32 KiB    …    < 2 MiB   …    128 MiB and all that is larger
 //! ```
 //!
-//! A foot is the last thing in its slab, and links it: what an arena keeps costs it nothing but that. Lists are first
-//! in, first out, so that a round like the last finds what it wants at the front.
+//! A foot is the last thing in its slab, and links it, so an arena's lists need no other memory. Lists are first in,
+//! first out, so that a round like the last finds what it needs at the front.
 //!
 //! Worked: blocks of 104 KiB are in bin 4, one of 10 MiB is in bin 11.
 //!
-//! Cost: a push 1 ns; a search [`LOOKS`] feet at most in each list; to join two lists, or to ask how many bytes are in
-//! one, O(1).
+//! Cost: a push 1 ns; a search at most [`LOOKS`] feet in each list; joining two lists, or asking how many bytes one
+//! holds, O(1).
 
 use core::alloc::Layout;
 use core::array;
@@ -26,19 +26,19 @@ use super::cursor::{MOST_BYTES, grains, padding};
 use super::error::ArenaError;
 use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
-// Relaxed throughout: feet and lists are read and written under the lock of their slabs, or with the arena for oneself.
-// So there is no exchange either, which costs ten times what a load and a store do.
+// Relaxed throughout: feet and lists are accessed under the lock of their slabs, or with exclusive access to the arena.
+// So no exchange is needed either, which costs ten times as much as a load and a store.
 
-/// Lists that bins have.
+/// The number of lists.
 const BINS: usize = 16;
 
-/// The first is of blocks of less than twice so many bytes, as a power of two.
+/// The first list is for blocks of less than twice this many bytes, as a power of two.
 const FIRST_BITS: u32 = 12;
 
-/// Slabs of a list that are looked at for one that fits.
+/// How many slabs of a list are examined for one that fits.
 const LOOKS: usize = 16;
 
-/// What stands at the end of a slab.
+/// The footer of a slab.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Foot {
@@ -49,11 +49,11 @@ pub(super) struct Foot {
     pub(super) high: usize,
 }
 
-/// Room that the foot takes.
+/// Bytes that the foot takes.
 pub(super) const FOOT_BYTES: usize = grains(size_of::<Foot>());
 
 impl Foot {
-    /// That of a block that has just been taken.
+    /// The foot of a block that has just been taken.
     fn new(block: NonNull<[u8]>) -> Self {
         Self {
             next: ptr::null_mut(),
@@ -62,14 +62,14 @@ impl Foot {
         }
     }
 
-    /// Whether the slab has room for `bytes` bytes aligned to `align`, and a cursor could count that far.
+    /// Whether the slab has room for `bytes` bytes aligned to `align`, and a cursor can count that far.
     pub(super) fn fits(&self, bytes: usize, align: usize) -> bool {
         let need = padding(self.block.addr().get(), align) + bytes;
         (need..=MOST_BYTES).contains(&room(self.block))
     }
 }
 
-/// What a block holds beside its foot.
+/// The bytes of a block without its foot.
 pub(super) fn room(block: NonNull<[u8]>) -> usize {
     block.len() - FOOT_BYTES
 }
@@ -85,13 +85,13 @@ impl<B: Backing> Account<B> {
         Ok(foot)
     }
 
-    /// Bytes of such a block.
+    /// The size of such a block.
     pub(super) fn block_bytes(&self, bytes: usize, align: usize) -> Result<usize, ArenaError> {
         let (bytes, _) = self.rounded(self.block_layout(bytes, align)?)?;
         Ok(bytes)
     }
 
-    /// On a border of pages at least.
+    /// Aligned to at least a page.
     fn block_layout(&self, bytes: usize, align: usize) -> Result<Layout, ArenaError> {
         bytes
             .checked_add(FOOT_BYTES)
@@ -100,7 +100,7 @@ impl<B: Backing> Account<B> {
     }
 }
 
-/// Slabs by their feet, in the order in which they came.
+/// Slabs, linked by their feet, in the order in which they were pushed.
 #[derive(Debug)]
 pub(super) struct List {
     first: AtomicPtr<Foot>,
@@ -127,11 +127,11 @@ impl List {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Puts a slab behind all others.
+    /// Appends a slab.
     ///
     /// # Safety
     ///
-    /// The lists are the caller's, the foot lives and is in none.
+    /// The lists are the caller's; the foot lives and is in none.
     pub(super) unsafe fn push(&self, foot: NonNull<Foot>) {
         // SAFETY: the caller's promise.
         unsafe { (*foot.as_ptr()).next = ptr::null_mut() };
@@ -145,7 +145,7 @@ impl List {
         self.count(unsafe { foot.as_ref().block.len() });
     }
 
-    /// Takes the first.
+    /// Takes the first slab.
     ///
     /// # Safety
     ///
@@ -155,8 +155,8 @@ impl List {
         unsafe { self.take(|_| Some(0)) }
     }
 
-    /// Takes the one that `cost` is least for, and the first of these, among the first [`LOOKS`]; none that it says
-    /// `None` of. Looks no further than to one that costs nothing.
+    /// Takes, of the first [`LOOKS`] slabs, the one of least `cost`, or the first of several. Skips those whose cost is
+    /// `None`, and stops at one whose cost is zero.
     ///
     /// # Safety
     ///
@@ -179,7 +179,7 @@ impl List {
             (before, at) = (at, next);
         }
         let (_, before, foot) = best?;
-        // SAFETY: of this list, one behind the other.
+        // SAFETY: both are of this list, one behind the other.
         unsafe { self.unlink(before, foot) };
         Some(foot)
     }
@@ -201,7 +201,7 @@ impl List {
         self.bytes.store(self.bytes() - bytes, Ordering::Relaxed);
     }
 
-    /// Puts all of `other` in front, and leaves it empty.
+    /// Puts all slabs of `other` in front, and leaves `other` empty.
     ///
     /// # Safety
     ///
@@ -228,7 +228,7 @@ impl List {
     }
 }
 
-/// Slabs: what nothing lies in, in the order in which it will be used, and what was used in this round.
+/// Slabs: the spare ones, which are empty, in the order in which they will be used; and those used in this round.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) spare: List,
@@ -243,7 +243,7 @@ impl Queue {
         }
     }
 
-    /// What was used is spare again, in the same order, and before all others.
+    /// Makes the used slabs spare again, in the same order, in front of the others.
     ///
     /// # Safety
     ///
@@ -254,11 +254,11 @@ impl Queue {
     }
 }
 
-/// Blocks by their size.
+/// Blocks, by size.
 #[derive(Debug)]
 pub(super) struct Bins {
     lists: [List; BINS],
-    /// A bit for each list that holds something.
+    /// A bit for each list that is not empty.
     filled: AtomicUsize,
 }
 
@@ -270,12 +270,12 @@ impl Bins {
         }
     }
 
-    /// The bin for blocks of so many bytes.
+    /// The bin for blocks of this size.
     fn of(bytes: usize) -> usize {
         (bytes.max(1).ilog2().saturating_sub(FIRST_BITS) as usize).min(BINS - 1)
     }
 
-    /// The lists that hold something, as bits.
+    /// The lists that are not empty, as bits.
     fn filled(&self) -> usize {
         self.filled.load(Ordering::Relaxed)
     }
@@ -287,7 +287,7 @@ impl Bins {
 
     /// # Safety
     ///
-    /// The lists are the caller's, the foot lives and is in none.
+    /// The lists are the caller's; the foot lives and is in none.
     pub(super) unsafe fn push(&self, foot: NonNull<Foot>) {
         // SAFETY: the caller's promise.
         let bin = Self::of(unsafe { foot.as_ref().block.len() });
@@ -296,7 +296,7 @@ impl Bins {
         self.filled.store(self.filled() | 1 << bin, Ordering::Relaxed);
     }
 
-    /// Takes a block that is not much larger than so many bytes: of their bin or the next, as [`List::take`] has it.
+    /// Takes a block not much larger than `bytes` bytes: from its bin or the next, chosen as by [`List::take`].
     ///
     /// # Safety
     ///
@@ -329,7 +329,7 @@ impl Bins {
         foot
     }
 
-    /// Puts all of `other` in front, and leaves it empty.
+    /// Puts all blocks of `other` in front, and leaves `other` empty.
     ///
     /// # Safety
     ///
@@ -344,7 +344,7 @@ impl Bins {
     }
 }
 
-/// The bits that are set, from the lowest on.
+/// The set bits, from the lowest up.
 fn bits(mut set: usize) -> impl Iterator<Item = usize> {
     iter::from_fn(move || {
         let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;

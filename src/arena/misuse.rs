@@ -1,18 +1,19 @@
-//! What must not compile, and what differs from it in one line and does.
+//! Programs that must not compile, each with a twin that differs in one line and compiles.
 //!
 //! ```text
 //!   compile_fail,E0502    let value = arena.alloc(17); arena.reset(); use(value)   one line is wrong
 //!   its twin              let value = arena.alloc(17); arena.stats(); use(value)   compiles, and runs
 //! ```
 //!
-//! A program that must not compile proves little by itself: it may fail for a name that was misspelt. So each names its
-//! error, which a nightly compiler compares, and has a twin that is the same but for the wrong line; `tests/tidy.rs`
-//! looks for both. The examples in the documentation have their twins here. Nothing of this is in any build: it is read
-//! by `cargo test --doc`.
+//! That a program does not compile proves little by itself: the reason may be a misspelt name. So each names its error,
+//! which a nightly compiler compares, and has a twin that is the same except for the wrong line; `tests/tidy.rs` looks
+//! for both. The examples in the documentation have their twins here. Nothing of this is part of any build: `cargo test
+//! --doc` reads it.
 //!
-//! Worked: `reset` renamed, and the first program would still not compile, for another reason: E0599 instead of E0502.
+//! Worked: if `reset` were renamed, the first program would still not compile, but for another reason: E0599 instead of
+//! E0502.
 //!
-//! **The twins of the examples** of `Arena`: across a reset, and out of its arena.
+//! **The twins of the examples** of `Arena`: a value used after a reset, and one that outlives its arena.
 //!
 //! ```
 //! use pageheap::arena::Arena;
@@ -33,7 +34,7 @@
 //! assert_eq!(*value, 17);
 //! ```
 //!
-//! Of `Local` and `Scope`: out of a scope, and from outside in it.
+//! Of `Local` and `Scope`: a value that leaves its scope, and the outer handle used inside.
 //!
 //! ```
 //! use pageheap::arena::Arena;
@@ -58,7 +59,7 @@
 //! });
 //! ```
 //!
-//! Of `Pool` and `Handle`: across a reset, on another thread, and with a shorter life.
+//! Of `Pool` and `Handle`: a value used after a reset, a handle on another thread, and a value that lives shorter.
 //!
 //! ```
 //! use pageheap::arena::Pool;
@@ -92,7 +93,7 @@
 //! *pool.get_mut(name).unwrap() = text.leak();
 //! ```
 //!
-//! Of the lists: a box without its list, a reset under an owner, an owner on two threads.
+//! Of the lists: a box without its list, a reset while there is an owner, an owner on two threads.
 //!
 //! ```
 //! use pageheap::arena::FreeList;
@@ -123,8 +124,8 @@
 //! });
 //! ```
 //!
-//! **Across a reset**, what the examples do not show: the value of a local, the local itself, where it was, a box in an
-//! arena, what a handle names.
+//! **After a reset**, what the examples do not show: the value of a local, the local itself, its checkpoint, a box in
+//! an arena, the value of a handle.
 //!
 //! ```compile_fail,E0502
 //! use pageheap::arena::Arena;
@@ -220,7 +221,7 @@
 //! assert_eq!(*value, 17);
 //! ```
 //!
-//! A box across the reset of its list, of either kind, and a guard.
+//! A box after the reset of its list, of either kind, and a guard.
 //!
 //! ```compile_fail,E0502
 //! use pageheap::arena::FreeList;
@@ -282,7 +283,7 @@
 //! drop(guard);
 //! ```
 //!
-//! **Longer than what it is of**: the value of a pool, and what a handle of it names; an owner, his box and his guard.
+//! **Outliving the source**: the value of a pool, and that of one of its handles; an owner, its box and its guard.
 //!
 //! ```compile_fail,E0505
 //! use pageheap::arena::Pool;
@@ -386,7 +387,7 @@
 //! drop(guard);
 //! ```
 //!
-//! **On two threads**: a local, which cuts without atomics, and a guard of an owner.
+//! **On two threads**: a local, which allocates without atomic operations, and a guard of an owner.
 //!
 //! ```compile_fail,E0277
 //! use pageheap::arena::Arena;

@@ -1,4 +1,4 @@
-//! What a list knows of a slot, kept outside of it.
+//! What a list knows of a slot, kept outside of the slot.
 //!
 //! ```text
 //!   node, 16 bytes       link (32)            batch (32)              word (64)
@@ -10,19 +10,18 @@
 //!   … the batch's first  next in the batch    how many                readers still to leave
 //! ```
 //!
-//! A slot is in one state at a time, so its three words serve all of them. That the link of a slot says LIVE while it
-//! is allocated, and never otherwise, is what finds a slot freed twice, retired twice, or freed before it was
-//! allocated. The check is a load and a comparison: two threads that free one slot within the same few nanoseconds can
-//! both pass.
+//! A slot is in one state at a time, so its three words serve all states. A slot's link is LIVE while it is allocated
+//! and at no other time; that detects a slot freed twice, retired twice, or freed before it was allocated. The check is
+//! a load and a comparison: two threads that free one slot within the same few nanoseconds can both pass.
 //!
-//! Cost: 16 bytes a slot, in one cache line out of four neighbours'; a slot's own memory is never read or written.
+//! Cost: 16 bytes a slot, four nodes to a cache line; a slot's own memory is never read or written.
 
 #![forbid(unsafe_code)]
 
 use super::stack::Links;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The link of a slot that is allocated.
+/// The link of an allocated slot.
 pub const LIVE: u32 = u32::MAX;
 
 /// What is known of a slot.
@@ -35,7 +34,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The node of a slot that was never used, as zeroed memory has it.
+    /// The node of a fresh slot; equal to zeroed memory.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -52,16 +51,17 @@ impl Default for Node {
     }
 }
 
-/// Where the nodes are, and where slots come from that were never used. `T` is what is known of a slot.
+/// Where nodes lie, and where fresh slots, which were never used, come from. `T` is what is known of a slot.
 pub trait Nodes<T = Node> {
     /// The node of a slot that came out of [`fresh`](Self::fresh).
     fn node(&self, slot: u32) -> &T;
 
-    /// Up to `most` slots in a row that were never used, for the caller alone: the first, and how many. `None` if there
-    /// are no more. Releases what the caller did before to who finds none.
+    /// Takes up to `most` consecutive fresh slots for the caller alone: the first, and how many. `None` if no more are
+    /// left. Releases what the caller did before to a thread that finds none left.
     fn fresh(&self, most: u32) -> Option<(u32, u32)>;
 
-    /// Slots that [`fresh`](Self::fresh) can yet give, and all that it has given or can give: estimates, for a share.
+    /// How many slots [`fresh`](Self::fresh) can still supply, and how many it has supplied or can supply: estimates,
+    /// for a share.
     fn extent(&self) -> (u64, u64);
 
     /// Visits every slot that has come out of [`fresh`](Self::fresh).

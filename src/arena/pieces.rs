@@ -1,4 +1,4 @@
-//! What a [`Local`](super::Local) has of its arena: pieces, and room in the newest.
+//! What a [`Local`](super::Local) holds of its arena: pieces, and room in the newest.
 //!
 //! ```text
 //!   arena    ░░██████████████████████████████████████████████░░░░░░░
@@ -8,23 +8,22 @@
 //!   scopes       ┊ checkpoint: newest piece, pointer
 //! ```
 //!
-//! A local takes pieces from its arena and bumps a pointer in the newest. When that is full and still the last thing
-//! cut from the arena, it is made longer in place (also for the last block in it, when that grows): a program with one
-//! thread has one long piece. Otherwise a new one is taken, and what was left of the old is lost until the end of the
-//! scope, or the reset. What is larger than half a piece gets one of its own.
+//! A local takes pieces from its arena and bumps a pointer in the newest. When a piece is full but still the last thing
+//! cut from the arena, it is extended in place (also for its last block, when that grows). So a single-threaded program
+//! has one long piece. Otherwise a new piece is taken, and the rest of the old one is lost until the end of the scope
+//! or the reset. An object larger than half a piece gets one of its own.
 //!
-//! All pieces are linked in the order they were taken. To rewind to a [`Checkpoint`] is to take them off down to the
-//! newest of that time; they wait in a list for the next who needs one, so a scope that is entered a million times
-//! takes its pieces once.
+//! All pieces are linked in the order in which they were taken. Rewinding to a [`Checkpoint`] unlinks those newer than
+//! it. They wait in a list to be reused, so a scope that is entered a million times takes its pieces once.
 //!
-//! [`Room`] and [`Pieces`] are values. Whoever allocates has them by, and hands copies to what is not inlined; see
-//! [`local`](super::local) for why.
+//! [`Room`] and [`Pieces`] are values. A handle stores them, and passes copies to functions that are not inlined;
+//! [`local`](super::local) says why.
 //!
-//! Worked: 16 bytes with 1,000 bytes of room: the pointer moves by 16. 1,008 bytes more: the piece of 4 KiB ends where
-//! the arena's cursor is, and both move on by 16 KiB.
+//! Worked: 16 bytes with 1,000 bytes of room: the pointer moves by 16. Another 1,008 bytes: the piece of 4 KiB ends at
+//! the arena's cursor, and both advance by 16 KiB.
 //!
-//! Cost: to cut is an addition and a comparison; to lengthen a piece or to take one, once in kilobytes, is a
-//! compare-exchange on the arena.
+//! Cost: a cut is an addition and a comparison. To extend or take a piece, once in kilobytes, is a compare-exchange on
+//! the arena.
 
 use core::alloc::Layout;
 use core::iter;
@@ -44,17 +43,17 @@ const HEAD_BYTES: usize = size_of::<Piece>();
 /// The first piece of a local.
 const FIRST_BYTES: usize = 4 << 10;
 
-/// How much longer each piece is than the one before, up to the largest.
+/// The factor by which each piece is longer than the one before, up to the largest.
 const GROWTH: usize = 4;
 
 /// The largest piece that is not for one object.
 const LARGEST_BYTES: usize = 64 << 10;
 
-/// The smallest piece that is cut further when it is there already.
+/// The smallest piece worth keeping to be cut further.
 const LEAST_BYTES: usize = 512;
 
-/// What is left of the piece that is being cut: where the next allocation begins, and how far it may reach. On grains;
-/// `pointer` ≤ `end`. Null at first.
+/// The rest of the piece being cut: where the next allocation begins, and how far it may reach. On grains; `pointer` ≤
+/// `end`. Null at first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pointer: *mut u8,
@@ -63,22 +62,23 @@ pub(super) struct Room {
 
 /// One thread's pieces of an arena.
 ///
-/// The room that goes with them is in the piece that is being cut, and reaches to its end; but after a scope that
-/// panicked, having made the piece longer, it ends where the piece did before.
+/// The matching room lies in the piece being cut, and reaches to its end. The exception: if a scope extended the piece
+/// and then panicked, the room still ends where the piece did before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
-    /// The piece that is being cut, and its end. Null at first.
+    /// The piece being cut, and its end. Null at first.
     piece: *mut Piece,
     end: *mut u8,
     /// All pieces in use, newest first.
     taken: *mut Piece,
-    /// Pieces rewound.
+    /// Rewound pieces.
     spare: *mut Piece,
-    /// Bytes of the next piece.
+    /// The size of the next piece.
     step: usize,
 }
 
-/// Where a [`Local`](super::Local) was at some time. It borrows the arena: after a reset what it names is others'.
+/// A position of a [`Local`](super::Local) at some time. It borrows the arena, because after a reset the memory is
+/// reused.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpoint<'a> {
     taken: *mut Piece,
@@ -88,24 +88,24 @@ pub struct Checkpoint<'a> {
 }
 
 impl Room {
-    /// None.
+    /// No room.
     pub(super) const NONE: Self = Self {
         pointer: ptr::null_mut(),
         end: ptr::null_mut(),
     };
 
-    /// Memory for a layout that is not of zero bytes, if there is so much.
+    /// Allocates memory for a layout whose size is not zero, if there is room.
     #[inline(always)]
     pub(super) fn cut(&mut self, layout: Layout) -> Option<NonNull<u8>> {
         let pointer = self.pointer;
         let padding = padding(pointer.addr(), layout.align());
-        // Each of the two is less than half of all numbers.
+        // Cannot overflow: each of the two is less than half of `usize`'s range.
         let need = padding + grains(layout.size());
         if need > self.end.addr() - pointer.addr() {
             return None;
         }
         self.pointer = pointer.wrapping_add(need);
-        // SAFETY: in the piece, for `need` is not zero and there is so much room: a piece is not at null.
+        // SAFETY: in the piece, since `need` is not zero and there is so much room; a piece is not at null.
         Some(unsafe { NonNull::new_unchecked(pointer.wrapping_add(padding)) })
     }
 }
@@ -121,7 +121,7 @@ impl Pieces {
         }
     }
 
-    /// Memory for a layout that there is no room for.
+    /// Allocates memory for a layout that there is no room for.
     #[cold]
     #[inline(never)]
     pub(super) fn refill<B: Backing>(
@@ -154,7 +154,7 @@ impl Pieces {
             .map_err(|error| error.asked_for(layout))?;
         *room = self.begin(piece);
         self.step = (step * GROWTH).min(LARGEST_BYTES);
-        // There is room now, whatever the border: so it was asked for.
+        // There is room now, whatever the alignment: that much was requested.
         room.cut(layout).map_or_else(|| self.refill(room, arena, layout), Ok)
     }
 
@@ -168,12 +168,12 @@ impl Pieces {
         }
     }
 
-    /// Makes the piece longer by `bytes`, if it was the last to be cut from the arena, and that has room.
+    /// Extends the piece by `bytes`, if it is the latest allocation of the arena, which must have room.
     fn lengthen<B: Backing>(&mut self, room: &mut Room, arena: &Arena<B>, bytes: usize) -> bool {
         let Some(piece) = NonNull::new(self.piece) else {
             return false;
         };
-        // Of the piece, not of the room, which may be shorter (see `Pieces`).
+        // The end of the piece, not of the room, which may be shorter (see `Pieces`).
         let end = self.end;
         let new_end = end.wrapping_add(bytes);
         if !arena.move_end(piece.cast(), end, new_end) {
@@ -187,14 +187,14 @@ impl Pieces {
         true
     }
 
-    /// The place for `layout` in a piece that is for it alone.
+    /// The place for `layout` in a piece of its own.
     fn whole(piece: NonNull<Piece>, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
         let start = start_of(piece).as_ptr();
         let aligned = start.wrapping_add(padding(start.addr(), layout.align()));
         NonNull::new(aligned).ok_or(ArenaError::too_large::<u8>(layout.size()))
     }
 
-    /// A piece with room for `least`: one rewound, one that another local has left, or a new one for `wish`.
+    /// Takes a piece with room for `least`: a rewound one, one that another local has left, or a new one for `wish`.
     fn take<B: Backing>(
         &mut self,
         arena: &Arena<B>,
@@ -212,7 +212,7 @@ impl Pieces {
             None => {
                 let piece = arena.raw(new)?.cast::<Piece>();
                 let bytes = grains(new.size());
-                // SAFETY: new, ours alone, as large and aligned as its head at least.
+                // SAFETY: new, ours alone, at least as large and aligned as its head.
                 unsafe {
                     piece.write(Piece {
                         link: ptr::null_mut(),
@@ -228,7 +228,7 @@ impl Pieces {
         Ok(piece)
     }
 
-    /// One of the first spare pieces, with so much room.
+    /// Takes one of the first spare pieces that has `room` bytes.
     fn take_spare(&mut self, room: usize) -> Option<NonNull<Piece>> {
         // SAFETY: pieces in our lists are ours, heads included.
         let (piece, first) = unsafe { Piece::take_from(self.spare, room) }?;
@@ -246,7 +246,7 @@ impl Pieces {
         }
     }
 
-    /// The room at a checkpoint, if no piece was taken since; the piece may have become longer.
+    /// The room at a checkpoint, if no piece was taken since; the piece may have been extended.
     #[inline(always)]
     pub(super) fn room_at(&self, checkpoint: &Checkpoint<'_>) -> Option<Room> {
         (self.taken == checkpoint.taken).then_some(Room {
@@ -255,8 +255,8 @@ impl Pieces {
         })
     }
 
-    /// Aborts if the room does not begin in the piece that is being cut: pieces lie where those of the checkpoint did,
-    /// and are others. (From behind its end a room would have no end.)
+    /// Aborts if the room does not begin in the piece being cut: other pieces lie where those of the checkpoint did. (A
+    /// room that began behind the piece's end would have no end.)
     pub(super) fn check(&self, room: Room) {
         let piece = self.piece.addr()..=self.end.addr();
         if !piece.contains(&room.pointer.addr()) {
@@ -264,9 +264,9 @@ impl Pieces {
         }
     }
 
-    /// Goes back to a checkpoint, as [`put_back_all`](Self::put_back_all); but if no piece was being cut at that time
-    /// the first that was taken since stays, with nothing in it: so whoever enters scopes and allocates nothing outside
-    /// of them does not come here each time. Returns the room.
+    /// Rewinds to a checkpoint like [`put_back_all`](Self::put_back_all). But if no piece was being cut at that time,
+    /// the first piece taken since stays, empty. So a program that enters scopes and allocates nothing outside of them
+    /// does not come here each time. Returns the room.
     ///
     /// # Safety
     ///
@@ -274,8 +274,8 @@ impl Pieces {
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn put_back(&mut self, checkpoint: Checkpoint<'_>) -> Room {
-        // SAFETY: the caller's promise. The first spare piece, if there is one, is ours, head included, as all in our
-        // lists; and what was put back last is what was taken first.
+        // SAFETY: the caller's promise. The first spare piece, if there is one, is ours, head included, like all in our
+        // lists; and the piece that was put back last is the one taken first.
         unsafe {
             let room = self.put_back_all(checkpoint);
             match NonNull::new(self.spare) {
@@ -290,12 +290,12 @@ impl Pieces {
         }
     }
 
-    /// Makes the pieces taken since a checkpoint spare, and goes back to the piece that was being cut at that time, if
-    /// there was one. Returns the room in it, which is longer if that has become longer.
+    /// Makes the pieces taken since a checkpoint spare, and returns to the piece that was being cut at that time, if
+    /// any. Returns the room in it, which is longer if the piece has been extended.
     ///
     /// # Safety
     ///
-    /// The checkpoint is of these pieces, which have not gone back behind it since, and nothing allocated since is in
+    /// The checkpoint is of these pieces, which have not been rewound past it since, and nothing allocated since is in
     /// use.
     pub(super) unsafe fn put_back_all(&mut self, checkpoint: Checkpoint<'_>) -> Room {
         let Checkpoint {
@@ -317,7 +317,7 @@ impl Pieces {
         Room { pointer, end: self.end }
     }
 
-    /// As `Raw::move_end`.
+    /// See `Raw::move_end`.
     pub(super) fn move_end(&self, room: &mut Room, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
         let (pointer, piece) = (room.pointer, self.piece);
         let is_last = start.addr().get() > piece.addr() && end.addr() == pointer.addr();
@@ -333,7 +333,7 @@ impl Pieces {
         true
     }
 
-    /// As `move_end`, where the piece has not got so much room: it is made longer, if it can be.
+    /// Like `move_end`, if the piece has too little room: extends it, if possible.
     #[cold]
     #[inline(never)]
     pub(super) fn push_end<B: Backing>(
@@ -354,10 +354,10 @@ impl Pieces {
             && self.move_end(room, start, end, new_end)
     }
 
-    /// Gives what is not used back to the arena, for others.
+    /// Gives unused memory back to the arena, for others.
     pub(super) fn leave<B: Backing>(mut self, room: Room, arena: &Arena<B>) {
-        // SAFETY: pieces in our lists are ours, and we use none of them again. What was allocated in those that are not
-        // spare stays; of the one being cut, the rest is left, with a head of its own.
+        // SAFETY: pieces in our lists are ours, and we use none of them again. What was allocated in pieces that are
+        // not spare stays; of the one being cut, the rest is left, with a head of its own.
         unsafe {
             while let Some(piece) = NonNull::new(self.spare) {
                 self.spare = piece.as_ref().link;
@@ -394,7 +394,7 @@ fn not_its_own(pointer: *mut u8, piece: *mut Piece) -> ! {
     )
 }
 
-/// What to try in turn: `step` bytes, then less, while it is at least `need`; `step` in any case.
+/// What to try in turn: `step` bytes, then less, while at least `need`; `step` in any case.
 fn steps(step: usize, need: usize) -> impl Iterator<Item = usize> {
     iter::successors(Some(step), move |step| Some(step / GROWTH).filter(|&less| less >= need))
 }
@@ -405,7 +405,7 @@ fn start_of(piece: NonNull<Piece>) -> NonNull<u8> {
 }
 
 fn end_of(piece: NonNull<Piece>) -> *mut u8 {
-    // SAFETY: whoever has a piece may read its head, which says how long it is.
+    // SAFETY: the holder of a piece may read its head, which says how long it is.
     unsafe { piece.cast::<u8>().add(piece.as_ref().bytes).as_ptr() }
 }
 
@@ -413,7 +413,7 @@ fn end_of(piece: NonNull<Piece>) -> *mut u8 {
 mod tests {
     use super::*;
 
-    /// A block at the end of the address space that is to grow past it: its new end would be a small number.
+    /// A block at the end of the address space that would grow past it: its new end would be a small number.
     #[test]
     fn a_block_does_not_grow_around_the_end_of_the_address_space() {
         let at = |address: usize| ptr::without_provenance_mut::<u8>(address);

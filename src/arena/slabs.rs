@@ -1,4 +1,4 @@
-//! The slabs of an arena: what is being cut, what is full, what is kept for later, and what is too large for a slab.
+//! The slabs of an arena: the one being cut, full ones, spare ones, and blocks for objects too large for a slab.
 //!
 //! ```text
 //!   current                                     ┌────────────────── slab ──────────────────┬──────┐
@@ -8,34 +8,33 @@
 //!   kept   the same, in which nothing lies
 //! ```
 //!
-//! Who finds the current slab full comes here, under the lock: looks again (another may have been before him), takes a
-//! spare slab or a new one, closes the cursor and opens it on that. What would take more than half a slab (more than 64
-//! KiB, where slabs grow with the arena) gets a block of its own, and the current slab stays: one large object does not
-//! cost the small ones their place.
+//! A thread that finds the current slab full comes here and takes the lock. It looks again (another thread may have
+//! been faster), takes a spare or a new slab, closes the cursor and opens it on that slab. An object larger than half a
+//! slab (larger than 64 KiB, if slabs grow with the arena) gets a block of its own, and the current slab stays: one
+//! large object does not cost the small ones their place.
 //!
-//! **What was reserved** is for everything. Where it is one slab as large as all that was asked for, large objects are
-//! cut off it as well. What the current slab has left is lost then, which is less than such an object and its
-//! alignment.
+//! **Reserved memory** is for everything. If the reservation is one slab as large as requested, large objects are cut
+//! off it as well. The rest of the current slab is then lost; it is less than such an object and its alignment.
 //!
-//! **A reset** puts what was used in front of what is spare, whole lists at a time, and in the order of use; no slab is
-//! open then, as none was at first. A round like the last therefore makes the same choices, finds the same slabs and
-//! blocks for the same objects, and takes nothing new: large objects look for blocks of exactly their size first, and
-//! no slab that was taken for what is small is opened for them, but before a refusal. (Not always, where the last began
-//! with what rounds unlike it had left.) Of blocks that no object wanted, as many are kept as bring all to twice what
-//! the largest round had.
+//! **A reset** puts the used lists in front of the spare ones, whole lists at a time, in the order of use. Afterwards
+//! no slab is open, as in a new arena. So a round like the last makes the same choices, finds the same slabs and blocks
+//! for the same objects, and takes nothing new: large objects first look for blocks of exactly their size, and slabs
+//! taken for small objects are opened for them only before a refusal. (Not always, if the last round began with what
+//! rounds unlike it had left.) Of the blocks that no object used, as many are kept as bring the total to twice what the
+//! largest round had.
 //!
-//! **Before anything is refused**, any spare slab will do for it; and then what is spare goes back, if there may be
-//! room for it then. What was reserved stays.
+//! **Before a request is refused**, any spare slab will do for it; then spare memory is returned to the backing, if
+//! that may make room. Reserved memory stays.
 //!
-//! Growing is under a lock and not lock-free by choice. Two who need a slab at the same time would both take one, and
-//! at the limit one of them would be told that there is none while the other throws his back.
+//! Growth takes a lock, and is not lock-free, by choice. Two threads that need a slab at once would both take one, and
+//! at the limit one of them would be refused while the other returns its slab.
 //!
-//! The foot of a slab links it into a list ([`lists`](super::lists)), and notes how far the slab has ever been cut.
-//! Feet are read and written under the lock, or with the arena for oneself. Of the current slab the cursor knows, also
-//! if its end has fallen since; it is asked before anything is counted.
+//! The foot of a slab links it into a list ([`lists`](super::lists)) and records how far the slab has ever been cut.
+//! Feet are accessed under the lock, or with exclusive access to the arena. For the current slab the cursor knows this,
+//! even if its end has fallen since; it is asked before anything is counted.
 //!
-//! Worked: slabs of 64 KiB, pages of 8 KiB, 6 KiB asked for again and again. A slab has 65,536 − 32 bytes for objects:
-//! ten of them. The eleventh finds 4,064 bytes left, comes here, and a slab is taken.
+//! Worked: slabs of 64 KiB on pages of 8 KiB, objects of 6 KiB. A slab has 65,536 − 32 bytes for objects: ten of them.
+//! The eleventh finds 4,064 bytes left and comes here, and a slab is taken.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -49,36 +48,36 @@ use super::lists::{Bins, FOOT_BYTES, Foot, Queue, room};
 use super::stats::ArenaStats;
 use crate::sync::{AtomicPtr, AtomicUsize, Lock, Ordering};
 
-// Relaxed throughout: feet, lists and counts are read and written under the lock, or with the arena for oneself.
+// Relaxed throughout: feet, lists and counts are accessed under the lock, or with exclusive access to the arena.
 
-/// The first slab of an arena that chooses for itself.
+/// The first slab of an arena that chooses the sizes itself.
 const FIRST_BYTES: usize = 32 << 10;
 
-/// The smallest slab: for pages that are tiny.
+/// The smallest slab, for tiny pages.
 const LEAST_BYTES: usize = 256;
 
-/// The largest slab of an arena that chooses for itself: a huge page.
+/// The largest slab of an arena that chooses the sizes itself: a huge page.
 const LARGEST_BYTES: usize = 2 << 20;
 
-/// The largest object that such an arena opens a slab for. Does not change as the arena grows, so that a round like the
-/// last asks for the same.
+/// The largest object that such an arena opens a slab for. It does not change as the arena grows, so that a round like
+/// the last makes the same requests.
 const LARGE_BYTES: usize = 64 << 10;
 
-/// The queue of the slabs that were asked for beforehand: these are kept until the arena is shrunk.
+/// The queue of reserved slabs, which are kept until the arena is shrunk.
 const RESERVED: usize = 0;
 
-/// The queue of the slabs that were taken as they were needed.
+/// The queue of slabs taken on demand.
 const DEMANDED: usize = 1;
 
-/// What was reserved is used first.
+/// Reserved slabs are used first.
 const QUEUES: [usize; 2] = [RESERVED, DEMANDED];
 
-/// What becomes of large blocks at a reset.
+/// What a reset does with large blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Large {
-    /// They are kept for the large objects of the next round.
+    /// Keeps them for the large objects of the next round.
     Keep,
-    /// They go back to the backing.
+    /// Returns them to the backing.
     Return,
 }
 
@@ -87,35 +86,35 @@ pub(super) enum Large {
 pub(super) struct Slabs<B: Backing> {
     cursor: Cursor,
     lock: Lock,
-    /// The slab that the cursor is in; null if it is in none.
+    /// The slab that the cursor is in; null if none.
     current: AtomicPtr<Foot>,
-    /// Which queue it is of.
+    /// The queue it belongs to.
     current_queue: AtomicUsize,
     queues: [Queue; 2],
     large: Bins,
     kept: Bins,
-    /// Bytes of the large blocks of the round that had most.
+    /// Bytes of the large blocks in the round that had most.
     most_large: usize,
     /// Bytes cut off slabs that are no longer current, and bytes of large blocks in use.
     full: AtomicUsize,
-    /// Bytes ever cut off, as far as it is noted in the feet.
+    /// Bytes ever cut off, as far as the feet record it.
     committed: AtomicUsize,
-    /// The most that was ever in use, as far as it has been noted.
+    /// The most that was ever in use, as far as recorded.
     peak: AtomicUsize,
     account: Account<B>,
-    /// Bytes of a slab; 0 if the arena chooses.
+    /// The size of a slab; 0 if the arena chooses.
     slab_bytes: usize,
     /// The largest object that a slab is opened for.
     large_bytes: usize,
 }
 
 impl<B: Backing> Slabs<B> {
-    /// No slabs yet, or as many as the configuration asks for at once.
+    /// Creates the slabs of an arena: none, or the preallocation of the configuration.
     ///
     /// # Errors
-    /// If these cannot be had.
+    /// Fails if the preallocation cannot be made.
     pub(super) fn new(backing: B, config: &ArenaConfig, slab_bytes: Option<usize>) -> Result<Self, ArenaError> {
-        // Less than a huge page would never be one.
+        // A smaller slab could never be a huge page.
         let huge = config.whole_huge_pages.then_some(HUGE_BYTES);
         let slab_bytes = config.slab.or(huge).or(slab_bytes).unwrap_or(0);
         let mut slabs = Self {
@@ -141,16 +140,16 @@ impl<B: Backing> Slabs<B> {
         Ok(slabs)
     }
 
-    /// Takes slabs until `bytes` bytes are reserved. Slabs of a size of the arena's choice: in one block, if it can be.
+    /// Takes slabs until `bytes` bytes are reserved: in one block if possible, if the arena chooses their size.
     ///
     /// # Errors
-    /// If they cannot be had: at once if the limit has no room for them. What was taken stays.
+    /// Fails if they cannot be had: at once if the limit has no room for them. Slabs taken so far stay.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.account.may_reserve(bytes)?;
         while let missing @ 1.. = bytes.saturating_sub(self.account.reserved()) {
             let size = if self.slab_bytes == 0 { missing } else { self.slab_bytes };
             let size = size.clamp(LEAST_BYTES, MOST_SLAB_BYTES);
-            // Where the limit has no room for a whole slab, what is asked for may yet fit.
+            // If the limit has no room for a whole slab, the requested bytes may still fit.
             let least = if self.slab_bytes == 0 { FIRST_BYTES } else { missing };
             let slab = self.new_slab(size, least.clamp(LEAST_BYTES, size))?;
             // SAFETY: the arena is ours alone, and the foot new.
@@ -159,7 +158,7 @@ impl<B: Backing> Slabs<B> {
         Ok(())
     }
 
-    /// Memory for `layout`, which is not of zero bytes.
+    /// Allocates memory for `layout`, whose size is not zero.
     #[inline(always)]
     pub(super) fn allocate(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
         match self.cursor.bump(layout.size(), layout.align()) {
@@ -181,7 +180,7 @@ impl<B: Backing> Slabs<B> {
         if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
             return Ok(memory);
         }
-        // Slabs begin on a border of pages; what is aligned to more gets a block that is aligned to it.
+        // Slabs are aligned to pages; an object aligned to more gets a block aligned to it.
         let bytes = grains(layout.size());
         if bytes > self.large_bytes || layout.align() > self.account.page_bytes() || self.cursor.is_spent() {
             return self.grow_large(layout);
@@ -196,16 +195,16 @@ impl<B: Backing> Slabs<B> {
         Ok(unsafe { self.open(DEMANDED, slab, layout) })
     }
 
-    /// Room for one object that is large, or aligned to much.
+    /// Allocates one object that is large, or has a large alignment.
     fn grow_large(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
-        // Slabs that the arena was told the size of are for what is small, so long as there is anything else.
+        // Slabs whose size was configured are for small objects, as long as there is anything else.
         if self.slab_bytes == 0
             && let Some(memory) = self.grow_into(RESERVED, layout)
         {
             return Ok(memory);
         }
         let (bytes, align) = (grains(layout.size()), layout.align());
-        // A block of the very size, or else the shortest that is not more than an eighth longer.
+        // A block of exactly this size, or else the shortest that is at most an eighth longer.
         let (need, unit) = (bytes + FOOT_BYTES, self.account.unit(bytes + FOOT_BYTES));
         let near = |foot: &Foot| {
             let more = foot.block.len().checked_sub(need)?;
@@ -227,20 +226,20 @@ impl<B: Backing> Slabs<B> {
         Ok(unsafe { self.give_block(block, layout) })
     }
 
-    /// Cuts an object off a spare slab of a queue that has room for it, which becomes the current one.
+    /// Cuts an object off a spare slab of a queue that has room for it, which becomes the current slab.
     fn grow_into(&self, queue: usize, layout: Layout) -> Option<NonNull<u8>> {
         let fits = |foot: &Foot| foot.fits(grains(layout.size()), layout.align()).then_some(0);
         if self.cursor.is_spent() {
             return None;
         }
-        // SAFETY: under the lock; the slab is ours then, in no list, and has the room.
+        // SAFETY: under the lock; the slab is then ours, in no list, and has the room.
         unsafe {
             let slab = self.queues[queue].spare.take(fits)?;
             Some(self.open(queue, slab, layout))
         }
     }
 
-    /// Makes a slab the current one, with an object as the first in it.
+    /// Makes a slab the current one, with an object as its first.
     ///
     /// # Safety
     ///
@@ -277,7 +276,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Closes the current slab, and notes how far it was cut. One in which nothing lies is spare again.
+    /// Closes the current slab, and records how far it was cut. If it is empty it becomes spare again.
     fn leave(&self) {
         let Some(foot) = self.current() else { return };
         let offset = self.cursor.close().unwrap_or(0);
@@ -293,7 +292,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// The current slab and its queue, and none is current any more.
+    /// Takes the current slab and its queue; no slab is current then.
     fn take_current(&self) -> Option<(&Queue, NonNull<Foot>)> {
         let foot = self.current()?;
         self.current.store(ptr::null_mut(), Ordering::Relaxed);
@@ -304,7 +303,8 @@ impl<B: Backing> Slabs<B> {
         NonNull::new(self.current.load(Ordering::Relaxed))
     }
 
-    /// What `attempt` comes to, which wants room for `bytes` bytes, after all that is kept and may help has gone back.
+    /// Returns the outcome of `attempt`, which needs room for `bytes` bytes, after returning spare memory that may
+    /// help.
     fn insist(
         &self,
         bytes: usize,
@@ -319,36 +319,36 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Gives back what nothing lies in and was not reserved, if that may be of use to who wants a block and was refused
-    /// it. Whether it did.
+    /// Returns spare memory that was not reserved to the backing, if that may help a request for a block that was
+    /// refused. Returns whether it did.
     #[cold]
     fn make_room(&self, refused: Reason, bytes: usize, align: usize) -> bool {
         let Ok(whole) = self.account.block_bytes(bytes, align) else {
             return false;
         };
-        // Under the limit as little as will do, for to ask costs nothing there. A backing, which may make a system
-        // call, is asked again when it has got back as much as is wanted of it.
+        // Under the limit as little as will do, since asking is free there. A backing, which may make a system call, is
+        // asked again once it has got back as much as is requested of it.
         let enough = match refused {
             Reason::Limit => 1,
             Reason::NoPages => whole,
             _ => return false,
         };
         let demanded = &self.queues[DEMANDED];
-        // SAFETY: under the lock the current slab is there.
+        // SAFETY: under the lock the current slab stays.
         let uncut = self.uncut().map_or(0, |foot| unsafe { foot.as_ref().block.len() });
         let spare = self.kept.bytes() + demanded.spare.bytes() + uncut;
-        // Who asks for too much is refused without harm.
+        // A request that is too large is refused without side effects.
         if whole > self.account.left_without(spare) {
             return false;
         }
         let before = self.account.reserved();
         let given = || before - self.account.reserved();
         while given() < enough {
-            // SAFETY: under the lock, which is all that the lists want; nothing lies in what is spare.
+            // SAFETY: under the lock, which is all the lists need; nothing lies in spare memory.
             unsafe {
                 let mut foot = self.kept.pop().or_else(|| demanded.spare.pop());
                 if foot.is_none() && self.uncut().is_some() {
-                    // If something is cut off it in this moment, it is not spare.
+                    // If something is being cut off it at this moment, it is not spare.
                     self.leave();
                     foot = demanded.spare.pop();
                 }
@@ -359,14 +359,14 @@ impl<B: Backing> Slabs<B> {
         given() > 0
     }
 
-    /// The current slab, if nothing lies in it and it was not reserved.
+    /// The current slab, if it is empty and was not reserved.
     fn uncut(&self) -> Option<NonNull<Foot>> {
         let is_demanded = self.current_queue.load(Ordering::Relaxed) == DEMANDED;
         self.current().filter(|_| is_demanded && self.cursor.offset() == 0)
     }
 
-    /// Notes how far the current slab was cut before its end fell, if it did: in its foot, and for the peak. With the
-    /// arena for oneself, or under the lock, before anything more counts as full.
+    /// If the end of the current slab fell, records how far it was cut before: in its foot, and for the peak. With
+    /// exclusive access to the arena, or under the lock before anything more counts as full.
     #[inline(always)]
     fn note_fall(&self) {
         if self.cursor.has_fallen() {
@@ -377,13 +377,13 @@ impl<B: Backing> Slabs<B> {
     #[cold]
     fn note_fallen(&self) {
         if let (Some(offset), Some(foot)) = (self.cursor.take_fallen(), self.current()) {
-            // SAFETY: under the lock the current slab is there.
+            // SAFETY: under the lock the current slab stays.
             unsafe { self.cut(foot, offset) };
             self.raise_peak(self.full.load(Ordering::Relaxed) + offset);
         }
     }
 
-    /// Notes that a slab has been cut up to `offset`.
+    /// Records that a slab has been cut up to `offset`.
     ///
     /// # Safety
     ///
@@ -397,7 +397,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// How large the next slab should be: as much as there is already, within bounds.
+    /// The size of the next slab: as much as there is already, within bounds.
     fn next_slab_bytes(&self) -> usize {
         let bytes = match self.slab_bytes {
             0 => self.account.reserved().clamp(FIRST_BYTES, LARGEST_BYTES),
@@ -406,7 +406,7 @@ impl<B: Backing> Slabs<B> {
         bytes.next_multiple_of(self.account.page_bytes())
     }
 
-    /// A slab of `bytes` bytes, or half, or a quarter, … down to `least`.
+    /// Takes a slab of `bytes` bytes, or half, or a quarter, … down to `least`.
     fn new_slab(&self, bytes: usize, least: usize) -> Result<NonNull<Foot>, ArenaError> {
         let mut bytes = bytes.max(least);
         loop {
@@ -417,13 +417,12 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Forgets all that was allocated, and keeps the slabs. O(1), and a call to the backing for each large block that
-    /// is given back.
+    /// Frees everything allocated, and keeps the slabs. O(1), plus a call to the backing for each large block returned.
     pub(super) fn reset(&mut self, large: Large) {
         self.note_fall();
         self.note_peak();
         let offset = self.cursor.offset();
-        // SAFETY: with the arena for ourselves.
+        // SAFETY: with exclusive access to the arena.
         unsafe {
             if let Some((queue, foot)) = self.take_current() {
                 self.cut(foot, offset);
@@ -435,13 +434,13 @@ impl<B: Backing> Slabs<B> {
                 Large::Return => self.give_all(&self.large),
             }
         }
-        // No slab is open, as in an arena that is new: where one is, large objects may be put into it.
+        // No slab is open, as in a new arena: if one were, large objects could be put into it.
         self.cursor.clear();
         self.full.store(0, Ordering::Relaxed);
     }
 
-    /// Keeps the blocks of this round, and so many that it did not use that all are at most twice what the largest
-    /// round had.
+    /// Keeps the blocks of this round, and so many unused ones that the total is at most twice what the largest round
+    /// had.
     ///
     /// # Safety
     ///
@@ -449,7 +448,7 @@ impl<B: Backing> Slabs<B> {
     unsafe fn keep_large(&mut self) {
         let used = self.large.bytes();
         self.most_large = self.most_large.max(used);
-        // SAFETY: with the arena for ourselves; the caller's promise.
+        // SAFETY: with exclusive access to the arena; the caller's promise.
         unsafe {
             while self.kept.bytes() > 2 * self.most_large - used
                 && let Some(foot) = self.kept.pop()
@@ -460,21 +459,20 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// The first spare slab, and its queue.
+    /// Takes the first spare slab, and its queue.
     fn pop_spare(&mut self) -> Option<(usize, NonNull<Foot>)> {
-        // SAFETY: with the arena for ourselves.
+        // SAFETY: with exclusive access to the arena.
         QUEUES
             .into_iter()
             .find_map(|queue| unsafe { Some((queue, self.queues[queue].spare.pop()?)) })
     }
 
-    /// Gives back slabs that nothing is allocated in, until not more than `bytes` bytes are reserved or there are no
-    /// such slabs.
+    /// Returns empty slabs to the backing until at most `bytes` bytes are reserved or no empty slab is left.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         self.note_fall();
         let [reserved, demanded] = &self.queues;
-        // SAFETY: with the arena for ourselves: nobody else uses the lists, and nothing lies in spare slabs, nor in the
-        // current one if it is not cut.
+        // SAFETY: with exclusive access to the arena: nobody else uses the lists, and nothing lies in spare slabs, nor
+        // in the current one if it is not cut.
         unsafe {
             while self.account.reserved() > bytes
                 && let Some(foot) = self
@@ -495,7 +493,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Gives a slab back.
+    /// Returns a slab to the backing.
     ///
     /// # Safety
     ///
@@ -510,7 +508,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Gives all blocks back.
+    /// Returns all blocks to the backing.
     ///
     /// # Safety
     ///
@@ -524,7 +522,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// Counts what is in use now, for the peak. With the arena for oneself, or under the lock.
+    /// Counts what is in use now, for the peak. With exclusive access to the arena, or under the lock.
     fn note_peak(&self) -> usize {
         let allocated = self.full.load(Ordering::Relaxed) + self.cursor.offset();
         self.raise_peak(allocated);
@@ -536,7 +534,7 @@ impl<B: Backing> Slabs<B> {
         self.peak.store(peak, Ordering::Relaxed);
     }
 
-    /// Counts. Waits for whoever is growing the arena.
+    /// Returns statistics. Waits for a thread that is growing the arena.
     pub(super) fn stats(&self) -> ArenaStats {
         let _guard = self.lock.lock();
         self.note_fall();
@@ -553,7 +551,7 @@ impl<B: Backing> Slabs<B> {
         }
     }
 
-    /// The account, for what is known of the limit.
+    /// The account, for what it knows of the limit.
     pub(super) fn account(&self) -> &Account<B> {
         &self.account
     }
@@ -567,7 +565,7 @@ impl<B: Backing> Slabs<B> {
 
 impl<B: Backing> Drop for Slabs<B> {
     fn drop(&mut self) {
-        // SAFETY: with the arena for ourselves; whatever was allocated has ended with it.
+        // SAFETY: with exclusive access to the arena; whatever was allocated has ended with it.
         unsafe {
             if let Some((_, foot)) = self.take_current() {
                 self.give(foot);
@@ -584,7 +582,7 @@ impl<B: Backing> Drop for Slabs<B> {
     }
 }
 
-/// Where an object lies that is the first in a block: from and to which byte.
+/// Where the first object in a block lies: its first byte and its end.
 fn place(block: NonNull<[u8]>, layout: Layout) -> (usize, usize) {
     let start = padding(block.addr().get(), layout.align());
     (start, start + grains(layout.size()))

@@ -1,4 +1,4 @@
-//! Slots in memory: slabs of them, each as large as all before it, and what is known of each slot beside them.
+//! Slots in memory: slabs of them, each as large as all before it, with a node for each slot behind them.
 //!
 //! ```text
 //!   slab 0        slab 1        slab 2                      slab 3
@@ -7,21 +7,21 @@
 //!   └┬┬┬┬┬┬┬┬┘    └┬┬┬┬┬┬┬┬┘    └┬┬┬┬┬┬┬┬┬┬┬┬┬┬┬┬─          └┬┬┬┬┬┬┬┬┬┬─ ─                      nodes, behind them
 //! ```
 //!
-//! A slot is known by its number, from 1. As slabs double, the slab of a number is the position of its highest bit, the
-//! directory is an array of 33 entries whatever the limit, and from an address the slot is found by two looks on
-//! average: half of all slots lie in the last slab. If the limit or the backing has room for less than a whole slab,
-//! the slab is as long as it can be, and the numbers behind its end are nobody's.
+//! A slot is known by its number, from 1. Because slabs double, the highest bit of a number gives its slab, and the
+//! directory has 33 entries whatever the limit. Finding the slot at an address takes two looks on average, since half
+//! of all slots lie in the last slab. If the limit or the backing has no room for a whole slab, the slab is as long as
+//! possible, and the numbers behind its end are unused.
 //!
-//! Nodes lie in the slab, behind the slots, so the limit holds for both. Slots themselves are never touched.
+//! Nodes lie in the slab, behind the slots, so the limit covers both. Slots themselves are never touched.
 //!
-//! From address to number without a division: let the slot's size be odd × 2ᵗ, and i the odd part's inverse modulo 2⁶⁴
-//! (it has one, being odd). An offset multiplied by i and rotated right by t is the quotient if it is a multiple of the
-//! size; if it is not, the result is larger than any quotient (Granlund and Montgomery, 1994). So one comparison with
-//! the number of slots says both whether the address is in the slab and whether a slot begins there.
+//! From address to number without a division: let the slot's size be odd × 2ᵗ, and i the inverse of the odd part modulo
+//! 2⁶⁴ (which exists, as it is odd). An offset multiplied by i and rotated right by t is the quotient if it is a
+//! multiple of the size. If it is not, the result is larger than any quotient (Granlund and Montgomery, 1994). So one
+//! comparison with the number of slots decides both whether the address is in the slab and whether a slot begins there.
 //!
-//! Worked: slots of 6144 bytes, 3 × 2¹¹; 3⁻¹ = 0xAAAA…AAAB. Offset 18,432 is 9 × 2¹¹, times 3⁻¹ is 3 × 2¹¹, rotated 3.
-//! Offset 2048 is 2¹¹ and gives 3⁻¹ without its highest bits, offset 18,433 has a one where the rotation brings it to
-//! the top: there are no such slots.
+//! Worked: slots of 6144 bytes, 3 × 2¹¹; 3⁻¹ = 0xAAAA…AAAB. Offset 18,432 is 9 × 2¹¹; multiplied by 3⁻¹ it is 3 × 2¹¹,
+//! and rotated it is 3, the place. Offset 2048 is 2¹¹ and yields 3⁻¹ without its highest bits; offset 18,433 has a one
+//! that the rotation moves to the top. Both results are larger than any place.
 
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
@@ -37,13 +37,13 @@ use super::shards::Shard;
 use super::stats::ArenaStats;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Zeroed};
 
-/// Slabs there can be: the first, and one for each bit of a number.
+/// The maximum number of slabs: the first, and one for each bit of a number.
 const MAX_SLABS: usize = 33;
 
-/// Bytes of the first slab, unless the configuration says otherwise.
+/// The size of the first slab, unless the configuration sets another.
 const FIRST_BYTES: usize = 1 << 18;
 
-// SAFETY: atomic integers, of which zero is a value; and `new` has them all zero. No drop.
+// SAFETY: atomic integers, of which zero is a value, and `new` sets all to zero. No drop.
 unsafe impl Zeroed for Node {
     fn zeroed() -> Self {
         Self::new()
@@ -64,13 +64,13 @@ unsafe impl Zeroed for crossbeam_utils::CachePadded<Record> {
     }
 }
 
-/// One slab. Where there is none yet it has no slots.
+/// One slab. An entry without a slab has no slots.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
     memory: NonNull<[u8]>,
     /// Behind the slots, in `memory`.
     nodes: NonNull<u8>,
-    /// The first slot's number, less one; and how many there are.
+    /// The first slot's number, less one; and the number of slots.
     start: u32,
     count: u32,
 }
@@ -84,12 +84,12 @@ impl Slab {
     };
 }
 
-/// A slot that was found by its address, or by its number.
+/// A slot found by its address or by its number.
 #[derive(Debug)]
 pub(super) struct Found<'s, T> {
     pub(super) slot: u32,
     pub(super) node: &'s T,
-    /// The address, which leads to all of the slot, whatever part of it the address that was asked for came from.
+    /// The address. It gives access to the whole slot, whatever part of it the requested address came from.
     pub(super) memory: NonNull<u8>,
 }
 
@@ -98,42 +98,43 @@ pub(super) struct Found<'s, T> {
 pub(super) struct Slots<B: Backing, T> {
     account: Account<B>,
     layout: Layout,
-    /// Bytes of a slot: its size, rounded up to its alignment, not zero; and how to divide by it.
+    /// Bytes of a slot: its size, rounded up to its alignment, not zero; and how to divide by that.
     bytes: usize,
     shift: u32,
     inverse: usize,
     /// The first slab has room for `1 << first` numbers.
     first: u32,
-    /// An entry without slots, then the slabs. Those up to `slabs` are written, once.
+    /// An entry without slots, then the slabs. Entries up to `slabs` are written, once each.
     directory: UnsafeCell<[Slab; MAX_SLABS + 1]>,
     slabs: AtomicUsize,
-    /// Slots never used, of the slab `current`: the number before the first (low), and that of the last (high).
+    /// Fresh slots of slab `current`: the number before the first (low), and that of the last (high).
     fresh: AtomicU64,
-    /// For growth, and under it: the slab that `fresh` is of, from 1, or 0.
+    /// Held for growth. Under it: the slab that `fresh` refers to, from 1, or 0.
     growing: Lock,
     current: AtomicUsize,
-    /// Whether growing came to nothing when it was last tried, whatever the limit leaves.
+    /// Whether the last attempt to grow failed, whatever the limit leaves.
     refused: AtomicU32,
     /// The most slots used at any reset.
     most_used: usize,
     node: core::marker::PhantomData<T>,
 }
 
-// SAFETY: a directory entry is written once, under the lock and before `slabs` and `fresh` tell of it, and read only by
-// whoever heard of it from them, directly or by way of a slot's number. The pointers in it are to memory that is this
-// value's, which hands out shared references to `T`s, and addresses.
+// SAFETY: a directory entry is written once, under the lock and before `slabs` and `fresh` publish it, and read only by
+// threads that learnt of it from them, directly or by way of a slot's number. The pointers in it lead to memory of this
+// value, which hands out shared references to `T`s, and addresses.
 unsafe impl<B: Backing + Send, T: Send + Sync> Send for Slots<B, T> {}
 // SAFETY: as above.
 unsafe impl<B: Backing + Sync, T: Send + Sync> Sync for Slots<B, T> {}
 
 impl<B: Backing, T: Zeroed> Slots<B, T> {
-    /// No slots yet, each for `layout`. If the configuration wants some at once, [`prealloc`](Self::prealloc) follows.
+    /// Creates a list without slots, each to be for `layout`. For a preallocation, [`prealloc`](Self::prealloc)
+    /// follows.
     pub(super) fn new(backing: B, layout: Layout, config: &ArenaConfig) -> Result<Self, ArenaError> {
         let too_large = ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize);
         let bytes = layout.pad_to_align().size().max(layout.align());
         let one = bytes.checked_add(size_of::<T>()).ok_or(too_large)?;
-        // A slab of a given size is filled, not exceeded; one taken at once is all there; and one of less than a huge
-        // page would never be one.
+        // A slab of a configured size is filled, not exceeded. A preallocated slab is usable as a whole. And a slab
+        // smaller than a huge page could never be one.
         let huge = config.slab.is_none() && config.whole_huge_pages;
         let least = config.prealloc.max(if huge { HUGE_BYTES } else { 0 });
         let first = match least.div_ceil(one) {
@@ -158,13 +159,13 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         })
     }
 
-    /// Takes what the configuration wants at once, less what has been taken, before anybody else is here.
+    /// Takes the preallocation of the configuration, less what has been taken, before anybody else is here.
     pub(super) fn prealloc(&self, config: &ArenaConfig) -> Result<(), ArenaError> {
         let bytes = config.prealloc.saturating_sub(self.account.reserved());
         if bytes == 0 {
             return Ok(());
         }
-        // As many bytes as asked, whatever slots they have room for: that is whole huge pages if those were asked for.
+        // As many bytes as requested, however many slots fit: whole huge pages, if those were requested.
         let too_large = ArenaError::new(Reason::TooLarge, self.layout, isize::MAX as usize);
         let (_, one) = self.shape(1).ok_or(too_large)?;
         let layout = Layout::from_size_align(bytes.max(one.size()), one.align()).map_err(|_| too_large)?;
@@ -174,14 +175,14 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         Ok(())
     }
 
-    /// The entry of the `index`th slab, from 1. (Never by a reference to all of them, of which one may be written just
-    /// now.)
+    /// The entry of the `index`th slab, from 1. (Never through a reference to the whole array, one of whose entries may
+    /// be being written.)
     #[inline(always)]
     fn entry(&self, index: usize) -> *mut Slab {
         self.directory.get().cast::<Slab>().wrapping_add(index)
     }
 
-    /// The last slab, in which half of all slots are; one without slots if there is none.
+    /// The last slab, which has half of all slots; an entry without slots if there is no slab.
     #[inline(always)]
     fn last(&self) -> &Slab {
         // Acquire: pairs with the Release of `publish`.
@@ -190,7 +191,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         unsafe { &*self.entry(last) }
     }
 
-    /// The slab and the place in it of a slot's number.
+    /// The slab of a slot's number, and its place in the slab.
     #[inline(always)]
     fn place(&self, slot: u32) -> (&Slab, usize) {
         let index = slot.wrapping_sub(1);
@@ -206,21 +207,21 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     fn place_by_bit(&self, index: u32) -> (&Slab, usize) {
         let slab = (u32::BITS - (index >> self.first).leading_zeros()) as usize + 1;
         debug_assert!(slab <= MAX_SLABS);
-        // SAFETY: at 33 at the most, as a number has 32 bits. A slot's number was heard of after its slab was written,
-        // and entries are written once.
+        // SAFETY: at most 33, as a number has 32 bits. A slot's number became known after its slab was written, and
+        // entries are written once.
         let slab = unsafe { &*self.entry(slab) };
         debug_assert!(index.wrapping_sub(slab.start) < slab.count);
         (slab, (index - slab.start) as usize)
     }
 
-    /// The memory of a slot, by its number.
+    /// The address of a slot.
     #[inline(always)]
     pub(super) fn address(&self, slot: u32) -> NonNull<u8> {
         let (slab, place) = self.place(slot);
         self.memory_at(slab, place)
     }
 
-    /// The node of a slot and its memory, by its number.
+    /// The node and the memory of a slot, by its number.
     #[inline(always)]
     pub(super) fn found(&self, slot: u32) -> Found<'_, T> {
         let (slab, place) = self.place(slot);
@@ -231,8 +232,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         }
     }
 
-    /// The memory at a place of a slab, which has it. A branch that is always predicted, for one step instead of three
-    /// where it can be.
+    /// The memory at a place of a slab, which has it. The branch is always predicted, and saves two of three steps if
+    /// it can.
     #[inline(always)]
     fn memory_at(&self, slab: &Slab, place: usize) -> NonNull<u8> {
         let offset = if self.inverse == 1 {
@@ -244,14 +245,14 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         unsafe { slab.memory.cast::<u8>().add(offset) }
     }
 
-    /// The slot at an address. `None` if none begins there.
+    /// Finds the slot at an address. `None` if none begins there.
     #[inline(always)]
     pub(super) fn find(&self, address: *const u8) -> Option<Found<'_, T>> {
         self.find_in(self.last(), address)
             .or_else(|| self.find_elsewhere(address))
     }
 
-    /// The slot of a slab at an address.
+    /// Finds the slot at an address in one slab.
     #[inline(always)]
     fn find_in<'s>(&self, slab: &'s Slab, address: *const u8) -> Option<Found<'s, T>> {
         let offset = address.addr().wrapping_sub(slab.memory.addr().get());
@@ -261,7 +262,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             offset.wrapping_mul(self.inverse)
         };
         let place = odd.rotate_right(self.shift);
-        // The offset is `place * bytes`, mod 2⁶⁴; and below `count` that does not wrap.
+        // The offset is `place * bytes`, mod 2⁶⁴; below `count` that does not wrap.
         if place >= slab.count as usize {
             return None;
         }
@@ -273,7 +274,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         })
     }
 
-    /// As `find`, in the slabs before the last.
+    /// Like `find`, in the slabs before the last.
     #[inline(never)]
     fn find_elsewhere(&self, address: *const u8) -> Option<Found<'_, T>> {
         // Acquire: pairs with the Release of `publish`.
@@ -290,7 +291,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         unsafe { slab.nodes.cast::<T>().add(place).as_ref() }
     }
 
-    /// What a slot is for.
+    /// The layout that a slot is for.
     pub(super) fn layout(&self) -> Layout {
         self.layout
     }
@@ -300,12 +301,12 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         self.bytes
     }
 
-    /// Where blocks come from.
+    /// The account of the backing.
     pub(super) fn account(&self) -> &Account<B> {
         &self.account
     }
 
-    /// That there are no slots, and why.
+    /// The error for an exhausted list, with its reason.
     #[cold]
     pub(super) fn exhausted(&self) -> ArenaError {
         let left = self.account.left();
@@ -315,10 +316,11 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         ArenaError::new(reason, self.layout, left)
     }
 
-    /// Numbers, with `live` of the slots allocated.
+    /// Statistics, given that `live` of the slots are allocated.
     pub(super) fn stats(&self, live: u64) -> ArenaStats {
         let used = self.used();
-        // Slots are used from the first on, also after a reset: so as many have ever been used as at the most at once.
+        // Slots are used from the first on, even after a reset. So the number of slots ever used is the most ever used
+        // at once.
         let most_used = used.max(self.most_used) * self.bytes;
         ArenaStats {
             limit: self.account.limit(),
@@ -351,7 +353,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     // ---- growth
 
-    /// More slots that were never used: the next slab's. Whether there are any.
+    /// Provides fresh slots: those of the next slab. Returns whether there are any.
     #[cold]
     fn grow(&self) -> bool {
         let _guard = self.growing.lock();
@@ -374,7 +376,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         slab.map(|slab| self.publish(slab)).is_some()
     }
 
-    /// A slab behind these, as long as all of them or as can be had.
+    /// Takes a slab behind the others, as long as all of them or as long as possible.
     fn next_slab(&self, slabs: usize) -> Option<Slab> {
         let start = if slabs == 0 {
             0
@@ -389,7 +391,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         self.take_slab(start as u32, room, 1).ok()
     }
 
-    /// Bytes of a slab of `count` slots: where its nodes begin, and its layout.
+    /// The shape of a slab of `count` slots: where its nodes begin, and its layout.
     fn shape(&self, count: u32) -> Option<(usize, Layout)> {
         let slots = self.bytes.checked_mul(count as usize)?;
         let nodes = slots.checked_next_multiple_of(align_of::<T>())?;
@@ -398,7 +400,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         Some((nodes, Layout::from_size_align(bytes, align).ok()?))
     }
 
-    /// A slab of up to `room` slots, at least `least`: as many as can be had.
+    /// Takes a slab of up to `room` slots and at least `least`: as many as possible.
     fn take_slab(&self, start: u32, room: u32, least: u32) -> Result<Slab, ArenaError> {
         let mut count = room;
         let block = loop {
@@ -424,7 +426,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         Ok(self.divide(block, start, count, room))
     }
 
-    /// A block as a slab of `count` slots, or as many as the pages have room for.
+    /// Makes a block a slab of `count` slots, or of as many as its pages have room for.
     fn divide(&self, block: Block, start: u32, mut count: u32, room: u32) -> Slab {
         let bytes = block.memory.len();
         let fits = |count: u32| self.shape(count).is_some_and(|(_, layout)| layout.size() <= bytes);
@@ -435,7 +437,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             count += 1;
         }
         let offset = self.shape(count).map_or(0, |(nodes, _)| nodes);
-        // SAFETY: in the block, whose layout was this one's for as many slots, or fits it.
+        // SAFETY: in the block, whose layout was made for so many slots, or has room for this one.
         let nodes = unsafe { block.memory.cast::<u8>().add(offset) };
         if !block.zeroed {
             // SAFETY: the nodes' part of a block that is ours alone.
@@ -449,33 +451,33 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         }
     }
 
-    /// Enters a slab into the directory, and lets its slots be used. Under the lock, or before anybody else is here.
+    /// Enters a slab into the directory, and opens it. Under the lock, or before anybody else is here.
     fn publish(&self, slab: Slab) {
         // Relaxed: under the lock.
         let index = self.slabs.load(Ordering::Relaxed) + 1;
-        // SAFETY: nobody reads the entry before the stores below, nobody else writes one: the lock.
+        // SAFETY: nobody reads the entry before the stores below; nobody else writes one: the lock.
         unsafe { self.entry(index).write(slab) };
-        // Release: the entry, for `last` and who looks through all of them.
+        // Release: the entry, for `last` and for searches through all slabs.
         self.slabs.store(index, Ordering::Release);
         self.open(index);
     }
 
-    /// Lets the slots of the `index`th slab be used. Under the lock, and all before it are.
+    /// Makes the slots of the `index`th slab available. Under the lock, when all slots before it are used.
     fn open(&self, index: usize) {
         // Relaxed: under the lock.
         self.current.store(index, Ordering::Relaxed);
         // SAFETY: written, by `publish` if not before.
         let slab = unsafe { &*self.entry(index) };
-        // Release: the entry, for `fresh`. Nobody changes it meanwhile: it has no slots to give.
+        // Release: the entry, for `fresh`. Nobody changes it meanwhile: it has no slots to supply.
         let range = pack(slab.start, slab.start + slab.count);
         self.fresh.store(range, Ordering::Release);
     }
 
-    /// Every slot was never used. Nobody is to have one any more.
+    /// Makes every slot fresh again. Nobody may still have one.
     pub(super) fn reset(&mut self) {
         self.most_used = self.most_used.max(self.used());
         self.each_slab(|slab, end| {
-            // SAFETY: the used part of the nodes of a slab that is ours alone, and all-zero nodes are nodes (`Zeroed`).
+            // SAFETY: the used part of the nodes of a slab that is ours alone; all-zero nodes are nodes (`Zeroed`).
             unsafe { slab.nodes.write_bytes(0, (end - slab.start) as usize * size_of::<T>()) };
         });
         // Relaxed, twice: nobody else is here.
@@ -496,8 +498,8 @@ fn unpack(range: u64) -> (u32, u32) {
     (range as u32, (range >> 32) as u32)
 }
 
-/// The inverse of an odd number modulo a power of two, by Newton's iteration: each round doubles the bits that are
-/// right, of which the number itself has three.
+/// The inverse of an odd number modulo a power of two, by Newton's iteration: each round doubles the number of correct
+/// bits, of which the number itself has three.
 const fn inverse(odd: usize) -> usize {
     let mut inverse = odd;
     let mut bits = 3;
@@ -517,7 +519,7 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
 
     fn fresh(&self, most: u32) -> Option<(u32, u32)> {
         loop {
-            // Acquire: pairs with the Release of `open`, so the slab is there; and with that of others below.
+            // Acquire: pairs with the Release of `open`, so the slab is there; and with that of the exchanges below.
             let mut range = self.fresh.load(Ordering::Acquire);
             loop {
                 let (next, end) = unpack(range);
@@ -525,7 +527,7 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
                 if count == 0 {
                     break;
                 }
-                // Release, of AcqRel: what the caller announced before is seen by who finds these slots used.
+                // Release, of AcqRel: what the caller announced before is seen by a thread that finds these slots used.
                 let taken = pack(next + count, end);
                 match self
                     .fresh
@@ -544,8 +546,8 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
     fn extent(&self) -> (u64, u64) {
         // Relaxed, twice: an estimate.
         let (next, end) = unpack(self.fresh.load(Ordering::Relaxed));
-        // After a reset the slabs behind the one in use are there all the same. The numbers between them that are
-        // nobody's count, too: there are some only where a slab before the last was cut short.
+        // After a reset, the slabs behind the current one still exist. Unused numbers between them are counted too;
+        // there are some only if a slab before the last was cut short.
         let last = self.last();
         let end = end.max(last.start + last.count);
         let left = match self.account.left() {

@@ -1,4 +1,4 @@
-//! Gathering: when nothing is left in the open, the slots of all shards, or the proof that there are none.
+//! Gathering: when nothing else is left, collects the slots of all shards, or proves that there are none.
 //!
 //! ```text
 //!   frozen ← 1 ── heavy barrier ──▶ each shard: still? its slots to the depot ──▶ a slot for us ── frozen ← 0
@@ -9,22 +9,22 @@
 //!                                                                             the depot the same: "no"
 //! ```
 //!
-//! One gathers at a time; the others wait for the lock, and mostly find in the depot what he put there. Why the proof
-//! is one is told in the [module above](super).
+//! One thread gathers at a time. The others wait for the lock, and mostly find in the depot what it put there. The
+//! [parent module](super) explains why the proof holds.
 //!
-//! *Who is busy is waited for* until he has done: he may be preempted, and as long as he holds slots "no" would be
-//! wrong. First by yielding, then asleep, so that one of a lower priority gets on. In the child of a fork he may not
-//! exist; so there, and only there, the wait has an end.
+//! *A busy shard is waited for* until its section ends: its thread may be preempted, and as long as it holds slots a
+//! "no" would be wrong. The gatherer first yields, then sleeps, so that a thread of lower priority can run. In the
+//! child of a fork that thread may not exist; there, and only there, the wait is bounded.
 //!
-//! *Without the barrier* (the kernel refuses it, again and again, though it did not when the list was made) nobody can
-//! tell whether an owner is inside. So owners go on, and their shards are left alone. What is entered by an exchange,
-//! the lanes, can be held by us as by anybody; and the asker's own shard is his.
+//! *Without the barrier* (the kernel granted it when the list was made, but now refuses it repeatedly) nobody can tell
+//! whether an owner is inside. So owners carry on, and their shards are left alone. Lanes, which are entered by an
+//! exchange, can be held by the gatherer as by any thread; and the requester's own shard is its own.
 //!
-//! Worked: an owner of three slots is preempted in the middle of a fourth, which he frees, and sleeps for 2 s. Who asks
-//! meanwhile yields for some milliseconds and looks 2,000 times more; then he has one of the four.
+//! Worked: an owner with three slots is preempted while it frees a fourth, and sleeps for 2 s. A thread that requests a
+//! slot meanwhile yields for some milliseconds and looks 2,000 times more; then it gets one of the four.
 //!
-//! Cost: a lock, the heavy barrier, a look at every shard ever lent: some 5 us. What it finds it finds for all, and the
-//! controller makes smaller batches, so that it is not needed again soon.
+//! Cost: a lock, the heavy barrier, a look at every shard ever lent: some 5 us. What a gatherer finds is available to
+//! all, and the controller makes batches smaller, so that the next gathering is not needed soon.
 
 #![forbid(unsafe_code)]
 
@@ -37,35 +37,35 @@ use crate::arena::node::Nodes;
 use crate::arena::stack::NIL;
 use crate::sync::{Calm, Ordering, process, relax, wait_for};
 
-/// Looks between which who gathers yields; between later ones he sleeps for a [`NAP`].
+/// The number of looks between which the gatherer yields; between later ones it sleeps for a [`NAP`].
 const YIELDS: u32 = 1 << 10;
 
 /// See [`YIELDS`].
 const NAP: Duration = Duration::from_millis(1);
 
-/// How many looks the child of a fork takes at one who holds slots and does not move: some seconds.
+/// How many looks the child of a fork takes at a shard that holds slots and does not move: some seconds.
 const PATIENCE: u32 = YIELDS + 2000;
 
-/// How often the kernel is asked for the barrier, which it may have no memory for just now.
+/// How often the kernel is asked for the barrier, which may fail for a passing lack of memory.
 const TRIES: u32 = 16;
 
 impl<N: Nodes> Shards<N> {
     /// Gathers what the shards hold, and takes a slot. `None` if at some moment meanwhile there was none. `own` is the
-    /// caller's shard, if he has one; he is not inside.
+    /// caller's shard, if it has one; the caller is not inside.
     #[cold]
     pub(super) fn gather(&self, own: Option<&Shard>) -> Option<u32> {
         let _guard = self.gathering.lock();
-        // Who had the lock before us gathered for all.
+        // The previous holder of the lock gathered for all.
         if let Some(slot) = self.detour() {
             return Some(slot);
         }
-        // Relaxed, three times: statistics, slots from here on are of another era, and the fence below.
+        // Relaxed, three times: a statistic; slots from here on are of another era; and the fence below.
         self.account.gatherings.fetch_add(1, Ordering::Relaxed);
         self.control.era.fetch_add(1, Ordering::Relaxed);
         self.control.frozen.store(ALL, Ordering::Relaxed);
         let seen = self.all_have_seen();
         if !seen {
-            // Relaxed: owners go on, and find in their shards what they left there.
+            // Relaxed: owners carry on, and find in their shards what they left there.
             self.control.frozen.store(GUESTS, Ordering::Relaxed);
         }
         let slot = self.search(own, seen);
@@ -74,7 +74,7 @@ impl<N: Nodes> Shards<N> {
         slot
     }
 
-    /// The heavy barrier. False if the kernel does not make it.
+    /// Makes the heavy barrier. Returns false if the kernel refuses it.
     fn all_have_seen(&self) -> bool {
         (0..TRIES).any(|round| {
             let done = self.barrier.heavy();
@@ -85,7 +85,7 @@ impl<N: Nodes> Shards<N> {
         })
     }
 
-    /// With everybody kept out of the shards; unless `seen`, all but their owners.
+    /// Searches while all threads are kept out of the shards; if not `seen`, all but their owners.
     fn search(&self, own: Option<&Shard>, seen: bool) -> Option<u32> {
         let in_a_child = process() != self.home;
         let mut last: Option<(u64, Calm)> = None;
@@ -93,8 +93,8 @@ impl<N: Nodes> Shards<N> {
         loop {
             let enough = in_a_child && round >= PATIENCE;
             let held = self.collect(own, seen);
-            // Where slots are held somewhere the backing is not asked again and again, which may cost system calls each
-            // time: it is by who is about to say no.
+            // While slots are held somewhere, the backing is not asked again and again, since that may cost system
+            // calls each time. It is asked before a "no".
             let (_, empty) = self.depot.look();
             if (!empty || held == 0 || enough)
                 && let Some(slot) = self.take_one()
@@ -115,32 +115,32 @@ impl<N: Nodes> Shards<N> {
         }
     }
 
-    /// Lets others get on with what they are at.
+    /// Lets other threads finish what they are at.
     fn nap(&self, round: u32, seen: bool) {
         if round < YIELDS {
             relax(round);
         } else {
-            // Nobody else changes it, nobody wakes us.
+            // Nobody else changes the word, so nobody wakes us.
             let frozen = if seen { ALL } else { GUESTS };
             wait_for(&self.control.frozen, frozen, Some(NAP));
         }
     }
 
-    /// Empties every shard that is still, of those it can be said of; says how many slots the others of these hold.
+    /// Empties every shard that can be told to be still, and returns how many slots the busy ones hold.
     fn collect(&self, own: Option<&Shard>, seen: bool) -> u64 {
         let mut held = 0;
         for index in 0..self.shards_used() {
             let shard: &Shard = self.shards.get(index);
             if seen {
-                // Acquire: pairs with the Release that ends a section: the shard is as it was left, and who comes next
-                // sees `frozen`.
+                // Acquire: pairs with the Release that ends a section: the shard is as it was left, and the next thread
+                // to enter sees `frozen`.
                 if shard.busy.load(Ordering::Acquire) == 0 {
                     self.empty(shard);
                 } else {
                     held += shard.held();
                 }
             } else if index < LANES {
-                // Acquire, Relaxed: as a guest enters; whether he sees `frozen` or not, two do not.
+                // Acquire, Relaxed: as a guest enters. Whether another guest sees `frozen` or not, no two are inside.
                 let entered = shard.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
                 if entered.is_ok() {
                     let section = Section::of(shard);
@@ -155,10 +155,10 @@ impl<N: Nodes> Shards<N> {
         held
     }
 
-    /// Takes everything out of a shard in which nobody is.
+    /// Empties a shard that no thread is inside.
     fn empty(&self, shard: &Shard) {
-        // Relaxed, throughout: ours while it is frozen, or held, or the caller's; handed back by the Release in
-        // `gather`, or of the section.
+        // Relaxed, throughout: ours while it is frozen, held, or the caller's; handed back by the Release in `gather`,
+        // or by that of the section.
         if shard.full.load(Ordering::Relaxed) != 0 {
             shard.full.store(0, Ordering::Relaxed);
             self.give(shard.pocket.load(Ordering::Relaxed), 1);

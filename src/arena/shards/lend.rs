@@ -1,7 +1,7 @@
-//! Who owns which shard, and a look at where all slots are.
+//! Lending of shards, and a census of all slots.
 //!
-//! Shards are lent under a lock of their own (~15 ns); the last one given back is lent first. An owner who is forgotten
-//! keeps his shard, but not what is in it: whoever gathers finds it.
+//! Shards are lent under a lock of their own (~15 ns); the one returned last is lent first. A leaked owner keeps its
+//! shard, but not the slots in it, which a gatherer finds.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ use crate::arena::node::{Batches, Chain, LIVE, Nodes};
 use crate::arena::stack::{Links, NIL, Stack};
 use crate::sync::Ordering;
 
-/// Where the slots are, at one moment.
+/// Where the slots are at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// Allocated.
@@ -24,15 +24,15 @@ pub struct Census {
     pub sharded: u64,
     /// Free, in the depot.
     pub depot: u64,
-    /// Retired, and not yet with Hyaline.
+    /// Retired, and not yet passed to Hyaline.
     pub retired: u64,
 }
 
 impl<N: Nodes> Shards<N> {
-    /// A shard that is the caller's alone, until [`take_back`](Self::take_back). `None` if all are lent.
+    /// Lends a shard to the caller alone, until [`take_back`](Self::take_back). `None` if all are lent.
     pub fn lend(&self) -> Option<usize> {
         let _guard = self.lending.lock();
-        // Relaxed, throughout: under the lock. But for `lent`, see below.
+        // Relaxed, throughout: under the lock. Except for `lent`, see below.
         let vacant = self.vacant.load(Ordering::Relaxed);
         if vacant != 0 {
             let shard = vacant as usize - 1;
@@ -45,13 +45,13 @@ impl<N: Nodes> Shards<N> {
             return None;
         }
         self.hyaline.admit(lent);
-        // Relaxed: who gathers reads it behind his heavy fence; the new owner makes his light one before he does
-        // anything, so either we are counted or he sees `frozen`.
+        // Relaxed: a gatherer loads it after its heavy fence. The new owner makes its light fence before it does
+        // anything, so either it is counted or it sees `frozen`.
         self.lent.store(lent + 1, Ordering::Relaxed);
         Some(LANES + lent)
     }
 
-    /// Takes a shard back, which the caller does not use any more, and empties it.
+    /// Takes back a shard that the caller no longer uses, and empties it.
     pub fn take_back(&self, shard: usize) {
         self.flush(shard);
         let _guard = self.lending.lock();
@@ -61,25 +61,25 @@ impl<N: Nodes> Shards<N> {
         self.vacant.store(shard as u32 + 1, Ordering::Relaxed);
     }
 
-    /// Empties a shard that is the caller's: free slots go to the depot, retired ones to Hyaline, if it takes them.
+    /// Empties a shard that is the caller's: free slots go to the depot, retired ones to Hyaline, if it accepts them.
     pub fn flush(&self, shard: usize) {
         self.flush_as(self.shards.get(shard), As::Owner);
     }
 
-    /// Empties the lanes in which nobody is at work.
+    /// Empties the lanes in which no thread is at work.
     pub fn flush_lanes(&self) {
         (0..LANES).for_each(|lane| self.flush_as(self.shards.get(lane), As::Guest));
     }
 
     fn flush_as(&self, shard: &Shard, who: As) {
         let Some(section) = self.enter(shard, who) else {
-            // Somebody gathers: he empties what is still, and what he leaves is found by who gathers next. Or somebody
-            // is at work in a lane.
+            // A thread gathers: it empties what is still, and the next gatherer finds what it leaves. Or a thread is at
+            // work in a lane.
             return;
         };
         let shard = section.shard;
         let way = shard.under_way();
-        // Relaxed, throughout: inside the section. Release, for a store under way: as `Move` has it.
+        // Relaxed, throughout: inside the section. Release, for a store under way: as in `Move`.
         if shard.full.load(Ordering::Relaxed) != 0 {
             self.give(shard.pocket.load(Ordering::Relaxed), 1);
             shard.full.store(0, Ordering::Release);
@@ -98,8 +98,8 @@ impl<N: Nodes> Shards<N> {
         }
     }
 
-    /// As new, but for the statistics: no shard is lent, no slot is anywhere, nobody reads. `renew` makes every slot of
-    /// the nodes one that was never used.
+    /// Resets to the initial state, except for statistics: no shard is lent, no slot is anywhere, no reader is inside.
+    /// `renew` makes every slot of the nodes fresh.
     pub fn reset(&mut self, renew: impl FnOnce(&mut N)) {
         for index in 0..self.shards_used() {
             self.shards.get(index).clear();
@@ -116,13 +116,13 @@ impl<N: Nodes> Shards<N> {
         renew(&mut self.nodes);
     }
 
-    /// Shards that may have something in them.
+    /// The number of shards that may hold anything.
     pub(super) fn shards_used(&self) -> usize {
         // Relaxed: see `lend`.
         LANES + self.lent.load(Ordering::Relaxed)
     }
 
-    /// Times that a slot could be had only by gathering.
+    /// How often a slot could be had only by gathering.
     pub fn gatherings(&self) -> u64 {
         // Relaxed: a statistic.
         self.account.gatherings.load(Ordering::Relaxed)
@@ -134,14 +134,14 @@ impl<N: Nodes> Shards<N> {
         self.control.limit.load(Ordering::Relaxed)
     }
 
-    /// Slots free in the depot, about.
+    /// Roughly how many slots are free in the depot.
     pub fn in_depot(&self) -> u64 {
         // Relaxed: a statistic.
         self.account.depot.load(Ordering::Relaxed) as u64
     }
 
-    /// Every slot that is in the open, in a shard, or waiting to be retired, by `visit`; and how many of each. For a
-    /// list nobody uses meanwhile.
+    /// Calls `visit` for every slot in the depot, in a shard, or waiting to be retired, and counts each kind. For a
+    /// list that no thread uses meanwhile.
     pub fn census(&self, mut visit: impl FnMut(u32)) -> Census {
         let mut census = Census::default();
         let chain = Chain(&self.nodes);
@@ -174,10 +174,10 @@ impl<N: Nodes> Shards<N> {
         census
     }
 
-    /// Slots that are allocated. 1.5 ns for each that ever was.
+    /// How many slots are allocated. Takes 1.5 ns for each slot ever used.
     pub fn count_live(&self) -> u64 {
         let mut live = 0;
-        // Relaxed: a moment's picture.
+        // Relaxed: a snapshot.
         self.nodes
             .each_used(|slot| live += u64::from(self.nodes.node(slot).link.load(Ordering::Relaxed) == LIVE));
         live

@@ -1,7 +1,8 @@
-//! Slots of one size, in shards: each owner's at hand without a locked instruction, anybody's when there are no others.
+//! Slots of one size, in shards: each is its owner's alone, without a locked instruction, until some thread finds no
+//! slot.
 //!
 //! ```text
-//!   shard of A        shard of B        lanes, for who owns none         one cache line each, and one between
+//!   shard of A        shard of B        lanes, for other threads         one cache line each, and one between
 //!   pocket   o        pocket   –        pocket   –
 //!   loaded   o-o-o    loaded   o        loaded   o-o
 //!   previous o-o-o-o  previous –        previous –
@@ -13,36 +14,38 @@
 //!      └──── gather: all shards hold still, and give what they have
 //! ```
 //!
-//! *Shards.* Two batches to each, so that whoever takes and gives at the border of one does not go to the depot each
-//! time (Bonwick's magazines). How large a batch may get is the [controller](super::controller)'s. And an owner's
-//! [pocket](Pocket) for one slot.
+//! *Shards.* Each has two batches, so that alternating at the border of one does not access the depot each time
+//! (Bonwick's magazines), and its owner has a [pocket](Pocket) for one slot. The [controller](super::controller) sets
+//! how large a batch may get.
 //!
-//! *Sections.* An owner is alone in his shard, but for one who gathers. So he says that he is inside, looks whether
-//! somebody gathers, and goes on; that is a store, a load, and a store at the end, with a barrier between that costs
-//! nothing where the kernel has an asymmetric one ([`Barrier`]). Who gathers says so, makes the heavy barrier,
-//! and then looks who is inside: either he sees the owner, or the owner sees him and keeps out. Those who own no shard
-//! share a few lanes, which are the same but entered by a compare-exchange.
+//! *Sections.* An owner is alone in its shard, except for a gatherer. So it publishes that it is inside, checks whether
+//! anyone gathers, and proceeds: a store, a load, and a store at the end. The barrier between costs nothing where the
+//! kernel has an asymmetric one ([`Barrier`]). A gatherer publishes that it gathers, makes the heavy barrier, and then
+//! checks who is inside: either it sees the owner, or the owner sees it and keeps out. Threads without a shard share a
+//! few lanes, which are the same but entered by a compare-exchange.
 //!
-//! *A "no" is proved.* No slot can be had only if at some moment there was none: not in the depot, not in any shard,
-//! however idle its owner. Who gathers takes the slots of every shard that is still. A shard in the middle of something
-//! is left alone, unless it has slots and nobody else has: then he waits for that one to end, however long, as one
-//! waits for a lock. That and the gatherer's lock are the only waits there are. While all are kept out each can end
-//! what it was at, and no more: so a shard that had no slot at two looks had none between them; and the depot that was
-//! empty and the same at two looks was so between them, too. One moment lies within all of these. Who carries slots
-//! from one place to another says so first (`moving`, or the turnstile), and is waited for like one who has slots.
+//! *A "no" is proved.* An allocation fails only if at some moment no slot was free: not in the depot, and not in any
+//! shard, however idle its owner. The gatherer takes the slots of every shard that nobody is inside. A busy shard is
+//! left alone, unless it has slots and nothing else has: then the gatherer waits for that section to end, for however
+//! long, as for a lock holder. This and the gatherers' lock are the only waits.
 //!
-//! *Two exceptions.* The kernel may refuse the barrier that it granted when the list was made: a filter of system calls
-//! put over the process since. Then nobody can tell whether an owner is inside: they go on. What their shards keep, and
-//! what is retired from then on, is out of reach until they use it themselves, or give it to all. The asker's own
-//! shard, the lanes, the depot, the slots never used: all that is still searched. And in the child of a fork, who was
-//! inside may be no more: there the wait ends after some seconds.
+//! While all threads are kept out, each can finish the section it was in, but not begin another. So a shard that had no
+//! slot at two looks had none between them. The depot, if empty and unchanged at two looks, was so between them, too.
+//! One moment lies within all these intervals. A thread that carries slots from one place to another publishes that
+//! first (`moving`, or the turnstile), and is waited for like one that has slots.
 //!
-//! *Frees never wait*: kept out of its shard, a free is a batch of one in the depot. Who retires may: a batch that
-//! Hyaline has no room for goes into a shard, and that is closed while somebody gathers.
+//! *Two exceptions.* The kernel may refuse the barrier that it granted when the list was made, for example if a system
+//! call filter has since been installed. Nobody can then tell whether an owner is inside, so owners carry on. What
+//! their shards hold, and what is retired from then on, is out of reach until they use or flush it. The requester's own
+//! shard, the lanes, the depot and fresh slots are still searched. And in the child of a fork, a thread that was inside
+//! may not exist; there the wait ends after some seconds.
 //!
-//! Worked: an owner frees and allocates in turns: the slot goes to the pocket and comes back, 3 ns for both. He frees
-//! 200 slots: one is in the pocket, 64 fill `loaded`, the next makes them `previous`, and from the 130th on every 64th
-//! sends 64 to the depot by one compare-exchange.
+//! *Frees never wait*: kept out of its shard, a free puts a batch of one into the depot. A retire may wait: a batch
+//! that Hyaline has no room for goes into a shard, which is closed while a thread gathers.
+//!
+//! Worked: an owner that frees and allocates in turn puts the slot into the pocket and takes it out again, 3 ns for
+//! both. If it frees 200 slots, one is in the pocket, 64 fill `loaded`, the next makes them `previous`, and from the
+//! 130th on every 64th sends 64 to the depot by one compare-exchange.
 
 #![forbid(unsafe_code)]
 
@@ -63,23 +66,23 @@ use super::stack::{NIL, Stack};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile, process};
 use shard::{Section, pack, unpack};
 
-/// Shards for those who own none.
+/// Shards for threads that own none.
 pub const LANES: usize = SHARED;
 
-/// Everybody is to keep out of the shards.
+/// In `frozen`: every thread is to keep out of the shards.
 const ALL: u32 = 1;
 
-/// Those who own none are; owners go on, as nobody but they can come to their shards.
+/// In `frozen`: threads without a shard are to keep out. Owners carry on, since nobody else can enter their shards.
 const GUESTS: u32 = 2;
 
-/// A slot freed that is not allocated.
+/// The error of freeing a slot that is not allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeAlready;
 
 /// What every operation reads and few write.
 #[derive(Debug)]
 struct Control {
-    /// Who is to keep out while somebody gathers: [`ALL`], or [`GUESTS`]; or 0.
+    /// Which threads are to keep out while one gathers: [`ALL`], [`GUESTS`], or 0 for none.
     frozen: AtomicU32,
     /// How many slots a batch may have.
     limit: AtomicU32,
@@ -87,7 +90,7 @@ struct Control {
     era: AtomicU64,
 }
 
-/// What is written where batches move.
+/// What is written when batches move.
 #[derive(Debug)]
 struct Account {
     /// Slots in the depot.
@@ -96,11 +99,11 @@ struct Account {
     integral: AtomicU32,
     /// Batches taken.
     taken: AtomicU32,
-    /// Times that shards were gathered.
+    /// How often shards were gathered.
     gatherings: AtomicU64,
 }
 
-/// A list of free slots in shards: numbers only, whatever they stand for.
+/// A list of free slots in shards. It knows numbers only, whatever they stand for.
 #[derive(Debug)]
 pub struct Shards<N> {
     nodes: N,
@@ -108,21 +111,21 @@ pub struct Shards<N> {
     depot: CachePadded<Stack>,
     account: CachePadded<Account>,
     turnstile: Turnstile,
-    /// For who gathers.
+    /// Held by the gatherer.
     gathering: Lock,
-    /// The process the list was made in: another is a child, which does not have the threads that were at work.
+    /// The process the list was made in. Any other is a child, which lacks the threads that were at work.
     home: u32,
     /// The lanes, then the owners' shards.
     shards: Table<CachePadded<Shard>>,
     hyaline: Hyaline,
     barrier: Barrier,
-    /// For the lending of shards: the first vacant one, plus one; how many were ever lent.
+    /// For lending shards: the first vacant one, plus one; how many were ever lent.
     lending: Lock,
     vacant: AtomicU32,
     lent: AtomicUsize,
 }
 
-/// Whether a shard is entered as its owner, or as one of many.
+/// Whether a shard is entered by its owner or by one of many guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum As {
     Owner,
@@ -130,7 +133,7 @@ enum As {
 }
 
 impl<N: Nodes> Shards<N> {
-    /// A list of the slots of `nodes`, all of them never used. `shards` are all new, and at least [`LANES`].
+    /// Creates a list of the slots of `nodes`, all of them fresh. `shards` are all new, and at least [`LANES`].
     pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, barrier: Barrier) -> Self {
         Self {
             nodes,
@@ -171,20 +174,20 @@ impl<N: Nodes> Shards<N> {
             // Relaxed: the fence below is what matters.
             shard.busy.store(1, Ordering::Relaxed);
         } else {
-            // Acquire: what the last one left; his `drop` released it. Relaxed in vain.
+            // Acquire: what the previous thread left, which its `drop` released. Relaxed on failure: nothing is read.
             let entered = shard.busy.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
             entered.ok()?;
         }
         let section = Section::of(shard);
         self.barrier.light();
         // Acquire: what was gathered out of this shard; partner: the Release in `gather`. We cannot see a 0 from before
-        // a gathering that took something: it looked at `busy` behind its heavy fence and did not see our 1, so its
-        // own word was there before our fence.
+        // a gathering that took something: the gatherer loaded `busy` after its heavy fence and did not see our 1, so
+        // its own word was there before our fence.
         let out = if who == As::Owner { ALL } else { ALL | GUESTS };
         (self.control.frozen.load(Ordering::Acquire) & out == 0).then_some(section)
     }
 
-    /// Makes a slot that was free the caller's.
+    /// Marks a free slot as allocated to the caller.
     #[inline(always)]
     fn hand_out(&self, node: &Node) {
         // Relaxed, throughout: the slot is ours alone, and handed on by whatever its user does.
@@ -193,7 +196,7 @@ impl<N: Nodes> Shards<N> {
         node.link.store(LIVE, Ordering::Relaxed);
     }
 
-    /// The first slot of the batch that is loaded. The caller is inside.
+    /// Pops the first slot of the loaded batch. The caller is inside.
     #[inline(always)]
     fn pop(&self, shard: &Shard) -> Option<u32> {
         // Relaxed, throughout: inside the section, and handed on by its end.
@@ -216,7 +219,7 @@ impl<N: Nodes> Shards<N> {
         self.shards.get(index)
     }
 
-    /// Takes a slot, by a shard of this list that is the caller's. `None` is proved.
+    /// Allocates a slot through `shard`, a shard of this list that is the caller's. A `None` is proved.
     #[inline(always)]
     pub fn allocate(&self, shard: &Shard, pocket: &Pocket<'_>) -> Option<Taken> {
         if let Some(section) = self.enter(shard, As::Owner) {
@@ -237,11 +240,11 @@ impl<N: Nodes> Shards<N> {
         Some((slot, core::ptr::null_mut()))
     }
 
-    /// Takes a slot, by a lane near `hint`.
+    /// Allocates a slot through a lane near `hint`.
     pub fn allocate_as_guest(&self, hint: usize) -> Option<u32> {
         for lane in 0..LANES {
             let shard = self.shards.get((hint + lane) % LANES);
-            // Relaxed: a look, to spare an exchange in vain.
+            // Relaxed: a look that may spare a failing exchange.
             if shard.busy.load(Ordering::Relaxed) == 0 {
                 return self.allocate_slow(shard, As::Guest);
             }
@@ -260,13 +263,13 @@ impl<N: Nodes> Shards<N> {
         self.allocate_past((who == As::Owner).then_some(shard))
     }
 
-    /// Takes a slot from the depot, or wherever there is one. `own` is the caller's shard, if he has one.
+    /// Allocates a slot from the depot, or from wherever one is. `own` is the caller's shard, if it has one.
     #[cold]
     fn allocate_past(&self, own: Option<&Shard>) -> Option<u32> {
         self.detour().or_else(|| self.gather(own))
     }
 
-    /// Takes a slot into a shard that has none loaded, and as many more as a batch has. The caller is inside.
+    /// Refills a shard whose loaded batch is empty, and pops a slot. The caller is inside.
     fn refill(&self, shard: &Shard) -> Option<u32> {
         let way = shard.under_way();
         // Relaxed: inside the section.
@@ -281,7 +284,7 @@ impl<N: Nodes> Shards<N> {
         self.pop(shard)
     }
 
-    /// A batch from the depot, or of slots never used.
+    /// Takes a batch from the depot, or of fresh slots.
     fn take_batch(&self) -> Option<u64> {
         let all = self.adjust();
         self.go_on(all);
@@ -294,20 +297,20 @@ impl<N: Nodes> Shards<N> {
         let (first, count) = self.nodes.fresh(self.control.limit.load(Ordering::Relaxed))?;
         for slot in first..first + count {
             let next = if slot + 1 < first + count { slot + 1 } else { NIL };
-            // Relaxed: nobody else knows of these.
+            // Relaxed: nobody else knows these slots.
             self.nodes.node(slot).link.store(next, Ordering::Relaxed);
         }
         Some(pack(first, count))
     }
 
-    /// One slot, past all shards.
+    /// Takes one slot, bypassing all shards.
     fn detour(&self) -> Option<u32> {
-        // Whoever gathers sees us inside and waits, for we carry a batch.
+        // A gatherer sees us inside the turnstile and waits, since we carry a batch.
         let _pass = self.turnstile.enter(0);
         self.take_one()
     }
 
-    /// One slot of a batch; the others go back. For who is inside the turnstile, or gathers.
+    /// Takes one slot of a batch; the others go back. The caller is inside the turnstile, or gathers.
     fn take_one(&self) -> Option<u32> {
         let (first, count) = unpack(self.take_batch()?);
         // Relaxed: the batch is ours.
@@ -319,7 +322,7 @@ impl<N: Nodes> Shards<N> {
         Some(first)
     }
 
-    /// Puts a batch into the depot: `count` slots, chained from `first` on.
+    /// Pushes a batch to the depot: `count` slots, chained from `first` on.
     fn give(&self, first: u32, count: u32) {
         // Relaxed, twice: the batch is ours; and a number by itself.
         self.nodes.node(first).batch.store(count, Ordering::Relaxed);
@@ -327,11 +330,12 @@ impl<N: Nodes> Shards<N> {
         self.depot.push(&Batches(&self.nodes), first, first);
     }
 
-    /// Eras go on with what is allocated, as readers are told by them what is younger than they. They are read with
-    /// each allocation, so they change seldom: about 64 times while all slots go round.
+    /// Advances the era now and then. Eras advance with allocations, because they tell readers which slots are younger
+    /// than they are. Every allocation loads the era, so it changes rarely: about 64 times while all slots go round
+    /// once.
     fn go_on(&self, all: u64) {
         let period = (all / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
-        // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader's.
+        // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader.
         if self
             .account
             .taken
@@ -342,10 +346,10 @@ impl<N: Nodes> Shards<N> {
         }
     }
 
-    /// One step of the controller. How many slots there can be.
+    /// Runs one step of the controller. Returns how many slots there can be.
     fn adjust(&self) -> u64 {
         let (fresh, all) = self.nodes.extent();
-        // Relaxed throughout: two who step at once make one step, and what is stored is always in bounds.
+        // Relaxed throughout: if two threads step at once they make one step, and what is stored is always in bounds.
         let free = fresh + self.account.depot.load(Ordering::Relaxed) as u64;
         let state = Controller::from_integral(self.account.integral.load(Ordering::Relaxed) as i32);
         let (state, limit) = state.step(free, all);
@@ -358,8 +362,8 @@ impl<N: Nodes> Shards<N> {
 
     // ---- freeing
 
-    /// Puts the slot at `memory` back, if it is the one that was last in the pocket of a shard that is the caller's.
-    /// `None` if it is not, or somebody gathers; then nothing was done.
+    /// Frees the slot at `memory`, if it is the last one that was in the pocket of `shard`, which is the caller's.
+    /// `None` if it is not, or if a thread gathers; nothing was done then.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -369,20 +373,20 @@ impl<N: Nodes> Shards<N> {
             return None;
         }
         let node = pocket.node.get()?;
-        // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
+        // Relaxed, throughout: the caller says that the slot is its own; and inside the section.
         if node.link.load(Ordering::Relaxed) != LIVE {
             return Some(Err(FreeAlready));
         }
         let section = self.enter(shard, As::Owner)?;
-        // It is allocated, so it is not in the pocket; and nothing else has been since.
+        // It is allocated, so it is not in the pocket; and no other slot has been in the pocket since.
         debug_assert_eq!(section.shard.full.load(Ordering::Relaxed), 0);
         node.link.store(NIL, Ordering::Relaxed);
         section.shard.full.store(1, Ordering::Relaxed);
         Some(Ok(()))
     }
 
-    /// Puts a slot back, by a shard of this list that is the caller's. `node` is the slot's; `memory` where its memory
-    /// is, for who allocates it next.
+    /// Frees a slot through `shard`, a shard of this list that is the caller's. `node` is the slot's, and `memory` its
+    /// memory, for the next allocation.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -394,7 +398,7 @@ impl<N: Nodes> Shards<N> {
         (slot, memory): Taken,
         node: &'n Node,
     ) -> Result<(), FreeAlready> {
-        // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
+        // Relaxed, throughout: the caller says that the slot is its own; and inside the section.
         if node.link.load(Ordering::Relaxed) != LIVE {
             return Err(FreeAlready);
         }
@@ -416,7 +420,7 @@ impl<N: Nodes> Shards<N> {
         Ok(())
     }
 
-    /// The same by a lane near `hint`.
+    /// Frees a slot through a lane near `hint`.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -432,7 +436,7 @@ impl<N: Nodes> Shards<N> {
         Ok(())
     }
 
-    /// Adds a slot to the batch that is loaded. The caller is inside.
+    /// Pushes a slot to the loaded batch. The caller is inside.
     #[inline(always)]
     fn push(&self, shard: &Shard, slot: u32, node: &Node) {
         // Relaxed, throughout: the slot is the caller's; and inside the section.
@@ -445,7 +449,7 @@ impl<N: Nodes> Shards<N> {
         shard.loaded.store(pack(slot, count + 1), Ordering::Relaxed);
     }
 
-    /// Gives one slot to the depot, past all shards.
+    /// Gives one slot to the depot, bypassing all shards.
     #[cold]
     fn free_past(&self, slot: u32, node: &Node) {
         // Relaxed: the slot is the caller's.
@@ -453,7 +457,7 @@ impl<N: Nodes> Shards<N> {
         self.give(slot, 1);
     }
 
-    /// What is loaded becomes the previous batch, and the previous one goes to the depot. The caller is inside.
+    /// Makes the loaded batch the previous one, and sends the previous one to the depot. The caller is inside.
     #[inline(never)]
     fn turn_over(&self, shard: &Shard) {
         let way = shard.under_way();

@@ -1,16 +1,17 @@
-//! Retiring: slots that others may still be reading gather in the shard, and go to [`hyaline`](crate::arena::hyaline) a
-//! batch at a time.
+//! Retiring: slots that may still be read collect in the shard, and go to [`hyaline`](crate::arena::hyaline) a batch at
+//! a time.
 //!
 //! ```text
 //!   retire(slot) ──▶ shard.retired  x-x-x-…   as many as a batch may have ──▶ Hyaline ──▶ depot
 //! ```
 //!
-//! Worked: 64 slots are retired and one reader is inside. The 64th pays for all: a heavy fence, a look at the records,
-//! one compare-exchange into the reader's list. When the reader leaves he puts the 64 into the depot, as one batch.
+//! Worked: 64 slots are retired while one reader is inside. The 64th pays for all: a heavy fence, a look at the
+//! records, one compare-exchange into the reader's list. When the reader leaves, it puts the 64 into the depot as one
+//! batch.
 //!
-//! How many a batch may have changes as it gathers, so what counts is "at least". Hyaline refuses a batch that has
-//! fewer slots than there are readers, if it has no spare nodes left; such a one is offered again when it has grown to
-//! twice its length: 3 readers, batches of one slot: offered at 1, 2, 4, and taken.
+//! The size of a batch may change while it collects, so the condition is "at least". Hyaline refuses a batch with fewer
+//! slots than there are readers if no spare nodes are left. Such a batch is offered again when it has doubled. With 3
+//! readers and batches of one slot: offered at 1, at 2, and at 4, where it is accepted.
 
 #![forbid(unsafe_code)]
 
@@ -22,8 +23,8 @@ use crate::arena::stack::{Links, NIL};
 use crate::sync::Ordering;
 
 impl<N: Nodes> Shards<N> {
-    /// Puts a slot back once all have left who are inside and may have found it, by a shard of this list that is the
-    /// caller's. `node` is the slot's.
+    /// Retires a slot through `shard`, a shard of this list that is the caller's: the slot becomes free once every
+    /// reader that is inside and may have found it has left. `node` is the slot's.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -32,7 +33,7 @@ impl<N: Nodes> Shards<N> {
         self.retire_into(shard, As::Owner, slot, node)
     }
 
-    /// The same by a lane near `hint`.
+    /// Retires a slot through a lane near `hint`.
     ///
     /// # Errors
     /// The slot is not allocated.
@@ -42,7 +43,7 @@ impl<N: Nodes> Shards<N> {
 
     #[inline(always)]
     fn retire_into(&self, shard: &Shard, who: As, slot: u32, node: &Node) -> Result<(), FreeAlready> {
-        // Relaxed, throughout: a slot that is the caller's, as he says; and inside the section.
+        // Relaxed, throughout: the caller says that the slot is its own; and inside the section.
         if node.link.load(Ordering::Relaxed) != LIVE {
             return Err(FreeAlready);
         }
@@ -62,7 +63,7 @@ impl<N: Nodes> Shards<N> {
             (birth.min(oldest), shard.offer.load(Ordering::Relaxed))
         };
         let count = count + 1;
-        // The limit may have fallen since the last one came. What Hyaline would not take waits for more: see `keep`.
+        // The limit may have fallen since the last slot came. What Hyaline refused waits for more: see `keep`.
         if count >= self.control.limit.load(Ordering::Relaxed).max(offer) {
             shard.retired.store(0, Ordering::Relaxed);
             let first = slot;
@@ -77,8 +78,9 @@ impl<N: Nodes> Shards<N> {
     /// Retires a batch, or keeps it in the shard until there is more.
     #[inline(never)]
     fn retire_batch(&self, shard: &Shard, who: As, section: Option<Section<'_>>, batch: Batch) {
-        // Inside before the section ends, and until the batch is given to its readers: nobody else can see its slots
-        // meanwhile, and none of them may be in use any more. Not while we wait below: for who gathers waits for us.
+        // Enter before the section ends, and stay until the batch is given to its readers: meanwhile no other thread
+        // can see its slots, and none of them may be in use any more. Do not stay while waiting below, since a gatherer
+        // waits for us.
         let pass = self.turnstile.enter(0);
         drop(section);
         let refused = self.reclaim(batch);
@@ -91,7 +93,7 @@ impl<N: Nodes> Shards<N> {
                 self.keep(section.shard, batch);
                 return;
             }
-            // Somebody gathers, or (in a lane) is at work.
+            // A thread gathers, or (in a lane) is at work.
             crate::sync::relax(round);
             match self.reclaim(batch) {
                 Ok(()) => return,
@@ -100,7 +102,7 @@ impl<N: Nodes> Shards<N> {
         }
     }
 
-    /// Adds a batch, which Hyaline would not take, to what the shard keeps. The caller is inside.
+    /// Adds a batch that Hyaline refused to what the shard keeps. The caller is inside.
     fn keep(&self, shard: &Shard, batch: Batch) {
         let chain = Chain(&self.nodes);
         let last = (1..batch.count).fold(batch.first, |slot, _| chain.next(slot));
@@ -114,12 +116,12 @@ impl<N: Nodes> Shards<N> {
         chain.set_next(last, first);
         shard.oldest.store(oldest, Ordering::Relaxed);
         let count = count + batch.count;
-        // It wants a node for each reader, so there is no sense in one slot more: twice as many are offered next.
+        // Hyaline wants a node per reader, so offering just one slot more is pointless: twice as many are offered next.
         shard.offer.store(count.saturating_mul(2), Ordering::Relaxed);
         shard.retired.store(pack(batch.first, count), Ordering::Relaxed);
     }
 
-    /// Has a batch freed when its last reader leaves.
+    /// Passes a batch to Hyaline, to be freed when its last reader leaves.
     pub(super) fn reclaim(&self, batch: Batch) -> Result<(), Batch> {
         self.hyaline
             .retire(&self.nodes, batch, |first, count| self.give(first, count))
@@ -127,14 +129,14 @@ impl<N: Nodes> Shards<N> {
 
     // ---- readers
 
-    /// The owner of shard `shard`, who is not inside, enters: what [`protect`](Self::protect) gives him from now on is
-    /// not freed before he leaves.
+    /// The owner of shard `shard`, which is not inside, enters: what [`protect`](Self::protect) finds for it from now
+    /// on is not freed before it leaves.
     #[inline]
     pub fn enter_reader(&self, shard: usize) {
         self.hyaline.enter(self.record(shard));
     }
 
-    /// What `load` gives, not to be freed before the owner of shard `shard`, who is inside, leaves.
+    /// Returns the result of `load`; the slot is not freed before the owner of shard `shard`, which is inside, leaves.
     #[inline]
     pub fn protect<P>(&self, shard: usize, load: impl FnMut() -> P) -> P {
         self.hyaline.protect(self.record(shard), &self.control.era, load)
