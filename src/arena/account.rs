@@ -112,7 +112,7 @@ impl<B: Backing> Account<B> {
             .ok_or(ArenaError::new(Reason::TooLarge, layout, isize::MAX as usize))
     }
 
-    /// Refuses a total of `bytes` bytes if the limit has no room for so many whole pages, whatever is given back.
+    /// Refuses a total of `bytes` bytes if the limit has no room for that many whole pages, whatever is given back.
     pub(super) fn may_reserve(&self, bytes: usize) -> Result<(), ArenaError> {
         let layout = Layout::from_size_align(bytes, 1).map_err(|_| ArenaError::too_large::<u8>(bytes))?;
         match bytes.checked_next_multiple_of(self.page_bytes) {

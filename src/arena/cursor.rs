@@ -32,7 +32,7 @@ use core::ptr::{self, NonNull};
 
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Allocations are multiples of so many bytes, and aligned to them.
+/// Allocations are multiples of this many bytes, and aligned to them.
 pub(super) const GRAIN: usize = 8;
 
 const OFFSET_BITS: u32 = 40;

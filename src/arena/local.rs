@@ -1,5 +1,4 @@
-//! [`Local`]: one thread's handle to an [`Arena`], which allocates without atomic operations; [`Scope`]: a part of its
-//! life, at whose end its memory is reused.
+//! [`Local`]: one thread's handle to an [`Arena`], which cuts without atomic operations; [`Scope`]: a part of its life.
 //!
 //! ```text
 //!   Local   room ──▶ pointer, end    pieces ◀──┐          allocates: pointer += size, if it is not past the end

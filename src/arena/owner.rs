@@ -239,7 +239,7 @@ impl<'l, B: Backing> Owner<'l, B> {
 
 impl<B: Backing> Drop for Owner<'_, B> {
     fn drop(&mut self) {
-        // A leaked guard stays inside, and so its shard is never lent again.
+        // A leaked guard stays inside, so its shard is not lent again.
         if self.depth.get() == 0 {
             self.list.shards.take_back(self.index);
         } else {

@@ -105,7 +105,7 @@ impl Room {
             return None;
         }
         self.pointer = pointer.wrapping_add(need);
-        // SAFETY: in the piece, since `need` is not zero and there is so much room; a piece is not at null.
+        // SAFETY: in the piece, since `need` is not zero and there is enough room; a piece is not at null.
         Some(unsafe { NonNull::new_unchecked(pointer.wrapping_add(padding)) })
     }
 }

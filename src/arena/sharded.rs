@@ -26,10 +26,10 @@
 //! - slots allocated in the same era: a 64th of the list, or one batch;
 //! - slots that shards had in stock: two batches each.
 //!
-//! **"No".** `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and neither
-//! the limit nor the backing had room for more. (Retired slots are not free while a thread may still read them.) To
-//! prove this it may have to wait for an owner that is in the middle of an operation, for however long, as for a lock
-//! holder. So code that interrupts an owner (a signal handler) must not allocate. For two exceptions see the type.
+//! **"No".** `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the
+//! limit or the backing had no room for more. (Retired slots are not free while a thread may still read them.) To prove
+//! this it may have to wait for an owner that is in the middle of an operation, for however long, as for a lock holder.
+//! So code that interrupts an owner (a signal handler) must not allocate. For two exceptions see the type.
 //!
 //! Worked: each of 64 threads owns a shard of a list of 10,000 slots, and one of them frees all it has. 128 slots stay
 //! in its shard; the others are available to all threads at once. The owner goes to sleep. The 10,000th allocation of
@@ -63,7 +63,7 @@ use super::slots::{Found, Slots};
 use super::stats::ArenaStats;
 use crate::sync::{Barrier, Table};
 
-/// Spare nodes per possible reader: so many batches that are too small for the readers can be pending at a time.
+/// Spare nodes per possible reader: this many batches too small for the readers can be pending per reader at a time.
 const SPARES_PER_READER: usize = 2;
 
 /// The maximum number of owners of a list.
@@ -76,9 +76,9 @@ const MOST_OWNERS: usize = 1 << 16;
 /// thread without a shard uses the list itself, through a few shared lanes: 8 ns. Any thread may free a slot, through
 /// its owner or the list, whichever allocated it.
 ///
-/// *"No".* `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and neither
-/// the limit nor the backing had room for more. To prove this takes some microseconds and makes all owners pause. If an
-/// owner was preempted in the middle of an operation, the proof waits for it. There are two exceptions:
+/// *"No".* `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the limit
+/// or the backing had no room for more. To prove this takes some microseconds and makes all owners pause. If an owner
+/// was preempted in the middle of an operation, the proof waits for it. There are two exceptions:
 ///
 /// - The kernel granted the barrier that makes owners fast when the list was made, but refuses it later, for example
 ///   because the process has since installed a system call filter. Slots in the shards of *other owners* (at most two

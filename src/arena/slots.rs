@@ -241,7 +241,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         } else {
             place.wrapping_mul(self.bytes)
         };
-        // SAFETY: the slab has room for so many slots, all in one block.
+        // SAFETY: the slab has room for that many slots, all in one block.
         unsafe { slab.memory.cast::<u8>().add(offset) }
     }
 
@@ -287,7 +287,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     /// The node at a place of a slab, which has it.
     #[inline(always)]
     fn node_at(slab: &Slab, place: usize) -> &T {
-        // SAFETY: the slab has so many nodes, zeroed before it was published, and only shared references are made.
+        // SAFETY: the slab has that many nodes, zeroed before it was published, and only shared references are made.
         unsafe { slab.nodes.cast::<T>().add(place).as_ref() }
     }
 
@@ -437,7 +437,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             count += 1;
         }
         let offset = self.shape(count).map_or(0, |(nodes, _)| nodes);
-        // SAFETY: in the block, whose layout was made for so many slots, or has room for this one.
+        // SAFETY: in the block, whose layout was made for that many slots, or has room for this one.
         let nodes = unsafe { block.memory.cast::<u8>().add(offset) };
         if !block.zeroed {
             // SAFETY: the nodes' part of a block that is ours alone.

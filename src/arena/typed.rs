@@ -81,7 +81,7 @@ pub(super) unsafe fn reallocate<R: Raw + ?Sized>(
         return Ok(NonNull::slice_from_raw_parts(start, new.size()));
     }
     let memory = bytes(arena, new)?;
-    // SAFETY: the caller promises that so many bytes are there; nobody else has the new memory.
+    // SAFETY: the caller promises that that many bytes are there; nobody else has the new memory.
     unsafe { memory.copy_from_nonoverlapping(start, old.size().min(new.size())) };
     Ok(NonNull::slice_from_raw_parts(memory, new.size()))
 }
@@ -132,7 +132,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
         let layout = Layout::array::<T>(room).map_err(|_| ArenaError::too_large::<T>(room))?;
         if !resize(self.arena, self.start.cast(), self.room * size_of::<T>(), layout.size()) {
             let start = bytes(self.arena, layout)?.cast::<T>();
-            // SAFETY: so many elements are there; the new memory has room for more and belongs to nobody else.
+            // SAFETY: that many elements are there; the new memory has room for more and belongs to nobody else.
             unsafe { start.copy_from_nonoverlapping(self.start, self.len) };
             self.start = start;
         }
@@ -171,7 +171,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
 impl<T, R: Raw + ?Sized> Drop for Growing<'_, T, R> {
     fn drop(&mut self) {
         let made = NonNull::slice_from_raw_parts(self.start, self.len);
-        // SAFETY: so many elements have been written, and nobody else has them.
+        // SAFETY: that many elements have been written, and nobody else has them.
         unsafe { ptr::drop_in_place(made.as_ptr()) };
         // Return the room too. Otherwise a slice that hits the limit would leave the arena full for everyone else.
         if size_of::<T>() != 0 {
@@ -273,7 +273,7 @@ macro_rules! typed_methods {
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_uninit_slice<T>(&self, len: usize) -> Result<&$life mut [MaybeUninit<T>], ArenaError> {
             let start = typed::room::<MaybeUninit<T>, _>(self, len)?;
-            // SAFETY: room for so many values, ours alone for as long as the reference lives (`Raw`).
+            // SAFETY: room for `len` values, ours alone for as long as the reference lives (`Raw`).
             Ok(unsafe { NonNull::slice_from_raw_parts(start, len).as_mut() })
         }
 
@@ -285,7 +285,7 @@ macro_rules! typed_methods {
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_slice_copy<T: Copy>(&self, slice: &[T]) -> Result<&$life mut [T], ArenaError> {
             let copy = typed::room::<T, _>(self, slice.len())?;
-            // SAFETY: room for so many values, ours alone (`Raw`), and initialised by the copy.
+            // SAFETY: room for `slice.len()` values, ours alone (`Raw`), and initialised by the copy.
             Ok(unsafe {
                 copy.copy_from_nonoverlapping(NonNull::from(slice).cast(), slice.len());
                 NonNull::slice_from_raw_parts(copy, slice.len()).as_mut()
@@ -372,8 +372,9 @@ macro_rules! typed_methods {
             Ok(NonNull::slice_from_raw_parts(start, layout.size()))
         }
 
-        /// Grows or shrinks an allocation in place, and returns whether it could. Only the latest allocation can grow.
-        /// Shrinking an earlier one returns `false` and leaves its length as it was.
+        /// Grows or shrinks an allocation in place, and returns whether it could. Sizes are rounded up to 8 bytes;
+        /// beyond that, only the latest allocation can be resized. For an earlier one this returns `false`, and its
+        /// length stays as it was.
         ///
         /// # Safety
         ///
