@@ -1,7 +1,7 @@
 //! Slots of one size, in shards: each its owner's alone, without a locked instruction, until some thread finds no slot.
 //!
 //! ```text
-//!   shard of A        shard of B        lanes, for who owns none         one cache line each, and one between
+//!   shard of A        shard of B        lanes, for other threads         one cache line each, and one between
 //!   pocket   o        pocket   –        pocket   –
 //!   loaded   o-o-o    loaded   o        loaded   o-o
 //!   previous o-o-o-o  previous –        previous –
