@@ -30,6 +30,9 @@ impl FreeList {
     }
 
     /// Creates a list of slots for values of type `T`, like [`new`](Self::new).
+    ///
+    /// # Panics
+    /// Panics if `T` is too large for any list.
     #[must_use]
     pub fn for_type<T>() -> Self {
         match Self::new(Layout::new::<T>()) {

@@ -301,7 +301,7 @@ impl<B: Backing> SlotList for Owner<'_, B> {
 ///
 /// let next = SlotBox::into_raw(writer.boxed(2_u64)?);
 /// let old = current.swap(next.as_ptr(), Ordering::AcqRel);
-/// // SAFETY: the old slot is out of reach; who found it before, found it inside, and by `protect`.
+/// // SAFETY: the old slot is out of reach; a reader that found it before did so inside a guard, by `protect`.
 /// unsafe { writer.retire(core::ptr::NonNull::new(old).unwrap().cast()) };
 ///
 /// // SAFETY: protected, and still inside.
