@@ -334,9 +334,9 @@ impl<S: Source + 'static> Above for Objects<S> {
     }
 
     /// Returns what lies here to the heap: what ended threads have left, spare spans, batches that nobody has needed
-    /// since the last call, and what the shared thread keeps. If `all` - the program is silent, or everything must go
-    /// - also all batches and what sleeping threads keep. Returns whether no magazine is left into which a block can
-    /// be freed unseen.
+    /// since the last call, and what the shared thread keeps. If `all` (the program is silent, or everything must go),
+    /// also all batches and what sleeping threads keep. Returns whether no magazine is left into which a block can be
+    /// freed unseen.
     fn trim(&self, all: bool) -> bool {
         let shared = self.try_shared();
         let mut bare = shared.is_some();
