@@ -258,7 +258,9 @@ impl Central {
             return false;
         };
         let slots = spans.entry(span).slots();
-        slots.is_home(class, span, slot, |slot| spans.link(class, span, slot))
+        slots.is_home(class, spans.slot(class, span, 0).addr(), slot, |slot| {
+            spans.link(class, span, slot)
+        })
     }
 
     /// Takes up to `wanted` slots into the rack, which has room for them; fewer, or none, if the spans have no more.
@@ -346,7 +348,7 @@ impl Central {
             let was_full = slots.used == class.slots();
             // Neighbours are often freed together.
             next = loop {
-                if let Some(link) = slots.put(class, span, number) {
+                if let Some(link) = slots.put(class, slot.addr(), number) {
                     // SAFETY: the rack owned the slot and the class owns it now; it is at least 8 bytes long and
                     // aligned for them.
                     unsafe { mark::link_number(slot, link) };
@@ -538,7 +540,7 @@ fn page_of(number: u32) -> Option<PageIndex> {
 fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, rack: &mut Rack) -> u32 {
     let (next, before) = (|slot| spans.link(class, span, slot), rack.len());
     let (first, bytes) = (spans.slot(class, span, 0), class.bytes());
-    slots.draw(class, span, wanted, next, |slot| {
+    slots.draw(class, first.addr(), wanted, next, |slot| {
         // SAFETY: the slot was the class's and is the rack's now.
         unsafe { rack.push(first.wrapping_add(slot as usize * bytes)) };
     });

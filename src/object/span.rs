@@ -288,14 +288,15 @@ impl Span {
 
 impl Slots {
     /// Takes up to `wanted` slots out and passes each to `take`. If `take` prepends each one, the result is in address
-    /// order, with slots that were out before in front. `next` reads the link in a listed slot.
+    /// order, with slots that were out before in front. `next` reads the link in a listed slot; the span begins at
+    /// address `first`.
     ///
     /// Aborts if a link is out of range or the list is circular: the program has written to a slot after freeing it.
     #[inline(always)]
     pub fn draw(
         &mut self,
         class: SizeClass,
-        span: PageIndex,
+        first: usize,
         wanted: u32,
         next: impl Fn(u32) -> u32,
         mut take: impl FnMut(u32),
@@ -313,7 +314,7 @@ impl Slots {
         }
         let mut left = wanted;
         while left > 0
-            && let Some(slot) = self.unlist(span, &next)
+            && let Some(slot) = self.unlist(class, first, &next)
         {
             take(slot);
             left -= 1;
@@ -321,11 +322,11 @@ impl Slots {
         self.freshen(class, left).rev().for_each(take);
     }
 
-    /// Puts a slot that is out back home. Returns the link to store in it, if any.
+    /// Puts a slot that is out, and begins at `address`, back home. Returns the link to store in it, if any.
     ///
     /// Aborts if it is not out.
     #[inline]
-    pub fn put(&mut self, class: SizeClass, span: PageIndex, slot: u32) -> Option<u32> {
+    pub fn put(&mut self, class: SizeClass, address: usize, slot: u32) -> Option<u32> {
         let is_out = if is_mapped(class) {
             !self.is_in_map(slot)
         } else {
@@ -333,9 +334,9 @@ impl Slots {
         };
         if !is_out {
             fatal::abort(
-                "a block was freed that is not allocated; its slot, the span's page",
-                slot as usize,
-                span.0,
+                "a block was freed that is not allocated; its address, its size class",
+                address,
+                class.bytes(),
             );
         }
         self.used -= 1;
@@ -382,13 +383,13 @@ impl Slots {
     }
 
     /// Whether the slot is home. O(slots).
-    pub fn is_home(mut self, class: SizeClass, span: PageIndex, slot: u32, next: impl Fn(u32) -> u32) -> bool {
+    pub fn is_home(mut self, class: SizeClass, first: usize, slot: u32, next: impl Fn(u32) -> u32) -> bool {
         if is_mapped(class) {
             return self.is_in_map(slot);
         }
         // At most as many steps as the span has slots, whatever the links say.
         let fresh = self.fresh;
-        let mut listed = (0..fresh).map_while(|_| self.unlist(span, &next));
+        let mut listed = (0..fresh).map_while(|_| self.unlist(class, first, &next));
         slot >= fresh || listed.any(|listed| listed == slot)
     }
 
@@ -462,12 +463,12 @@ impl Slots {
 
     /// Takes the first listed slot out. Aborts if its link is invalid.
     #[inline]
-    fn unlist(&mut self, span: PageIndex, next: impl FnOnce(u32) -> u32) -> Option<u32> {
+    fn unlist(&mut self, class: SizeClass, first: usize, next: impl FnOnce(u32) -> u32) -> Option<u32> {
         self.try_unlist(next).unwrap_or_else(|slot| {
             fatal::abort(
-                "a freed block was written to; its slot, the span's page",
-                slot as usize,
-                span.0,
+                "a freed block was written to; its address, its size class",
+                first + slot as usize * class.bytes(),
+                class.bytes(),
             )
         })
     }
@@ -519,7 +520,6 @@ mod tests {
     /// again.
     #[test]
     fn slots_are_out_or_home() {
-        let page = PageIndex(0);
         for class in SizeClass::all() {
             let all = class.slots();
             let links = core::cell::RefCell::new(std::vec![0; all as usize]);
@@ -528,13 +528,13 @@ mod tests {
             for round in 0..40 {
                 let (wanted, home) = (1 + round * 7 % (all + 2), all - out.len() as u32);
                 let mut drawn = std::vec::Vec::new();
-                slots.draw(class, page, wanted, next, |slot| drawn.push(slot));
+                slots.draw(class, 0, wanted, next, |slot| drawn.push(slot));
                 assert_eq!(drawn.len() as u32, wanted.min(home), "{class:?}, round {round}");
                 assert!(drawn.into_iter().all(|slot| slot < all && out.insert(slot)));
                 let back: std::vec::Vec<u32> = out.iter().copied().filter(|slot| (slot * 31 + round) % 5 < 3).collect();
                 for slot in back {
                     out.remove(&slot);
-                    if let Some(link) = slots.put(class, page, slot) {
+                    if let Some(link) = slots.put(class, 0, slot) {
                         links.borrow_mut()[slot as usize] = link;
                     }
                 }
@@ -545,7 +545,7 @@ mod tests {
                     "{class:?}: {slots:?}"
                 );
                 for slot in 0..all {
-                    let home = slots.is_home(class, page, slot, next);
+                    let home = slots.is_home(class, 0, slot, next);
                     assert_eq!(home, !out.contains(&slot), "{class:?}, {slot} of {slots:?}");
                 }
             }
@@ -560,7 +560,7 @@ mod tests {
             let (mut slots, mut last) = (Slots::default(), class.slots() - 1);
             slots.draw(
                 class,
-                PageIndex(0),
+                0,
                 last,
                 |_| 0,
                 |slot| {

@@ -47,7 +47,8 @@ fn a_quarter_of_a_gigabyte_is_enough_to_start_and_half_is_usable() {
     assert!(fill(1 << 20) >= first / 10 * 8);
 }
 
-/// Misuse ends the process with a message.
+/// Misuse ends the process with a message. If the child says on standard output which address is wrong, or some of
+/// them, the message names one.
 #[cfg(not(feature = "checks"))]
 macro_rules! aborts {
     ($($(#[$condition:meta])* $name:ident: $message:literal, $work:expr;)*) => {$(
@@ -59,6 +60,10 @@ macro_rules! aborts {
                 let output = run(stringify!($name));
                 let errors = String::from_utf8_lossy(&output.stderr);
                 assert!(!output.status.success() && errors.contains($message), "{output:?}");
+                let said = String::from_utf8_lossy(&output.stdout);
+                let mut wrong = said.lines().filter_map(|line| Some(line.split_once("wrong: ")?.1)).peekable();
+                let is_named = wrong.peek().is_none() || wrong.any(|address| errors.contains(address));
+                assert!(is_named, "no address: {output:?}");
                 return;
             }
             let work: fn(&GlobalHeap) = $work;
@@ -66,6 +71,12 @@ macro_rules! aborts {
             HEAP.flush_thread();
         }
     )*};
+}
+
+/// Says which address is wrong.
+#[cfg(not(feature = "checks"))]
+fn says(address: *mut u8) -> *mut u8 {
+    child::wrong(std::ptr::NonNull::new(address).unwrap()).as_ptr()
 }
 
 // What costs nothing to find.
@@ -290,7 +301,7 @@ aborts! {
     a_fresh_slot_cannot_be_freed: "not allocated", |heap| {
         let block = Block::new(heap, layout(1024, 8), 0).unwrap();
         // SAFETY: none: this is what must be found out.
-        unsafe { heap.dealloc(block.memory.add(7 * 1024), layout(1024, 8)) };
+        unsafe { heap.dealloc(says(block.memory.add(7 * 1024)), layout(1024, 8)) };
     };
     a_freed_slot_written_to_is_found: "written to", |heap| {
         // One of a span of many: where there are few, nothing of ours stands in them.
@@ -300,9 +311,19 @@ aborts! {
         heap.flush_thread();
         for slot in 0..8 {
             // SAFETY: none: this is what must be found out.
-            unsafe { first.add(slot * 48).cast::<u32>().write(u32::MAX) };
+            unsafe { says(first.add(slot * 48)).cast::<u32>().write(u32::MAX) };
         }
         let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(48, 8), 0)).collect();
+    };
+    a_freed_block_written_to_and_freed_again_is_found_when_it_comes_home: "not allocated", |heap| {
+        let block = Block::new(heap, layout(600, 8), 0).unwrap();
+        let _kept = Block::new(heap, layout(600, 8), 0).unwrap();
+        // SAFETY: none: this is what must be found out.
+        unsafe {
+            heap.dealloc(block.memory, block.layout);
+            says(block.memory).cast::<[u64; 2]>().write([7; 2]);
+            heap.dealloc(block.memory, block.layout);
+        }
     };
 }
 
