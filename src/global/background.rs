@@ -20,8 +20,8 @@
 //! completes the MiB.)
 //!
 //! The thread runs on a stack that we map ourselves and is created with the C library's functions, so nothing here asks
-//! this allocator for memory. If the system refuses (a limit on threads, a filter), the next attempt follows after the
-//! next MiB, sixteen in all, for all heaps together; the heaps work without the thread.
+//! this allocator for memory. If the system refuses (a limit on threads, a filter), the next attempt follows after twice
+//! as many MiB, up to 1 GiB; the heap works without the thread meanwhile.
 //!
 //! **Life.** All signals are blocked in it, so handlers run where they always did. Its name is `pageheap`. It reads two
 //! clocks, reads the limits of the process's group once a second, and sleeps. With nothing left to do it waits on a
@@ -42,7 +42,7 @@ use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::heap::Clock;
@@ -83,9 +83,6 @@ const ANOTHER_LOOK: Duration = Duration::from_millis(300);
 /// How often the system's state is read.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
-/// How often a start is tried, for all heaps together.
-const TRIES: u32 = 16;
-
 /// Whether a thread has been started, or is just about to be.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
@@ -105,7 +102,6 @@ pub(super) fn forbid() -> bool {
 /// that may.
 #[cold]
 pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {
-    static FAILED: AtomicU32 = AtomicU32::new(0);
     if !constructors_have_run() || !objects.keeper().change(ABSENT, AWAKE) {
         return;
     }
@@ -131,9 +127,7 @@ pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects
         // seen.
         stack.store(made.base, Ordering::Release);
     } else {
-        // Relaxed: a count.
-        let often = FAILED.fetch_add(1, Ordering::Relaxed) + 1 >= TRIES;
-        objects.keeper().change(AWAKE, if often { OFF } else { ABSENT });
+        objects.keeper().has_failed();
     }
 }
 

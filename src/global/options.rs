@@ -40,7 +40,10 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// files, about once a second while it is awake.
     ///
     /// Without the thread, memory goes back only when [`tick`](Self::tick), [`release`](Self::release) or
-    /// [`scavenge`](Self::scavenge) is called, and nothing follows cgroups and pressure.
+    /// [`scavenge`](Self::scavenge) is called, and nothing follows cgroups and pressure. If the system refuses to
+    /// create it, the heap works without it and tries again after twice as many freed bytes each time, up to 1 GiB;
+    /// [`has_background_thread`](Self::has_background_thread) says whether it is there. The variable
+    /// `PAGEHEAP_BACKGROUND=0` switches it off; `1` does not switch it on.
     ///
     /// The methods of a source other than [`System`](crate::source::System) run on that thread too; its stack is then
     /// 256 KiB.

@@ -186,9 +186,15 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
 #[cold]
 #[inline(never)]
 fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
-    let Place { class, span } = place.unwrap_or_default();
+    let Some(Place { class, span }) = place else {
+        fatal::abort_about(what, &[("address", address)]);
+    };
     fatal::abort_about(
         what,
-        &[("address", address), ("size class", class), ("span at page", span)],
+        &[
+            ("address", address),
+            ("sealed size class", class),
+            ("span at page", span),
+        ],
     )
 }

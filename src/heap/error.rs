@@ -27,7 +27,7 @@ pub enum NewHeapError {
 impl fmt::Display for NewHeapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoPages => "the source would not reserve address space for the smallest heap",
+            Self::NoPages => "the source would not reserve address space for the smallest heap, aligned as requested",
             Self::NoMetadata => "the source has no memory for the tables of the smallest heap",
             Self::Granule => {
                 "the source's granule is no power of two, less than a cache line, or more than a page where pages are \

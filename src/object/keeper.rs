@@ -56,6 +56,9 @@ pub const ASLEEP: u32 = 3;
 /// The bytes to find for which a keeper is wanted: 1 MiB.
 const BYTES_TO_RING: usize = 1 << 20;
 
+/// How often that number doubles at most, each time that no keeper could be started: up to 1 GiB.
+const MOST_DOUBLINGS: u32 = 10;
+
 /// How often an allocation checks whether it may start a keeper: one system call each.
 const MOST_LOOKS: u32 = 64;
 
@@ -88,6 +91,8 @@ pub struct Keeper {
     state: AtomicU32,
     /// Bytes to find, while it is away.
     to_find: AtomicUsize,
+    /// How often no keeper could be started.
+    failures: AtomicU32,
     /// How often an allocation has checked whether it may start one.
     looks: AtomicU32,
     /// The functions to notify of memory pressure.
@@ -104,6 +109,7 @@ impl Keeper {
         Self {
             state: AtomicU32::new(if wanted { ABSENT } else { OFF }),
             to_find: AtomicUsize::new(0),
+            failures: AtomicU32::new(0),
             looks: AtomicU32::new(0),
             notices,
             root,
@@ -160,8 +166,20 @@ impl Keeper {
     /// Whether one should be started, by a thread that holds nothing.
     #[inline]
     pub fn is_wanted(&self) -> bool {
-        // Relaxed: as in `count`.
-        self.state.load(Ordering::Relaxed) == ABSENT && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING
+        // Relaxed, throughout: as in `count`.
+        self.state.load(Ordering::Relaxed) == ABSENT
+            && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING << self.failures.load(Ordering::Relaxed)
+    }
+
+    /// The one that was being started could not be: the system refuses threads. The next attempt comes after twice as
+    /// many bytes. So one that is refused for a while costs little, and is started in the end.
+    #[cold]
+    pub fn has_failed(&self) {
+        // Relaxed: a count, by one thread at a time.
+        let failures = self.failures.load(Ordering::Relaxed);
+        self.failures
+            .store((failures + 1).min(MOST_DOUBLINGS), Ordering::Relaxed);
+        self.change(AWAKE, ABSENT);
     }
 
     /// The same, and whether to check if the caller may start it; bounded.

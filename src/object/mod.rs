@@ -402,7 +402,12 @@ impl<S: Source + 'static> Objects<S> {
     pub fn usable_size(layout: Layout) -> usize {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => class.bytes(),
-            None => length::pages_for(layout).0.saturating_mul(PAGE_BYTES),
+            // One that is refused anyway may have no room to be rounded up.
+            None => length::pages_for(layout)
+                .0
+                .checked_mul(PAGE_BYTES)
+                .filter(|&bytes| Layout::from_size_align(bytes, layout.align()).is_ok())
+                .unwrap_or(layout.size()),
         }
     }
 

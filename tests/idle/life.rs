@@ -141,6 +141,37 @@ fn it_may_be_refused() {
     assert!(resident() <= before + (4 << 20), "{}", HEAP.stats());
 }
 
+/// It was tried sixteen times, which a hundred freed blocks of a MiB used up, and never again.
+#[test]
+fn one_that_was_refused_for_a_while_is_started_later() {
+    if !is_child() {
+        return assert!(run("life::one_that_was_refused_for_a_while_is_started_later"));
+    }
+    let kept = blocks(2 << 20, 1000);
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a limit of this process, read and written; the hard one stays. Nothing more can be mapped, a stack, say.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &raw mut limit), 0);
+        let none = libc::rlimit { rlim_cur: 1, ..limit };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &none), 0);
+    }
+    drop(kept);
+    for round in 0..40 {
+        drop(blocks(4 << 20, 100_000 + round));
+    }
+    assert_eq!((keeper(), HEAP.has_background_thread()), (None, false));
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+    let begun = (0..600).any(|round| {
+        drop(blocks(4 << 20, 100_000 + round));
+        HEAP.has_background_thread()
+    });
+    assert!(begun && soon(|| keeper().is_some()), "{}", HEAP.stats());
+}
+
 /// 100 MiB of a heap, used and freed.
 fn use_up(heap: &GlobalHeap) {
     use std::alloc::{GlobalAlloc, Layout};
