@@ -1,10 +1,10 @@
-//! Collections in arenas, by `allocator-api2` of two versions.
+//! Collections in arenas, through two versions of `allocator-api2`.
 
 use std::alloc::Layout;
 
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Pool, Reason};
 
-/// What each version of the trait is to do with each way to an arena.
+/// What each version of the trait must do, on every kind of arena.
 macro_rules! arenas_allocate {
     ($test:ident, $version:ident) => {
         mod $test {
@@ -28,7 +28,8 @@ macro_rules! arenas_allocate {
                 assert!(numbers.iter().copied().eq(0..10) && word.as_str() == "word");
                 let over = arena.allocate_zeroed(layout(100, 512)).expect("room");
                 assert!(over.len() >= 100 && over.addr().get().is_multiple_of(512));
-                // SAFETY: ours, so long, and zeroed; then allocated here as it is said to be, and not used again.
+                // SAFETY: allocated here, this long, and zeroed; grown, shrunk and freed with its current layout, and
+                // not used again.
                 unsafe {
                     assert!(over.as_ref()[..100].iter().all(|&byte| byte == 0));
                     over.cast::<u8>().write_bytes(7, 100);
@@ -63,7 +64,7 @@ macro_rules! arenas_allocate {
                         .reason(),
                     Reason::Limit
                 );
-                // A local takes pieces: what is too large for one has its own, and is moved there.
+                // A local allocates from pieces. A block too large for one gets a piece of its own and is moved there.
                 let mut local = arena.local();
                 collections(&local);
                 local.scoped(|mut scope| {
@@ -114,7 +115,7 @@ fn so_does_one_of_a_local_that_is_alone() -> Result<(), ArenaError> {
 
     let arena = Arena::with_config(ArenaConfig::new().slab(1 << 20).limit(1 << 20))?;
     let mut local = arena.local();
-    /// In place throughout.
+    /// Every growth must be in place.
     fn grow(numbers: &mut Vec<u64, impl Allocator>, most: u64) {
         numbers.push(0);
         let start = numbers.as_ptr();
@@ -129,9 +130,9 @@ fn so_does_one_of_a_local_that_is_alone() -> Result<(), ArenaError> {
     );
     drop(numbers);
     local.scoped(|scope| grow(&mut Vec::new_in(&scope), 50_000));
-    // As much again lies where that was.
+    // The next scope reuses the same memory.
     local.scoped(|scope| grow(&mut Vec::new_in(&scope), 50_000));
-    // When it is not last in its arena it moves.
+    // If the vector is not last in its arena, it moves when it grows.
     let mut numbers = Vec::new_in(&local);
     numbers.push(0_u64);
     let behind = arena.alloc(7_u64)?;

@@ -79,7 +79,7 @@ fn over_aligned_values() -> Result<(), ArenaError> {
         let layout = Layout::from_size_align(24, 1 << shift).expect("a layout");
         for memory in [arena.allocate(layout)?, local.allocate(layout)?] {
             assert!(memory.addr().get().is_multiple_of(1 << shift));
-            // SAFETY: 24 bytes of ours.
+            // SAFETY: 24 bytes, allocated here.
             unsafe { memory.cast::<[u8; 24]>().write([7; 24]) };
         }
     }
@@ -215,7 +215,7 @@ fn the_last_block_grows_in_place() -> Result<(), ArenaError> {
         };
         let resize = |memory: NonNull<[u8]>, from, to| {
             let memory = NonNull::slice_from_raw_parts(memory.cast(), from);
-            // SAFETY: allocated here, as long as it is said to be.
+            // SAFETY: allocated here, with this length.
             unsafe {
                 if hand == 0 {
                     arena.resize_in_place(memory, to)
@@ -275,7 +275,7 @@ fn locals_that_come_and_go_use_what_others_left() -> Result<(), ArenaError> {
     for _ in 0..10_000 {
         let local = arena.local();
         local.alloc([0_u8; 100])?;
-        // So that the piece is not the last in the arena.
+        // Keeps the local's piece from being the last in the arena.
         keeper.alloc([0_u8; 16])?;
     }
     let reserved = arena.stats().reserved;
@@ -328,7 +328,8 @@ fn a_scope_ends_also_when_it_panics() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// The local's room is not the scope's: what the scope has found out about the end of the piece has to come back.
+/// A scope works on its own copy of the local's bounds. If the scope extends the piece, the new end must reach the
+/// local.
 #[test]
 fn a_piece_that_a_scope_made_longer_stays_so() -> Result<(), ArenaError> {
     let arena = Arena::new();
@@ -393,12 +394,12 @@ fn a_scope_before_anything_else_keeps_its_piece() -> Result<(), ArenaError> {
     let first = inside(&mut local)?;
     assert_eq!(inside(&mut local)?, first, "entered again it begins at the same place");
     for round in 0..3_u64 {
-        // A piece of its own, then one that is cut.
+        // A piece of its own, then one that is shared with later values.
         let large = local.alloc_slice_with(9_000, |_| round)?;
         let outside = local.alloc(round)?;
         inside(&mut local)?;
         assert!(large.iter().all(|&word| word == round) && *outside == round);
-        // SAFETY: nothing allocated since is used any more, and it is not rewound further.
+        // SAFETY: nothing allocated since the checkpoint is still used, and the local was not rewound past it.
         unsafe { local.rewind(checkpoint) };
     }
     let reserved = arena.stats().reserved;
@@ -420,7 +421,7 @@ fn a_checkpoint_is_a_scope_by_hand() -> Result<(), ArenaError> {
     for size in [100, 10_000, 1_000_000] {
         local.alloc_slice_with(size, |_| 0_u8)?;
     }
-    // SAFETY: nothing of it is used.
+    // SAFETY: nothing allocated since is used.
     unsafe { local.rewind(checkpoint) };
     assert_eq!(address(local.alloc(2_u64)?), before + 8);
     Ok(())

@@ -1,4 +1,4 @@
-//! What a box shows of its value, and who has caught a panic may see.
+//! Traits that a box passes on from its value, the state after a caught panic, `Debug` output.
 
 use std::alloc::Layout;
 use std::collections::{BTreeSet, HashMap};
@@ -46,7 +46,7 @@ fn heaps_and_arenas_may_be_seen_by_who_has_caught_a_panic() {
     safe::<ArenaBox<'_, Vec<u8>>>();
 }
 
-/// Nothing is missing afterwards: what was made before the panic is there, and there is room for more.
+/// Nothing leaks: values made before the panic are intact, and there is room for more.
 #[test]
 fn a_panic_while_something_is_made_leaves_a_heap_in_order() {
     let heap = super::promises::heap(256);
@@ -68,7 +68,7 @@ fn a_panic_while_something_is_made_leaves_a_heap_in_order() {
     assert_eq!(heap.stats().in_use.0, 0);
 }
 
-/// What is shown fits a line or two, and asks for no lock: limits and a few figures, nothing of what is inside.
+/// `Debug` output fits in a line or two and takes no lock: limits and a few figures, not the contents.
 #[test]
 fn heaps_and_arenas_are_shown_in_a_line() {
     let (heap, config) = (
@@ -102,7 +102,7 @@ fn heaps_and_arenas_are_shown_in_a_line() {
         shown.starts_with("PageHeap { limit: PageCount(256), capacity: PageCount(") && shown.len() < 160,
         "{shown}"
     );
-    // And so is what has a reference to one.
+    // The same holds for types that refer to an arena or a heap.
     for shown in [format!("{:?}", arena.local()), format!("{:?}", heap.cache())] {
         assert!(shown.len() < 600, "{shown}");
     }

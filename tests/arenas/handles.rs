@@ -1,4 +1,4 @@
-//! A local, scopes in it and scopes in those, each a value, in stories told by chance.
+//! Random stories about a local, scopes in it, and scopes in those, each held by value.
 //!
 //! ```text
 //!   level 0   local ──▶ room ─────────────────────────────────▶ allocates, resizes, is rewound
@@ -7,13 +7,13 @@
 //!   beside        the arena itself, other locals, other scopes
 //! ```
 //!
-//! A handle's room is a copy of its own, and what becomes of it has to come back on every way: when a scope ends, when
-//! it panics and somebody at any level catches that, when an iterator, a `Display` or a `make` allocates from the
-//! handle that is waiting for it. The other stories know a handle by reference only, through a trait object; here it is
-//! what a program has, a variable that is moved.
+//! A handle has its own copy of its room. Changes to that copy must be carried back on every path: when a scope ends,
+//! when it panics and any level catches the panic, and when an iterator, a `Display` or a `make` allocates from the
+//! handle that is waiting for it. The other stories reach a handle only by reference, through a trait object. Here it
+//! is a variable that is moved, as in a real program.
 //!
-//! What is alive is written full of a pattern of its own. A new block overlaps nothing that is alive, and the patterns
-//! stay. A story that fails says its seed, and draws what was alive: `story(seed)` tells it again.
+//! Each live block is filled with its own pattern. A new block must overlap no live block, and the patterns must stay.
+//! A story that fails reports its seed and draws its live blocks; `story(seed)` repeats it.
 
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -32,20 +32,20 @@ use super::blocks::Blocks;
 use super::stories::by_chance;
 use super::twins::{Bytes, same};
 
-/// How deep scopes are in each other.
+/// How deep scopes may nest.
 const LEVELS: usize = 8;
 
-/// What a panic that belongs to the story carries.
+/// The payload of a panic that is part of the story.
 struct Planned;
 
 const WORD: usize = size_of::<u64>();
 
-/// Whether a word lies right behind another.
+/// Whether a word lies directly behind another.
 fn is_next(one: Option<usize>, next: Option<usize>) -> bool {
     one.is_some() && one.map(|place| place + WORD) == next
 }
 
-/// Memory handed out, filled with a pattern of its own.
+/// A live block, filled with its own pattern.
 #[derive(Clone, Copy)]
 struct Live {
     memory: NonNull<[u8]>,
@@ -62,26 +62,26 @@ impl Live {
         start < to && from < end
     }
 
-    /// Whether the first `bytes` bytes are as they were written.
+    /// Whether the first `bytes` bytes still hold the pattern.
     fn stays(self, bytes: usize) -> bool {
         // SAFETY: alive, and written from end to end.
         let bytes = unsafe { &self.memory.as_ref()[..bytes] };
-        // The first is right, and each is as the one before: quick without optimisation, too.
+        // The first byte is right, and each byte equals the one before: fast even without optimisation.
         bytes.is_empty() || bytes[0] == self.pattern && bytes[1..] == bytes[..bytes.len() - 1]
     }
 }
 
-/// What there is to go back to.
+/// A point to rewind to.
 #[derive(Clone, Copy)]
 struct Point<'a> {
     checkpoint: Checkpoint<'a>,
-    /// How many were alive.
+    /// How many blocks were alive.
     alive: usize,
-    /// Where the next word was, if that was right behind another.
+    /// Where the next word was, if directly behind another.
     next: Option<usize>,
 }
 
-/// What a [`Local`] and a [`Scope`] have in common.
+/// What [`Local`] and [`Scope`] have in common.
 trait Hand<'b> {
     fn take(&self, layout: Layout) -> Result<NonNull<[u8]>, ArenaError>;
     unsafe fn resize(&self, memory: NonNull<[u8]>, size: usize) -> bool;
@@ -137,23 +137,23 @@ struct Story<'a, 'b> {
     seed: u64,
     bytes: &'a Bytes<'b>,
     arena: &'a Arena<&'b Blocks>,
-    /// A local that stays beside the one the story is about.
+    /// A second local, beside the one that the story is about.
     other: Local<'a, &'b Blocks>,
     level: Cell<usize>,
     made: Cell<u8>,
-    /// What was allocated through the handle the story is about, in that order, and lives as long as that or its scope.
+    /// Blocks allocated through the story's handle, in that order. Each lives as long as the handle or its scope.
     live: RefCell<Vec<Live>>,
-    /// What lives until the reset.
+    /// Blocks that live until the reset.
     kept: RefCell<Vec<Live>>,
 }
 
 impl<'a, 'b> Story<'a, 'b> {
-    /// One in `end` times.
+    /// True one time in `end`.
     fn rarely(&self, end: usize) -> bool {
         self.bytes.byte() % end == end - 1
     }
 
-    /// New memory: it is aligned, overlaps nothing, and is written to.
+    /// Records a new block: it must be aligned and overlap nothing, and is then filled.
     fn new_live(&self, memory: NonNull<[u8]>, align: usize) -> Option<Live> {
         assert!(memory.addr().get().is_multiple_of(align), "{memory:?} to {align}");
         if memory.is_empty() {
@@ -173,18 +173,18 @@ impl<'a, 'b> Story<'a, 'b> {
         for other in self.live.borrow().iter().chain(&*self.kept.borrow()) {
             assert!(!live.overlaps(*other), "{memory:?} overlaps {:?}", other.memory);
         }
-        // SAFETY: handed out to us.
+        // SAFETY: the block was handed out to this story.
         unsafe { memory.cast::<u8>().write_bytes(live.pattern, bytes) };
         Some(live)
     }
 
-    /// What came of allocating through the handle.
+    /// Records an allocation through the handle.
     fn add(&self, made: Result<NonNull<[u8]>, ArenaError>, align: usize) {
         let live = self.come_of(made, align);
         self.live.borrow_mut().extend(live);
     }
 
-    /// What came of allocating beside it.
+    /// Records an allocation beside the handle.
     fn keep(&self, made: Result<NonNull<[u8]>, ArenaError>, align: usize) {
         let live = self.come_of(made, align);
         self.kept.borrow_mut().extend(live);
@@ -200,14 +200,14 @@ impl<'a, 'b> Story<'a, 'b> {
         }
     }
 
-    /// Everything is as it was written.
+    /// Every block still holds its pattern.
     fn check(&self) {
         for live in self.live.borrow().iter().chain(&*self.kept.borrow()) {
             assert!(live.stays(live.memory.len()), "{:?} was overwritten", live.memory);
         }
     }
 
-    /// Catches a panic of the story, and no other. Whether there was none.
+    /// Catches only the story's own panics. Returns whether there was none.
     fn caught(work: impl FnOnce()) -> bool {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(()) => true,
@@ -221,7 +221,7 @@ impl<'a, 'b> Story<'a, 'b> {
         self.add(hand.take(layout), layout.align());
     }
 
-    /// Allocates a word: where it is, if it is.
+    /// Allocates a word. Returns its address if that succeeded.
     fn word(&self, hand: &impl Hand<'b>) -> Option<usize> {
         let made = hand.take(Layout::new::<u64>());
         let place = made.as_ref().ok().map(|word| word.addr().get());
@@ -229,7 +229,7 @@ impl<'a, 'b> Story<'a, 'b> {
         place
     }
 
-    /// Makes one of the last longer or shorter: of those from `from` on, which are the handle's own.
+    /// Resizes one of the last blocks; only those from `from` on belong to the handle.
     fn resize(&self, hand: &impl Hand<'b>, from: usize) {
         let (back, size) = (self.bytes.byte() % 4, self.bytes.size());
         let last = self.live.borrow().len().checked_sub(1 + back);
@@ -237,7 +237,7 @@ impl<'a, 'b> Story<'a, 'b> {
             return;
         };
         let live = self.live.borrow()[index];
-        // SAFETY: alive, and what is given up is not used.
+        // SAFETY: alive, and the part that is cut off is not used.
         if unsafe { hand.resize(live.memory, size) } {
             assert!(
                 live.stays(size.min(live.memory.len())),
@@ -249,7 +249,7 @@ impl<'a, 'b> Story<'a, 'b> {
         }
     }
 
-    /// A slice of what an iterator gives that allocates on its way, and may not come to its end.
+    /// Makes a slice from an iterator that allocates as it runs, and may panic before its end.
     fn iterate(&self, hand: &impl Hand<'b>) {
         let (len, end) = (self.bytes.byte() % 60, self.bytes.byte());
         let words = (0..len).map(|index| {
@@ -266,14 +266,14 @@ impl<'a, 'b> Story<'a, 'b> {
             let made = if self.rarely(2) {
                 hand.list(words, &expected)
             } else {
-                // Does not say how many there are.
+                // Without a length known in advance.
                 hand.list(words.filter(|_| true), &expected)
             };
             self.add(made, align_of::<u64>());
         });
     }
 
-    /// Text whose parts allocate.
+    /// A text whose parts allocate while they are formatted.
     fn text(&self, hand: &impl Hand<'b>) {
         let part = fmt::from_fn(|text| {
             if self.rarely(4) {
@@ -285,7 +285,7 @@ impl<'a, 'b> Story<'a, 'b> {
         self.add(made, 1);
     }
 
-    /// A value whose making allocates.
+    /// A value whose constructor allocates.
     fn value(&self, hand: &impl Hand<'b>) {
         let make = || {
             self.allocate(hand);
@@ -294,7 +294,7 @@ impl<'a, 'b> Story<'a, 'b> {
         self.add(hand.value(make, [7; 5]), align_of::<u64>());
     }
 
-    /// Two collections on one handle: who grows may be last, or not.
+    /// Grows two collections on one handle by turns; each may be last in the piece, or not.
     fn grow_by_turns(&self, hand: impl Allocator + Copy) {
         let (mut long, mut short) = (VecIn::new_in(hand), VecIn::new_in(hand));
         let (end, often) = (self.bytes.byte() * 8, 2 + self.bytes.byte());
@@ -325,7 +325,7 @@ impl<'a, 'b> Story<'a, 'b> {
         );
     }
 
-    /// A scope that is a variable of who allocates, and is shown to nobody: in registers, where this is optimised.
+    /// A scope that stays a local variable and is never passed on, so the optimiser can keep it in registers.
     fn values(&self, hand: &mut impl Hand<'b>) {
         let (count, panics) = (self.bytes.byte() * 4, self.rarely(4));
         Self::caught(|| {
@@ -340,7 +340,7 @@ impl<'a, 'b> Story<'a, 'b> {
         });
     }
 
-    /// What goes on beside the handle, and is none of its business.
+    /// Allocates beside the handle, which must not notice.
     fn elsewhere(&self) {
         let layout = self.bytes.layout();
         match self.bytes.byte() % 4 {
@@ -362,9 +362,9 @@ impl<'a, 'b> Story<'a, 'b> {
         }
     }
 
-    /// A scope, at whose end all is as before: also where the handle goes on.
+    /// A scope, after which everything is as before, including where the handle continues.
     fn nested(&self, hand: &mut impl Hand<'b>) {
-        // Not always: a scope may be the first of all.
+        // Not always, so that the scope may be the first to allocate.
         let before = self.rarely(2).then(|| self.word(hand)).flatten();
         let (level, alive) = (self.level.get(), self.live.borrow().len());
         let first = Cell::new(None);
@@ -383,13 +383,13 @@ impl<'a, 'b> Story<'a, 'b> {
         self.live.borrow_mut().truncate(alive);
         self.check();
         let next = self.word(hand);
-        // After a panic the handle may not know of the room that the scope has made.
+        // After a panic the handle may not know of room that the scope added.
         if ended && is_next(before, first.get()) {
             assert_eq!(next, first.get(), "what a scope allocated is given back");
         }
     }
 
-    /// One thing, with a handle that has allocated what is alive from `from` on.
+    /// One step, on a handle whose own live blocks start at `from`.
     fn step(&self, hand: &mut impl Hand<'b>, from: usize) -> ControlFlow<()> {
         let level = self.level.get();
         match self.bytes.byte() % 32 {
@@ -451,7 +451,7 @@ impl<'a, 'b> Story<'a, 'b> {
                         points.pop();
                     }
                     self.live.borrow_mut().truncate(alive);
-                    // SAFETY: not rewound further back since; nothing allocated since is used.
+                    // SAFETY: not rewound past this point since; nothing allocated since is used.
                     unsafe { local.rewind(checkpoint) };
                     let again = self.word(local);
                     assert!(
@@ -461,14 +461,14 @@ impl<'a, 'b> Story<'a, 'b> {
                 }
                 _ => {
                     let from = points.last().map_or(0, |point| point.alive);
-                    // A local goes on.
+                    // A local continues after any step.
                     let _ = self.step(local, from);
                 }
             }
         }
     }
 
-    /// A local, from its beginning to its end. What it allocated stays.
+    /// A local, from beginning to end. Its blocks outlive it.
     fn tell(&self) {
         let mut local = self.arena.local();
         self.in_local(&mut local);

@@ -1,4 +1,4 @@
-//! The promises of arenas, one test each; and stories told by chance, beside a naive twin.
+//! What arenas promise, one test each; and random stories, checked against a naive twin.
 
 mod allocators;
 mod arena;

@@ -1,4 +1,4 @@
-//! What callers of `unsafe` promise, not kept: the process ends, and names the address.
+//! Broken contracts of `unsafe` functions: the process aborts and names the address.
 
 use std::ptr::NonNull;
 
@@ -15,9 +15,9 @@ fn heap() -> PageHeap<System> {
     PageHeap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
-/// Where a handle goes on that has just allocated this.
+/// Where a handle continues after it has allocated this value.
 fn behind(value: &mut u64) -> NonNull<u64> {
-    // SAFETY: one behind the value at the most.
+    // SAFETY: at most one past the value.
     wrong(unsafe { NonNull::from(value).add(1) })
 }
 
@@ -28,7 +28,7 @@ fn a_checkpoint_of_another_handle_aborts() {
         let (first, mut second) = (arena.local(), arena.local());
         behind(first.alloc(1).unwrap());
         second.alloc(2).unwrap();
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { second.rewind(first.checkpoint()) };
     }
 }
@@ -43,7 +43,7 @@ fn a_checkpoint_that_was_rewound_past_aborts() {
         local.alloc_slice_with(1 << 20, |_| 0_u8).unwrap();
         behind(local.alloc(2).unwrap());
         let late = local.checkpoint();
-        // SAFETY: nothing is used any more; the second does not return.
+        // SAFETY: nothing is used any more; the second call does not return.
         unsafe {
             local.rewind(early);
             local.rewind(late);
@@ -51,8 +51,8 @@ fn a_checkpoint_that_was_rewound_past_aborts() {
     }
 }
 
-/// It does not compile without force. The piece lies where the old one did, and is shorter: what came next lay in what
-/// is others'.
+/// Safe code cannot do this: the lifetime forbids it. The new piece starts where the old one did but is shorter, so the
+/// next allocation would lie in memory that belongs to others.
 #[test]
 fn a_checkpoint_of_before_a_reset_aborts() {
     if aborts("misuse::a_checkpoint_of_before_a_reset_aborts", CHECKPOINT) {
@@ -60,16 +60,17 @@ fn a_checkpoint_of_before_a_reset_aborts() {
         let mut arena = Arena::with_config_in(ArenaConfig::new().slab(1 << 20), &heap).unwrap();
         let old = {
             let local = arena.local();
-            // One piece, which becomes longer.
+            // One piece, which is extended.
             (0..200).for_each(|_| _ = local.alloc([0_u8; 64]).unwrap());
             behind(local.alloc(1).unwrap());
-            // SAFETY: a checkpoint is three addresses. What the lifetime is there for is what the test is about.
+            // SAFETY: a checkpoint is three addresses. This test is about what happens without the protection of its
+            // lifetime.
             unsafe { std::mem::transmute::<Checkpoint<'_>, Checkpoint<'static>>(local.checkpoint()) }
         };
         arena.reset();
         let mut local = arena.local();
         local.alloc(1_u64).unwrap();
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { local.rewind(old) };
     }
 }
@@ -80,7 +81,7 @@ fn a_block_that_another_heap_gave_aborts() {
         let (one, other) = (heap(), heap());
         let block = one.take(20_000, 1).unwrap().memory;
         wrong(block.cast::<u8>());
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { other.give(block) };
     }
 }
@@ -91,7 +92,7 @@ fn a_block_given_twice_aborts() {
         let heap = heap();
         let block = heap.take(20_000, 1).unwrap().memory;
         wrong(block.cast::<u8>());
-        // SAFETY: the second does not return.
+        // SAFETY: the second call does not return.
         unsafe {
             heap.give(block);
             heap.give(block);

@@ -49,7 +49,7 @@ fn the_limit_holds_for_slabs_and_large_blocks_together() -> Result<(), ArenaErro
     Ok(())
 }
 
-/// A pool of slabs of 1 MiB with a limit below that was refused all that it was to take at once.
+/// Regression: a pool with slabs of 1 MiB and a lower limit was refused its whole preallocation.
 #[test]
 fn a_limit_below_a_slab_leaves_room_for_what_is_taken_at_once() -> Result<(), ArenaError> {
     let heap = heap();

@@ -1,4 +1,4 @@
-//! What all four promise, of each of the four: `Arena`, `Pool`, `FreeList`, `ShardedFreeList`.
+//! What all four types promise, tested on each: `Arena`, `Pool`, `FreeList`, `ShardedFreeList`.
 
 use std::alloc::Layout;
 use std::cell::Cell;
@@ -15,15 +15,15 @@ const HUGE: usize = 2 << 20;
 
 pub type Heap = PageHeap<System>;
 
-/// One of the family, on a heap that is lent to it.
+/// One of the four types, on a borrowed heap.
 trait Family<'h>: Sized + Send + Sync {
-    /// For objects of `layout`; the bump arenas take any.
+    /// Made for objects of `layout`; the bump arenas accept any layout.
     fn make(layout: Layout, config: ArenaConfig, heap: &'h Heap) -> Result<Self, ArenaError>;
-    /// Bytes for the layout that it was made for.
+    /// Allocates the layout that it was made for.
     fn bytes(&self) -> Result<NonNull<[u8]>, ArenaError>;
     fn counts(&self) -> ArenaStats;
     fn forget_all(&mut self);
-    /// Puts a value in, and forgets the reference; then one in a box, which is dropped. Typed interface.
+    /// Allocates a value and forgets the reference, then a box, and drops it. Uses the typed interface.
     fn put<T>(&self, value: T, boxed: T) -> Result<(), ArenaError>;
 }
 
@@ -88,7 +88,7 @@ list_family!(FreeList(), ShardedFreeList(2));
 type OfArena<'h> = (Layout, Arena<&'h Heap>);
 type OfPool<'h> = (Layout, Pool<&'h Heap>);
 
-/// One test for each promise, which has a row for each type.
+/// One test per promise; each runs on all four types.
 macro_rules! promises {
     ($($promise:ident),* $(,)?) => {$(
         #[test]
@@ -113,11 +113,11 @@ promises!(
     all_threads_may_use_it,
 );
 
-/// What was given back before anybody counted had been there all the same.
+/// Memory given back before the statistics are read still counts in the peak.
 #[test]
 fn statistics_remember_what_was_given_back() {
     const BYTES: usize = 500_000;
-    // So that it has no block of its own, and falls with the end of the slab.
+    // A slab large enough for the block, so that giving it back lowers the slab's end.
     let config = ArenaConfig::new().slab(1 << 20);
     let check = |stats: ArenaStats| {
         assert!(stats.allocated < 1000 && stats.reserved == 1 << 20, "{stats}");
@@ -134,7 +134,7 @@ fn statistics_remember_what_was_given_back() {
                     let memory = arena.allocate(layout(BYTES, 8)).unwrap();
                     // SAFETY: allocated here, and not used.
                     assert!(unsafe { arena.resize_in_place(memory, 0) });
-                    // Less than before changes nothing.
+                    // A smaller amount than before does not change the peak.
                     arena.alloc([0_u8; 100]).unwrap();
                     if rounds == 3 {
                         arena.reset();
@@ -143,7 +143,7 @@ fn statistics_remember_what_was_given_back() {
                 check(arena.stats());
                 arena.reset();
                 check(arena.stats());
-                // What comes afterwards is not counted on top of it.
+                // Later allocations are not added to the old peak.
                 arena.alloc([0_u8; 200]).unwrap();
                 arena.alloc_uninit_slice::<u8>(600_000).unwrap();
                 assert!(arena.stats().peak < 610_000, "{}", arena.stats());
@@ -162,8 +162,8 @@ fn statistics_remember_what_was_given_back() {
     check(arena.stats());
 }
 
-/// What comes after the end has fallen was not there at the same time, and a slab that has been given back is not
-/// counted.
+/// Memory allocated after the end has fallen did not coexist with what was there before, so the peak does not add the
+/// two. Nor does it count a slab that has been given back.
 #[test]
 fn statistics_count_nothing_that_was_not_there() {
     let heap = heap(usize::MAX);
@@ -173,11 +173,11 @@ fn statistics_count_nothing_that_was_not_there() {
         assert!(unsafe { pool.resize_in_place(memory, 0) });
     };
     give_back(&pool, pool.allocate(layout(500_000, 8)).unwrap());
-    // More than a slab: a block of its own.
+    // More than a slab: it gets its own block.
     pool.alloc_uninit_slice::<u8>(1_200_000).unwrap();
     assert_eq!(pool.stats().peak, 1_200_000);
 
-    // All of a slab but for its foot, of four words: two halves of that do not fit behind eight bytes.
+    // A whole slab except its footer of four words. Behind eight bytes, two halves of this do not fit.
     let room = (64 << 10) - 4 * size_of::<usize>();
     let half = room / 2;
     let mut pool = Pool::with_config_in(ArenaConfig::new().slab(64 << 10), &heap).unwrap();
@@ -195,13 +195,13 @@ fn statistics_count_nothing_that_was_not_there() {
     );
 }
 
-/// A heap of at most so many pages.
+/// A heap of at most this many pages.
 pub fn heap(pages: usize) -> Heap {
     let config = Config::new(addresses(256 << 20)).limit(PageCount(pages.min(1 << 20)));
     PageHeap::new(System, config).expect("a heap")
 }
 
-/// The same, as long as the test process lives.
+/// The same, leaked, so that it lives as long as the test process.
 fn small(pages: usize) -> &'static Heap {
     Box::leak(Box::new(heap(pages)))
 }
@@ -210,7 +210,7 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).expect("a layout")
 }
 
-/// All that can be had.
+/// Allocates until refused. Returns the count and the error.
 fn all<'h>(arena: &impl Family<'h>) -> (usize, ArenaError) {
     let mut count = 0;
     loop {
@@ -236,7 +236,7 @@ mod checks {
     }
 
     pub(super) fn the_limit_is_in_bytes_and_an_error_says_what_is_left<'h, F: Family<'h>>(heap: &'h Heap) {
-        // A byte less than 12 pages is 11 pages.
+        // One byte less than 12 pages leaves 11 whole pages.
         for (limit, pages) in [(12 * PAGE, 12), (12 * PAGE - 1, 11), (12 * PAGE + 100, 12)] {
             let config = ArenaConfig::new().limit(limit).slab(PAGE);
             let mut arena = F::make(layout(1000, 8), config, heap).unwrap();
@@ -255,7 +255,7 @@ mod checks {
                 text.contains("1000 bytes aligned to 8") && text.contains("limit leaves"),
                 "{text}"
             );
-            // The arena is as it was, and after a reset as good as new.
+            // The arena is unchanged, and after a reset as good as new.
             assert_eq!(arena.counts(), stats);
             arena.forget_all();
             assert_eq!(all(&arena).0, count);
@@ -286,7 +286,7 @@ mod checks {
         (0..200).for_each(|_| assert!(arena.bytes().is_ok()));
         assert_eq!(arena.counts().reserved, reserved, "nothing more was taken");
         drop(arena);
-        // What can never be had is refused at once: nothing is taken on the way.
+        // A request that can never be met is refused at once; nothing is taken on the way.
         let fresh = small(128);
         let refused = |config| F::make(layout(1000, 8), config, fresh).err().unwrap();
         let error = refused(config.prealloc(65 * PAGE));
@@ -311,15 +311,15 @@ mod checks {
     }
 
     pub(super) fn huge_pages_are_whole<'h, F: Family<'h>>(heap: &'h Heap) {
-        // The tables of a sharded list count, so one huge page would be less than one of slots.
+        // The tables of a sharded list count too, so one huge page would leave less than a huge page for slots.
         let config = ArenaConfig::new().whole_huge_pages(true).slab(HUGE).prealloc(2 * HUGE);
         let arena = F::make(layout(64 << 10, 8), config, heap).unwrap();
         let first = arena.bytes().unwrap().addr().get();
         assert!(first.is_multiple_of(HUGE), "{first:#x}");
         (0..100).for_each(|_| assert!(arena.bytes().is_ok()));
-        // But for those tables.
+        // Except for those tables.
         assert!(arena.counts().reserved % HUGE <= PAGE, "{}", arena.counts());
-        // Nor need the size be said, or anything be taken at once.
+        // The same holds without a slab size or preallocation.
         for size in [24, 6144, 64 << 10] {
             let config = ArenaConfig::new().whole_huge_pages(true);
             let arena = F::make(layout(size, 8), config, heap).unwrap();
@@ -331,7 +331,7 @@ mod checks {
             assert!(stats.slabs >= 2 && stats.reserved % HUGE <= PAGE, "{stats}");
             assert!(stats.reserved <= 4 * count * size, "{stats}");
         }
-        // A limit that has no room for a huge page is used all the same, and a size that is said is kept to.
+        // A limit too small for a huge page is still used in full, and an explicit slab size is respected.
         let config = ArenaConfig::new().whole_huge_pages(true);
         for config in [config.limit(HUGE / 2), config.slab(HUGE / 4).limit(HUGE)] {
             let arena = F::make(layout(1000, 8), config, heap).unwrap();
@@ -378,7 +378,7 @@ mod checks {
                     .map(|_| {
                         let memory = arena.bytes().unwrap();
                         assert_eq!((memory.len(), memory.addr().get() % align), (size, 0), "{size} {align}");
-                        // SAFETY: ours, and so long.
+                        // SAFETY: allocated here, with this length.
                         unsafe { memory.cast::<u8>().write_bytes(0xA5, size) };
                         memory.addr().get()
                     })
@@ -411,7 +411,7 @@ mod checks {
         drop(arena);
         assert_eq!(drops.get(), 1);
         let full = F::make(Layout::new::<Counted<'_>>(), ArenaConfig::new().limit(PAGE), heap);
-        // A sharded list has tables of its own, so no more than that may be left.
+        // A sharded list has tables of its own, which may leave no room for slots.
         let Ok(full) = full else { return };
         while full.bytes().is_ok() {}
         let before = drops.get();

@@ -1,4 +1,4 @@
-//! Rounds between resets: what was taken for one does for the next.
+//! Rounds between resets: what one round needed is enough for the next.
 
 use std::alloc::Layout;
 
@@ -19,7 +19,7 @@ fn heap() -> PageHeap<System> {
     PageHeap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
-/// Ten rounds of objects of these sizes, in an arena or a pool: none needs more than the first.
+/// Ten rounds of objects of these sizes, in an arena or a pool: none may need more than the first.
 macro_rules! ten_rounds {
     ($arena:ident, $config:expr, $sizes:expr) => {{
         let (heap, config, sizes) = (heap(), $config, $sizes);
@@ -43,9 +43,9 @@ macro_rules! ten_rounds {
     }};
 }
 
-/// The slab after a reset was the last, a short one. What had no room in it closed it, empty as it was, and until the
-/// next reset nobody looked there: every second round was refused. In the second, what was small would lie in the short
-/// slab.
+/// Regression: after a reset the current slab was the last, a short one. An object that did not fit closed it although
+/// it was empty, and nothing looked there again until the next reset: every second round was refused. In the second
+/// case, small objects would lie in the short slab.
 #[test]
 fn a_slab_in_which_nothing_lies_is_found_again() -> Result<(), ArenaError> {
     let config = ArenaConfig::new().limit(72 * KIB).slab(64 * KIB);
@@ -63,9 +63,8 @@ fn a_slab_in_which_nothing_lies_is_found_again() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// Blocks were looked for among the sixteen that had been used last, and the first that was large enough was taken:
-/// what was small took what was large, and what was large was not found. Each round took more, and had more then than
-/// it could look through.
+/// Regression: blocks were searched first-fit among the sixteen used last. Small objects took large blocks, and then
+/// large objects found none. Each round took more, until there were more blocks than the search looked at.
 #[test]
 fn a_round_like_the_last_takes_nothing_new() -> Result<(), ArenaError> {
     let mut sizes = vec![10 * MIB];
@@ -75,7 +74,7 @@ fn a_round_like_the_last_takes_nothing_new() -> Result<(), ArenaError> {
     ten_rounds!(Arena, ArenaConfig::new().limit(12 * MIB), [MIB, 10 * MIB]);
     ten_rounds!(Arena, ArenaConfig::new().limit(16 * MIB), [100 * KIB, 15 * MIB]);
     ten_rounds!(Pool, ArenaConfig::new().limit(13 * MIB), &sizes);
-    // Sizes by chance, from 1 KiB to 2 MiB.
+    // Random sizes, from 1 KiB to 2 MiB.
     let mut seed = 1_u64;
     let sizes: Vec<usize> = (0..100)
         .map(|_| {
@@ -89,7 +88,7 @@ fn a_round_like_the_last_takes_nothing_new() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// The same objects in another order every time.
+/// The same objects, in a different order each round.
 #[test]
 fn rounds_in_any_order_do_with_what_one_needs() -> Result<(), ArenaError> {
     for limit in [usize::MAX, 12 * MIB] {
@@ -107,7 +106,7 @@ fn rounds_in_any_order_do_with_what_one_needs() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// All was free, in blocks that were too small one by one, and a round of other objects was refused.
+/// Regression: all memory was free, but in blocks each too small, and a round of other objects was refused.
 #[test]
 fn blocks_that_are_of_no_use_make_room_under_the_limit() -> Result<(), ArenaError> {
     let heap = heap();
@@ -129,8 +128,9 @@ fn blocks_that_are_of_no_use_make_room_under_the_limit() -> Result<(), ArenaErro
     Ok(())
 }
 
-/// What was taken at once was one block, and the first object of more than 64 KiB, or aligned to more than a page, had
-/// all of it or none: behind it there was no room for a word, and for the latter none in an arena that was empty.
+/// Regression: preallocated memory was one block. The first object of more than 64 KiB, or aligned to more than a page,
+/// got all of it or none: there was no room for a word behind it, and an aligned object got none even in an empty
+/// arena.
 #[test]
 fn what_was_taken_at_once_is_for_many_large_objects() -> Result<(), ArenaError> {
     let config = ArenaConfig::new().limit(16 * MIB).prealloc(16 * MIB);
@@ -164,7 +164,7 @@ fn what_was_taken_at_once_is_for_many_large_objects() -> Result<(), ArenaError> 
     Ok(())
 }
 
-/// At the limit a large object takes a slab that was reserved. It went back at the reset, as blocks of its own do.
+/// At the limit a large object takes a reserved slab. Regression: the reset gave that slab back, like a large block.
 #[test]
 fn a_pool_keeps_a_slab_that_one_object_had() -> Result<(), ArenaError> {
     let config = ArenaConfig::new().limit(256 * KIB).slab(64 * KIB).prealloc(256 * KIB);
@@ -180,7 +180,7 @@ fn a_pool_keeps_a_slab_that_one_object_had() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// An object of a byte to two megabytes, seldom aligned to much.
+/// Objects from one byte to two megabytes, rarely with a large alignment.
 fn layouts() -> impl Strategy<Value = Layout> {
     let size = (0_u32..21, 0_usize..1 << 20).prop_map(|(shift, more)| (1 << shift) + (more & ((1 << shift) - 1)));
     let align = prop_oneof![9 => Just(8_usize), 1 => (0_u32..18).prop_map(|shift| 1 << shift)];
@@ -196,7 +196,7 @@ fn configs() -> impl Strategy<Value = ArenaConfig> {
     })
 }
 
-/// As many rounds of these objects as asked, in `$order`: what is reserved after each, and where they lie.
+/// Runs this many rounds of the objects in `$order`. Returns what is reserved after each, and the addresses.
 macro_rules! rounds {
     ($arena:ident, $config:expr, $rounds:expr, $order:expr) => {{
         let heap = heap();
@@ -216,7 +216,8 @@ macro_rules! rounds {
 proptest! {
     #![proptest_config(cases(200))]
 
-    /// What the first round reserved is the limit of the others. (Large blocks of a pool go back and come again.)
+    /// The first round's reservation becomes the limit of the others. (Large blocks of a pool are returned and taken
+    /// again.)
     #[test]
     fn whatever_a_round_needed_does_for_its_like(config in configs(), layouts in vec(layouts(), 1..60)) {
         let order = |_| layouts.iter().copied();
@@ -230,7 +231,7 @@ proptest! {
         prop_assert!(are_alike, "{:?}: {:?}", config, seen);
     }
 
-    /// In another order each time, without a limit: what is kept stays within bounds.
+    /// A different order each round, without a limit: what is kept stays bounded.
     #[test]
     fn rounds_in_another_order_need_a_few_times_as_much(
         config in configs(),
@@ -244,7 +245,7 @@ proptest! {
     }
 }
 
-/// Each round has one object, a page longer than that of the last: all of them were kept.
+/// Regression: each round has one object, a page longer than the last one's, and all blocks were kept.
 #[test]
 fn blocks_that_no_object_wanted_go_back() -> Result<(), ArenaError> {
     let mut arena = Arena::new_in(heap());
@@ -257,7 +258,7 @@ fn blocks_that_no_object_wanted_go_back() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// What is small, but aligned to more than a page, has a block of a page, which is much more than it needs.
+/// A small object aligned to more than a page gets a block of one page, which is much more than it needs.
 #[test]
 fn pages_that_are_larger_than_what_lies_in_them_are_found_again() -> Result<(), ArenaError> {
     let blocks = Blocks::new(0).pages(64 * KIB);
@@ -273,7 +274,7 @@ fn pages_that_are_larger_than_what_lies_in_them_are_found_again() -> Result<(), 
     Ok(())
 }
 
-/// What becomes of the objects of one round: how many are served, and what is reserved then.
+/// Runs one round: how many objects are served, and what is reserved then.
 macro_rules! served {
     ($arena:expr, $sizes:expr) => {{
         let served = $sizes
@@ -286,7 +287,8 @@ macro_rules! served {
     }};
 }
 
-/// The next round began in a slab that was open, and what was large was put into it; the one after that began in none.
+/// Regression: the next round began in an open slab and put large objects into it; the one after that began without
+/// one.
 #[test]
 fn how_a_round_begins_does_not_depend_on_the_one_before() -> Result<(), ArenaError> {
     for limit in [usize::MAX, 112 * KIB] {
@@ -317,7 +319,7 @@ fn how_a_round_begins_does_not_depend_on_the_one_before() -> Result<(), ArenaErr
     Ok(())
 }
 
-/// A kept block twice as long served an object, and there was no room for the next.
+/// Regression: a kept block of twice the length served an object, which left no room for the next.
 #[test]
 fn a_block_that_is_much_too_large_makes_room_for_one_that_is_not() -> Result<(), ArenaError> {
     let mut arena = Arena::with_config_in(ArenaConfig::new().limit(12 * MIB), heap())?;
@@ -351,7 +353,7 @@ fn what_was_reserved_does_not_go_back_for_what_is_refused() -> Result<(), ArenaE
     Ok(())
 }
 
-/// Two kinds of rounds by turns, which together have less than twice what the larger has.
+/// Two kinds of rounds alternate; together they hold less than twice what the larger one does.
 #[test]
 fn what_the_round_before_last_had_is_kept() -> Result<(), ArenaError> {
     let mut arena = Arena::new_in(heap());
@@ -365,7 +367,7 @@ fn what_the_round_before_last_had_is_kept() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// All is free, but in blocks of which none will do: under the limit of the arena, and under that of the heap.
+/// All memory is free, but no block fits: under the arena's limit, and under the heap's.
 #[test]
 fn what_is_kept_goes_back_for_what_is_small_and_for_the_backing() -> Result<(), ArenaError> {
     let few = || PageHeap::<System>::new(System, Config::new(2 * MIB)).expect("a heap");
@@ -398,12 +400,12 @@ fn what_is_kept_goes_back_for_what_is_small_and_for_the_backing() -> Result<(), 
     Ok(())
 }
 
-/// The current slab is spare as well, if nothing lies in it.
+/// The current slab counts as spare too, if it is empty.
 #[test]
 fn a_current_slab_in_which_nothing_lies_makes_room() -> Result<(), ArenaError> {
     let arena = Arena::with_config_in(ArenaConfig::new().limit(MIB), heap())?;
     let memory = arena.allocate(Layout::from_size_align(60 * KIB, 8).expect("a layout"))?;
-    // SAFETY: allocated above, the last, and not used.
+    // SAFETY: allocated above, the last allocation, and not used.
     assert!(unsafe { arena.resize_in_place(memory, 0) });
     arena.alloc_uninit_slice::<u8>(MIB - 32)?;
     assert_eq!(arena.stats().slabs, 1);

@@ -1,4 +1,4 @@
-//! Stories told by chance: see `tests/model/arenas.rs`. `PROPTEST_CASES` raises the number.
+//! Random stories: see `tests/model/arenas.rs`. `PROPTEST_CASES` raises their number.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::test_runner::{Config, FileFailurePersistence};
 
 use super::twins;
 
-/// A configuration of `default` cases, or as many as were asked for.
+/// A configuration with `default` cases, or as many as `PROPTEST_CASES` asks for.
 pub fn cases(default: u32) -> Config {
     let asked = std::env::var("PROPTEST_CASES")
         .ok()
@@ -32,7 +32,7 @@ proptest! {
     }
 }
 
-/// Bytes by chance, the same ones for the same seed, which is not 0.
+/// Pseudo-random bytes, the same for the same seed, which must not be 0.
 pub fn by_chance(mut seed: u64) -> impl FnMut() -> u8 {
     move || {
         seed ^= seed << 13;
@@ -42,7 +42,7 @@ pub fn by_chance(mut seed: u64) -> impl FnMut() -> u8 {
     }
 }
 
-/// A few stories that are always the same, short enough for an interpreter that checks every access.
+/// A few fixed stories, short enough for an interpreter that checks every access.
 #[test]
 fn noise() {
     let mut noise = by_chance(0x9e37_79b9_7f4a_7c15);

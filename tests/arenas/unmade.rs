@@ -1,4 +1,4 @@
-//! What an arena is after it has said no, or after what was to be put into it panicked: as it was.
+//! An arena is unchanged after it refuses a request, or after a value's constructor panics.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,14 +12,14 @@ use super::common::addresses;
 
 const MIB: usize = 1 << 20;
 
-/// One slab, and no more.
+/// Exactly one slab.
 const ONE: ArenaConfig = ArenaConfig::new().limit(MIB).slab(MIB);
 
 fn heap() -> PageHeap<System> {
     PageHeap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
-/// A text without an end.
+/// A text without end.
 struct Endless;
 
 impl fmt::Display for Endless {
@@ -30,7 +30,7 @@ impl fmt::Display for Endless {
     }
 }
 
-/// Three slices that an arena or a handle does not make: `$check` after each.
+/// Three slices that cannot be made; `$check` runs after each.
 macro_rules! in_vain {
     ($hand:expr, $check:expr) => {{
         let (hand, check) = ($hand, $check);
@@ -49,7 +49,7 @@ macro_rules! in_vain {
     }};
 }
 
-/// Whoever hit the limit left it full for all others.
+/// Regression: a request that hit the limit left the arena full for all others.
 #[test]
 fn what_was_not_made_takes_no_room() -> Result<(), ArenaError> {
     let (arena, pool) = (Arena::with_config_in(ONE, heap())?, Pool::with_config_in(ONE, heap())?);
@@ -66,7 +66,7 @@ fn what_was_not_made_takes_no_room() -> Result<(), ArenaError> {
 fn a_handle_goes_on_where_it_was_before_what_was_not_made() -> Result<(), ArenaError> {
     let arena = Arena::with_config_in(ONE, heap())?;
     let mut local = arena.local();
-    /// Where the next word lies, behind the one before.
+    /// The next word lies directly behind the last one.
     macro_rules! next {
         ($hand:expr, $last:expr) => {
             || {
@@ -81,7 +81,7 @@ fn a_handle_goes_on_where_it_was_before_what_was_not_made() -> Result<(), ArenaE
     Ok(())
 }
 
-/// A hundred slabs of 64 KiB that an arena keeps, on a heap of 64 MiB of which others have as much as that.
+/// An arena that keeps a hundred slabs of 64 KiB, and holds a block of `others` bytes besides, on a heap of 64 MiB.
 fn keeps(heap: &PageHeap<System>, others: usize) -> Result<Arena<&PageHeap<System>>, ArenaError> {
     let mut arena = Arena::with_config_in(ArenaConfig::new().slab(64 << 10), heap)?;
     (0..200).try_for_each(|_| arena.alloc_uninit_slice::<u8>(30_000).map(|_| ()))?;
@@ -91,13 +91,13 @@ fn keeps(heap: &PageHeap<System>, others: usize) -> Result<Arena<&PageHeap<Syste
     Ok(arena)
 }
 
-/// It went back slab by slab, and the backing was asked each time.
+/// Regression: the kept slabs went back one by one, and the backing was asked each time.
 #[test]
 fn nothing_goes_back_for_what_the_backing_could_never_have() -> Result<(), ArenaError> {
     let heap = PageHeap::new(System, Config::new(64 * MIB)).expect("a heap");
     let arena = keeps(&heap, 10 * MIB)?;
     let before = (arena.stats(), heap.stats().in_use);
-    // Also if all that is kept went back: it has the rest itself.
+    // Too much even if all kept slabs went back: the arena holds the rest itself.
     for bytes in [55 * MIB, 64 * MIB, isize::MAX as usize / 2] {
         let error = arena
             .alloc_uninit_slice::<u8>(bytes)
@@ -108,7 +108,7 @@ fn nothing_goes_back_for_what_the_backing_could_never_have() -> Result<(), Arena
     Ok(())
 }
 
-/// All of it went back, and the backing was asked a hundred times.
+/// Regression: all kept slabs went back, and the backing was asked a hundred times.
 #[test]
 fn what_is_kept_goes_back_in_few_steps() -> Result<(), ArenaError> {
     let heap = PageHeap::new(System, Config::new(64 * MIB)).expect("a heap");

@@ -47,7 +47,7 @@ fn what_comes_out_of_a_box_goes_back_into_one() {
     let drops = Cell::new(0);
     let list = FreeList::new(layout()).unwrap();
     let raw = SlotBox::into_raw(list.boxed(Counted(&drops, 0)).unwrap());
-    // SAFETY: of this list, and nobody else has it.
+    // SAFETY: a slot of this list that nobody else holds.
     let back = unsafe { SlotBox::from_raw(&list, raw) };
     assert_eq!((drops.get(), list.stats().allocated), (0, 32));
     drop(back);
@@ -74,7 +74,7 @@ fn owners_take_over_what_others_had_in_boxes() {
             1 => SlotBox::into_raw(one.boxed(Counted(&drops, 0)).unwrap()),
             _ => SlotBox::into_raw(other.boxed(Counted(&drops, 0)).unwrap()),
         };
-        // SAFETY: of this list, and nobody else has it.
+        // SAFETY: a slot of this list that nobody else holds.
         unsafe {
             match round / 3 % 3 {
                 0 => drop(SlotBox::from_raw(&list, raw)),
@@ -97,7 +97,7 @@ fn a_slot_whose_box_saw_a_part_of_it_is_whole_again() {
         slot.write(7);
         NonNull::from(&mut *slot.as_ptr())
     };
-    // SAFETY: of this list, and nobody else has it.
+    // SAFETY: a slot of this list that nobody else holds.
     drop(unsafe { SlotBox::from_raw(&owner, value) });
     let whole = owner.allocate().unwrap().cast::<[u64; 4]>();
     assert_eq!(whole.addr(), slot.addr());
@@ -122,7 +122,7 @@ fn a_box_may_be_of_a_trait_object_or_a_slice() {
         }
     }
     let raw = SlotBox::into_raw(owner.boxed(Counted(&drops, 0)).unwrap()) as NonNull<dyn Named>;
-    // SAFETY: of this list, and nobody else has it.
+    // SAFETY: a slot of this list that nobody else holds.
     let named: SlotBox<'_, dyn Named, Owner<'_>> = unsafe { SlotBox::from_raw(&owner, raw) };
     assert_eq!((named.name(), drops.get()), (17, 0));
     drop(named);

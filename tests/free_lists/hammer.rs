@@ -260,7 +260,7 @@ fn prepare(threads: usize, bytes: usize) -> (ShardedFreeList, usize) {
     let list = ShardedFreeList::with_config(layout, threads, config).unwrap();
     let all: Vec<_> = std::iter::from_fn(|| list.allocate().ok()).collect();
     let slots = all.len();
-    // SAFETY: ours.
+    // SAFETY: allocated here.
     all.into_iter().for_each(|slot| unsafe {
         slot.cast::<u8>().write_bytes(0, SLOT);
         list.deallocate(slot.cast());

@@ -92,7 +92,7 @@ fn freeing_twice_into_a_list_aborts() {
     if aborts("misuse::freeing_twice_into_a_list_aborts", FREED) {
         let list = FreeList::new(layout()).unwrap();
         let slot = list.allocate().unwrap().cast();
-        // SAFETY: the second does not return.
+        // SAFETY: the second call does not return.
         unsafe {
             list.deallocate(slot);
             list.deallocate(wrong(slot));
@@ -106,7 +106,7 @@ fn freeing_twice_by_an_owner_aborts() {
         let list = sharded();
         let owner = list.owner().unwrap();
         let slot = take(&owner);
-        // SAFETY: the second does not return.
+        // SAFETY: the second call does not return.
         unsafe {
             list.deallocate(slot);
             owner.deallocate(wrong(slot));
@@ -119,7 +119,7 @@ fn freeing_what_is_foreign_aborts() {
     if aborts("misuse::freeing_what_is_foreign_aborts", FOREIGN) {
         let list = sharded();
         let slot = list.allocate().unwrap().cast::<u8>();
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { list.deallocate(wrong(slot.byte_add(8))) };
     }
 }
@@ -130,7 +130,7 @@ fn retiring_twice_aborts() {
         let list = sharded();
         let owner = list.owner().unwrap();
         let slot = take(&owner);
-        // SAFETY: the second does not return.
+        // SAFETY: the second call does not return.
         unsafe {
             owner.retire(slot);
             owner.retire(wrong(slot));
@@ -143,7 +143,7 @@ fn retiring_what_is_free_aborts() {
     if aborts("misuse::retiring_what_is_free_aborts", FREED) {
         let list = sharded();
         let slot = list.allocate().unwrap().cast();
-        // SAFETY: the second does not return.
+        // SAFETY: the second call does not return.
         unsafe {
             list.deallocate(slot);
             list.retire(wrong(slot));
@@ -157,7 +157,7 @@ fn retiring_what_is_foreign_aborts() {
         let (list, other) = (sharded(), sharded());
         let owner = list.owner().unwrap();
         let slot = other.allocate().unwrap().cast();
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { owner.retire(wrong(slot)) };
     }
 }
@@ -167,7 +167,7 @@ fn a_box_of_what_is_foreign_aborts() {
     if aborts("misuse::a_box_of_what_is_foreign_aborts", FOREIGN) {
         let (list, other) = (FreeList::new(layout()).unwrap(), sharded());
         let slot = list.allocate().unwrap().cast::<u64>();
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         let _ = unsafe { SlotBox::from_raw(&other, wrong(slot)) };
     }
 }
@@ -177,7 +177,7 @@ fn a_box_of_no_slot_aborts() {
     if aborts("misuse::a_box_of_no_slot_aborts", FOREIGN) {
         let list = FreeList::new(layout()).unwrap();
         let slot = list.allocate().unwrap().cast::<u8>();
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         let _ = unsafe { SlotBox::from_raw(&list, wrong(slot.byte_add(8))) };
     }
 }

@@ -238,7 +238,7 @@ fn batches_take_all_there_is_and_say_why_there_is_none() {
     assert_eq!(distinct.len(), count);
     assert_eq!(list.allocate_batch(&mut other), Err(list.allocate().unwrap_err()));
     assert_eq!((other, list.allocate_batch(&mut [])), ([None; 2], Ok(0)));
-    // SAFETY: ours.
+    // SAFETY: allocated here.
     unsafe { list.deallocate_batch(&mut batch) }.unwrap();
     assert_eq!(list.allocate_batch(&mut batch), Ok(count));
     let owner = sharded.owner().unwrap();
@@ -249,7 +249,7 @@ fn batches_take_all_there_is_and_say_why_there_is_none() {
     assert_eq!(error, owner.allocate().unwrap_err());
     assert_eq!((error.reason(), error.asked()), (Reason::NoSlots, 256));
     assert_eq!((other, owner.allocate_batch(&mut [])), ([None; 2], Ok(0)));
-    // SAFETY: ours.
+    // SAFETY: allocated here.
     unsafe { owner.deallocate_batch(&mut batch) }.unwrap();
     assert_eq!(batch, [None; 1000]);
     drop(owner);
@@ -345,7 +345,7 @@ fn a_sharded_list_that_is_reset_is_as_new() {
         guard.protect(|| first[0]);
         std::mem::forget(guard);
         for (index, slot) in first.iter().enumerate() {
-            // SAFETY: ours, each once.
+            // SAFETY: ours, each freed once.
             unsafe {
                 match index % 3 {
                     0 => one.deallocate(slot.cast()),
@@ -433,7 +433,7 @@ fn the_slots_of_a_forgotten_owner_can_be_had() {
     let list = ShardedFreeList::with_config(layout(64, 8), 2, config).unwrap();
     let all = std::iter::from_fn(|| list.allocate().ok()).collect::<Vec<_>>();
     let owner = list.owner().unwrap();
-    // SAFETY: ours.
+    // SAFETY: allocated here.
     all.iter().for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
     std::mem::forget(owner);
     let second = list.owner().unwrap();

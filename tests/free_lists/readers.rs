@@ -250,7 +250,7 @@ fn held_back_by_a_sleeper(apart: bool) -> usize {
     let list = list(8000, 2);
     let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
     let all: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
-    // SAFETY: ours.
+    // SAFETY: allocated here.
     all.iter().for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
     let old: Vec<_> = (0..OLD).map(|value| publish(&owner, value).unwrap()).collect();
     let asleep = reader.enter();
@@ -311,7 +311,7 @@ fn no_page_goes_back_while_a_list_lives() {
         let inside = reader.enter();
         inside.protect(|| slots[0]);
         for (index, slot) in slots.iter().enumerate() {
-            // SAFETY: ours, each once.
+            // SAFETY: ours, each freed once.
             unsafe {
                 match index % 3 {
                     0 => owner.deallocate(slot.cast()),
@@ -323,7 +323,7 @@ fn no_page_goes_back_while_a_list_lives() {
         drop(inside);
         drop((owner, reader));
         let singles: Vec<_> = std::iter::from_fn(|| one.allocate().ok()).collect();
-        // SAFETY: ours, each once.
+        // SAFETY: ours, each freed once.
         singles.iter().for_each(|slot| unsafe { one.deallocate(slot.cast()) });
         let taken = blocks.count();
         assert!(slots.len() > 5000 && singles.len() > 5000 && taken > 8);

@@ -117,7 +117,7 @@ fn a_list_that_fills_keeps_less_in_its_shards() {
     assert_eq!(list.batch_limit(), 1, "all are allocated");
     let all = slots.len();
     let mut free_to = |left: usize| {
-        // SAFETY: ours.
+        // SAFETY: allocated here.
         slots
             .drain(left..)
             .for_each(|slot| unsafe { owner.deallocate(slot.cast()) });

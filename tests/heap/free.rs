@@ -161,7 +161,7 @@ fn freeing_twice_aborts() {
     if aborts("freeing_twice_aborts", &format!("{:#x}", BASE + 5 * PAGE)) {
         let heap = child_heap();
         give(&heap, 5, 1);
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { heap.free(run(0, 10)) };
     }
 }
@@ -169,7 +169,7 @@ fn freeing_twice_aborts() {
 #[test]
 fn freeing_outside_aborts() {
     if aborts("freeing_outside_aborts", &format!("{:#x}", BASE + 512 * PAGE)) {
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { child_heap().free(run(512, 1)) };
     }
 }
@@ -177,7 +177,7 @@ fn freeing_outside_aborts() {
 #[test]
 fn a_batch_that_overlaps_aborts() {
     if aborts("a_batch_that_overlaps_aborts", &format!("{:#x}", BASE + 12 * PAGE)) {
-        // SAFETY: it does not return.
+        // SAFETY: the call does not return.
         unsafe { child_heap().free_batch(&mut [run(12, 3), run(10, 5)]) };
     }
 }
@@ -188,7 +188,7 @@ fn freeing_twice_through_a_cache_aborts() {
         let heap = child_heap();
         let cache = heap.cache().expect("a cache");
         let page = cache.allocate(PageCount(1)).expect("room");
-        // SAFETY: the second does not return.
+        // SAFETY: the second call does not return.
         unsafe {
             cache.free(page);
             cache.free(page);

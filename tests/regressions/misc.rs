@@ -33,7 +33,7 @@ fn refusals_count_refusals() {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
     let cache = heap.cache().expect("a cache");
     let run = cache.allocate(PageCount(1)).expect("room");
-    // SAFETY: ours.
+    // SAFETY: allocated here.
     unsafe { cache.free(run) };
     // All 64 pages are in this cache: served, after its own flush.
     assert!(cache.allocate(PageCount(64)).is_some());

@@ -26,7 +26,7 @@ fn never_refused(askers: usize, noisy: usize, pages: usize) {
         } else {
             pages - 1 - 700 * index
         };
-        // SAFETY: ours.
+        // SAFETY: allocated here.
         unsafe { heap.free(page(at)) };
     }
     let (stop, lies, done) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
@@ -35,7 +35,7 @@ fn never_refused(askers: usize, noisy: usize, pages: usize) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     match heap.allocate(PageCount(1)) {
-                        // SAFETY: ours.
+                        // SAFETY: allocated here.
                         Some(run) => unsafe {
                             done.fetch_add(1, Ordering::Relaxed);
                             heap.free(run);
@@ -79,7 +79,7 @@ fn an_alignment_is_refused_while_others_free() {
     let page = |index| PageRun::new(PageIndex(index), PageCount(1)).expect("a run");
     assert!(heap.address(PageIndex(0)).addr().get().is_multiple_of(2 << 13));
     for index in (1..pages).step_by(2) {
-        // SAFETY: ours.
+        // SAFETY: allocated here.
         unsafe { heap.free(page(index)) };
     }
     let stop = AtomicBool::new(false);
@@ -87,7 +87,7 @@ fn an_alignment_is_refused_while_others_free() {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let run = heap.allocate_at(page(1)).expect("nobody else wants it");
-                // SAFETY: ours.
+                // SAFETY: allocated here.
                 unsafe { heap.free(run.run) };
             }
         });

@@ -108,14 +108,14 @@ fn no_more_is_in_hand_than_an_eighth_or_a_huge_page() {
             let run = heap.allocate(PageCount(pages)).expect("room");
             let grown = heap.stats().grown.0;
             let (low, high) = run.split_at(PageCount(free)).unwrap();
-            // SAFETY: ours.
+            // SAFETY: allocated here.
             unsafe { heap.free(low) };
             let released = heap.scavenge(PageCount(usize::MAX));
             assert_eq!(released, PageCount(free), "not all has gone");
             let most = (grown / 8).max(if grown < 512 { 0 } else { 256 });
             let seen = source.most.load(Ordering::Relaxed) >> 13;
             assert!(seen <= most, "{free} of {pages} free: {seen} pages in hand, not {most}");
-            // SAFETY: ours.
+            // SAFETY: allocated here.
             unsafe { heap.free(high) };
         }
     }
