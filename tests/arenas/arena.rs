@@ -328,8 +328,7 @@ fn a_scope_ends_also_when_it_panics() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// A scope works on its own copy of the local's bounds. If the scope extends the piece, the new end must reach the
-/// local.
+/// A scope has its own copy of the local's bounds; if it extends the piece, the new end must reach the local.
 #[test]
 fn a_piece_that_a_scope_made_longer_stays_so() -> Result<(), ArenaError> {
     let arena = Arena::new();
