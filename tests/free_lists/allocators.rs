@@ -1,4 +1,4 @@
-//! Collections in slots, by `allocator-api2` of two versions.
+//! Collections in slots, through two versions of `allocator-api2`.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use pageheap::arena::{ArenaConfig, FreeList, ShardedFreeList};
 const SLOT: Layout = Layout::new::<[u64; 16]>();
 const CONFIG: ArenaConfig = ArenaConfig::new().limit(1 << 16);
 
-/// What each version of the trait is to do with a list of slots for 16 `u64`s, of whatever kind.
+/// What each version of the trait must do on a list, of any kind, with slots for 16 `u64`s.
 macro_rules! lists_allocate {
     ($test:ident, $version:ident) => {
         mod $test {
@@ -57,7 +57,7 @@ macro_rules! lists_allocate {
                 let slot = list.allocate(one).unwrap();
                 assert_eq!((slot.len(), allocated()), (SLOT.size(), 1));
                 let start = slot.cast::<u8>();
-                // SAFETY: allocated above with such a layout, each time with the one it has by then.
+                // SAFETY: allocated above with such a layout; each call passes the layout that the slot has by then.
                 unsafe {
                     assert!(list.grow(start, one, Layout::new::<[u64; 17]>()).is_err());
                     assert!(list.grow(start, one, wide).is_err());
@@ -102,7 +102,7 @@ macro_rules! lists_allocate {
     };
 }
 
-/// Of no bytes in a slice of none, and aligned to more than a slot.
+/// Takes no bytes, but is aligned to more than a slot.
 #[repr(align(64))]
 struct Wide;
 

@@ -1,4 +1,4 @@
-//! Boxes of all lists: their slots when a value is not made, out of a box and back into one; what they show of a value.
+//! Boxes in all lists: the slot of a value that is not made, conversion to a raw pointer and back, traits passed on.
 
 use std::alloc::Layout;
 use std::any::Any;
@@ -37,7 +37,7 @@ fn a_value_whose_making_panics_leaves_its_slot() {
     let panicked = catch_unwind(|| list.boxed_with(|| -> u64 { panic!("on purpose") }).map(drop));
     assert!(panicked.is_err());
     assert_eq!(list.stats().allocated, 0);
-    // A value may be made of others in the same list.
+    // A value may be computed from others in the same list.
     let sum = list.boxed_with(|| *list.boxed(7_u64).unwrap() + *list.boxed(8_u64).unwrap());
     assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
 }
@@ -52,7 +52,7 @@ fn what_comes_out_of_a_box_goes_back_into_one() {
     assert_eq!((drops.get(), list.stats().allocated), (0, 32));
     drop(back);
     assert_eq!((drops.get(), list.stats().allocated), (1, 0));
-    // A slot that never was in a box.
+    // A slot that was never in a box.
     let slot = list.allocate().unwrap().cast::<Counted<'_>>();
     // SAFETY: ours, with a value in it.
     let boxed = unsafe {
@@ -63,7 +63,7 @@ fn what_comes_out_of_a_box_goes_back_into_one() {
     assert_eq!((drops.get(), list.stats().allocated), (2, 0));
 }
 
-/// Of a sharded list it does not matter by whom: the list, an owner, another.
+/// In a sharded list it does not matter which handle made the box: the list, an owner, or another owner.
 #[test]
 fn owners_take_over_what_others_had_in_boxes() {
     let (list, drops) = (ShardedFreeList::new(layout(), 2).unwrap(), Cell::new(0));
@@ -86,13 +86,14 @@ fn owners_take_over_what_others_had_in_boxes() {
     }
 }
 
-/// A box made of an address that leads to its value only: that came out of the pocket again. (Only Miri can tell.)
+/// A box made from a pointer valid for its value only. Regression: the pocket handed out that pointer. (Only Miri can
+/// tell.)
 #[test]
 fn a_slot_whose_box_saw_a_part_of_it_is_whole_again() {
     let list = ShardedFreeList::new(layout(), 1).unwrap();
     let owner = list.owner().unwrap();
     let slot = owner.allocate().unwrap().cast::<u64>();
-    // SAFETY: ours, with room for four.
+    // SAFETY: allocated here, with room for four.
     let value = unsafe {
         slot.write(7);
         NonNull::from(&mut *slot.as_ptr())
@@ -101,7 +102,7 @@ fn a_slot_whose_box_saw_a_part_of_it_is_whole_again() {
     drop(unsafe { SlotBox::from_raw(&owner, value) });
     let whole = owner.allocate().unwrap().cast::<[u64; 4]>();
     assert_eq!(whole.addr(), slot.addr());
-    // SAFETY: ours, all of it.
+    // SAFETY: allocated here, all of it.
     let read = unsafe {
         whole.write([8; 4]);
         whole.read()

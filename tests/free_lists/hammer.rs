@@ -1,10 +1,10 @@
 //! The hammer: 256 threads and 256 shards on a list of 128 MiB, each thread checking that nobody writes to its slots.
 //!
-//! `HAMMER_SECONDS` says how long: 3 by default, 1 without optimisation, 60 where `PAGEHEAP_TEST_FULL` is set. No
-//! request may be refused while a slot is free: each thread has at most its part of all slots, so there always is one.
-//! Some threads read what others publish, replace and retire. Who retires looks how much may be waiting for these, and
-//! frees at once if it is much: a reader who is preempted for seconds holds back what was allocated before, which is
-//! nearly all there is.
+//! `HAMMER_SECONDS` sets the duration: 3 by default, 1 without optimisation, 60 if `PAGEHEAP_TEST_FULL` is set. No
+//! request may be refused while a slot is free. Each thread holds at most its share of all slots, so one always is.
+//! Some threads read what others publish, replace and retire. A thread about to retire a slot first checks how many may
+//! be waiting for readers, and frees the slot at once if there are many: a reader that is preempted for seconds holds
+//! back all that was allocated before, which is nearly every slot.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ const BYTES: usize = 128 << 20;
 const SLOT: usize = 512;
 const WORDS: usize = SLOT / 8;
 
-/// Slots that all can find at a time.
+/// Places where all threads can find a slot.
 const PLACES: usize = 16;
 
 struct Random(u64);
@@ -39,12 +39,12 @@ struct Common {
     end: AtomicBool,
     operations: AtomicU64,
     reads: AtomicU64,
-    /// The longest that some operations took, in microseconds.
+    /// The longest time that one round of operations took, in microseconds.
     longest: AtomicU64,
-    /// Slots retired so far; and for each reader, how many it were when he entered, or `u64::MAX`.
+    /// Slots retired so far; and for each reader, that count when it entered, or `u64::MAX`.
     retired: AtomicU64,
     entered: Vec<AtomicU64>,
-    /// How many may be waiting for readers.
+    /// How many slots may be waiting for readers.
     waiting: u64,
     places: [AtomicPtr<AtomicU64>; PLACES],
 }
@@ -58,13 +58,14 @@ impl Common {
             longest: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             entered: (0..readers).map(|_| AtomicU64::new(u64::MAX)).collect(),
-            // Less one for each thread between the look and the deed, one for each in the middle of it, and the places.
+            // Less, per thread, one between the check and the retirement, one in the middle of it, and one for the
+            // places.
             waiting: (threads * (WAITING - 3)) as u64,
             places: std::array::from_fn(|_| AtomicPtr::default()),
         }
     }
 
-    /// Counts one more slot to be retired, unless too many may be waiting.
+    /// Counts one more slot as retired, unless too many may be waiting.
     fn may_retire(&self) -> bool {
         let entered = self.entered.iter().map(|entered| entered.load(Ordering::SeqCst));
         let retired = self.retired.load(Ordering::SeqCst);
@@ -76,11 +77,11 @@ impl Common {
     }
 }
 
-/// What one thread has: slots with its stamp in the first and the last word.
+/// One thread's state: its slots have its stamp in the first and the last word.
 struct Hand<'l> {
     owner: Owner<'l>,
     common: &'l Common,
-    /// As which reader it enters, if it does.
+    /// Its index among the readers, if it is one.
     reader: Option<usize>,
     stamp: u64,
     slots: Vec<NonNull<u8>>,
@@ -88,10 +89,10 @@ struct Hand<'l> {
     random: Random,
 }
 
-/// The first and the last word of a slot, which others may be reading.
+/// The first and the last word of a slot, which other threads may be reading.
 fn ends<'l>(slot: NonNull<u8>) -> [&'l AtomicU64; 2] {
     let words = slot.cast::<AtomicU64>();
-    // SAFETY: a slot of the list, which is memory as long as the list is there; all write to these by atomics.
+    // SAFETY: a slot of the list stays memory while the list lives; all threads access these words atomically.
     unsafe { [words.as_ref(), words.add(WORDS - 1).as_ref()] }
 }
 
@@ -112,7 +113,7 @@ impl Hand<'_> {
         self.slots.push(slot);
     }
 
-    /// A slot that was ours all the time.
+    /// Takes out one of our slots, and checks that no other thread wrote to it.
     fn pick(&mut self, index: usize) -> NonNull<u8> {
         let slot = self.slots.swap_remove(index);
         assert_eq!(read(slot), [self.stamp; 2], "somebody wrote to a slot of ours");
@@ -123,7 +124,7 @@ impl Hand<'_> {
         let slot = self.pick(index);
         write(slot, 0);
         let retires = self.random.below(8) == 0 && self.common.may_retire();
-        // SAFETY: ours until it is deallocated or retired, which is once.
+        // SAFETY: ours until it is deallocated or retired, which happens once.
         unsafe {
             if retires {
                 self.owner.retire(slot);
@@ -133,22 +134,22 @@ impl Hand<'_> {
         }
     }
 
-    /// Lets all find one of our slots in place of another, which is retired.
+    /// Publishes one of our slots in place of another, which is retired.
     fn publish(&mut self, index: usize) {
         if !self.common.may_retire() {
             return;
         }
         let slot = self.pick(index);
-        // As nobody else has it, and we not at another time.
+        // A value that no other thread writes, nor this one at another time.
         write(slot, self.stamp << 32 | self.random.0 >> 32);
         let place = &self.common.places[self.random.below(PLACES)];
         if let Some(old) = NonNull::new(place.swap(slot.cast().as_ptr(), Ordering::AcqRel)) {
-            // SAFETY: out of reach for those who come now, and ours alone to give back.
+            // SAFETY: unreachable for new readers, and this thread alone gives it back.
             unsafe { self.owner.retire(old.cast()) };
         }
     }
 
-    /// Enters, sometimes twice, and reads what is published.
+    /// Enters, sometimes twice, and reads published slots.
     fn read(&mut self, reader: usize) {
         let now = self.common.retired.load(Ordering::SeqCst);
         self.common.entered[reader].store(now, Ordering::SeqCst);
@@ -174,7 +175,7 @@ impl Hand<'_> {
         self.common.entered[reader].store(u64::MAX, Ordering::SeqCst);
     }
 
-    /// Some hundred operations: one by one, in bursts, and in pairs.
+    /// Up to 400 operations: one by one, in bursts, or in pairs.
     fn work(&mut self) -> u64 {
         let style = self.random.below(4);
         let steps = 1 + self.random.below(400);
@@ -192,7 +193,7 @@ impl Hand<'_> {
             let index = self.random.below(self.slots.len());
             match self.reader {
                 Some(reader) if step % 16 == 0 => self.read(reader),
-                // Where nobody reads there are no slots to spare for it.
+                // Without readers no slots are set aside for publishing.
                 _ if !self.common.entered.is_empty() && step % 32 == 1 => self.publish(index),
                 _ => self.give(index),
             }
@@ -221,27 +222,27 @@ fn resident() -> usize {
         * System.granule()
 }
 
-/// What is hammered, and how.
+/// The load, and its parameters.
 struct Anvil {
     threads: usize,
-    /// Of these, who read what others publish.
+    /// How many of these read what others publish.
     readers: usize,
     bytes: usize,
     seconds: u64,
 }
 
-/// Of each thread's part of the slots: what it may keep in its shard of what is retired, and what of it may be waiting
+/// Of each thread's share of the slots: how many retired slots its shard may keep, and how many of them may be waiting
 /// for readers.
 const KEPT: usize = 64;
 const WAITING: usize = 64;
 
-/// Threads and their stacks, once all have begun.
+/// Threads and their stacks, once all have started.
 const STACKS: usize = 32 << 20;
 
-/// What resident memory may be more in the second half than in the first.
+/// How much more may be resident in the second half than in the first.
 const DRIFT: usize = 8 << 20;
 
-/// Waits until it is over. The most that was resident in each half.
+/// Waits for the given time. Returns the peak resident size in each half.
 fn watch(seconds: u64) -> [usize; 2] {
     let (began, time) = (Instant::now(), Duration::from_secs(seconds));
     let mut most = [0; 2];
@@ -253,7 +254,7 @@ fn watch(seconds: u64) -> [usize; 2] {
     most
 }
 
-/// A list, all slots of which were written to, and how many there are.
+/// A list whose slots have all been written to, and their number.
 fn prepare(threads: usize, bytes: usize) -> (ShardedFreeList, usize) {
     let layout = Layout::from_size_align(SLOT, 8).unwrap();
     let config = ArenaConfig::new().limit(bytes).prealloc(bytes);
@@ -276,7 +277,7 @@ fn hammer(anvil: &Anvil) {
         seconds,
     } = anvil;
     let (list, slots) = prepare(threads, bytes);
-    // Without readers nothing waits, what is kept can be had by all, and nothing is published.
+    // Without readers nothing waits, all threads can take what shards keep, and nothing is published.
     let aside = if readers == 0 { 0 } else { KEPT + WAITING };
     let most = slots / threads - aside;
     let common = Common::new(threads, readers);
@@ -311,7 +312,7 @@ fn hammer(anvil: &Anvil) {
     });
     for place in &common.places {
         if let Some(slot) = NonNull::new(place.swap(std::ptr::null_mut(), Ordering::AcqRel)) {
-            // SAFETY: nobody else is there any more.
+            // SAFETY: no other thread is left.
             unsafe { list.deallocate(slot.cast()) };
         }
     }
@@ -327,7 +328,7 @@ fn hammer(anvil: &Anvil) {
         common.longest.into_inner(),
     );
     assert!(retired > 0 && (reads > 0 || readers == 0));
-    // The list's own memory was all written before.
+    // The list's own memory was all written, so it was resident before.
     if bytes == BYTES {
         assert!(grown[0].max(grown[1]) < STACKS, "resident memory grew by {grown:?}");
         assert!(grown[1] < grown[0] + DRIFT, "resident memory grows: {grown:?}");
@@ -336,7 +337,7 @@ fn hammer(anvil: &Anvil) {
     assert_eq!(again, slots, "all slots can be had afterwards");
 }
 
-/// In a process of its own: what other tests have resident is not to be counted.
+/// In a process of its own, so that the resident memory of other tests does not count.
 #[test]
 fn nobody_is_refused_and_nothing_is_lost_under_the_hammer() {
     if !child::is_one() {
@@ -352,7 +353,7 @@ fn nobody_is_refused_and_nothing_is_lost_under_the_hammer() {
 
 #[test]
 fn nobody_is_refused_the_last_slot() {
-    // As many slots as threads may have at the most: whoever asks has one less than his part, so one is free.
+    // As many slots as the threads may hold at most. A thread that asks holds one less than its share, so one is free.
     hammer(&Anvil {
         threads: 32,
         readers: 0,

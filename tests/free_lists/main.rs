@@ -1,4 +1,4 @@
-//! Free lists: what they promise, alone and under many threads.
+//! What free lists promise, on one thread and on many.
 
 #![cfg(all(unix, feature = "std"))]
 

@@ -1,4 +1,4 @@
-//! Slots given back that are not the giver's: an error where one is asked for, the end of the process elsewhere.
+//! Freeing slots that are free already or foreign: an error from `try_` functions, an abort from all others.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ fn take(owner: &Owner<'_>) -> NonNull<u8> {
     owner.allocate().unwrap().cast()
 }
 
-/// The four ways to give a slot back that say what is wrong with it.
+/// The four ways to give a slot back that return an error.
 type Way = unsafe fn(&ShardedFreeList, &Owner<'_>, NonNull<u8>) -> Result<(), SlotError>;
 
 const WAYS: [Way; 4] = [
@@ -42,7 +42,7 @@ fn a_slot_given_back_in_any_way_is_refused_in_all() {
         let second = list.owner().unwrap();
         let reader = second.enter();
         reader.protect(|| slot);
-        // SAFETY: ours, given back once; the other times it is to be refused.
+        // SAFETY: ours, given back once; the other attempts must be refused.
         unsafe {
             assert_eq!(first(&list, &owner, slot), Ok(()));
             for again in WAYS {
@@ -54,7 +54,7 @@ fn a_slot_given_back_in_any_way_is_refused_in_all() {
         owner.flush();
         assert_eq!(list.stats().allocated, 0);
         for again in WAYS {
-            // SAFETY: free by now, so to be refused.
+            // SAFETY: free by now, so it must be refused.
             assert!(!unsafe { again(&list, &owner, slot) }.unwrap_err().is_foreign());
         }
         assert_eq!(list.census(|_| ()).live, 0);
@@ -67,13 +67,13 @@ fn what_is_not_a_slot_of_the_list_is_refused() {
     let (owner, stranger) = (list.owner().unwrap(), other.owner().unwrap());
     let (slot, foreign) = (take(&owner), take(&stranger));
     for way in WAYS {
-        // SAFETY: to be refused, all of them.
+        // SAFETY: all of them must be refused.
         unsafe {
             for address in [foreign, slot.byte_add(16), slot.byte_add(1), NonNull::dangling()] {
                 let error = way(&list, &owner, address).unwrap_err();
                 assert!(error.is_foreign() && error.address() == address.addr().get(), "{error}");
             }
-            // A slot that nobody has had yet.
+            // A slot that was never allocated.
             let never = slot.byte_add(48 * 1000);
             assert!(list.owns(never.as_ptr()));
             assert!(!way(&list, &owner, never).unwrap_err().is_foreign());
@@ -82,7 +82,7 @@ fn what_is_not_a_slot_of_the_list_is_refused() {
     assert_eq!((list.stats().allocated, other.stats().allocated), (48, 48));
 }
 
-// ---- without `try_` it ends the process
+// ---- without `try_` the process aborts
 
 const FREED: &str = "not allocated (freed twice, or retired)";
 const FOREIGN: &str = "not this list's";

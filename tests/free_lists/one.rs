@@ -33,7 +33,7 @@ fn slots_of_any_layout_are_apart_and_aligned() {
             .map(|byte| {
                 let slot = list.allocate().unwrap();
                 assert_eq!((slot.len(), slot.addr().get() % align), (size, 0), "{layout:?}");
-                // SAFETY: ours, and so long.
+                // SAFETY: allocated here, with this length.
                 unsafe { slot.cast::<u8>().write_bytes(byte as u8, size) };
                 slot.addr().get()
             })
@@ -46,7 +46,7 @@ fn slots_of_any_layout_are_apart_and_aligned() {
         let stats = list.stats();
         assert_eq!(stats.allocated, 500 * size.max(1).next_multiple_of(align), "{stats}");
         assert!(starts.iter().all(|&start| list.owns(start as *const u8)));
-        // Inside of a slot none begins.
+        // No slot starts inside another.
         assert!(
             (1..size).all(|inside| !list.owns((starts[250] + inside) as *const u8)),
             "{layout:?}"
@@ -95,7 +95,7 @@ fn the_limit_is_kept_and_used_to_the_last_page() {
                 stats.reserved <= limit && stats.reserved + (32 << 10) + size > limit,
                 "{size} {limit} {stats}"
             );
-            // Not more than a slot and a page for each slab are lost, and four bytes for each slot.
+            // At most a slot and a page per slab are lost, and four bytes per slot.
             assert!(
                 count * (size + 4) + stats.slabs * (size + 8192) >= stats.reserved,
                 "{size} {count} {stats}"
@@ -121,13 +121,13 @@ fn double_and_foreign_frees_are_errors() {
     let other = FreeList::new(layout(48, 16)).unwrap();
     let slot = list.allocate().unwrap().cast::<u8>();
     let foreign = other.allocate().unwrap().cast::<u8>();
-    // SAFETY: what is ours is freed once, the others are to be refused.
+    // SAFETY: our own slot is freed once; the other addresses must be refused.
     unsafe {
         for address in [foreign, slot.byte_add(16), slot.byte_add(1), NonNull::dangling()] {
             let error = list.try_deallocate(address).unwrap_err();
             assert!(error.is_foreign() && error.address() == address.addr().get(), "{error}");
         }
-        // The next slot exists, but nobody has it.
+        // The next slot exists, but is not allocated.
         assert!(!list.try_deallocate(slot.byte_add(48)).unwrap_err().is_foreign());
         list.deallocate(slot);
         assert!(!list.try_deallocate(slot).unwrap_err().is_foreign());
@@ -149,7 +149,7 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
     let mut list = FreeList::new(layout(48, 16)).unwrap();
     let slots = [(); 3].map(|()| list.allocate().unwrap().cast::<u8>());
     let refused = |list: &FreeList, slot: NonNull<u8>| {
-        // SAFETY: free, so to be refused, by itself or behind nothing.
+        // SAFETY: the slot is free, so it must be refused, alone or behind an empty entry.
         unsafe {
             assert!(!list.try_deallocate(slot).unwrap_err().is_foreign());
             let mut batch = [None, Some(slot)];
@@ -164,12 +164,12 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
         slots[..=index].iter().for_each(|&slot| refused(&list, slot));
         assert_eq!(list.stats().allocated, (2 - index) * 48);
     }
-    // In a batch: the pocket's first, then the stack's, then those never used.
+    // A batch takes the pocket's slot first, then the stack's, then slots never used.
     let mut batch = [None; 4];
     assert_eq!(list.allocate_batch(&mut batch), Ok(4));
     assert_eq!(batch[..3], [0, 2, 1].map(|index: usize| Some(slots[index])));
     assert_eq!((list.stats().allocated, list.stats().peak), (4 * 48, 4 * 48));
-    // SAFETY: ours, freed once; alone with the list.
+    // SAFETY: ours, freed once; no other thread uses the list.
     unsafe {
         list.deallocate_mut(slots[1]);
         refused(&list, slots[1]);
@@ -180,8 +180,7 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
         [(); 2].map(|()| list.allocate_mut().unwrap().cast()),
         [slots[1], slots[2]]
     );
-    // A list that is reset has nothing in its pocket.
-    // SAFETY: ours, freed once.
+    // After a reset the pocket is empty. SAFETY: ours, freed once.
     unsafe { list.deallocate(slots[2]) };
     list.reset();
     assert_eq!(list.stats().allocated, 0);
@@ -209,7 +208,7 @@ fn a_sharded_list_finds_misuse_too() {
     assert_eq!((error.reason(), error.asked(), error.left()), (Reason::NoShards, 1, 0));
     assert_eq!(error.to_string(), "no room for 1 shard: all have owners");
     let slot = owner.allocate().unwrap().cast::<u8>();
-    // SAFETY: freed once by somebody, otherwise to be refused.
+    // SAFETY: freed once, by one of them; otherwise it must be refused.
     unsafe {
         assert!(owner.try_deallocate(slot.byte_add(8)).unwrap_err().is_foreign());
         second.deallocate(slot);
@@ -316,7 +315,7 @@ fn a_list_that_is_reset_is_as_new() {
     let reserved = list.stats().reserved;
     list.reset();
     assert_eq!(list.stats().allocated, 0);
-    // SAFETY: nobody has it any more: it is to be refused.
+    // SAFETY: nobody holds it any more, so it must be refused.
     let refused = unsafe { list.try_deallocate(first[0].cast()) };
     assert!(!refused.unwrap_err().is_foreign());
     let second = all(&list);
@@ -339,7 +338,8 @@ fn a_sharded_list_that_is_reset_is_as_new() {
     let first = all(&list);
     let before = list.stats();
     for _ in 0..3 {
-        // Slots in a pocket, in batches, retired under a reader; and both owners are forgotten, one of them inside.
+        // Slots in a pocket, in batches, and retired under a reader; both owners are forgotten, one of them inside a
+        // guard.
         let (one, other) = (list.owner().unwrap(), list.owner().unwrap());
         let guard = one.enter();
         guard.protect(|| first[0]);
@@ -362,7 +362,7 @@ fn a_sharded_list_that_is_reset_is_as_new() {
             (stats.allocated, stats.reserved, stats.peak),
             (0, before.reserved, before.peak)
         );
-        // SAFETY: nobody has it any more: it is to be refused.
+        // SAFETY: nobody holds it any more, so it must be refused.
         let refused = unsafe { list.try_deallocate(first[0].cast()) };
         assert!(!refused.unwrap_err().is_foreign());
         assert_eq!(all(&list), first, "the lowest first, and all of them");
@@ -380,12 +380,12 @@ fn the_pocket_of_an_owner_is_nobodys_secret() {
     let all: Vec<_> = std::iter::from_fn(|| owner.allocate().ok())
         .map(|slot| slot.cast::<u8>())
         .collect();
-    // SAFETY: ours; freed once, or to be refused.
+    // SAFETY: ours; freed once, or must be refused.
     unsafe {
         owner.deallocate(all[7]);
         assert!(!owner.try_deallocate(all[7]).unwrap_err().is_foreign(), "in the pocket");
         assert!(!list.try_deallocate(all[7]).unwrap_err().is_foreign());
-        // Somebody else has the last slot out of the pocket, and gives it back by its owner.
+        // The other owner takes the last slot out of the pocket; it is then freed through this owner.
         for _ in 0..3 {
             assert_eq!(other.allocate().unwrap().cast(), all[7]);
             assert!(owner.allocate().is_err());
@@ -395,7 +395,7 @@ fn the_pocket_of_an_owner_is_nobodys_secret() {
             other.deallocate(all[7]);
             assert!(owner.try_deallocate(all[7]).is_err(), "remembered, and not his");
         }
-        // A box, whose memory is the same slot; then two in a row, of which one is in the pocket.
+        // A box in the same slot; then two frees in a row, after which one slot is in the pocket.
         let boxed = owner.boxed([1_u64; 8]).unwrap();
         assert_eq!((boxed.as_ptr().cast(), boxed[7]), (all[7].as_ptr().cast_const(), 1));
         drop(boxed);

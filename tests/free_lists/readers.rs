@@ -1,4 +1,4 @@
-//! Readers and retirement, on threads.
+//! Readers and retirement, on several threads.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use pageheap::arena::{ArenaConfig, FreeList, Owner, ShardedFreeList};
 
 use super::twins::blocks::Blocks;
 
-/// What is shared: two words that are equal while anybody may read them.
+/// A shared slot: two words that are equal for as long as any thread may read them.
 type Pair = [AtomicU64; 2];
 
 fn list(slots: usize, owners: usize) -> ShardedFreeList {
@@ -21,33 +21,33 @@ fn list(slots: usize, owners: usize) -> ShardedFreeList {
 /// A slot with `value` in both words.
 fn publish(owner: &Owner<'_>, value: u64) -> Option<*mut Pair> {
     let slot = owner.allocate().ok()?.cast::<Pair>();
-    // SAFETY: ours. A reader who is late would read by atomics, and find out.
+    // SAFETY: allocated here. A late reader would read through atomics, and its check would fail.
     let pair = unsafe { slot.as_ref() };
     pair.iter().for_each(|word| word.store(value, Ordering::Relaxed));
     Some(slot.as_ptr())
 }
 
-/// Makes a slot unreachable, and gives it back.
+/// Makes a slot unreachable, and retires it.
 fn replace(owner: &Owner<'_>, place: &AtomicPtr<Pair>, new: *mut Pair) {
     if let Some(old) = NonNull::new(place.swap(new, Ordering::AcqRel)) {
-        // SAFETY: out of reach for those who come now, and ours alone to give back.
+        // SAFETY: unreachable for new readers, and this thread alone gives it back.
         unsafe { owner.retire(old.cast()) };
     }
 }
 
 /// The first word of a slot.
 fn value_of(pair: *const Pair) -> u64 {
-    // SAFETY: a slot is memory, and a pair of atomics, as long as the list lives.
+    // SAFETY: a slot stays memory, and a pair of atomics, as long as the list lives.
     let pair = unsafe { &*pair };
     pair[0].load(Ordering::Relaxed)
 }
 
-/// Reads both words, with some time between.
+/// Reads both words, with a pause between.
 fn check(pair: *const Pair, pause: u32) {
     if pair.is_null() {
         return;
     }
-    // SAFETY: a slot found inside; its memory is a pair as long as the list lives.
+    // SAFETY: a slot found inside a guard; its memory is a pair as long as the list lives.
     let pair = unsafe { &*pair };
     let first = pair[0].load(Ordering::Relaxed);
     (0..pause).for_each(|_| std::hint::spin_loop());
@@ -61,8 +61,8 @@ fn check(pair: *const Pair, pause: u32) {
     );
 }
 
-/// Readers who look once or several times inside, also by guards within guards; and writers who publish, replace and
-/// retire.
+/// Readers that look once or several times inside a guard, also through nested guards; writers that publish, replace
+/// and retire.
 #[test]
 fn readers_see_whole_values() {
     let list = list(4096, 8);
@@ -95,9 +95,9 @@ fn readers_see_whole_values() {
                     if kind > 0 {
                         let within = owner.enter();
                         check(within.protect(|| places[7].load(Ordering::Acquire)), 3);
-                        // The other's end is not the reader's.
+                        // The end of one guard does not end the reader.
                         drop(if kind == 1 { within } else { guard });
-                        // What a guard protected that is gone stays as long as another is there.
+                        // What a dropped guard protected stays while another guard is held.
                         let seen = owner.enter().protect(|| place.load(Ordering::Acquire));
                         check(seen, round & 31);
                     }
@@ -108,7 +108,7 @@ fn readers_see_whole_values() {
                 }
             });
         }
-        // Half a second; longer, where the machine has so much else to do that hardly anything was read.
+        // Half a second; longer if the machine is so busy that hardly anything was read.
         let is_enough = || reads.load(Ordering::Relaxed) > 100;
         let long = (0..600).find(|&tenths| {
             std::thread::sleep(Duration::from_millis(100));
@@ -134,7 +134,7 @@ fn a_retired_slot_waits_for_who_was_inside_and_not_for_who_came_later() {
     let slots: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
     let inside = reader.enter();
     inside.protect(|| slots[0]);
-    // SAFETY: nobody else knows of them.
+    // SAFETY: no other thread knows of them.
     slots.iter().for_each(|slot| unsafe { owner.retire(slot.cast()) });
     owner.flush();
     assert!(owner.allocate().is_err(), "all are waiting");
@@ -154,15 +154,15 @@ fn guards_within_guards_are_inside_until_the_last_is_dropped() {
     outer.protect(|| slots[0]);
     let inner = reader.enter();
     drop(outer);
-    // SAFETY: nobody else knows of them.
+    // SAFETY: no other thread knows of them.
     slots.iter().for_each(|slot| unsafe { owner.retire(slot.cast()) });
     assert!(owner.allocate().is_err(), "all are waiting");
     drop(inner);
     assert!(owner.allocate().is_ok());
 }
 
-/// Who was far when he left, and enters again, has not looked at anything yet: what is younger than what he saw passes
-/// him by. What he looks at then stays.
+/// A reader that left at a late era and enters again has looked at nothing yet: it does not hold back slots younger
+/// than what it saw. What it looks at from then on stays.
 #[test]
 fn who_enters_again_begins_where_he_was() {
     let list = list(2000, 2);
@@ -181,7 +181,7 @@ fn who_enters_again_begins_where_he_was() {
     assert_eq!(value_of(seen), 49_999);
 }
 
-/// What `protect` calls may itself protect something, and publish a later era: too late for what it has read before.
+/// The closure of `protect` may call `protect` and so publish a later era: too late for what it has read before.
 #[test]
 fn what_is_protected_while_another_protects_is_read_again() {
     let list = list(2000, 2);
@@ -192,7 +192,8 @@ fn what_is_protected_while_another_protects_is_read_again() {
     };
     let guard = reader.enter();
     guard.protect(|| ());
-    // What is there is younger than what he has looked at, and retired before he says that he looks so far.
+    // The slot there is younger than the era that the reader has published, and is retired before it publishes a later
+    // one.
     go_on(10..5000);
     let (mut inner, mut rounds) = (std::ptr::null_mut(), 0);
     let outer = guard.protect(|| {
@@ -226,7 +227,7 @@ fn a_reader_who_sleeps_does_not_stop_what_is_retired() {
     assert_eq!(value_of(seen), 1, "what was seen is as it was");
 }
 
-/// Eras go on with what is allocated, not only with what is retired: nothing was allocated before he fell asleep.
+/// Eras advance with allocations, not only with retirements: nothing was allocated before the reader fell asleep.
 #[test]
 fn a_list_is_filled_and_goes_round_beside_a_sleeper() {
     let list = list(100_000, 2);
@@ -244,8 +245,8 @@ fn a_list_is_filled_and_goes_round_beside_a_sleeper() {
     drop(asleep);
 }
 
-/// A reader sleeps inside; 50 slots were allocated before, of which he has seen one. All are retired, in a row
-/// or each among others that are younger; and many more are allocated and retired. How many slots can then not be had.
+/// A reader sleeps inside a guard. 50 slots were allocated before, and it has seen one of them. All are retired, in a
+/// row or each among younger ones; many more are allocated and retired. Returns how many slots are held back.
 fn held_back_by_a_sleeper(apart: bool) -> usize {
     let list = list(8000, 2);
     let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
@@ -256,7 +257,7 @@ fn held_back_by_a_sleeper(apart: bool) -> usize {
     let asleep = reader.enter();
     let seen = asleep.protect(|| old[7]);
     let retire = |slot: *mut Pair| {
-        // SAFETY: ours, and nobody else comes upon it.
+        // SAFETY: ours, and unreachable for other threads.
         unsafe { owner.retire(NonNull::new(slot).unwrap().cast()) };
     };
     let mut left = old.iter().copied();
@@ -281,13 +282,13 @@ fn held_back_by_a_sleeper(apart: bool) -> usize {
 
 const OLD: u64 = 50;
 
-/// What a batch may have: who holds back one slot of it holds back all.
+/// The size of a batch: a reader that holds back one of its slots holds back all.
 const BATCH: usize = 64;
 
 #[test]
 fn a_sleeper_holds_back_what_was_allocated_before() {
     let held = held_back_by_a_sleeper(true);
-    // And what was allocated before the era went on: that is with each batch here.
+    // Plus the slots allocated before the era advanced; here it advances with each batch.
     assert!((1..=OLD as usize + 2 * BATCH).contains(&held), "{held}");
 }
 
@@ -297,7 +298,7 @@ fn a_sleeper_holds_back_whole_batches() {
     assert!((1..=(OLD as usize + 2) * BATCH).contains(&held), "{held}");
 }
 
-/// Slots are memory as long as the list lives: no page goes back, whatever is retired, freed, or reset.
+/// Slots stay memory as long as the list lives: no page goes back, whatever is retired, freed or reset.
 #[test]
 fn no_page_goes_back_while_a_list_lives() {
     let blocks = Blocks::new(0);
@@ -336,7 +337,7 @@ fn no_page_goes_back_while_a_list_lives() {
     assert!(blocks.is_empty() && blocks.given() > 8, "everything goes back");
 }
 
-/// A guard that is forgotten stays inside, and its shard with it: the next owner does not get that record.
+/// A forgotten guard stays inside, and its shard with it: the next owner does not get that record.
 #[test]
 fn a_forgotten_guard_keeps_its_shard() {
     let list = list(64, 2);
@@ -347,7 +348,7 @@ fn a_forgotten_guard_keeps_its_shard() {
     std::mem::forget(guard);
     drop(reader);
     assert!(list.owner().is_err(), "somebody is inside");
-    // SAFETY: ours, and nobody comes upon it.
+    // SAFETY: ours, and unreachable for other threads.
     unsafe { owner.retire(seen) };
     owner.flush();
     let rest: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();

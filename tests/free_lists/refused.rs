@@ -1,4 +1,4 @@
-//! A kernel that grants the barrier when a list is made, and refuses it later: what can be had nevertheless.
+//! A kernel that grants the barrier when a list is made, but refuses it later: which slots can still be allocated.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -20,9 +20,9 @@ fn without_the_barrier_only_other_owners_slots_are_out_of_reach() {
     if !child::is_one() {
         return child::runs("refused::without_the_barrier_only_other_owners_slots_are_out_of_reach");
     }
-    // SAFETY: asks what there is.
+    // SAFETY: only queries the supported commands.
     if unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) } & 8 <= 0 {
-        // There is none to refuse.
+        // There is no barrier to refuse.
         return;
     }
     let layout = Layout::from_size_align(64, 8).unwrap();
@@ -38,21 +38,19 @@ fn without_the_barrier_only_other_owners_slots_are_out_of_reach() {
         others.iter().for_each(|&slot| other.deallocate(slot));
         rest.iter().for_each(|&slot| list.deallocate(slot));
     }
-    // What the other owner keeps, nobody can tell whether he is just using it; all that is elsewhere is had.
+    // The other owner may be using the slots that it keeps, so they are out of reach. All others can be allocated.
     let mine = all(|| one.allocate().ok());
     let kept: Vec<_> = others.iter().filter(|slot| !mine.contains(slot)).collect();
     assert!(!kept.is_empty() && kept.len() < 10, "{}", kept.len());
     assert_eq!(mine.len(), count - kept.len(), "slots of the lanes are free");
-    // And what is in the asker's own shard.
-    // SAFETY: as above.
+    // So can those in the asking owner's shard. SAFETY: as above.
     mine.iter().for_each(|&slot| unsafe { one.deallocate(slot) });
     assert_eq!(all(|| one.allocate().ok()).len(), mine.len());
-    // The other has his own, and can give them to all.
+    // The other owner can still use its slots, and flush them for all.
     assert!(other.allocate().is_ok());
     other.flush();
     assert_eq!(all(|| list.allocate().ok()).len(), kept.len() - 1);
-    // Who retires keeps them: nobody can tell who reads.
-    // SAFETY: as above.
+    // Retired slots stay where they are: nobody can tell whether there are readers. SAFETY: as above.
     mine.iter().for_each(|&slot| unsafe { one.retire(slot) });
     assert!(one.allocate().is_err());
 }

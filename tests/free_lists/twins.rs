@@ -1,4 +1,4 @@
-//! Property tests: lists against naive twins, the controller against what it promises.
+//! Property tests: lists against naive twins, the controller against its promises.
 
 use std::alloc::Layout;
 
@@ -18,7 +18,7 @@ fn steps() -> impl Strategy<Value = Vec<(u8, usize)>> {
     prop::collection::vec((any::<u8>(), any::<usize>()), 0..400)
 }
 
-/// Every so-many-th block is refused, after the first; 0: none.
+/// After the first block, every n-th one is refused; 0: none.
 fn refusals() -> impl Strategy<Value = usize> {
     prop_oneof![Just(0), 2_usize..6]
 }
@@ -68,14 +68,14 @@ proptest! {
     fn the_controller_recovers(steps in prop::collection::vec(0_u64..=1000, 0..200), plenty in 400_u64..=1000) {
         let mut state = Controller::default();
         steps.into_iter().for_each(|free| state = state.step(free, 1000).0);
-        // A shortage of any length: full batches after at most ten steps of plenty, and they stay.
+        // After a shortage of any length, ten steps of plenty are enough for full batches, and they stay full.
         (0..10).for_each(|_| state = state.step(plenty, 1000).0);
         for _ in 0..10 {
             let (next, batch) = state.step(plenty, 1000);
             prop_assert_eq!(batch, MAX_BATCH);
             state = next;
         }
-        // And plenty of any length is forgotten as fast.
+        // Plenty of any length is forgotten as fast.
         let mut batch = MAX_BATCH;
         for _ in 0..10 {
             (state, batch) = state.step(50, 1000);
@@ -107,7 +107,7 @@ fn the_essays_example_of_the_controller() {
     assert_eq!((batch, state.integral()), (64, 200));
 }
 
-/// The controller is asked where batches move: what shards may keep follows how much is free.
+/// The controller runs when batches move: how much shards may keep depends on how much is free.
 #[test]
 fn a_list_that_fills_keeps_less_in_its_shards() {
     let config = ArenaConfig::new().limit(1 << 20);
@@ -133,7 +133,7 @@ fn a_list_that_fills_keeps_less_in_its_shards() {
     assert_eq!(half.len() + more.len(), all / 2 + all * 45 / 100);
 }
 
-/// After a reset only what the first slab has counted as free, and where that was used up batches had one slot.
+/// Regression: after a reset only the first slab counted as free, and once it was used up a batch was one slot.
 #[test]
 fn a_list_that_was_reset_keeps_as_much_in_its_shards_as_a_new_one() {
     let config = ArenaConfig::new().limit(1 << 20).slab(1 << 12);
@@ -147,7 +147,7 @@ fn a_list_that_was_reset_keeps_as_much_in_its_shards_as_a_new_one() {
     }
 }
 
-/// What the limit left counted as free, though the backing had no more: batches stayed as long as they were.
+/// Regression: what the limit left counted as free although the backing had no more, so batches kept their length.
 #[test]
 fn a_list_that_fills_its_backing_keeps_less_in_its_shards() {
     let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30).limit(PageCount(128))).unwrap();
@@ -155,7 +155,7 @@ fn a_list_that_fills_its_backing_keeps_less_in_its_shards() {
         let mut list = ShardedFreeList::with_config_in(Layout::new::<[u64; 8]>(), 2, config, &heap).unwrap();
         for _ in 0..2 {
             while list.allocate().is_ok() {}
-            // What was plenty so far is not forgotten at once.
+            // The controller does not forget earlier plenty at once.
             assert!((0..4).all(|_| list.allocate().is_err()));
             assert_eq!(list.batch_limit(), 1, "all are allocated");
             list.reset();

@@ -1,4 +1,4 @@
-//! Taking pages: which ones, and when there are none.
+//! Allocating pages: which ones are taken, and what happens when there are none.
 
 use pageheap::{Fault, Geometry, NewHeapError, Shape};
 
@@ -110,7 +110,7 @@ fn runs_freed_apart_are_found_as_one() {
 
 #[test]
 fn alignment_is_of_the_address() {
-    // 3 pages before a border of 1 GiB.
+    // 3 pages below a 1 GiB boundary.
     let base = by_width(1 << 44, 0) + (1 << 30) - 3 * PAGE;
     let heap = over(Simulated::new(4096).with_base(base), Config::new(3 << 30));
     assert_eq!(heap.address(PageIndex(0)).addr().get(), base);
@@ -276,7 +276,7 @@ fn every_page_size_has_its_heap() {
     of::<Geometry<2, 3>>();
 }
 
-/// A GiB less is much where there are four in all.
+/// A step of 1 GiB is large where there are four in all.
 #[test]
 fn the_ladder_goes_down_by_small_steps_where_addresses_are_few() {
     use pageheap::source::{Failure, Verb};

@@ -4,7 +4,7 @@ use pageheap::Cache;
 
 use super::*;
 
-/// Compiles only where `T` is not `Sync`: otherwise both implementations fit.
+/// Compiles only if `T` is not `Sync`: otherwise both implementations apply.
 macro_rules! assert_not_sync {
     ($type:ty) => {{
         trait Ambiguous<Which> {
@@ -203,7 +203,8 @@ fn shards_are_flushed_before_anybody_runs_out() {
     );
 }
 
-/// Growth lacked as many pages as the shard had at the end of the heap; once they were home, nobody tried it again.
+/// Regression: growth lacked just the pages that a shard held at the end of the heap. After the flush, nothing tried
+/// again.
 #[test]
 fn pages_that_shards_had_at_the_end_count_for_growth() {
     type Want = fn(&PageHeap<Simulated>) -> Option<PageRun>;

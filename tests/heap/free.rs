@@ -1,4 +1,4 @@
-//! Putting pages back, and what is refused.
+//! Freeing pages, and what is refused.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn part_of_a_run_can_be_freed() {
 fn a_batch_in_any_order() {
     let heap = heap(1 << 16);
     take(&heap, 1 << 16);
-    // Runs of 1 to 700 pages with a page between, from the top to the middle and up again.
+    // Runs of 1 to 700 pages, one page apart, from the top to the middle and up again.
     let mut runs = Vec::new();
     let mut start = 3;
     for step in 0..150_usize {
@@ -41,7 +41,7 @@ fn a_batch_in_any_order() {
     unsafe { heap.free_batch(&mut []) };
 }
 
-/// What `try_free` says of a run, as the page its error names.
+/// Why `try_free` refuses a run: whether it is free already, and the page that the error names.
 fn refused(heap: &PageHeap<Simulated>, start: usize, pages: usize) -> (bool, usize) {
     // SAFETY: pages of a simulated source are numbers.
     let error = unsafe { heap.try_free(run(start, pages)) }.expect_err("a refusal");
@@ -123,7 +123,8 @@ fn errors_name_the_address() {
     );
 }
 
-/// Of a page without an address the upper bits were shifted away, and the error named one in the heap's midst.
+/// Regression: for a page without an address the upper bits were shifted out, and the error named a page inside the
+/// heap.
 #[test]
 fn an_error_about_a_page_without_an_address_names_no_other() {
     let heap = heap(4096);
@@ -142,10 +143,10 @@ fn an_error_about_a_page_without_an_address_names_no_other() {
     }
 }
 
-// ---- misuse ends the process ----------------------------------------------------------------------------------------
+// ---- misuse aborts --------------------------------------------------------------------------------------------------
 
-/// Runs `test` of this module in a child process, which must abort with a message that has `text` in it. In the child:
-/// true.
+/// Runs `test` of this module in a child process, which must abort with a message that contains `text`. Returns true in
+/// the child.
 fn aborts(test: &str, text: &str) -> bool {
     child::ended(&format!("free::{test}"), text).is_none()
 }
@@ -226,7 +227,7 @@ fn freeing_twice_through_a_shard_aborts_at_the_flush() {
     }
 }
 
-/// Which nobody may do; but one page is free afterwards, once.
+/// A double free, which the contract forbids; even so, one page is free afterwards, once.
 #[test]
 fn of_two_who_free_a_page_at_the_same_moment_one_is_told() {
     const ROUNDS: usize = 1000;

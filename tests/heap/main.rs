@@ -18,7 +18,7 @@ use common::{BASE, by_width};
 /// A page of the default geometry.
 const PAGE: usize = 8192;
 
-/// A heap of at most so many pages over a source that checks its user.
+/// A heap of at most this many pages over a source that checks its user.
 fn heap(pages: usize) -> PageHeap<Simulated> {
     over(Simulated::new(4096), Config::new(pages * PAGE))
 }
@@ -31,7 +31,7 @@ fn run(start: usize, pages: usize) -> PageRun {
     PageRun::new(PageIndex(start), PageCount(pages)).expect("a run")
 }
 
-/// What `allocate` takes, as numbers.
+/// What `allocate` returns, as numbers.
 fn take<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>, pages: usize) -> Option<(usize, usize)> {
     heap.allocate(PageCount(pages)).map(numbers)
 }
@@ -44,7 +44,7 @@ fn taken(allocation: Option<Allocation>) -> Option<(usize, usize)> {
     allocation.map(|allocation| numbers(allocation.run))
 }
 
-/// Puts pages back that are in use.
+/// Frees pages that are in use.
 #[track_caller]
 fn give<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>, start: usize, pages: usize) {
     // SAFETY: pages of a simulated source are numbers.
@@ -52,7 +52,7 @@ fn give<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>, start: usize, 
     assert_eq!(freed, Ok(()), "{start}, {pages} pages");
 }
 
-/// The heap is as it says, with these numbers of pages grown and free.
+/// The heap is consistent, with these numbers of pages grown and free.
 #[track_caller]
 fn check<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>, grown: usize, free: usize) {
     if let Err(fault) = heap.check() {

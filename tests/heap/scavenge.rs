@@ -1,10 +1,10 @@
-//! Giving memory back, and what is known to be zero.
+//! Giving memory back, and which memory is known to be zero.
 
 use pageheap::source::{Contents, Failure, Verb};
 
 use super::*;
 
-/// A heap of two chunks, all pages free and used before.
+/// A heap of two chunks; all pages are free and have been used.
 fn used(source: Simulated) -> PageHeap<Simulated> {
     let heap = over(source, Config::new(1 << 23));
     take(&heap, 1024);
@@ -34,7 +34,7 @@ fn new_pages_are_known_to_be_zero() {
 fn the_highest_pages_go_first() {
     let heap = used(Simulated::new(4096));
     take(&heap, 300);
-    // Room for 512 + 212: a run from the top, not cutting a huge page.
+    // Free are 512 + 212 pages: a run from the top that splits no huge page.
     assert_eq!(heap.scavenge(PageCount(256)), PageCount(256));
     assert_eq!(marked(&heap), Vec::from_iter(768..1024));
     assert_eq!(heap.scavenge(PageCount(1)), PageCount(256));
@@ -73,8 +73,8 @@ fn whole_granules_only() {
     check(&heap, 1024, 19);
 }
 
-/// A page that is touched brings memory behind all of its granule; those beside it are marked as scavenged, as they
-/// have never been used.
+/// Touching a page backs its whole granule with memory. The pages beside it are marked as scavenged, since they have
+/// never been used.
 #[test]
 fn a_granule_that_was_used_in_part_goes_back() {
     for granule in [2, 8, 64, 128] {
@@ -143,7 +143,7 @@ fn one_refusal_is_gone_past() {
     assert_eq!(heap.stats().calls.release, 4);
 }
 
-/// What is in hand is missed by whoever wants it.
+/// While a run is in hand, other threads cannot allocate it.
 #[test]
 fn a_small_heap_is_released_in_small_runs() {
     for (pages, calls) in [(64, 8), (511, 9), (1024, 4), (4096, 8)] {
@@ -157,7 +157,7 @@ fn a_small_heap_is_released_in_small_runs() {
 
 #[test]
 fn the_rest_of_a_granule_is_not_known() {
-    // 16 pages to a granule, a limit in the middle of one.
+    // Granules of 16 pages, and a limit in the middle of one.
     let heap = over(Simulated::new(16 * PAGE), Config::new(1 << 23).limit(PageCount(20)));
     let first = heap.allocate_tracked(PageCount(20)).expect("room");
     assert!(first.is_zeroed());

@@ -1,4 +1,4 @@
-//! What a source does to a heap: failures at every call, tables that grow, everything returned at the end.
+//! What a source does to a heap: failing calls, growing tables, and everything returned at the end.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use pageheap::{Geometry, NewHeapError};
 
 use super::*;
 
-/// A bit of everything that asks the source for something. Works with whatever it gets.
+/// A bit of everything that calls the source. Works with whatever it gets.
 fn exercise<const COMMITS: bool>(heap: &PageHeap<&Simulated<COMMITS>>) -> Vec<PageRun> {
     let mut live = Vec::new();
     live.extend(heap.allocate(PageCount(1)));
@@ -33,8 +33,8 @@ fn exercise<const COMMITS: bool>(heap: &PageHeap<&Simulated<COMMITS>>) -> Vec<Pa
     live
 }
 
-/// The k-th call of the verb fails, for every k there is; the heap stays sound, and does all it can once the source is
-/// well.
+/// The k-th call of the verb fails, for every possible k. The heap stays sound, and works fully once the source has
+/// recovered.
 fn survives<const COMMITS: bool>(new: fn(usize) -> Simulated<COMMITS>, verb: Verb, times: usize) {
     for after in 0.. {
         let source = new(4096).failing(verb, Failure::Calls { after, times });
@@ -208,7 +208,7 @@ fn heaps_share_a_source() {
     source.assert_all_returned();
 }
 
-/// What they share goes with the last of them.
+/// A shared source is dropped with the last of its heaps.
 #[test]
 fn heaps_own_a_source_together() {
     fn used<S: Source>(source: S) {
@@ -263,7 +263,7 @@ fn metadata_is_little() {
         }
         assert!(sizes.is_sorted(), "{sizes:?}");
         let bytes = sizes[8];
-        // 64 caches, and what granules round up.
+        // 64 caches, and rounding up to granules.
         let most = pages * 29 / 100 + (64 << 6) + (9 << 12);
         assert!(bytes <= most, "{bytes} bytes for {pages} pages");
     }
@@ -299,7 +299,7 @@ fn a_region_of_memory_is_a_heap() {
     assert!(heap.capacity().0 > 1000, "{:?}", heap.capacity());
     let all = heap.allocate(heap.capacity()).expect("all of it");
     let memory = heap.pointer(all);
-    // SAFETY: the run is ours, and memory.
+    // SAFETY: the run is allocated here, and is memory.
     unsafe { memory.as_ptr().cast::<u8>().write_bytes(0xA5, memory.len()) };
     heap.check().expect("tables out of the pages' way");
 }
@@ -316,7 +316,7 @@ fn numbers_are_a_heap() {
     heap.check().expect("a sound heap");
 }
 
-/// The tables were taken off the pages' budget though they lay elsewhere, and a page for a base that was aligned.
+/// Regression: tables that lay elsewhere were deducted from the pages' budget, and so was a page for an aligned base.
 #[test]
 fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
     use pageheap::source::{Numbers, Split};
@@ -329,7 +329,7 @@ fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
     };
     for pages in [1, 2, 15, 16, 128, 8192, 8191, 1 << 17] {
         assert_eq!(frames(BASE, pages * PAGE), pages);
-        // What is before the first border of a page and behind the last is none.
+        // Partial pages at either end do not count.
         assert_eq!(
             frames(BASE - 4096, pages * PAGE + 4096),
             pages,
@@ -342,13 +342,13 @@ fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
             "half a page at either end"
         );
     }
-    // No more than was wished.
+    // No more than was asked for.
     let source = Split::new(Numbers::new(BASE, 64 * PAGE), Simulated::new(4096));
     let heap: PageHeap<_> = PageHeap::new(&source, Config::new(16 * PAGE)).expect("a heap");
     assert_eq!(heap.capacity(), PageCount(16));
 }
 
-/// A source that does not do as it is asked: reserves less, or in the wrong place.
+/// A source that breaks its contract: it reserves less, or in the wrong place.
 struct Careless {
     inner: Simulated,
     purpose: Purpose,
@@ -357,8 +357,8 @@ struct Careless {
     off: usize,
 }
 
-// SAFETY: none of it is so; that is what is found before anything is written. (What it gives comes from a source that
-// checks its user.)
+// SAFETY: the contract is broken on purpose; the heap notices before anything is written. (The addresses come from a
+// source that checks its user.)
 unsafe impl Source for &Careless {
     fn granule(&self) -> usize {
         self.granule
