@@ -1,4 +1,4 @@
-//! Caches and double frees that `try_free`'s contract allows.
+//! Caches, and double frees that the contract of `try_free` allows.
 
 use pageheap::source::Simulated;
 use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
@@ -7,7 +7,7 @@ fn page(index: usize) -> PageRun {
     PageRun::new(PageIndex(index), PageCount(1)).expect("a run")
 }
 
-/// A double free found at the flush: the pages that were freed rightly into the same buffer are lost with it.
+/// A double free found at the flush also lost the pages that were correctly freed into the same buffer.
 #[test]
 fn a_double_free_does_not_lose_the_other_pages_of_the_buffer() {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(1 << 24)).expect("a heap");
@@ -19,7 +19,7 @@ fn a_double_free_does_not_lose_the_other_pages_of_the_buffer() {
         cache.try_free(page(201)).expect("ours");
         cache.try_free(page(202)).expect("ours");
         let twice = cache.try_free(page(200));
-        // Into another word: the buffer goes home, or not.
+        // Another word, so the buffer is flushed, or the flush fails.
         let other = cache.try_free(page(300));
         if twice.is_err() || other.is_err() {
             let _ = cache.try_free(page(300));
@@ -30,13 +30,13 @@ fn a_double_free_does_not_lose_the_other_pages_of_the_buffer() {
     assert_eq!(heap.stats().free.0 % 512, 4, "{}", heap.stats());
 }
 
-/// 2^32 shards: the list of vacant slots is 32 bits wide, and slot 2^32 comes back as slot 0, which is shard 0's.
-#[cfg(target_pointer_width = "64")] // As many can only be asked for there.
+/// 2^32 shards: the list of vacant slots is 32 bits wide, so slot 2^32 came back as slot 0, which belongs to shard 0.
+#[cfg(target_pointer_width = "64")] // Only there can one ask for so many.
 #[test]
 fn a_vacant_slot_is_not_taken_for_a_shard() {
     use pageheap::source::System;
     let config = Config::new(1 << 24).shards(1 << 32).caches(2);
-    // No such heap is fine too.
+    // Refusing such a heap is fine too.
     let Ok(heap) = PageHeap::<System>::new(System, config) else {
         return;
     };
@@ -45,7 +45,7 @@ fn a_vacant_slot_is_not_taken_for_a_shard() {
     drop(heap.cache().expect("a cache"));
     let cache = heap.cache().expect("a cache");
     let other = cache.allocate(PageCount(1)).expect("room");
-    // From a fresh cache the lowest free page is in the word behind shard 0's.
+    // A fresh cache takes the lowest free page, which is in the word after shard 0's.
     assert_eq!(
         (run.start(), other.start()),
         (PageIndex(0), PageIndex(64)),

@@ -1,4 +1,4 @@
-//! Sources that want commits: pages are handed out that were never committed.
+//! Sources that need commits: pages were handed out that had never been committed.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ fn assert_ready(heap: &PageHeap<Simulated<true>>, run: PageRun) {
         .assert_ready(heap.address(run.start()), run.pages().0 << 13);
 }
 
-/// A failed commit gives the pages back without the scavenged bits it took: nobody will ever commit them.
+/// A failed commit gave the pages back without the scavenged bits that it had taken, so they would never be committed.
 #[test]
 fn a_failed_commit_is_not_forgotten() {
     let heap = heap(Simulated::committing(4096));
@@ -42,7 +42,7 @@ fn a_failed_commit_through_a_cache_is_not_forgotten() {
     assert_ready(&heap, run);
 }
 
-/// Whether pages want a commit is kept in the bit that says they are zero: a source that does not promise zero is never
+/// The bit that says a page is zero also says that it needs a commit: a source that does not promise zero was never
 /// asked.
 #[test]
 fn what_a_source_knows_nothing_of_is_committed_too() {
@@ -65,7 +65,8 @@ fn released_pages_of_unknown_contents_are_committed_again() {
     assert_ready(&heap, run);
 }
 
-/// `Source::commit` is documented for ranges that are Prepared; a run that is partly Ready is committed as a whole.
+/// `Source::commit` is documented for ranges that are Prepared, but a run that was partly Ready was committed as a
+/// whole.
 #[test]
 fn a_partly_scavenged_run_commits_only_what_is_prepared() {
     let heap = heap(Simulated::committing(4096));
@@ -77,13 +78,13 @@ fn a_partly_scavenged_run_commits_only_what_is_prepared() {
     assert_ready(&heap, run);
 }
 
-/// Commits, and refuses every other release when it has done half of the harm: contents are lost.
+/// A source that commits, and refuses every other release after it has overwritten the contents.
 struct Scribbling {
     inner: Region,
     releases: AtomicUsize,
 }
 
-// SAFETY: a region's verbs; what a release writes to is the caller's to lose.
+// SAFETY: a region's verbs; the caller of a release gives up the contents that it overwrites.
 unsafe impl Source for &Scribbling {
     const COMMITS: bool = true;
 
@@ -115,12 +116,12 @@ unsafe impl Source for &Scribbling {
     }
 }
 
-/// A scavenger finds a run, another one releases and marks it, the first one's release of it is refused: the mark,
-/// which brings the pages to `commit`, must not mean zero any more.
+/// One scavenger finds a run, a second releases and marks it, and the first one's release is refused. The mark stays,
+/// since it brings the pages to `commit`, but must no longer mean zero.
 #[test]
 fn pages_whose_second_release_is_refused_are_not_zero() {
     let bytes = Box::leak(vec![MaybeUninit::<u8>::zeroed(); 1 << 20].into_boxed_slice());
-    // SAFETY: zero bytes, as they were just made.
+    // SAFETY: zero bytes, just made.
     let region = unsafe { Region::from_static(bytes).zeroed() };
     let source = Scribbling {
         inner: region,
@@ -141,7 +142,8 @@ fn pages_whose_second_release_is_refused_are_not_zero() {
                 return false;
             };
             let memory = heap.pointer(page.run).cast::<[u8; 4096]>();
-            // SAFETY: a page of ours, of memory that was zero at first, and written since by the source or here.
+            // SAFETY: a page of ours; its memory was zero at first and has since been written only by the source or
+            // here.
             unsafe {
                 let dirty = page.is_zeroed() && memory.read().iter().any(|&byte| byte != 0);
                 memory.cast::<u8>().write_bytes(1, 4096);

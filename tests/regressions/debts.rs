@@ -1,4 +1,4 @@
-//! Who goes over the soft limit releases, and not somebody else, nor nobody.
+//! The thread that goes over the soft limit is the one that releases memory, not another thread, and not none.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -14,14 +14,14 @@ const MIB: usize = 1 << 20;
 
 thread_local!(static TAKES_LITTLE: Cell<bool> = const { Cell::new(false) });
 
-/// The system, slowly, and with a count of pages by whom they were released.
+/// The system, slowed down, counting released pages by the kind of thread that released them.
 #[derive(Default)]
 struct Counted {
     by_much: AtomicUsize,
     by_little: AtomicUsize,
 }
 
-// SAFETY: the verb is the system's, later.
+// SAFETY: the verb is the system's, delayed.
 unsafe impl Verbs for Counted {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let by = if TAKES_LITTLE.get() {
@@ -36,7 +36,7 @@ unsafe impl Verbs for Counted {
     }
 }
 
-/// What a thread owed when it let go of the structure that all threads of a `Heap` share was paid by whoever came by.
+/// A thread that left the structure shared by all threads of a `Heap` left its debt there, and the next thread paid it.
 #[test]
 fn who_takes_little_does_not_release_for_who_takes_much() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
@@ -60,7 +60,7 @@ fn who_takes_little_does_not_release_for_who_takes_much() {
             while bytes + layout.size() > 8 * MIB {
                 let (block, layout): (_, Layout) = live.swap_remove(number * 31 % live.len());
                 bytes -= layout.size();
-                // SAFETY: allocated below.
+                // SAFETY: allocated below, in an earlier round.
                 unsafe { heap.free(block, layout) };
             }
             live.push((heap.allocate(layout).expect("room"), layout));
@@ -72,7 +72,7 @@ fn who_takes_little_does_not_release_for_who_takes_much() {
     assert!(much > 0 && little == 0, "{much} and {little} pages");
 }
 
-/// A heap that had once been over its limit, as all was live, released nothing from then on below that.
+/// A heap that once exceeded its limit, because everything was live, never again released anything below that size.
 #[test]
 fn a_limit_that_was_exceeded_is_kept_again() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
@@ -80,7 +80,7 @@ fn a_limit_that_was_exceeded_is_kept_again() {
     let heap: PageHeap<_> = PageHeap::new(source, config).expect("a heap");
     let live = heap.allocate(PageCount(512)).expect("room");
     assert!(heap.backed() >= PageCount(512));
-    // SAFETY: ours, and nothing uses it any more.
+    // SAFETY: ours, and no longer used.
     unsafe { heap.free(live) };
     heap.release(PageCount(usize::MAX));
     let runs = [16; 8].map(|pages| heap.allocate(PageCount(pages)).expect("room"));
@@ -92,7 +92,7 @@ fn a_limit_that_was_exceeded_is_kept_again() {
     assert!(heap.backed() <= PageCount(128), "{} of 128", heap.backed().0);
 }
 
-/// The system, but that growth stops for as long as is wanted; and a count of pages released.
+/// The system, with growth stopped on demand, and a count of released pages.
 #[derive(Debug)]
 struct Stopped {
     stop: AtomicBool,
@@ -100,7 +100,7 @@ struct Stopped {
     released: AtomicUsize,
 }
 
-// SAFETY: the verbs are the system's, later.
+// SAFETY: the verbs are the system's, delayed.
 unsafe impl Verbs for Stopped {
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         while self.stop.load(Ordering::SeqCst) {
@@ -124,8 +124,8 @@ static STOPPED: OverSystem<Stopped> = OverSystem(Stopped {
     released: AtomicUsize::new(0),
 });
 
-/// While a thread without a structure of its own stood in a source's verb, with the shared one, nobody else released
-/// what he should have.
+/// While a thread without a structure of its own was in a source's verb, holding the shared one, no other thread
+/// released what it owed.
 #[test]
 fn who_holds_the_shared_structure_keeps_nobody_from_assisting() {
     static OTHER: GlobalHeap = GlobalHeap::new().reserve(64 * MIB).background(false);
@@ -140,7 +140,7 @@ fn who_holds_the_shared_structure_keeps_nobody_from_assisting() {
             |block: NonNull<u8>, mib| HEAP.dealloc(block.as_ptr(), of(mib)),
         )
     };
-    // 64 MiB have been grown, and 8 have memory: half of it free, in pieces of 2.
+    // 64 MiB have been grown and 8 are backed; half of these are free, in pieces of 2.
     give(take(64), 64);
     HEAP.release(usize::MAX);
     let blocks = [2; 4].map(take);
@@ -148,7 +148,7 @@ fn who_holds_the_shared_structure_keeps_nobody_from_assisting() {
     give(blocks[2], 2);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // SAFETY: as above. Its own structure is the other heap's.
+            // SAFETY: as above. The thread's own structure belongs to the other heap.
             assert!(!unsafe { OTHER.alloc(of(1)) }.is_null());
             STOPPED.stop.store(true, Ordering::SeqCst);
             take(128);
@@ -164,7 +164,7 @@ fn who_holds_the_shared_structure_keeps_nobody_from_assisting() {
     });
 }
 
-/// The system, but that who gives back less than a chunk waits for another thread's allocation; and whether it came.
+/// The system, but a release of less than a chunk waits for another thread's allocation. Counts the waits in vain.
 #[derive(Debug, Default)]
 struct Waits {
     waiting: AtomicBool,
@@ -173,10 +173,10 @@ struct Waits {
     in_vain: AtomicUsize,
 }
 
-// SAFETY: the verb is the system's, later.
+// SAFETY: the verb is the system's, delayed.
 unsafe impl Verbs for Waits {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // Once: the other may come to release something himself.
+        // Only once: the other thread may have to release something itself.
         if bytes < MIB && !self.waiting.swap(true, Ordering::SeqCst) {
             let comes = (0..500).any(|_| {
                 thread::sleep(Duration::from_millis(10));
@@ -190,8 +190,8 @@ unsafe impl Verbs for Waits {
     }
 }
 
-/// What lies between the blocks of a `Heap` is given back by who went over its soft limit, when he has let go of the
-/// structure that all share.
+/// The thread that exceeds a `Heap`'s soft limit gives back memory between blocks only after it has left the structure
+/// that all threads share.
 #[test]
 fn between_blocks_nothing_is_released_under_the_lock_of_a_heap() {
     let source: &OverSystem<Waits> = Box::leak(Box::default());
@@ -208,11 +208,11 @@ fn between_blocks_nothing_is_released_under_the_lock_of_a_heap() {
                 }
             }
         });
-        // 7 MiB, of which each fourth block stays, and then blocks of other lengths: no span is free.
+        // 7 MiB, of which every fourth block stays; then blocks of other sizes, so no span is free.
         let first: Vec<_> = (0..700).map(|_| heap.allocate(of(10_000)).expect("room")).collect();
         for (number, block) in first.into_iter().enumerate() {
             if number % 4 != 0 {
-                // SAFETY: allocated above, and nothing uses it any more.
+                // SAFETY: allocated above, and no longer used.
                 unsafe { heap.free(block, of(10_000)) };
             }
         }

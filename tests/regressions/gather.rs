@@ -1,4 +1,4 @@
-//! Who gathers waited for one who held slots, and asked the backing for more at each of a million looks.
+//! A gathering thread waited for one that held slots, and asked the backing for more at each of a million looks.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -18,12 +18,12 @@ mod filter;
 
 const SLOTS: u32 = 8;
 
-/// Nodes of a few slots, a backing that counts how often it is asked, and a place where an owner stops.
+/// A few nodes, a backing that counts requests, and a place where an owner can be stopped.
 struct Gate<'d> {
     nodes: Vec<Node>,
     used: AtomicU32,
     asked: AtomicUsize,
-    /// Where the next to look at a node waits, once to say that he is there, and once to go on.
+    /// Where the next thread that looks at a node waits: once to report that it is there, once to be let go.
     stop: Mutex<Option<&'d Door>>,
 }
 
@@ -54,11 +54,11 @@ impl Nodes for &Gate<'_> {
     }
 }
 
-/// A table in memory that stays.
+/// A table in leaked memory.
 pub fn table<T: pageheap::internals::Zeroed>(len: usize) -> Table<T> {
     let bytes = vec![0_u8; len * size_of::<T>() + align_of::<T>()].leak();
     let skip = bytes.as_ptr().align_offset(align_of::<T>());
-    // SAFETY: aligned, zero, of that many entries, and nobody else's for ever.
+    // SAFETY: aligned, zero, of that many entries, leaked, and used by this table alone.
     unsafe { Table::new(NonNull::from(&mut bytes[skip]), len) }
 }
 
@@ -78,9 +78,9 @@ fn list<'g, 'd>(gate: &'g Gate<'d>) -> Shards<&'g Gate<'d>> {
     Shards::new(gate, table(LANES + 2), hyaline, Barrier::new())
 }
 
-/// All slots are taken, and an owner frees `freed` of them: one into his pocket, whence he takes it again, the others
-/// into his shard. There he stops inside, about to take one, while `meanwhile` looks; he goes on when that calls the
-/// function it is given. He has the two slots he took, then.
+/// All slots are taken. An owner frees `freed` of them: the first into its pocket, from where it takes it again, the
+/// others into its shard. It stops inside the shard, about to take one of these, while `meanwhile` runs, and continues
+/// when that calls the function it is given. In the end it holds the two slots that it took.
 fn with_one_inside(freed: usize, meanwhile: impl FnOnce(&Shards<&Gate<'_>>, &[u32], &dyn Fn())) {
     let door = Door::new(2);
     let gate = Gate::new();
@@ -100,7 +100,7 @@ fn with_one_inside(freed: usize, meanwhile: impl FnOnce(&Shards<&Gate<'_>>, &[u3
             *gate.stop.lock().unwrap() = Some(&door);
             (first, shards.allocate(shard, &pocket).map(|(slot, _)| slot))
         });
-        // He is inside his shard now, and moves no more.
+        // From here on the owner is stopped inside its shard.
         door.wait();
         meanwhile(&shards, &taken, &|| _ = door.wait());
         assert_eq!(owner.join().unwrap(), (Some(taken[0]), Some(taken[freed - 1])));
@@ -123,7 +123,7 @@ fn the_backing_is_not_asked_while_slots_are_held() {
     });
 }
 
-/// Who gathered said no after a million looks at one who was preempted with free slots in his shard.
+/// A gathering thread refused after a million looks at an owner that was preempted with free slots in its shard.
 #[test]
 fn what_is_held_is_waited_for_however_long() {
     with_one_inside(3, |shards, taken, go_on| {
@@ -136,12 +136,12 @@ fn what_is_held_is_waited_for_however_long() {
     });
 }
 
-/// In the child of a fork he who holds slots does not exist: the wait has an end.
+/// In the child of a fork, the thread that held slots does not exist: the wait must end.
 #[cfg(unix)]
 #[test]
 fn the_child_of_a_fork_does_not_wait_for_ever() {
     with_one_inside(3, |shards, _, go_on| {
-        // SAFETY: the child calls what neither allocates nor unwinds, and ends by a call or a signal.
+        // SAFETY: the child calls nothing that allocates or unwinds, and ends by `_exit` or a signal.
         let status = unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -157,17 +157,17 @@ fn the_child_of_a_fork_does_not_wait_for_ever() {
     });
 }
 
-/// A list whose barrier the kernel refuses: who asked was told no with slots in his own shard; and what an owner gave
-/// to all meanwhile went nowhere.
+/// A list whose barrier the kernel refuses. An owner was refused although its own shard had slots, and what another
+/// owner gave to all meanwhile was not found.
 #[cfg(target_os = "linux")]
 #[test]
 fn without_the_barrier_owners_go_on() {
     if !child::is_one() {
         return child::runs("gather::without_the_barrier_owners_go_on");
     }
-    // SAFETY: asks what there is.
+    // SAFETY: only queries the supported commands.
     if unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) } & 8 <= 0 {
-        // There is none to refuse.
+        // There is no barrier to refuse.
         return;
     }
     let door = Door::new(2);
@@ -177,7 +177,7 @@ fn without_the_barrier_owners_go_on() {
     let taken: Vec<u32> = (0..SLOTS).map(|_| shards.allocate_as_guest(0).unwrap()).collect();
     let node = |slot: u32| &gate.nodes[slot as usize - 1];
     let free = |shard: usize, pocket: &Pocket<'static>, slot: u32| {
-        // SAFETY: the nodes outlive the pockets, which are this function's.
+        // SAFETY: the nodes outlive the pockets, which live in this function.
         let node = unsafe { &*std::ptr::from_ref(node(slot)) };
         assert_eq!(
             shards.free(shards.shard(shard), pocket, (slot, std::ptr::null_mut()), node),
@@ -185,7 +185,7 @@ fn without_the_barrier_owners_go_on() {
         );
     };
     filter::refuse(&[filter::Refusal::new(libc::SYS_membarrier, libc::EPERM)]);
-    // A slot in the pocket of the shard, of which its owner does not know.
+    // A slot in the shard's pocket that its owner does not know of.
     free(mine, &Pocket::new(), taken[7]);
     let own = shards.allocate(shards.shard(mine), &Pocket::new());
     assert_eq!(own.map(|(slot, _)| slot), Some(taken[7]), "in the asker's own shard");
@@ -196,7 +196,7 @@ fn without_the_barrier_owners_go_on() {
         .for_each(|&slot| shards.free_as_guest(0, slot, node(slot)).unwrap());
     let (send, receive) = std::sync::mpsc::channel();
     let found = std::thread::scope(|scope| {
-        // A guest stops inside a lane, in which there are two slots; so who asks waits.
+        // A guest stops inside a lane that has two slots, so the owner that asks must wait.
         *gate.stop.lock().unwrap() = Some(&door);
         scope.spawn(|| shards.allocate_as_guest(0));
         door.wait();

@@ -1,4 +1,4 @@
-//! What is done to find memory between blocks keeps nobody from his own, nor is it done for ever.
+//! Looking for memory between blocks keeps no thread from that thread's own memory, and does not go on for ever.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -11,15 +11,15 @@ use pageheap::{Config, Heap, PageCount};
 
 const ONE: Layout = Layout::new::<[u8; 24 << 10]>();
 
-/// The system, but that it waits until another has allocated, the first time that as much goes as a block has.
+/// The system, but the first release of exactly one block waits until another thread has tried to allocate.
 #[derive(Debug, Default)]
 struct Slow {
     asked: AtomicBool,
-    /// 1: there was a block for him; 2: there was none.
+    /// 1: that thread got a block; 2: it got none.
     answer: AtomicU32,
 }
 
-// SAFETY: the verb is the system's, later.
+// SAFETY: the verb is the system's, delayed.
 unsafe impl Verbs for Slow {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         if bytes == ONE.size() && !self.asked.swap(true, Ordering::SeqCst) {
@@ -32,8 +32,8 @@ unsafe impl Verbs for Slow {
     }
 }
 
-/// Of a full heap with one free block nothing goes: somebody may ask for it. With two, in two spans, there is one for
-/// who asks while memory goes from the other.
+/// A full heap with one free block gives nothing back, since a thread may ask for the block. With two, in two spans,
+/// one can be allocated while the memory of the other is given back.
 #[test]
 fn in_a_full_heap_a_block_is_there_while_memory_goes() {
     let source: &OverSystem<Slow> = Box::leak(Box::default());
@@ -52,7 +52,7 @@ fn in_a_full_heap_a_block_is_there_while_memory_goes() {
             }
         });
         for block in [0, blocks.len() - 1] {
-            // SAFETY: allocated above; nothing uses it.
+            // SAFETY: allocated above, and no longer used.
             unsafe { heap.free(blocks[block], ONE) };
             heap.release(usize::MAX);
             answers.push(source.answer.load(Ordering::SeqCst));
@@ -65,15 +65,15 @@ fn in_a_full_heap_a_block_is_there_while_memory_goes() {
     assert!(heap.allocate(ONE).is_some() && heap.allocate(ONE).is_none());
 }
 
-/// The system, but that it gives no more pages when it is told so, and that a release between `first` and `end` stays
-/// in its call until so many pages were asked for after it began.
+/// The system, but it refuses more pages on demand, and a release between `first` and `end` does not return until,
+/// after its start, pages have been requested a given number of times.
 #[derive(Debug, Default)]
 struct Staged {
     is_full: AtomicBool,
     first: AtomicUsize,
     end: AtomicUsize,
     inside: AtomicBool,
-    /// Requests for pages meanwhile, and at which of them the call ends.
+    /// Requests for pages meanwhile, and the one at which the call ends.
     asked: AtomicUsize,
     last: AtomicUsize,
     may_end: AtomicBool,
@@ -81,7 +81,7 @@ struct Staged {
 }
 
 impl Staged {
-    /// Lets the other end his call, and waits for him.
+    /// Lets the other thread's call end, and waits for it.
     fn end_call(&self) {
         self.may_end.store(true, Ordering::SeqCst);
         while !self.has_ended.load(Ordering::SeqCst) {
@@ -90,7 +90,7 @@ impl Staged {
     }
 }
 
-// SAFETY: the verbs are the system's, later, or do nothing and say so.
+// SAFETY: the verbs are the system's, delayed, or do nothing and say so.
 unsafe impl Verbs for Staged {
     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         if purpose == Purpose::Pages && self.is_full.load(Ordering::SeqCst) {
@@ -116,8 +116,8 @@ unsafe impl Verbs for Staged {
     }
 }
 
-/// Full is not only the heap that has grown to its limit: also the one whose limit is nearer than a span is long, and
-/// the one whose source has no more.
+/// A heap is full not only when it has grown to its limit, but also when the rest up to the limit is shorter than a
+/// span, and when its source has no more.
 #[test]
 fn a_heap_that_cannot_grow_is_full() {
     for (limit, refuses) in [(513, false), (1 << 13, true)] {
@@ -127,7 +127,7 @@ fn a_heap_that_cannot_grow_is_full() {
         source.is_full.store(refuses, Ordering::SeqCst);
         let blocks = core::iter::from_fn(|| heap.allocate(ONE)).count();
         assert!((100..200).contains(&blocks), "{blocks}");
-        // SAFETY: allocated above; nothing uses it.
+        // SAFETY: allocated above, and no longer used.
         unsafe { heap.free(first, ONE) };
         heap.release(usize::MAX);
         assert_eq!(heap.stats().pages.holes.0, 0, "limit {limit}: {}", heap.stats());
@@ -135,9 +135,9 @@ fn a_heap_that_cannot_grow_is_full() {
     }
 }
 
-/// A full heap; three of the four blocks of a span are free, and in hand, when the last is freed. Whoever wants a long
-/// block gets the pages when the call ends, at whichever of his tries it does: the span that comes home is empty then,
-/// and the spare of its class.
+/// A full heap: three of a span's four blocks are free, and in hand, when the last one is freed. A thread that wants a
+/// long block gets the pages once the call ends, at whichever of its attempts that happens: the returning span is then
+/// empty, and becomes the spare of its class.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
@@ -151,12 +151,13 @@ fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
         blocks.extend(core::iter::from_fn(|| heap.allocate(ONE)));
         while heap.allocate(Layout::new::<[u8; 40 << 10]>()).is_some() {}
         blocks.sort_unstable();
-        // Spans of four blocks, the first at the lowest: and one slot in another, so that the first may be in hand.
+        // Spans of four blocks, the first span being the lowest. A free slot in another span lets the first be taken in
+        // hand.
         let span = &blocks[..4];
         source.end.store(span[3].addr().get() + ONE.size(), Ordering::SeqCst);
         source.first.store(span[0].addr().get(), Ordering::SeqCst);
         for block in span[..3].iter().chain(&blocks[9..10]) {
-            // SAFETY: allocated above; nothing uses it.
+            // SAFETY: allocated above, and no longer used.
             unsafe { heap.free(*block, ONE) };
         }
         let got = thread::scope(|scope| {
@@ -168,13 +169,13 @@ fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
                 assert!(!source.has_ended.load(Ordering::SeqCst), "nothing was released");
                 thread::sleep(Duration::from_millis(1));
             }
-            // SAFETY: allocated above; nothing uses it.
+            // SAFETY: allocated above, and no longer used.
             unsafe { heap.free(span[3], ONE) };
             let got = heap.allocate(LONG);
             source.end_call();
             got
         });
-        // He asked less often, and was refused while the pages were in hand; or he has found them.
+        // Either it asked less often, and was refused while the pages were in hand, or it found them.
         let early = source.asked.load(Ordering::SeqCst) <= last;
         assert!(got.is_some() || early, "at {last}: {}", heap.stats());
         assert_eq!(heap.allocate(LONG).is_some(), got.is_none(), "at {last}");
@@ -182,7 +183,7 @@ fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
     }
 }
 
-/// The system, with a count; it may say no.
+/// The system, counting calls; it may refuse.
 #[derive(Debug, Default)]
 struct Counted {
     refuses: AtomicBool,
@@ -201,8 +202,8 @@ unsafe impl Verbs for Counted {
     }
 }
 
-/// Blocks of lengths that change come and go at random in a heap that has far more live than it should: how many calls
-/// the source got in all, and the most while one block was taken.
+/// Random blocks of changing sizes in a heap that has far more live memory than its soft limit. Returns the number of
+/// calls to the source, and the most during one allocation.
 fn calls_of(refuses: bool, blocks: usize, steps: usize) -> (usize, usize) {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
     source.refuses.store(refuses, Ordering::SeqCst);
@@ -218,7 +219,7 @@ fn calls_of(refuses: bool, blocks: usize, steps: usize) -> (usize, usize) {
         most = most.max(source.calls.load(Ordering::SeqCst) - before);
         if live.len() > blocks {
             let (block, layout) = live.swap_remove((random >> 20) as usize % live.len());
-            // SAFETY: allocated above; nothing uses it.
+            // SAFETY: allocated above, and no longer used.
             unsafe { heap.free(block, layout) };
         }
     }
@@ -226,9 +227,9 @@ fn calls_of(refuses: bool, blocks: usize, steps: usize) -> (usize, usize) {
     (source.calls.load(Ordering::SeqCst), most)
 }
 
-/// Slots are in hand, by turns, while memory goes from between blocks: a check that saw one so, and its class when it
-/// was home again, would find a fault that is none. It waits for who releases. (Every second time one did; so: eight.)
-/// Where each hole has 4 KiB.
+/// While memory between blocks is given back, slots are in hand in turn. A check that saw one in hand, and its class
+/// after the slot had come back, would report a false fault, so it waits for the release. (Half of all runs failed;
+/// hence eight.) Each hole has 4 KiB.
 #[test]
 fn a_check_waits_until_no_slot_is_in_hand() {
     const SLOT: Layout = Layout::new::<[u8; 6144]>();
@@ -237,13 +238,14 @@ fn a_check_waits_until_no_slot_is_in_hand() {
         let heap = Heap::new(source, Config::new(1 << 28)).expect("a heap");
         let blocks: Vec<_> = (0..4000).map(|_| heap.allocate(SLOT).expect("room")).collect();
         for &block in blocks.iter().step_by(2) {
-            // SAFETY: allocated above; nothing uses it.
+            // SAFETY: allocated above, and no longer used.
             unsafe { heap.free(block, SLOT) };
         }
         thread::scope(|scope| {
             let release = scope.spawn(|| heap.release(usize::MAX));
             while !release.is_finished() {
-                // Afterwards it has the turn. It may make way for a fork of another test: then it is to get it again.
+                // The check waits for the turn. If the release makes way for another test's fork, it must get the turn
+                // again.
                 if source.calls.load(Ordering::SeqCst) > 0 {
                     heap.check().unwrap();
                     thread::sleep(Duration::from_micros(100));
@@ -255,7 +257,7 @@ fn a_check_waits_until_no_slot_is_in_hand() {
     }
 }
 
-/// Where each hole has 4 KiB.
+/// Each hole has 4 KiB.
 #[test]
 fn one_allocation_waits_for_a_bounded_number_of_calls() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
@@ -263,7 +265,7 @@ fn one_allocation_waits_for_a_bounded_number_of_calls() {
     let layout = Layout::new::<[u8; 6144]>();
     let blocks: Vec<_> = (0..4000).map(|_| heap.allocate(layout).expect("room")).collect();
     for &block in blocks.iter().step_by(2) {
-        // SAFETY: allocated above; nothing uses it.
+        // SAFETY: allocated above, and no longer used.
         unsafe { heap.free(block, layout) };
     }
     heap.set_soft_limit(PageCount(256));
@@ -276,7 +278,7 @@ fn one_allocation_waits_for_a_bounded_number_of_calls() {
     assert!((100..272).contains(&most), "{most} calls\n{}", heap.stats());
 }
 
-/// Far above the limit what is given back is taken again at once.
+/// Far above the limit, pages that are given back are taken again at once.
 #[test]
 fn a_heap_far_above_its_limit_does_not_turn_over_all_it_has() {
     let (all, _) = calls_of(false, 10_000, 40_000);

@@ -1,4 +1,4 @@
-//! Threads that do nothing, and what they keep.
+//! What idle threads keep.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::Barrier;
@@ -6,8 +6,8 @@ use std::thread;
 
 use pageheap::GlobalHeap;
 
-/// Each thread's first page brought a word of 64 into its cache; 32 threads that slept had all of 16 MiB, and nobody
-/// could ask it back.
+/// Each thread's first page brought a word of 64 pages into its cache. 32 sleeping threads held all of 16 MiB, and
+/// nothing could reclaim it.
 #[test]
 fn idle_threads_do_not_keep_a_small_heap() {
     const THREADS: usize = 48;
@@ -19,7 +19,7 @@ fn idle_threads_do_not_keep_a_small_heap() {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 let pages = Layout::from_size_align(40_000, 8).expect("a layout");
-                // SAFETY: no layout here has size zero; what is freed was allocated with the layout.
+                // SAFETY: no layout here has size zero; each block is freed with the layout it was allocated with.
                 unsafe {
                     let (block, run) = (HEAP.alloc(layout), HEAP.alloc(pages));
                     if !run.is_null() {

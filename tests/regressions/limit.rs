@@ -10,8 +10,7 @@ use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 use super::common::{BASE, by_width};
 use super::how_long;
 
-/// In a debug build the subtraction in `grow_locked` overflows; in a release build `grown` goes down, below pages that
-/// are in use.
+/// In a debug build the subtraction in `grow_locked` overflowed; in a release build `grown` fell below pages in use.
 #[test]
 fn a_heap_never_shrinks() {
     const BYTES: usize = by_width(1 << 38, 1 << 28);

@@ -1,5 +1,5 @@
-//! Who held a lock for long let others go first by sleeping among them, and took the wake that was one of theirs: that
-//! one slept on, beside a lock that was free.
+//! A thread that held a lock for long let others go first by sleeping among them, and so took a wake meant for one of
+//! them, which slept on beside a free lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -16,8 +16,8 @@ fn spin_for(micros: u64) {
     }
 }
 
-/// Threads that take the lock a few times each, while another holds it long and lets them go first. Whether all come to
-/// an end by themselves, in a time in which a wake cannot be under way any more.
+/// Some threads take the lock a few times each, while another holds it long and lets them go first. Returns whether all
+/// end by themselves within a time so long that no wake can still be under way.
 fn all_come_to_an_end(lock: &Lock) -> bool {
     let done = AtomicUsize::new(0);
     let ended = || done.load(Ordering::Relaxed) == WAITERS as usize;
@@ -46,7 +46,7 @@ fn all_come_to_an_end(lock: &Lock) -> bool {
             thread::sleep(Duration::from_micros(200));
         }
         let all = ended();
-        // One who was left asleep is woken by whoever waits for the lock and gets it.
+        // A thread that was left asleep is woken by the next one that waits for the lock and gets it.
         while !ended() {
             thread::scope(|scope| {
                 let guard = lock.lock();

@@ -1,4 +1,4 @@
-//! Bugs that were found by review or in use, each with the test that failed.
+//! Bugs found by review or in use, each with the test that failed.
 
 mod cache;
 #[cfg(target_os = "linux")]
@@ -20,7 +20,7 @@ mod retire;
 mod scavenge;
 mod search;
 
-/// For so long a race is looked for: `full` where `PAGEHEAP_TEST_FULL` is set.
+/// How long to look for a race: `full` if `PAGEHEAP_TEST_FULL` is set, a quarter otherwise.
 fn how_long(full: u64) -> std::time::Duration {
     let is_full = std::env::var_os("PAGEHEAP_TEST_FULL").is_some();
     std::time::Duration::from_secs(if is_full { full } else { full.div_ceil(4) })

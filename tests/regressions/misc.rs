@@ -1,4 +1,4 @@
-//! Contracts.
+//! Documented contracts.
 
 use pageheap::source::Simulated;
 #[cfg(target_os = "linux")]
@@ -19,7 +19,7 @@ fn run_of_is_as_documented() {
     );
 }
 
-/// Tables are placed on granules, and a slot is a cache line.
+/// Tables start at granules, and a slot is a cache line.
 #[test]
 fn a_granule_below_a_cache_line_is_refused() {
     for granule in [1, 4, 8, 32] {
@@ -35,12 +35,12 @@ fn refusals_count_refusals() {
     let run = cache.allocate(PageCount(1)).expect("room");
     // SAFETY: allocated here.
     unsafe { cache.free(run) };
-    // All 64 pages are in this cache: served, after its own flush.
+    // All 64 pages are in this cache: it must flush itself, then be served.
     assert!(cache.allocate(PageCount(64)).is_some());
     assert_eq!(heap.stats().refusals, 0, "nobody was told no");
 }
 
-/// What the statistic's words leave out, and what they do not.
+/// Which refusals the statistic leaves out according to its description, and which not.
 #[test]
 fn refusals_leave_out_what_is_never_there() {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
@@ -56,7 +56,7 @@ fn refusals_leave_out_what_is_never_there() {
     assert_eq!((heap.stats().refusals, small.stats().refusals), (1, 1));
 }
 
-/// "Cannot overflow", and shifted by more bits than there are.
+/// Documented as "cannot overflow", it shifted by more bits than there are.
 #[test]
 fn a_page_larger_than_the_address_space_holds_everything() {
     for shift in [usize::BITS, usize::BITS + 1, u32::MAX] {
@@ -70,7 +70,7 @@ fn a_page_larger_than_the_address_space_holds_everything() {
     const { assert!(PageCount::holding(8193, 13).0 == 2) };
 }
 
-/// Of a library with two sources as one all stayed, when it was unloaded.
+/// When a library with a combined source was unloaded, all its memory stayed.
 #[test]
 #[cfg(target_os = "linux")]
 fn two_sources_as_one_give_up_the_end_of_a_reservation() {
@@ -80,8 +80,8 @@ fn two_sources_as_one_give_up_the_end_of_a_reservation() {
         let all = source.reserve(purpose, 8 * page, page).expect("8 pages");
         let end = all.base.as_ptr().wrapping_add(6 * page);
         let mut pages = [0; 2];
-        // SAFETY: it reads of two pages what the system knows, and writes that; they are of the test's reservation,
-        // of which nothing is used any more, and which nobody unreserves.
+        // SAFETY: reads what the system knows of two pages, and writes that. The pages belong to the test's
+        // reservation, of which nothing is used any more, and which is never unreserved.
         unsafe {
             let mut is_there = || libc::mincore(end.cast(), 2 * page, pages.as_mut_ptr()) == 0;
             assert!(is_there());

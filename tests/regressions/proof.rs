@@ -1,4 +1,4 @@
-//! Is `None` proved when the turnstile is never calm?
+//! Is `None` proved if the turnstile is never calm?
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -12,9 +12,9 @@ use super::common::by_width;
 /// Pages of a large heap.
 const PAGES: usize = by_width(1 << 20, 1 << 17);
 
-/// K threads, K free pages, each at most one: at every moment one is free for whoever asks. The free pages lie at both
-/// ends of a heap that is otherwise full, so that a scan of the bits takes a while; others keep the turnstile busy with
-/// pages of their own.
+/// K threads, each with at most one page, and K free pages: at every moment a thread that asks could have one. The free
+/// pages lie at both ends of an otherwise full heap, so scanning the bits takes a while; other threads keep the
+/// turnstile busy with pages of their own.
 fn never_refused(askers: usize, noisy: usize, pages: usize) {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
     let all = heap.allocate(PageCount(pages)).expect("room");
@@ -48,7 +48,7 @@ fn never_refused(askers: usize, noisy: usize, pages: usize) {
             });
         }
         for _ in 0..noisy {
-            // Asks for what there never is: provers of its own, which do not change what is free.
+            // Asks for what is never there: these threads are provers too, and do not change what is free.
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     assert!(heap.allocate(PageCount(2)).is_none());
@@ -69,8 +69,8 @@ fn never_refused(askers: usize, noisy: usize, pages: usize) {
     );
 }
 
-/// Every second page is free, none that is aligned to two, and one of them comes and goes all the time: no search is
-/// undisturbed, and each is long. The answers come all the same (before, when the others stopped).
+/// Every second page is free, none is aligned to two, and one comes and goes all the time: each search is long, and
+/// none is undisturbed. The answer must come nevertheless (it used to come only when the other threads stopped).
 #[test]
 fn an_alignment_is_refused_while_others_free() {
     let pages = 1 << 15;

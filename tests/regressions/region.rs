@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use pageheap::source::{Region, Split};
 use pageheap::{Config, Geometry, Heap, PageCount, PageHeap};
 
-/// A heap over a region of a megabyte or less wished for a megabyte of pages at least, and had no room for its tables.
+/// A heap over a region of a megabyte or less asked for at least a megabyte of pages, and had no room for its tables.
 #[test]
 fn a_small_region_is_a_small_heap() {
     for (bytes, least) in [(32 << 10, 1), (64 << 10, 4), (1 << 20, 120), (4 << 20, 500)] {
@@ -20,7 +20,7 @@ fn a_small_region_is_a_small_heap() {
     }
 }
 
-/// A heap of objects left a 64th of its pages for tables that lie elsewhere.
+/// A heap of objects set aside a 64th of its pages for tables, although these lie elsewhere.
 #[test]
 fn a_heap_whose_tables_lie_elsewhere_has_the_whole_region() {
     let region = || {
@@ -32,8 +32,9 @@ fn a_heap_whose_tables_lie_elsewhere_has_the_whole_region() {
     assert_eq!(heap.limit(), PageCount(128));
 }
 
-/// What `Region` says of 64 KiB and less. A base that is not aligned to a page costs what is before the next border,
-/// and where an object on the heap lies is nobody's promise: a sanitizer's allocator puts it elsewhere.
+/// What `Region` documents for 64 KiB and less. A base that is not page-aligned costs the bytes before the next
+/// boundary. The tests set the alignment themselves, since a boxed object may lie anywhere, e.g. under a sanitizer's
+/// allocator.
 #[test]
 fn small_regions_have_the_pages_they_are_said_to_have() {
     #[repr(align(8192))]

@@ -1,5 +1,5 @@
-//! What is retired was given to readers when it was a multiple of what a batch may have, however that had changed since
-//! it began; and where they would not take it, again and again.
+//! Retired slots were offered to readers only at a multiple of the batch size, even if that size had changed since the
+//! batch began; and batches that readers would not take were offered again and again.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ fn what_is_retired_is_passed_on_at_the_limit_of_then() {
     let take = || owner.allocate().expect("a fifth is free").cast();
     let mut slots: Vec<NonNull<u8>> = (0..61).map(|_| take()).collect();
     let last = slots.pop().unwrap();
-    // SAFETY: ours, and nobody else knows of them.
+    // SAFETY: ours, and unknown to other threads.
     slots.into_iter().for_each(|slot| unsafe { owner.retire(slot) });
     assert_eq!(list.census(|_| ()).retired, 60, "fewer than a batch may have");
     while list.batch_limit() > 50 {
@@ -33,7 +33,7 @@ fn what_is_retired_is_passed_on_at_the_limit_of_then() {
 
 const SLOTS: usize = 64;
 
-/// Nodes, and how often one was looked at. None is free, as far as the controller is told.
+/// Nodes, counting how often they are accessed. The controller is told that none is free.
 struct Counted {
     nodes: Vec<Node>,
     used: AtomicUsize,
@@ -70,7 +70,7 @@ fn what_readers_would_not_take_is_not_offered_with_each_slot() {
         used: AtomicUsize::new(0),
         looks: AtomicUsize::new(0),
     };
-    // Without a spare node a batch needs as many slots as there are readers, and one.
+    // Without a spare node, a batch needs one slot more than there are readers.
     let hyaline = Hyaline::new(&&counted, table(READERS + 1), table(0), Barrier::new());
     let shards = Shards::new(&counted, table(LANES + READERS + 1), hyaline, Barrier::new());
     let owned = shards.lend().expect("a shard");
@@ -94,9 +94,9 @@ fn what_readers_would_not_take_is_not_offered_with_each_slot() {
         READERS,
         "too few for the readers"
     );
-    // Some for each slot of a batch that is offered: for 1, 2, 4, … 32, which are fewer than two for each of all.
+    // A few looks per slot of an offered batch: of 1, 2, 4, … 32, in all fewer than two for each slot.
     assert!(looks < 12 * READERS, "{looks} looks at nodes");
-    // As they are twice as many as at the last offer they are enough.
+    // Twice as many as at the last offer, which is enough.
     for &slot in &slots[READERS..] {
         assert_eq!(shards.retire(shard, slot, &counted.nodes[slot as usize - 1]), Ok(()));
     }

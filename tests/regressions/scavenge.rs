@@ -1,4 +1,4 @@
-//! A run under release is nobody's, and nobody waits for it who was not made to.
+//! A run under release belongs to no thread, and no thread waits for it unless it was configured to.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -10,18 +10,18 @@ use std::time::Duration;
 use pageheap::source::{Contents, OverSystem, Refused, Source as _, System, Verbs};
 use pageheap::{Config, Heap, PageCount, PageHeap};
 
-/// Where a release waits: at the first for whoever watches, at the second for as long as he wants.
+/// Where a release waits: at the first door for the observer, at the second until the observer lets it go.
 type Doors = [Barrier; 2];
 
-/// The system, but for a release that finds doors: it stops half way.
+/// The system, but a release that finds doors stops half way.
 #[derive(Default)]
 struct Slow {
     doors: Mutex<Option<&'static Doors>>,
-    /// The most bytes of a call.
+    /// The most bytes in one call.
     most: AtomicUsize,
 }
 
-// SAFETY: the verb is the system's, later.
+// SAFETY: the verb is the system's, delayed.
 unsafe impl Verbs for Slow {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         self.most.fetch_max(bytes, Ordering::Relaxed);
@@ -36,22 +36,22 @@ unsafe impl Verbs for Slow {
 
 type Source = &'static OverSystem<Slow>;
 
-/// Without doors as yet.
+/// A source without doors.
 fn source() -> Source {
     Box::leak(Box::default())
 }
 
-/// The next release stops, till the second door is passed.
+/// Stops the next release until the second door is passed.
 fn stop_the_next(source: Source) -> &'static Doors {
     let doors = Box::leak(Box::new([Barrier::new(2), Barrier::new(2)]));
     *source.doors.lock().unwrap() = Some(doors);
     doors
 }
 
-/// How often somebody asks who is to be refused.
+/// How often a thread asks that must be refused.
 const ASKED: usize = 200;
 
-/// What `ask` says while `release` stands in the source's verb: `None` if it does not come back before that goes on.
+/// What `ask` returns while `release` is inside the source's verb: `None` if it does not return in that time.
 fn meanwhile<T: Send, R: Send>(
     source: Source,
     release: impl FnOnce() -> T + Send,
@@ -69,7 +69,7 @@ fn meanwhile<T: Send, R: Send>(
     })
 }
 
-/// A heap of 64 pages, its limit, of which the last `free` are free.
+/// A heap of 64 pages, which is its limit; the last `free` are free.
 fn of_64_pages(free: usize, config: Config) -> PageHeap<Source> {
     let heap: PageHeap<Source> = PageHeap::new(source(), config).expect("a heap");
     let run = heap.allocate(PageCount(64)).expect("room");
@@ -79,8 +79,8 @@ fn of_64_pages(free: usize, config: Config) -> PageHeap<Source> {
     heap
 }
 
-/// The whole heap is free, nobody has allocated anything, and one page could not be had: a false "no", twice proved.
-/// So not all of it is released at once, and who asks is served, and does not wait.
+/// The whole heap was free, no thread had allocated anything, and yet a page was refused: a false "no", twice proved.
+/// So not all of it is released at once, and a thread that asks is served without waiting.
 #[test]
 fn no_refusal_while_pages_of_a_heap_at_its_limit_are_being_released() {
     let heap = of_64_pages(64, Config::new(64 << 13));
@@ -89,8 +89,8 @@ fn no_refusal_while_pages_of_a_heap_at_its_limit_are_being_released() {
     assert!(answer.flatten().is_some(), "{answer:?}, with 64 of 64 pages free");
 }
 
-/// A run that was made longer, for no huge page to be cut, was nearly all of a small heap; and so was any where the
-/// heap had room to grow, which did not help if the source had none.
+/// A run extended so as to split no huge page was nearly all of a small heap. So was any run of a heap with room to
+/// grow, which was no help if its source had no more memory.
 #[test]
 fn no_more_is_in_hand_than_an_eighth_or_a_huge_page() {
     for (pages, free) in [
@@ -121,8 +121,8 @@ fn no_more_is_in_hand_than_an_eighth_or_a_huge_page() {
     }
 }
 
-/// No allocation waits for a release, though its pages are all there are. Asked so often that waiting for a part of a
-/// second would be seen.
+/// No allocation waits for a release, even if the pages under release are the only free ones. It asks so often that
+/// even fractions of a second would add up.
 #[test]
 fn who_has_not_asked_to_wait_is_refused_at_once() {
     let heap = of_64_pages(8, Config::new(64 << 13));
@@ -144,7 +144,7 @@ fn who_has_asked_to_wait_gets_them() {
     let answer = thread::scope(|scope| {
         scope.spawn(|| heap.scavenge(PageCount(64)));
         inside.wait();
-        // Asked in the middle of the release, which ends when he has had time to look.
+        // Asked in the middle of the release, which ends once the thread has had time to look.
         let asker = scope.spawn(|| heap.allocate(PageCount(1)));
         thread::sleep(Duration::from_millis(100));
         on.wait();
@@ -161,13 +161,13 @@ fn objects(config: Config) -> (Heap<Source>, Source) {
     (Heap::new(source, config).expect("a heap"), source)
 }
 
-/// Who was refused waited for the scavenger's turn, to reach what sleeping threads keep, and for what he had in hand;
-/// and with the lock of all the heap's threads.
+/// A refused thread waited for the scavenger's turn, to reach what sleeping threads keep, and for the scavenger's pages
+/// in hand; and it did so holding the lock of all the heap's threads.
 #[test]
 fn who_is_refused_an_object_does_not_wait_for_the_scavenger() {
     let (heap, source) = objects(Config::new(32 << 20));
     let mut blocks: Vec<_> = std::iter::from_fn(|| heap.allocate(BLOCK)).collect();
-    // SAFETY: the heap's, and ours.
+    // SAFETY: the heap's block, and ours.
     unsafe { heap.free(blocks.pop().unwrap(), BLOCK) };
     let ask = || (0..ASKED).all(|_| heap.allocate(BLOCK).is_none());
     let refused = meanwhile(source, || heap.release(usize::MAX), ask);
@@ -175,13 +175,13 @@ fn who_is_refused_an_object_does_not_wait_for_the_scavenger() {
     assert!(heap.allocate(BLOCK).is_some(), "the refusal lost memory");
 }
 
-/// A thread over the soft limit released what was free with the lock of all the heap's threads.
+/// A thread over the soft limit released free memory while it held the lock of all the heap's threads.
 #[test]
 fn a_thread_that_assists_keeps_nobody_waiting() {
     let (heap, source) = objects(Config::new(256 << 20).soft_limit(PageCount(2048)));
     let blocks: Vec<_> = (0..128).map(|_| heap.allocate(BLOCK).expect("room")).collect();
     for block in blocks.iter().step_by(2) {
-        // SAFETY: the heap's, and ours.
+        // SAFETY: the heap's block, and ours.
         unsafe { heap.free(*block, BLOCK) };
     }
     let large = Layout::new::<[u8; 4 << 20]>();
@@ -194,13 +194,13 @@ fn a_thread_that_assists_keeps_nobody_waiting() {
     );
 }
 
-/// So did one that had 64 MiB made zero by giving them back.
+/// So did a thread that had 64 MiB zeroed by giving them back.
 #[test]
 fn a_thread_that_wants_zeroes_keeps_nobody_waiting() {
     let (heap, source) = objects(Config::new(256 << 20));
     let large = Layout::new::<[u8; 64 << 20]>();
     let block = heap.allocate(large).expect("room");
-    // SAFETY: the heap's, ours, and so long.
+    // SAFETY: the heap's block, ours, and this long.
     unsafe {
         block.write_bytes(1, large.size());
         heap.free(block, large);

@@ -1,6 +1,5 @@
-//! An inner node that promises too much over leaves that are right (a raise that was overtaken by a correction leaves
-//! it so) is never corrected where the promise is of a run that straddles entries, or where the search ends inside the
-//! block.
+//! An inner node that promises too much over correct leaves (after a correction has overtaken a raise) was never
+//! corrected if the promise was of a run that straddles entries, or if the search ended inside the block.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
@@ -44,12 +43,12 @@ fn poke(bases: &[NonNull<u8>; 5], level: usize, index: usize, summary: Summary) 
 #[test]
 fn a_broken_promise_of_a_straddling_run_is_corrected() {
     let (set, bases) = set(16 * 512);
-    // All taken but the last 100 pages of the first block of chunks.
+    // All pages are taken except the last 100 of the first block of chunks.
     set.claim_at(0, 16 * 512).unwrap();
     set.release(8 * 512 - 100, 100).unwrap();
     set.settle();
     set.check().unwrap();
-    // The second block says that it begins with 400 free pages. Nothing of it is free, and its leaves say so.
+    // The second block claims to begin with 400 free pages. It has none, and its leaves say so.
     poke(&bases, 3, 1, Summary::new(400, 400, 0));
     assert!(set.claim(&Request::of(200)).is_none());
     assert!(set.claim(&Request::of(200)).is_none());
@@ -72,7 +71,7 @@ fn a_broken_promise_of_the_last_block_is_corrected() {
     assert_eq!(set.summary(3, 1), Summary::NONE, "still promises");
 }
 
-/// A word given back with gaps makes its leaf, and all above it, promise a run from the first page to the last.
+/// A word given back with gaps made its leaf, and all nodes above, promise one run from its first page to its last.
 #[test]
 fn one_thread_at_a_time_join_is_exact() {
     use pageheap::internals::Word;
