@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Published programs' own test suites, on the system's allocator and on ours: prints how many tests pass on each.
+# Runs published programs' own test suites on the system's allocator and on ours; prints how many tests pass on each.
 #
 #   benches/peers/real_programs.sh                     all of them
-#   benches/peers/real_programs.sh hashbrown ripgrep   these only
+#   benches/peers/real_programs.sh hashbrown ripgrep   only these
 #
 # Cargo fetches the published sources. Every test binary, and the program itself if there is one, gets a
-# `#[global_allocator]` line and one test more, which fails if that line is not at work. Ends with an error if a suite
-# passes fewer of its own tests on ours than on the system's.
+# `#[global_allocator]` line and one more test, which fails if that line has no effect. Exits with an error if a suite
+# passes fewer of its own tests on ours than on the system's allocator.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 place="$root/benches/peers/target/real"
@@ -27,7 +27,7 @@ fn pageheap_is_the_allocator() {
     assert!(PAGEHEAP.stats().bytes_in_use() > 0);
 }'
 
-# The sources of NAME VERSION, as published, into FOLDER.
+# Puts the published sources of NAME VERSION into FOLDER.
 fetch() {
     local name="$1" version="$2" folder="$3" crate="$place/fetch-$1"
     mkdir -p "$crate/src"
@@ -40,7 +40,7 @@ fetch() {
     grep -q '^\[workspace\]' "$folder/Cargo.toml" || printf '\n[workspace]\n' >>"$folder/Cargo.toml"
 }
 
-# Ours into FOLDER: a dependency, and the lines in the root file and in each test file.
+# Puts our allocator into FOLDER: a dependency, and the lines in the root file and in each test file.
 inject() {
     local folder="$1" root_file="$2" test
     printf '\n[dependencies.pageheap]\npath = "%s"\n' "$root" >>"$folder/Cargo.toml"
@@ -53,7 +53,7 @@ inject() {
         grep -o '"kind":\["test"\][^}]*"src_path":"[^"]*"' | sed 's/.*:"//; s/"$//' >"$folder.tests" || true
     while read -r test; do
         if grep -q '^#\[global_allocator\]' "$test"; then
-            # A counter in front of the system's allocator: in front of ours.
+            # The test has a counter in front of the system's allocator; put it in front of ours.
             sed -i 's/\bSystem\.\(alloc\|dealloc\|realloc\)/PAGEHEAP.\1/' "$test"
             printf '\n%s\n%s\n' "${line#*]}" "$proof" >>"$test"
         else
@@ -62,7 +62,7 @@ inject() {
     done <"$folder.tests"
 }
 
-# The sums of all "test result" lines of the suite in FOLDER, as "passed failed proofs".
+# Prints the sums of all "test result" lines of the suite in FOLDER, as "passed failed proofs".
 suite() {
     (cd "$1" && cargo test --no-fail-fast --tests 2>&1 || true) >"$1.log"
     awk '/^test result:/ { passed += $4; failed += $6 }

@@ -1,5 +1,5 @@
-//! What the benches share: heaps of bare numbers, a small generator of random numbers, and a loop that times one phase
-//! of many.
+//! What the benches share: heaps without memory, a small random number generator, and a loop that times one phase out
+//! of several.
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use pageheap::source::{Numbers, Split, System};
 use pageheap::{Config, Geometry, PageCount, PageHeap, PageIndex, PageRun};
 
-/// Pages that are numbers, tables that are memory: what is measured is the heap, not the page faults of its user.
+/// Pages without memory behind them, and tables in memory: benches measure the heap, not page faults of its user.
 pub type Bare = Split<Numbers, System>;
 
 /// Bytes in a page of the default geometry.
 pub const PAGE: usize = 8192;
 
-/// A heap of `bytes` bytes of pages that mean no memory, all of them grown and free.
+/// A heap of `bytes` bytes of pages without memory, all grown and free.
 pub fn heap(bytes: usize) -> PageHeap<Bare> {
     let source = Split::new(Numbers::new(1 << 45, bytes + (64 << 20)), System);
     let heap = PageHeap::<Bare, Geometry>::new(source, Config::new(bytes).caches(128)).expect("reserve the tables");
@@ -41,7 +41,7 @@ pub fn free(heap: &PageHeap<Bare>, run: PageRun) {
 pub struct Random(pub u64);
 
 impl Random {
-    /// The generator every bench starts with.
+    /// The generator that every bench starts with.
     pub fn new() -> Self {
         Self(0x2545_F491_4F6C_DD1D)
     }
@@ -55,7 +55,7 @@ impl Random {
         ((u128::from(self.0) * bound as u128) >> 64) as usize
     }
 
-    /// Shuffles.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
@@ -63,7 +63,7 @@ impl Random {
     }
 }
 
-/// The time of `rounds` units of work, when one call of `round` does `units` of them and returns how long they took.
+/// The time of `rounds` units of work. One call of `round` does `units` of them and returns how long they took.
 pub fn timed(rounds: u64, units: usize, mut round: impl FnMut() -> Duration) -> Duration {
     let (mut done, mut spent) = (0_u64, Duration::ZERO);
     while done < rounds {
@@ -85,13 +85,13 @@ pub fn take_all(heap: &PageHeap<Bare>) {
     while heap.allocate(PageCount(1)).is_some() {}
 }
 
-/// Empties the heap, whatever is free in it: takes everything, frees everything.
+/// Makes the whole heap free, whatever its state: takes everything, frees everything.
 pub fn empty(heap: &PageHeap<Bare>) {
     while heap.free_set().claim_word().is_some() {}
     free(heap, run(0, heap.capacity().0));
 }
 
-/// Makes `share` of the heap's pages free, in clusters of 1..=64 pages at random places; the rest is in use.
+/// Frees `share` of the heap's pages, in clusters of 1..=64 pages at random places; the rest is in use.
 pub fn fragment(heap: &PageHeap<Bare>, share: f64) {
     let mut random = Random::new();
     while heap.free_set().claim_word().is_some() {}

@@ -1,4 +1,4 @@
-//! Heaps of many shapes, side by side with the model.
+//! Heaps of many shapes, compared with the model.
 
 use proptest::prelude::*;
 
@@ -14,10 +14,10 @@ use super::model::{Options, Runner, decode};
 #[derive(Clone, Copy, Debug)]
 struct Start {
     granule: usize,
-    /// Pages the range may have.
+    /// Pages of the range, at most.
     pages: usize,
     limit: usize,
-    /// Where the range lies, in pages beyond a gigabyte border.
+    /// Where the range starts, in pages past a gigabyte boundary.
     shift: usize,
     zero: bool,
     shards: usize,
@@ -44,7 +44,7 @@ fn starts(most: usize) -> impl Strategy<Value = Start> {
     )
 }
 
-/// Steps as bytes, so that a fuzz target finds the same things.
+/// Steps as bytes, so that a fuzz target can find the same failures.
 fn steps(most: usize) -> impl Strategy<Value = Vec<[u8; 4]>> {
     proptest::collection::vec(any::<[u8; 4]>(), 0..most)
 }
@@ -74,7 +74,7 @@ fn source<G: Shape, const COMMITS: bool>(start: &Start, source: Simulated<COMMIT
     source.with_base(BASE + start.shift * unit).with_contents(contents)
 }
 
-/// One heap, one list of steps.
+/// Compares one heap with the model, over a list of steps.
 fn compare<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
     let source = source::<G, false>(&start, Simulated::new(start.granule));
     let heap: PageHeap<&Simulated, G> = PageHeap::new(&source, config::<G>(&start)).expect("a heap");
@@ -86,7 +86,7 @@ fn compare<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
     source.assert_all_returned();
 }
 
-/// The same over a source that commits.
+/// The same, over a source that commits.
 fn compare_committing<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
     let start = Start { granule: 4096, ..start };
     let source = source::<G, true>(&start, Simulated::committing(start.granule));
@@ -138,7 +138,7 @@ proptest! {
         compare_committing::<Geometry<3, 12, 2, 1>>(start, &steps);
     }
 
-    /// Heaps beside each other know nothing of each other.
+    /// Heaps next to each other do not affect each other.
     #[test]
     fn several_heaps(start in starts(2000), steps in steps(90)) {
         let source = source::<Geometry<3, 12, 4, 2>, false>(&start, Simulated::new(start.granule));

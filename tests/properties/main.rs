@@ -1,6 +1,6 @@
-//! Properties: the small functions against counting, the heap against the naive model of `tests/model`.
+//! Properties: small functions are checked by counting, the heap against the naive model of `tests/model`.
 //!
-//! `PROPTEST_CASES` raises the number of cases of everything here.
+//! `PROPTEST_CASES` sets the number of cases for all of them.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,7 +11,7 @@ mod words;
 
 use proptest::test_runner::FileFailurePersistence;
 
-/// So many cases, or as many as `PROPTEST_CASES` says.
+/// A configuration with `default` cases, or as many as `PROPTEST_CASES` says.
 fn cases(default: u32) -> proptest::test_runner::Config {
     let asked = std::env::var("PROPTEST_CASES")
         .ok()

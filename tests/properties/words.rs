@@ -1,4 +1,4 @@
-//! Bits and summaries against counting.
+//! Bits and summaries, checked by counting.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ use super::cases;
 use super::common::draw;
 use super::model::naive;
 
-/// Words of the kinds that break bit tricks: random, sparse, dense, of long runs, empty, full.
+/// Words that tend to break bit tricks: random, sparse, dense, with long runs, empty, full.
 fn word() -> impl Strategy<Value = u64> {
     let run = (0..64_u32, 1..=64_u32).prop_map(|(low, len)| (u64::MAX >> (64 - len)) << low);
     prop_oneof![
@@ -33,7 +33,7 @@ fn chunk() -> impl Strategy<Value = Vec<u64>> {
     words.prop_flat_map(|words| proptest::collection::vec(word(), words))
 }
 
-/// One flag to a bit.
+/// One flag per bit.
 fn flags(words: &[u64]) -> Vec<bool> {
     (0..words.len() * 64)
         .map(|page| words[page / 64] >> (page % 64) & 1 == 1)
@@ -48,7 +48,7 @@ fn first_fit(flags: &[bool], count: usize, from: usize) -> Option<usize> {
     (from..(flags.len() + 1).saturating_sub(count)).find(|&start| flags[start..start + count].iter().all(|&free| free))
 }
 
-/// What is to come of `bitmap::scan`: every run is looked at anew.
+/// What `bitmap::scan` should return; looks at every run anew.
 fn naive_scan(flags: &[bool], count: usize, from: usize) -> bitmap::Scan {
     let exactly = |flags: &[bool]| summary(naive::summarize(flags.iter().copied()));
     let Some(first) = first_fit(flags, count, from) else {
@@ -62,7 +62,7 @@ fn naive_scan(flags: &[bool], count: usize, from: usize) -> bitmap::Scan {
     }
 }
 
-/// Free pages or not, in runs, as many as `1 << shift`.
+/// `1 << shift` pages, free or not, in runs.
 fn region(shift: u32) -> impl Strategy<Value = Vec<bool>> {
     let cuts = proptest::collection::vec((0..=1_usize << shift, any::<bool>()), 0..6);
     (any::<bool>(), cuts).prop_map(move |(first, mut cuts)| {
@@ -75,7 +75,7 @@ fn region(shift: u32) -> impl Strategy<Value = Vec<bool>> {
     })
 }
 
-/// A summary that a region of `1 << shift` pages can have.
+/// A possible summary of a region of `1 << shift` pages.
 fn region_summary(shift: u32) -> impl Strategy<Value = Summary> {
     let pages = 1_usize << shift;
     let mixed = (0..pages, 0..pages, any::<proptest::sample::Index>()).prop_map(move |(start, end, inner)| {
@@ -86,7 +86,7 @@ fn region_summary(shift: u32) -> impl Strategy<Value = Summary> {
     prop_oneof![2 => Just(Summary::free(pages)), 1 => Just(Summary::NONE), 5 => mixed]
 }
 
-/// A neighbour at once, in numbers alone: as the definition has it.
+/// Joins two neighbours by the definition, with plain numbers.
 fn join(left: (Summary, usize), right: (Summary, usize)) -> Summary {
     let ((a, a_pages), (b, b_pages)) = (left, right);
     let start = if a.start() == a_pages {
@@ -123,7 +123,7 @@ proptest! {
         let from = from % flags.len();
         let (scan, expected) = (bitmap::scan(&words, count, from), naive_scan(&flags, count, from));
         let runs = (0..flags.len()).filter(|&page| flags[page] && (page == 0 || !flags[page - 1])).count();
-        // Where there are many runs, it may stop as soon as it knows where the first is, or not know.
+        // If there are many runs, `scan` may stop as soon as it knows where the first one is, or give up.
         let early = match expected {
             bitmap::Scan::Last(first, _) => scan == bitmap::Scan::First(first) || scan == bitmap::Scan::Torn,
             _ => scan == bitmap::Scan::Torn,
@@ -206,7 +206,7 @@ proptest! {
         let pages = free.len() * 64;
         let (least, huge) = (1 << shift.min(pages.trailing_zeros()), 1 << huge.min(pages.trailing_zeros()));
         let limits = Limits { least, most, huge };
-        // A search for groups of several words begins at the end of one.
+        // For groups of several words, the search begins at the end of a group.
         let from = if least > 64 { (from % pages) | (least - 1) } else { from % pages };
         let idle: Vec<_> = flags(&free).into_iter().zip(flags(&scavenged)).map(|(free, gone)| free && !gone).collect();
         let group = |page: usize| idle[page / least * least..][..least].iter().all(|&idle| idle);
@@ -215,7 +215,7 @@ proptest! {
             let run = (0..end).rev().take_while(|&page| group(page)).count();
             let most = most.div_ceil(least).max(1) * least;
             let start = end - run.min(most);
-            // A huge page that `start` would cut, with all that is idle of it up to `end`.
+            // The huge page that `start` would split, if it is idle up to `end`.
             let whole = start / huge * huge;
             let cut = start.div_ceil(huge) * huge <= end && whole >= end - run;
             let start = if cut { whole } else { start };
@@ -266,7 +266,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(100))]
 
-    /// Regions of one size, merged, against counting them as one.
+    /// Merging regions of one size equals counting them as one region.
     #[test]
     fn merge_counts(shift in 6..10_u32, regions in proptest::collection::vec(region(9), 1..9)) {
         let regions: Vec<_> = regions.iter().map(|region| &region[..1 << shift]).collect();
@@ -275,7 +275,7 @@ proptest! {
         prop_assert_eq!(merged(&children, shift), expected);
     }
 
-    /// Two regions of different sizes.
+    /// The same for two regions of different sizes.
     #[test]
     fn then_counts(left in (0..12_u32).prop_flat_map(region), right in (0..12_u32).prop_flat_map(region)) {
         let (a, b) = (naive::summarize(left.iter().copied()), naive::summarize(right.iter().copied()));
@@ -288,7 +288,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(300))]
 
-    /// Up to 2^21 pages, where all free is a number of its own.
+    /// Up to 2^21 pages, where "all free" has its own encoding.
     #[test]
     fn merge_joins_up_to_the_most(
         (shift, children) in (15..=18_u32).prop_flat_map(|shift| {
@@ -328,7 +328,7 @@ proptest! {
     }
 }
 
-/// By both ways there are.
+/// Merges in both available ways.
 fn merged(children: &[Summary], shift: u32) -> Summary {
     let words: Vec<u64> = children.iter().map(|child| child.to_bits()).collect();
     let merged = Summary::merge(children.iter().copied(), shift);
@@ -340,7 +340,7 @@ fn merged(children: &[Summary], shift: u32) -> Summary {
     merged
 }
 
-/// None at all is nothing; eight of 2^18 are everything.
+/// No children give nothing; eight free ones of 2^18 pages give everything.
 #[test]
 fn merge_at_its_ends() {
     assert_eq!(merged(&[], 9), Summary::NONE);

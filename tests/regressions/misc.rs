@@ -5,7 +5,8 @@ use pageheap::source::Simulated;
 use pageheap::source::{Purpose, Source, Split, System};
 use pageheap::{Config, PageCount, PageHeap, PageIndex};
 
-/// "The run of pages that `bytes` bytes from `address` are, if it begins on a page and lies in the heap."
+/// "The run of pages that `bytes` bytes from `address` occupy, if it begins on a page and lies in the grown part of the
+/// heap."
 #[test]
 fn run_of_is_as_documented() {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(1 << 24)).expect("a heap");

@@ -1,8 +1,8 @@
-//! The sources of memory, each against the contract of `pageheap::source::Source`.
+//! The memory sources, each checked against the contract of `pageheap::source::Source`.
 //!
-//! What every source owes is checked by one function for all of them (`keeps_the_contract`); what only one of them does
-//! has a module of its own. Limits of a process are set in a child process: the test starts this file's executable
-//! again with an environment variable, and the child runs that one test with the limit on.
+//! `keeps_the_contract` checks what every source must do; what only one of them does is tested in a module of its own.
+//! Tests that set process limits do so in a child process: the test starts its own executable again with an environment
+//! variable, and the child runs that one test under the limit.
 
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ mod system;
 
 use common::by_width;
 
-/// The unit of most sources here.
+/// The granule of most sources here.
 const GRANULE: usize = 4096;
 
 /// The address `offset` bytes into a reservation.
@@ -33,14 +33,14 @@ fn at(reservation: Reservation, offset: usize) -> NonNull<u8> {
     NonNull::new(reservation.base.as_ptr().wrapping_add(offset)).expect("a reservation does not contain 0")
 }
 
-/// Bytes that live for ever, the first one `skew` bytes past a granule border.
+/// Leaked bytes, the first one `skew` bytes past a granule boundary.
 fn bytes(count: usize, skew: usize) -> &'static mut [MaybeUninit<u8>] {
     let block = Box::leak(Box::<[u8]>::new_uninit_slice(count + 2 * GRANULE));
     let border = block.as_ptr().addr().wrapping_neg() & (GRANULE - 1);
     &mut block[border + skew..][..count]
 }
 
-/// Reserves both purposes, prepares, uses metadata, gives back - several times over, so that leaks show.
+/// Reserves for both purposes, prepares, uses metadata and gives all back, several times over so that leaks show.
 fn keeps_the_contract<S: Source>(source: &S, rounds: usize) {
     let granule = source.granule();
     assert!(granule.is_power_of_two());
@@ -53,7 +53,7 @@ fn keeps_the_contract<S: Source>(source: &S, rounds: usize) {
         assert_eq!(pages.base.addr().get() % (2 * granule), 0);
         assert_eq!(tables.base.addr().get() % granule, 0);
         assert!(4 * granule <= pages.bytes && 2 * granule <= tables.bytes);
-        // SAFETY: whole granules of fresh reservations; metadata is memory and nobody else's.
+        // SAFETY: whole granules of fresh reservations; the metadata is memory that nothing else uses.
         unsafe {
             assert_eq!(
                 source.prepare(Purpose::Metadata, at(tables, granule), granule),

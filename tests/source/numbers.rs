@@ -1,4 +1,4 @@
-//! Plain numbers as a source, alone and with metadata from elsewhere.
+//! Plain numbers as a source, alone and with metadata from another source.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Bytes of the caller as a source: ends, edges, ladders, threads.
+//! The caller's bytes as a source: both ends, edge cases, retried reservations, threads.
 
 use std::mem::MaybeUninit;
 
@@ -18,7 +18,7 @@ fn a_ladder_of_failed_reservations_leaks_nothing() {
         if let (Some(pages), Some(tables)) = (pages, tables) {
             break (pages, tables);
         }
-        // SAFETY: just reserved, unused.
+        // SAFETY: just reserved, and unused.
         unsafe {
             pages.into_iter().for_each(|one| region.unreserve(Purpose::Pages, one));
             tables
@@ -42,7 +42,7 @@ fn heaps_dropped_in_any_order_leave_all_of_it() {
         for purpose in [Purpose::Pages, Purpose::Metadata] {
             let three = [1, 8, 2].map(|n| region.reserve(purpose, n * GRANULE, n * GRANULE).expect("room"));
             for index in order {
-                // SAFETY: reserved above, unused.
+                // SAFETY: reserved above, and unused.
                 unsafe { region.unreserve(purpose, three[index]) };
             }
             assert_eq!(region.budget(), all);
@@ -58,7 +58,7 @@ fn promised_zeros_are_reported_once() {
     let region = unsafe { Region::from_static(block).zeroed() };
     // SAFETY: Reserved ranges of reservations made here.
     let prepare = |one, offset, bytes| unsafe { region.prepare(Purpose::Pages, at(one, offset), bytes) };
-    // SAFETY: reservations made here, used by nobody.
+    // SAFETY: reservations made here, and unused.
     let give = |purpose, one| unsafe { region.unreserve(purpose, one) };
     let first = region.reserve(Purpose::Pages, 8 * GRANULE, GRANULE).expect("room");
     assert_eq!(prepare(first, 0, 2 * GRANULE), Ok(Contents::Zero));
@@ -95,7 +95,7 @@ fn memory_can_be_used_and_is_never_given_back() {
     let region = Region::from_static(bytes(16 * GRANULE, 8)).with_granule(200);
     assert_eq!(region.granule(), 256);
     let pages = region.reserve(Purpose::Pages, 1024, 1024).expect("room");
-    // SAFETY: reserved here, used only here.
+    // SAFETY: reserved here, and used only here.
     unsafe {
         assert_eq!(
             region.prepare(Purpose::Pages, pages.base, pages.bytes),
@@ -138,7 +138,7 @@ fn threads_get_disjoint_parts() {
                     let Some(one) = region.reserve(purpose, (1 + round % 7) * GRANULE, GRANULE) else {
                         continue;
                     };
-                    // SAFETY: this thread's reservation, memory of the region.
+                    // SAFETY: this thread's reservation, in the region's memory.
                     unsafe {
                         one.base.write(mine);
                         at(one, one.bytes - 1).write(mine);
@@ -155,7 +155,7 @@ fn threads_get_disjoint_parts() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
 
-    /// Against a list of what is taken: aligned, inside, disjoint, and all there again at the end.
+    /// Checked against a list of reservations: aligned, inside, disjoint, and all available again at the end.
     #[test]
     fn reservations_are_aligned_inside_and_disjoint(
         skew in 0_usize..GRANULE,
@@ -170,7 +170,7 @@ proptest! {
             let purpose = if pages { Purpose::Pages } else { Purpose::Metadata };
             if give && !kept.is_empty() {
                 let (purpose, one) = kept.swap_remove(which % kept.len());
-                // SAFETY: reserved, unused, given back once.
+                // SAFETY: reserved, unused, and given back once.
                 unsafe { region.unreserve(purpose, one) };
             } else if let Some(one) = region.reserve(purpose, granules * GRANULE, GRANULE << shift) {
                 let (low, high) = (one.base.addr().get(), one.base.addr().get() + one.bytes);

@@ -1,17 +1,17 @@
-//! The checking source: every wrong step is caught, every ordered failure comes.
+//! The checking source: it catches every illegal step and produces every requested failure.
 
 use pageheap::source::HugePages;
 
 use super::*;
 
-/// Takes one step with pages, right or wrong. Whether it was done.
+/// Takes one step with pages, legal or not. Returns whether it succeeded.
 fn step<S: Source>(source: &S, verb: Verb, start: NonNull<u8>, bytes: usize) -> bool {
     step_for(source, verb, Purpose::Pages, start, bytes)
 }
 
-/// As `step`, for either purpose.
+/// Like `step`, for either purpose.
 fn step_for<S: Source>(source: &S, verb: Verb, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> bool {
-    // SAFETY: of a simulated source, which checks every range before it does anything; that is what is tested here.
+    // SAFETY: a simulated source checks every range before it does anything; that is what is tested here.
     unsafe {
         match verb {
             Verb::Reserve => source.reserve(purpose, bytes, GRANULE).is_some(),
@@ -133,7 +133,7 @@ fn without_commits_prepared_pages_are_ready() {
 fn metadata_touched_too_early_is_noticed() {
     let source = Simulated::new(GRANULE);
     let tables = source.reserve(Purpose::Metadata, 4 * GRANULE, GRANULE).expect("tables");
-    // SAFETY: real memory, if not ours to touch yet: that is the point.
+    // SAFETY: real memory, though not ours to touch yet; that is the point.
     unsafe {
         assert_ne!(at(tables, 100).read(), 0, "Reserved metadata does not look cleared");
         at(tables, GRANULE + 3).write(0);

@@ -1,13 +1,13 @@
-//! The operating system as a source; what limits of a process do to it is tried in child processes.
+//! The operating system as a source; the effect of process limits is tested in child processes.
 
 use pageheap::source::System;
 
 use super::*;
 
-/// More than a process can have at a time.
+/// More than a process can have.
 const BEYOND: usize = by_width(1 << 62, 1 << 31);
 
-/// Runs `test` of this module in a child process, where this returns true.
+/// Runs `test` of this module in a child process. Returns true in the child.
 fn in_child(test: &str) -> bool {
     if !child::is_one() {
         child::runs(&format!("system::{test}"));
@@ -16,7 +16,7 @@ fn in_child(test: &str) -> bool {
 }
 
 fn give_back(reservation: Reservation) {
-    // SAFETY: tests give back what they reserved, at the end.
+    // SAFETY: tests give back their own reservations, at the end.
     unsafe { System.unreserve(Purpose::Pages, reservation) };
 }
 
@@ -24,7 +24,7 @@ fn give_back(reservation: Reservation) {
 fn memory_is_zero_when_prepared_and_when_released() {
     let page = System.granule();
     let pages = System.reserve(Purpose::Pages, 64 * page, page).expect("64 pages");
-    // SAFETY: written only where prepared.
+    // SAFETY: written only where it is prepared.
     unsafe {
         let part = at(pages, 16 * page);
         assert_eq!(System.prepare(Purpose::Pages, part, 32 * page), Ok(Contents::Zero));
@@ -49,19 +49,19 @@ fn memory_is_zero_when_prepared_and_when_released() {
     give_back(pages);
 }
 
-/// Linux from 6.7 on knows which pages may be anything but zero, and writes to no others.
+/// From 6.7 on, Linux knows which pages may be nonzero; only these are written.
 #[test]
 fn sparse_memory_is_cleared_where_it_is_not_zero() {
     let page = System.granule();
     let pages = System.reserve(Purpose::Pages, 1026 * page, page).expect("pages");
     let (first, last) = (at(pages, 0), at(pages, 1025 * page));
-    // SAFETY: prepared before it is used; read and written inside.
+    // SAFETY: prepared before use; read and written only inside.
     unsafe {
         assert_eq!(System.prepare(Purpose::Pages, first, 1026 * page), Ok(Contents::Zero));
         first.write_bytes(0xAB, page);
         last.write_bytes(0xAB, page);
         let middle = at(pages, page);
-        // One byte in a huge page is 512 pages.
+        // Otherwise one byte written would count as the 512 pages of a huge page.
         let _ = System.advise(first, 1026 * page, pageheap::source::HugePages::Avoid);
         if System.clear(middle, 1024 * page).is_err() {
             give_back(pages);
@@ -70,7 +70,7 @@ fn sparse_memory_is_cleared_where_it_is_not_zero() {
         let memory = std::slice::from_raw_parts_mut(middle.as_ptr(), 1024 * page);
         for (step, sparse) in [(1024, true), (100, true), (9, true), (8, false), (1, false)] {
             assert_eq!(System.release(middle, 1024 * page), Ok(Contents::Zero));
-            // Read too, which is no reason to write.
+            // Pages are read too, which is no reason to clear them.
             assert_eq!(memory[0] + memory[500 * page], 0);
             memory.iter_mut().step_by(step * page).for_each(|byte| *byte = 1);
             let resident = || {
@@ -115,7 +115,7 @@ fn reservations_are_aligned_and_disjoint() {
         }
     }
     for pages in kept {
-        // SAFETY: the ends of a reservation nobody uses.
+        // SAFETY: the ends of a reservation that is not in use.
         unsafe {
             assert_eq!(System.prepare(Purpose::Pages, pages.base, page), Ok(Contents::Zero));
             pages.base.write(1);
@@ -153,7 +153,7 @@ fn errno_is_kept_by_success_and_failure() {
     let pages = System
         .reserve(Purpose::Pages, page, by_width(1 << 30, 1 << 27))
         .expect("a page");
-    // SAFETY: a reservation of our own; the second page is deliberately none of ours any more.
+    // SAFETY: a reservation of our own; the second page deliberately no longer belongs to us.
     unsafe {
         assert!(System.prepare(Purpose::Pages, pages.base, page).is_ok());
         assert!(System.release(pages.base, page).is_ok());
@@ -176,7 +176,7 @@ fn errno_is_kept_by_success_and_failure() {
     assert_eq!(*errno(), 77);
 }
 
-/// Sets a soft limit of this process.
+/// Sets a soft limit for this process.
 fn limit(bytes: usize) {
     let mut limits = libc::rlimit {
         rlim_cur: 0,
@@ -203,7 +203,7 @@ fn the_address_space_limit_is_the_budget() {
         .reserve(Purpose::Pages, 256 << 20, 4 << 20)
         .expect("half the limit");
     give_back(pages);
-    // The surplus for an alignment beyond the limit cannot be had; nothing is left behind by trying.
+    // Aligning needs a surplus beyond the limit, so these fail; nothing must be left behind.
     for _ in 0..100 {
         let _ = System.reserve(Purpose::Pages, 64 << 20, 1 << 30).map(give_back);
     }
@@ -225,8 +225,8 @@ fn a_full_map_count_refuses_and_breaks_nothing() {
     let pages = System
         .reserve(Purpose::Pages, count * page, page)
         .expect("a million pages of addresses");
-    // Every second page accessible: two mappings each, until there are no more.
-    // SAFETY: pages of our own, prepared once.
+    // Every second page is accessible, so each adds two mappings, until there are no more. SAFETY: pages of our own,
+    // each prepared once.
     let prepared = |count: usize| unsafe { System.prepare(Purpose::Pages, at(pages, 2 * count * page), page) };
     let Some(full) = (0..count / 2).find(|&count| prepared(count).is_err()) else {
         give_back(pages);
@@ -275,7 +275,7 @@ fn a_terabyte_costs_no_memory() {
     give_back(tables);
 }
 
-/// From now on `call` does nothing in this thread and returns `error` (0: claims to have succeeded).
+/// From now on `call` does nothing in this thread and returns `error` (0: pretends to have succeeded).
 #[cfg(target_os = "linux")]
 fn filter(call: libc::c_long, error: u32) {
     use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
@@ -286,7 +286,7 @@ fn filter(call: libc::c_long, error: u32) {
         k,
     };
     let mut rules = [
-        // The number of the call lies at offset 0.
+        // The call's number is at offset 0.
         rule(BPF_LD | BPF_W | BPF_ABS, 0, 0),
         rule(BPF_JMP | BPF_JEQ | BPF_K, 1, call as u32),
         rule(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ERRNO | error),
@@ -306,7 +306,8 @@ fn filter(call: libc::c_long, error: u32) {
     }
 }
 
-/// Prepares a page, writes to it, releases it. What `prepare` and `release` said, and what the page reads then.
+/// Prepares a page, writes to it, releases it. Returns the results of `prepare` and `release`, and what the page then
+/// reads.
 #[cfg(target_os = "linux")]
 fn use_a_page() -> (Result<Contents, Refused>, Result<Contents, Refused>, u8) {
     let page = System.granule();
@@ -335,7 +336,7 @@ fn an_emulator_that_ignores_the_advice_is_found_out() {
     }
 }
 
-/// Where `long` has 32 bits offsets are counted in pages, by another call.
+/// Where `long` is 32 bits, a different call takes offsets in pages.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 const MMAP: libc::c_long = libc::SYS_mmap;
 #[cfg(all(target_os = "linux", target_pointer_width = "32"))]
@@ -356,7 +357,8 @@ fn calls_refused_by_a_filter_are_not_done() {
         );
         filter(libc::SYS_mprotect, libc::ENOSYS as u32);
         assert_eq!(use_a_page(), (Err(Refused), Err(Refused), 0));
-        // Misaligned at first, surely, once of these; the parts that cannot be cut off stay, or it is refused.
+        // At least one of these must be misaligned at first. Parts that cannot be cut off stay, or the request is
+        // refused.
         for _ in 0..8 {
             if let Some(pages) = System.reserve(Purpose::Pages, System.granule(), 1 << 26) {
                 assert_eq!(pages.base.addr().get() % (1 << 26), 0);

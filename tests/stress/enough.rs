@@ -1,7 +1,7 @@
-//! Where there is room for everybody, nobody is refused.
+//! If there is room for every thread, no thread is refused.
 //!
-//! Each of K threads takes a run of n pages, aligned to n, and puts it back; the heap has room for exactly K of them.
-//! There is never a moment at which one is not free for whoever asks, so `None` would be a lie.
+//! Each of K threads takes a run of n pages, aligned to n, and frees it; the heap has room for exactly K of them. At
+//! every moment a run is free for a thread that asks, so `None` would be a lie.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -13,11 +13,11 @@ use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
 use super::{Owners, Random, all_is_free, deadline};
 
-/// Threads, pages of a run, and how one is taken.
+/// Number of threads, pages of a run, and how to take one.
 fn never_refused(threads: usize, pages: usize, take: fn(&PageHeap<Simulated>, usize) -> Option<PageRun>) {
     let deadline = deadline();
     let mut rounds = 0;
-    // Heaps begin small, so each has its growth to go through.
+    // Heaps begin small, so each round also tests growth.
     while rounds == 0 || Instant::now() < deadline {
         let size = threads * pages;
         let config = Config::new(size << 13).align(pages << 13);
@@ -59,15 +59,15 @@ fn aligned(heap: &PageHeap<Simulated>, pages: usize) -> Option<PageRun> {
     Some(allocation.run)
 }
 
-/// As many free pages as threads, far from each other in a heap that is full: a search takes long enough for pages
-/// behind it to be freed, and pages before it to be taken.
+/// As many free pages as threads, far apart in an otherwise full heap: a search takes so long that pages behind it are
+/// freed, and pages before it taken.
 fn far_apart(threads: usize, distance: usize) {
     let size = threads * distance;
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(size << 13)).expect("a heap");
     heap.allocate(PageCount(size)).expect("all of it");
     for step in 0..threads {
         let hole = PageRun::new(PageIndex(step * distance + distance / 2), PageCount(1)).expect("a run");
-        // SAFETY: part of what is ours, and nothing uses it.
+        // SAFETY: part of our own run, and not in use.
         unsafe { heap.free(hole) };
     }
     let (heap, owners, deadline) = (&heap, &Owners::new(size), deadline());
@@ -82,11 +82,11 @@ fn far_apart(threads: usize, distance: usize) {
     heap.check().unwrap_or_else(|fault| panic!("{fault}"));
 }
 
-/// Takes a page, keeps it for a moment, puts it back. How often.
+/// Takes a page, keeps it for a moment, frees it. Returns how often.
 fn take_and_give(heap: &PageHeap<Simulated>, owners: &Owners, deadline: Instant, me: u32) -> usize {
     let (mut served, mut random) = (0, Random::new(me));
     while served % 64 != 0 || Instant::now() < deadline {
-        // The set's own word: the heap would ask twice.
+        // Asks the set itself, since the heap would ask twice.
         let Some(claim) = heap.free_set().claim(&Request::of(1)) else {
             panic!("refused after {served}\n{}", heap.stats());
         };

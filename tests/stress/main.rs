@@ -1,6 +1,6 @@
-//! Real threads on one heap, each page stamped by its owner.
+//! Real threads on one heap; each page carries its owner's stamp.
 //!
-//! A second for each test by default; `PAGEHEAP_STRESS_SECONDS` says how many.
+//! Each test runs for one second by default, or for `PAGEHEAP_STRESS_SECONDS` seconds.
 
 mod enough;
 mod mixed;
@@ -13,14 +13,14 @@ use pageheap::internals::{Shape, bitmap};
 use pageheap::source::Source;
 use pageheap::{PageCount, PageHeap, PageRun};
 
-/// How long a test goes on.
+/// When a test ends.
 fn deadline() -> Instant {
     let seconds = std::env::var("PAGEHEAP_STRESS_SECONDS").ok();
     let seconds = seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(1.0);
     Instant::now() + Duration::from_secs_f64(seconds)
 }
 
-/// Who owns each page: 0 for nobody.
+/// The owner of each page; 0 for none.
 #[derive(Debug)]
 struct Owners(Vec<AtomicU32>);
 
@@ -29,13 +29,13 @@ impl Owners {
         Self((0..pages).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// The pages are `owner`'s, and were nobody's.
+    /// Marks the pages, which must be free, as `owner`'s.
     #[track_caller]
     fn take(&self, run: PageRun, owner: u32) {
         self.change(run, 0, owner);
     }
 
-    /// The pages are nobody's, and were `owner`'s.
+    /// Marks the pages, which must be `owner`'s, as free.
     #[track_caller]
     fn give(&self, run: PageRun, owner: u32) {
         self.change(run, owner, 0);
@@ -53,7 +53,7 @@ impl Owners {
     }
 }
 
-/// A small generator of numbers (xorshift).
+/// A small random number generator (xorshift).
 #[derive(Debug)]
 struct Random(u64);
 
@@ -71,8 +71,8 @@ impl Random {
     }
 }
 
-/// Nobody is at work, everything was freed: all pages are free, every summary is exact after claims are settled, and
-/// the whole heap can be had in one run.
+/// No thread is at work and everything was freed: all pages are free, every summary is exact once claims are settled,
+/// and the whole heap can be allocated as one run.
 #[track_caller]
 fn all_is_free<S: Source, G: Shape>(heap: &PageHeap<S, G>, owners: &Owners) {
     heap.flush_shards();

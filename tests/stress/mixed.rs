@@ -1,4 +1,4 @@
-//! Everything at once, on heaps too small for all.
+//! All operations at once, on heaps too small for all threads.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use pageheap::{Config, Geometry, PageHeap, PageIndex, PageRun};
 use super::worker::{NoStamp, Shared, Stamp, work};
 use super::{Owners, all_is_free, deadline};
 
-/// `threads` threads on a heap of `pages` pages.
+/// Runs `threads` threads on one heap.
 fn mix<S: Source + Sync, G: Shape, T: Stamp>(heap: &PageHeap<S, G>, stamp: &T, threads: u32) {
     let owners = Owners::new(heap.capacity().0);
     let shared = Shared {
@@ -17,7 +17,7 @@ fn mix<S: Source + Sync, G: Shape, T: Stamp>(heap: &PageHeap<S, G>, stamp: &T, t
         owners: &owners,
         stamp,
         deadline: deadline(),
-        // All together want half as much again as there is.
+        // Together the threads want half as much again as there is.
         most: heap.capacity().0 * 3 / 2 / threads as usize,
     };
     let steps: usize = thread::scope(|scope| {
@@ -69,7 +69,7 @@ fn sixteen_threads_without_a_tree() {
     simulated::<Geometry<1, 12>>(3000, 16);
 }
 
-/// Pages of real memory: each stamped at both ends, and found as it was left; zero where that was promised.
+/// Pages of real memory: each is stamped at both ends, must keep its stamps, and must be zero where that was promised.
 struct Memory<'h> {
     heap: &'h PageHeap<System, Geometry>,
 }
@@ -88,7 +88,7 @@ impl Memory<'_> {
 impl Stamp for Memory<'_> {
     fn taken(&self, run: PageRun, zeroed: bool, owner: u32) {
         for cell in self.cells(run) {
-            // SAFETY: inside a page of the caller's own, aligned, and System's pages are memory.
+            // SAFETY: inside a page of the caller's own, aligned; the pages of `System` are memory.
             unsafe {
                 assert!(!zeroed || cell.read() == 0, "{run} is not zero");
                 cell.write(u64::from(owner) << 48 ^ cell.addr() as u64);
@@ -98,7 +98,7 @@ impl Stamp for Memory<'_> {
 
     fn freed(&self, run: PageRun, owner: u32) {
         for cell in self.cells(run) {
-            // SAFETY: as above, and written when it was taken.
+            // SAFETY: as above, and written when the page was taken.
             let found = unsafe { cell.read() };
             assert_eq!(
                 found,

@@ -1,4 +1,4 @@
-//! One thread's work: a bit of everything.
+//! The work of one thread: a bit of everything.
 
 use std::time::Instant;
 
@@ -8,15 +8,15 @@ use pageheap::{Cache, PageCount, PageHeap, PageIndex, PageRun};
 
 use super::{Owners, Random};
 
-/// Looks at pages taken and pages about to be freed: for heaps of real memory.
+/// Checks pages when they are taken and before they are freed: for heaps of real memory.
 pub trait Stamp: Sync {
-    /// The pages are the owner's from now on, and said to be zero or not.
+    /// From now on the pages are the owner's; `zeroed` says whether they should be zero.
     fn taken(&self, run: PageRun, zeroed: bool, owner: u32);
-    /// They were the owner's, who had them to itself.
+    /// The pages were the owner's alone until now.
     fn freed(&self, run: PageRun, owner: u32);
 }
 
-/// Pages that are numbers.
+/// Pages without memory.
 #[derive(Debug)]
 pub struct NoStamp;
 
@@ -25,14 +25,14 @@ impl Stamp for NoStamp {
     fn freed(&self, _: PageRun, _: u32) {}
 }
 
-/// What threads share.
+/// What the threads share.
 #[derive(Debug)]
 pub struct Shared<'h, S: Source, G: Shape, T> {
     pub heap: &'h PageHeap<S, G>,
     pub owners: &'h Owners,
     pub stamp: &'h T,
     pub deadline: Instant,
-    /// Pages a thread holds at most.
+    /// The most pages that a thread holds.
     pub most: usize,
 }
 
@@ -46,7 +46,7 @@ struct Worker<'h, S: Source, G: Shape, T> {
     held: usize,
 }
 
-/// Works until the deadline, and then frees what it has. How many steps it did.
+/// Works until the deadline, then frees everything. Returns the number of steps.
 pub fn work<S: Source, G: Shape, T: Stamp>(shared: &Shared<'_, S, G, T>, me: u32) -> usize {
     let mut worker = Worker {
         shared,
@@ -153,11 +153,11 @@ impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
             let mut batch = vec![run];
             batch.extend((0..self.random.below(12)).filter_map(|_| self.pick()));
             batch.iter().for_each(|&run| self.give(run));
-            // SAFETY: runs of ours that nothing uses.
+            // SAFETY: our own runs, and not in use.
             return unsafe { heap.free_batch(&mut batch) };
         }
         self.give(run);
-        // SAFETY: a run of ours that nothing uses, wherever it is freed.
+        // SAFETY: our own run, and not in use, whichever way it is freed.
         unsafe {
             match (kind, &self.cache) {
                 (1..=4, _) | (5..=8, None) => heap.free(run),
@@ -183,7 +183,7 @@ impl<S: Source, G: Shape, T: Stamp> Worker<'_, S, G, T> {
         if let Some((_, tail)) = run.split_at(to) {
             self.give(tail);
         }
-        // SAFETY: a run of ours, and nothing uses its end.
+        // SAFETY: our own run, whose end is not in use.
         self.live.push(unsafe { self.shared.heap.shrink(run, to) });
     }
 }

@@ -1,4 +1,4 @@
-//! A heap that recorded steps are replayed on.
+//! A heap on which recorded steps are replayed.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use super::load::{index, list, size, sizes, text, word};
 use super::primitives::cached;
 use pageheap::source::Simulated;
 
-/// log2 of the pages of an entry, from the root down.
+/// log2 of the pages of an entry, from the root to the leaves.
 const LOG_PAGES: [u32; 5] = [21, 18, 15, 12, 9];
 const CHUNK: usize = 512;
 
-/// A mapped part of the recorded heap. Ours is one range: holes are pages in use, and of a hole of more than 2^22 pages
-/// a multiple of 2^21 is left out, so that every summary keeps its place in its block.
+/// A mapped part of the recorded heap. Our heap is one range, with holes as pages in use. A hole of more than 2^22
+/// pages is shortened by a multiple of 2^21, so that every summary keeps its place in its block.
 #[derive(Clone, Copy, Debug)]
 struct Region {
     start: usize,
@@ -26,14 +26,14 @@ struct Region {
     left_out: usize,
 }
 
-/// The heap and what goes with it.
+/// The heap and the state of its replay.
 #[derive(Debug)]
 pub struct Replay {
     heap: PageHeap<Simulated>,
     regions: Vec<Region>,
     caches: [Word; 4],
     index: Index,
-    /// The recorded page up to which the initial contents are set.
+    /// Initial contents are set up to this recorded page.
     filled: usize,
     /// Steps replayed, by kind.
     pub steps: BTreeMap<String, usize>,
@@ -43,12 +43,12 @@ fn run(start: usize, pages: usize) -> PageRun {
     PageRun::new(PageIndex(start), PageCount(pages)).expect("a run")
 }
 
-/// Whether there are addresses for a heap with these ranges mapped: for all there are where pointers have 64 bits.
+/// Whether a heap with these mapped ranges has enough addresses: always, with 64-bit pointers.
 pub fn fits(in_use: &Value) -> bool {
     regions(in_use).1 <= isize::MAX as usize >> 13
 }
 
-/// The ranges, and how many pages they are with the holes between them.
+/// The ranges, and their pages including the holes between them.
 fn regions(in_use: &Value) -> (Vec<Region>, usize) {
     let (mut end, mut left_out) = (0, 0);
     let mut regions = Vec::new();
@@ -64,7 +64,7 @@ fn regions(in_use: &Value) -> (Vec<Region>, usize) {
 }
 
 impl Replay {
-    /// A heap with these ranges mapped, its contents to be filled in.
+    /// A heap with these ranges mapped and contents still to be filled in.
     pub fn new(in_use: &Value) -> Self {
         let (regions, pages) = regions(in_use);
         let config = Config::new(pages << 13).limit(PageCount(pages));
@@ -89,7 +89,7 @@ impl Replay {
         page - region.expect("a mapped page").left_out
     }
 
-    /// The recorded index of a page of ours.
+    /// The recorded index of one of our pages.
     fn theirs(&self, page: usize) -> usize {
         let region = self
             .regions
@@ -101,7 +101,7 @@ impl Replay {
 
     // ---- initial contents -------------------------------------------------------------------------------------------
 
-    /// Initial contents of a run, in ascending order.
+    /// Sets the initial contents of a run; called in ascending order.
     pub fn fill(&mut self, page: usize, pages: usize, used: bool, scavenged: bool) {
         self.fill_to(page);
         if !used {
@@ -133,7 +133,7 @@ impl Replay {
 
     // ---- steps ------------------------------------------------------------------------------------------------------
 
-    /// Replays a step, and compares what comes of it.
+    /// Replays a step, and compares its result.
     pub fn step(&mut self, step: &Value) {
         let kind = text(&step[0]);
         match kind {
@@ -191,7 +191,7 @@ impl Replay {
         let theirs = (index(at), (self::word(free), self::word(scavenged)));
         self.compare((page, bits), theirs, step, page.or(theirs.0));
         let Some(word) = word else { return };
-        // As one allocation of as many pages.
+        // Counts as one allocation of that many pages.
         let pages = word.free.count_ones() as usize;
         self.index.allocate(word.index * 64, pages);
         if let Some(cache) = step[1].as_u64() {
@@ -224,7 +224,7 @@ impl Replay {
             .for_each(|bit| self.index.free(word.index * 64 + bit, 1));
     }
 
-    /// Go's driver over our candidate.
+    /// Go's scavenging loop, with our choice of the candidate.
     fn scavenge(&mut self, step: &Value) {
         let wanted = index(&step[2]).unwrap_or(usize::MAX).div_ceil(8192);
         let (mut released, mut last) = (0, None);
@@ -253,7 +253,7 @@ impl Replay {
 
     // ---- comparisons ------------------------------------------------------------------------------------------------
 
-    /// The words of a chunk of ours.
+    /// The words of one of our chunks.
     fn chunk(&self, chunk: usize) -> impl Iterator<Item = (u64, u64)> {
         (chunk * 8..chunk * 8 + 8).map(|word| self.heap.free_set().words(word))
     }
@@ -267,7 +267,7 @@ impl Replay {
         chunks.flat_map(|chunk| self.chunk(chunk))
     }
 
-    /// What the bits say of themselves, once before claims are settled and once after.
+    /// Checks the heap, once before claims are settled and once after.
     fn check(&self, context: &dyn std::fmt::Display) {
         let check = |when| {
             if let Err(fault) = self.heap.check() {

@@ -1,5 +1,5 @@
-//! Go's choice of the next chunk to scavenge: a policy this crate does not have, kept here so that its recordings
-//! replay.
+//! Go's choice of the next chunk to scavenge. This crate has no such policy; it is kept here so that Go's recordings
+//! can be replayed.
 
 /// Pages in a chunk.
 const CHUNK: usize = 512;
@@ -10,21 +10,21 @@ const DENSE: usize = CHUNK * 31 / 32;
 #[derive(Clone, Copy, Debug, Default)]
 struct Chunk {
     in_use: usize,
-    /// In use when its generation began.
+    /// Pages in use when its generation began.
     before: usize,
     generation: u32,
     has_free: bool,
 }
 
-/// Where a search for a chunk begins.
+/// Where a search for a chunk starts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
     page: Option<usize>,
-    /// A free has moved it here, and no search has left it since.
+    /// A free moved the cursor here, and no search has moved it on since.
     marked: bool,
 }
 
-/// What the policy knows of a heap.
+/// What the policy knows about a heap.
 #[derive(Debug)]
 pub struct Index {
     chunks: Vec<Chunk>,
@@ -46,7 +46,7 @@ impl Index {
         }
     }
 
-    /// Calls `visit` with each chunk of a run, the pages of the run in it, and the last of them.
+    /// Calls `visit` for each chunk of a run, with the number of the run's pages in it and the last of them.
     fn each(&mut self, page: usize, pages: usize, mut visit: impl FnMut(&mut Self, usize, usize, usize)) {
         let (mut page, end) = (page, page + pages);
         while page < end {
@@ -99,17 +99,17 @@ impl Index {
         self.highest = None;
     }
 
-    /// No page has ever been freed, as far as the cursors know.
+    /// Resets the cursors, as if no page had ever been freed.
     pub fn reset(&mut self) {
         (self.forced, self.background, self.highest) = (Cursor::default(), Cursor::default(), None);
     }
 
-    /// Nothing is left to scavenge in a chunk.
+    /// Marks a chunk as having nothing left to scavenge.
     pub fn set_empty(&mut self, chunk: usize) {
         self.chunks[chunk].has_free = false;
     }
 
-    /// The next chunk to scavenge, and the page in it to begin at.
+    /// The next chunk to scavenge, and the page in it to start at.
     pub fn find(&mut self, force: bool) -> Option<(usize, usize)> {
         let cursor = if force { self.forced } else { self.background };
         let page = cursor.page?;

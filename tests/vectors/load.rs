@@ -7,7 +7,7 @@ use std::path::Path;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-/// The records of a file, one after another.
+/// The records of a file, in order.
 pub fn records(name: &str) -> impl Iterator<Item = Value> + use<> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(name);
     let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -47,7 +47,7 @@ pub fn words(value: &Value) -> Vec<u64> {
     list(value).iter().map(word).collect()
 }
 
-/// A text.
+/// A string.
 pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }

@@ -1,4 +1,4 @@
-//! Replays what the Go page allocator was recorded to do: every record, with the same result. See `README.md`.
+//! Replays recordings of the Go page allocator: every record must give the same result. See `README.md`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -58,7 +58,7 @@ fn tables_replay() {
     replay_file("tables.jsonl.gz", TABLES);
 }
 
-/// One of Go's table tests of a whole heap: contents, steps, contents.
+/// One of Go's table tests of a whole heap: contents before, steps, contents after.
 fn table(record: &Value) -> Outcome {
     let mut replay = Replay::new(&record["init"]["inuse"]);
     for chunk in list(&record["init"]["chunks"]) {
@@ -80,8 +80,8 @@ fn table(record: &Value) -> Outcome {
     Replayed
 }
 
-/// Go's choice of chunks by itself. It is the replay's own ([`Index`]); that it is right lets the scavenging tables
-/// mean something.
+/// Go's choice of chunks, tested alone. The replay has its own copy ([`Index`]); the scavenging tables mean something
+/// only if that copy is right.
 fn scavenge_index(record: &Value) -> Outcome {
     let mut index = Index::new(size(&record["init"]["hi"]));
     for step in list(&record["ops"]) {
@@ -140,7 +140,7 @@ fn trace_fragmented() {
     );
 }
 
-#[cfg(target_pointer_width = "64")] // It has 64 GiB.
+#[cfg(target_pointer_width = "64")] // The heap is 64 GiB.
 #[test]
 fn trace_huge_64g() {
     replay_trace(
@@ -204,7 +204,7 @@ const PRIMITIVES: Counts = &[
     ("scavcandidate", 2000, Replayed),
 ];
 
-/// Heaps in the tables for which there are addresses: five span more than 32 bits have.
+/// Number of heaps in the tables that have enough addresses: five span more than 32 bits.
 const HEAPS: usize = if usize::BITS < u64::BITS { 164 } else { 169 };
 
 const TABLES: Counts = &[

@@ -1,4 +1,4 @@
-//! Replay of the small functions, one record at a time.
+//! Replays the small functions, one record at a time.
 
 use pageheap::internals::scavenge::{Limits, candidate, fill_aligned};
 use pageheap::internals::{Summary, Word, bitmap};
@@ -7,15 +7,15 @@ use serde_json::Value;
 use super::common::draw;
 use super::load::{index, list, size, sizes, word, words};
 
-/// What a record was good for.
+/// What was done with a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Replayed,
-    /// About something this crate does not have.
+    /// It is about something this crate does not have.
     Skipped,
 }
 
-/// Replays one record of another kind than `heap` and `scavindex`.
+/// Replays one record of any kind except `heap` and `scavindex`.
 pub fn replay(kind: &str, record: &Value) -> Outcome {
     match kind {
         "bits.find" => find(record),
@@ -89,7 +89,7 @@ fn merge(record: &Value) {
     let children = list(&record["in"]).iter().map(summary);
     let shift = size(&record["logPages"]) as u32;
     assert_eq!(Summary::merge(children, shift), summary(&record["sum"]), "{record}");
-    // The same by twos, from the left, where the left part has a power of two of pages.
+    // The same in pairs from the left, if the left part is a power of two pages.
     if let [left, right, ..] = list(&record["in"]) {
         let pair = Summary::merge([left, right].into_iter().map(summary), shift);
         assert_eq!(summary(left).then(shift, summary(right), shift), pair, "{record}");
@@ -108,7 +108,7 @@ fn pack(record: &Value) {
     );
 }
 
-/// A spelled-out cache: `[page, free, scavenged]`.
+/// A cache written out: `[page, free, scavenged]`.
 pub fn cached(value: &Value) -> Word {
     Word {
         index: index(&value[0]).unwrap_or(0) / 64,
