@@ -222,7 +222,7 @@ fn resident() -> usize {
         * System.granule()
 }
 
-/// The load, and its parameters.
+/// The parameters of a run.
 struct Anvil {
     threads: usize,
     /// How many of these read what others publish.
@@ -231,7 +231,7 @@ struct Anvil {
     seconds: u64,
 }
 
-/// Of each thread's share of the slots: how many retired slots its shard may keep, and how many of them may be waiting
+/// Of each thread's share of the slots: how many retired slots its shard may keep, and how many slots may be waiting
 /// for readers.
 const KEPT: usize = 64;
 const WAITING: usize = 64;

@@ -180,7 +180,8 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
         [(); 2].map(|()| list.allocate_mut().unwrap().cast()),
         [slots[1], slots[2]]
     );
-    // After a reset the pocket is empty. SAFETY: ours, freed once.
+    // After a reset the pocket is empty.
+    // SAFETY: ours, freed once.
     unsafe { list.deallocate(slots[2]) };
     list.reset();
     assert_eq!(list.stats().allocated, 0);

@@ -43,14 +43,16 @@ fn without_the_barrier_only_other_owners_slots_are_out_of_reach() {
     let kept: Vec<_> = others.iter().filter(|slot| !mine.contains(slot)).collect();
     assert!(!kept.is_empty() && kept.len() < 10, "{}", kept.len());
     assert_eq!(mine.len(), count - kept.len(), "slots of the lanes are free");
-    // So can those in the asking owner's shard. SAFETY: as above.
+    // So can those in the asking owner's shard.
+    // SAFETY: as above.
     mine.iter().for_each(|&slot| unsafe { one.deallocate(slot) });
     assert_eq!(all(|| one.allocate().ok()).len(), mine.len());
     // The other owner can still use its slots, and flush them for all.
     assert!(other.allocate().is_ok());
     other.flush();
     assert_eq!(all(|| list.allocate().ok()).len(), kept.len() - 1);
-    // Retired slots stay where they are: nobody can tell whether there are readers. SAFETY: as above.
+    // Retired slots stay where they are: nobody can tell whether there are readers.
+    // SAFETY: as above.
     mine.iter().for_each(|&slot| unsafe { one.retire(slot) });
     assert!(one.allocate().is_err());
 }

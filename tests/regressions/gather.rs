@@ -123,7 +123,7 @@ fn the_backing_is_not_asked_while_slots_are_held() {
     });
 }
 
-/// A gathering thread refused after a million looks at an owner that was preempted with free slots in its shard.
+/// A gathering thread looked a million times at an owner preempted with free slots in its shard, and then refused.
 #[test]
 fn what_is_held_is_waited_for_however_long() {
     with_one_inside(3, |shards, taken, go_on| {

@@ -1,4 +1,4 @@
-//! Bugs found by review or in use, each with the test that failed.
+//! Bugs found by review or in use, each with the test that failed. Comments in the past tense describe the bug.
 
 mod cache;
 #[cfg(target_os = "linux")]

@@ -33,8 +33,8 @@ fn a_heap_whose_tables_lie_elsewhere_has_the_whole_region() {
 }
 
 /// What `Region` documents for 64 KiB and less. A base that is not page-aligned costs the bytes before the next
-/// boundary. The tests set the alignment themselves, since a boxed object may lie anywhere, e.g. under a sanitizer's
-/// allocator.
+/// boundary. Nothing guarantees where a boxed object lies (a sanitizer's allocator puts it elsewhere), so the type here
+/// is aligned.
 #[test]
 fn small_regions_have_the_pages_they_are_said_to_have() {
     #[repr(align(8192))]

@@ -121,8 +121,8 @@ fn no_more_is_in_hand_than_an_eighth_or_a_huge_page() {
     }
 }
 
-/// No allocation waits for a release, even if the pages under release are the only free ones. It asks so often that
-/// even fractions of a second would add up.
+/// No allocation waits for a release, even if the pages under release are the only free ones. The test asks so
+/// often that even fractions of a second would add up.
 #[test]
 fn who_has_not_asked_to_wait_is_refused_at_once() {
     let heap = of_64_pages(8, Config::new(64 << 13));

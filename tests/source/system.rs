@@ -225,8 +225,8 @@ fn a_full_map_count_refuses_and_breaks_nothing() {
     let pages = System
         .reserve(Purpose::Pages, count * page, page)
         .expect("a million pages of addresses");
-    // Every second page is accessible, so each adds two mappings, until there are no more. SAFETY: pages of our own,
-    // each prepared once.
+    // Every second page is accessible, so each adds two mappings, until there are no more.
+    // SAFETY: pages of our own, each prepared once.
     let prepared = |count: usize| unsafe { System.prepare(Purpose::Pages, at(pages, 2 * count * page), page) };
     let Some(full) = (0..count / 2).find(|&count| prepared(count).is_err()) else {
         give_back(pages);
