@@ -483,7 +483,7 @@ fn a_block_freed_twice_that_has_become_a_rack_does_no_harm() {
         .clone()
         .for_each(|layout| assert!(heap.allocate(layout).is_some()));
     assert!(heap.stats().rack_bytes > 64);
-    // SAFETY: none: this is what must do no harm.
+    // SAFETY: none: this is the misuse that must do no harm.
     unsafe { heap.free(blocks[0], small) };
     for layout in larger {
         (0..40).for_each(|_| assert!(heap.allocate(layout).is_some()));

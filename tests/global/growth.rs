@@ -1,4 +1,4 @@
-//! Blocks that grow again and again, which get room to (`object/room.rs`).
+//! Blocks that grow again and again, and get room to (`object/room.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -8,10 +8,10 @@ use pageheap::{Config, Heap, PageCount};
 
 use super::*;
 
-/// Whether a block that grows may lie in more than it needs: in the checked build all blocks move.
+/// Whether a growing block may get more memory than it needs: in the checked build every block moves.
 const MAY_HAVE_ROOM: bool = !cfg!(feature = "checks");
 
-/// A block of so many bytes that has grown there from 64, by quarters.
+/// A block of `to` bytes that has grown there from 64, a quarter at a time.
 pub fn grown(heap: &GlobalHeap, align: usize, to: usize, seed: u8) -> Block {
     let mut block = Block::new(heap, layout(64, align), seed).unwrap();
     while block.layout.size() < to {
@@ -21,7 +21,7 @@ pub fn grown(heap: &GlobalHeap, align: usize, to: usize, seed: u8) -> Block {
     block
 }
 
-/// Nothing is left but what the heap keeps, and nothing is counted as roomy.
+/// Only what the heap keeps is left, and no bytes are counted as roomy.
 fn all_is_back(heap: &GlobalHeap) {
     heap.flush_thread();
     heap.release(usize::MAX);
@@ -49,7 +49,7 @@ fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
                 moves.push(block.layout.size());
             }
         }
-        // Once it moves as any other, then to a run of 12 pages.
+        // It moves once like any other block, then to a run of 12 pages.
         assert!(
             moves == [1151, 1438] || !MAY_HAVE_ROOM || align > 64,
             "{moves:?}, aligned to {align}"
@@ -64,7 +64,7 @@ fn a_block_that_grows_step_by_step_keeps_its_bytes_and_seldom_moves() {
     all_is_back(&HEAP);
 }
 
-/// Of every length, freed, and made shorter, to every length.
+/// Blocks of every length, freed, and resized to every other length.
 #[test]
 fn a_block_with_room_goes_back_whole() {
     static HEAP: GlobalHeap = new_heap();
@@ -90,7 +90,7 @@ fn a_block_with_room_goes_back_whole() {
             let mut block = grown(&HEAP, 8, from, 2);
             assert!(block.resize(&HEAP, to));
             HEAP.check().unwrap();
-            // What is made shorter has no room any more, or as little as its class.
+            // A shortened block has no room any more.
             let roomy = HEAP.stats().roomy_bytes;
             assert!(to >= from || roomy == 0, "{from} to {to}: {roomy}");
             block.free(&HEAP);
@@ -99,7 +99,7 @@ fn a_block_with_room_goes_back_whole() {
     all_is_back(&HEAP);
 }
 
-/// Where there is no room for long runs any more there is for slots, of whatever alignment.
+/// When there is no more room in long runs, there is in slots, whatever their alignment.
 #[test]
 fn an_aligned_block_with_room_in_a_slot_goes_back_as_what_it_is() {
     static HEAP: GlobalHeap = new_heap();
@@ -121,7 +121,7 @@ fn an_aligned_block_with_room_in_a_slot_goes_back_as_what_it_is() {
     all_is_back(&HEAP);
 }
 
-/// A run with room whose block has grown to exactly its pages has none left: it goes by the quick way.
+/// A roomy block that has grown to exactly the pages of its run has no room left: it is freed by the fast path.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_as_long_as_its_run_has_no_room() {
@@ -145,7 +145,7 @@ fn a_block_as_long_as_its_run_has_no_room() {
     all_is_back(&HEAP);
 }
 
-/// Nor has one that is shorter, but would have had a run as long: runs are of an eighth of a doubling and another.
+/// Nor does a shorter block that would get a run of this length anyway: run lengths are an eighth of a doubling apart.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_nearly_as_long_as_its_run_has_no_room() {
@@ -166,7 +166,7 @@ fn a_block_nearly_as_long_as_its_run_has_no_room() {
     all_is_back(&HEAP);
 }
 
-/// A heap as a value goes by the slow way only; old layouts are told as long as the blocks may be.
+/// A `Heap` uses only the slow path. The old layouts passed to it are as long as the blocks' usable size.
 #[test]
 fn a_heap_as_a_value_has_room_too() {
     let heap = Heap::new(System, Config::new(addresses(1 << 30))).unwrap();
@@ -185,7 +185,7 @@ fn a_heap_as_a_value_has_room_too() {
         let (mut size, mut memory) = (1030, heap.allocate(layout(1030, align)).unwrap());
         while size < to {
             let next = (size * 5 / 4).min(to);
-            // SAFETY: the block, with its layout.
+            // SAFETY: the live block, with its layout.
             memory = unsafe { heap.resize(memory, layout(size, align), next) }.unwrap();
             size = next;
         }
@@ -196,7 +196,7 @@ fn a_heap_as_a_value_has_room_too() {
             for to in sizes.iter().copied().chain([1, 1000, 1024, 1025]) {
                 let usable = |size| layout(heap.usable_size(layout(size, align)), align);
                 let block = grown(from, align);
-                // SAFETY: as long as it may be.
+                // SAFETY: the live block, with its usable size.
                 let moved = unsafe { heap.resize(block, usable(from), to) }.unwrap();
                 heap.check().unwrap();
                 let shorter = usable(to).size() < usable(from).size();
@@ -204,7 +204,7 @@ fn a_heap_as_a_value_has_room_too() {
                     !shorter || heap.stats().roomy_bytes == 0,
                     "{from} to {to}, aligned to {align}"
                 );
-                // SAFETY: as above; nobody uses it.
+                // SAFETY: as above; nothing uses it any more.
                 unsafe { heap.free(moved, usable(to)) };
                 heap.check().unwrap();
                 assert_eq!(heap.stats().roomy_bytes, 0);
@@ -213,14 +213,14 @@ fn a_heap_as_a_value_has_room_too() {
     }
 }
 
-/// Where there is little there is no room: as long a block is had behind those that grew as without it.
+/// A small heap gives no room: behind blocks that grew, a block can be as long as it could without roomy blocks.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_small_heap_gives_no_room() {
     let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(64))).unwrap();
     let (mut size, mut block) = (64, heap.allocate(layout(64, 8)).unwrap());
     while size < 6000 {
-        // SAFETY: the block, with its layout.
+        // SAFETY: the live block, with its layout.
         block = unsafe { heap.resize(block, layout(size, 8), size * 5 / 4) }.unwrap();
         size = size * 5 / 4;
     }
@@ -234,7 +234,7 @@ fn a_small_heap_gives_no_room() {
     all_is_back(&HEAP);
 }
 
-/// However many blocks grow, what they may have more than they need is bounded; and it is used when they are gone.
+/// However many blocks grow, their surplus is bounded, and it becomes available again when they are freed.
 #[test]
 fn room_is_bounded() {
     static HEAP: GlobalHeap = new_heap();
@@ -244,7 +244,7 @@ fn room_is_bounded() {
         let most = (1 << 20).max(stats.pages.backed.0 * stats.pages.page_bytes / 32);
         assert!(stats.roomy_bytes <= most, "{stats}");
         assert_eq!(stats.roomy_bytes > most / 2, MAY_HAVE_ROOM, "{stats}");
-        // 10 MB of blocks, an eighth for their classes, the room, and what lies in magazines and stores.
+        // 10 MB of blocks, an eighth for rounding to classes, the room, and what lies in magazines and stores.
         assert!(stats.pages.backed.0 * stats.pages.page_bytes < 24 << 20, "{stats}");
         blocks.into_iter().for_each(|block| block.free(&HEAP));
     }
@@ -262,7 +262,7 @@ fn over_the_soft_limit_there_is_no_room() {
     all_is_back(&HEAP);
 }
 
-/// Room is not worth a refusal: in a heap that is full a block grows as long as without.
+/// Room is not worth a refusal: in a full heap a block can grow as far as it could without roomy blocks.
 #[test]
 fn at_the_limit_a_block_grows_while_there_is_memory() {
     const LIMIT: usize = 4 << 20;
@@ -271,7 +271,7 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
     while let Some(block) = Block::new(&HEAP, layout(1100, 8), blocks.len() as u8) {
         blocks.push(block);
     }
-    // One in three goes, the others grow until they cannot.
+    // One in three is freed; the others grow until they cannot.
     let mut index = 0;
     blocks = blocks.into_iter().fold(Vec::new(), |mut rest, block| {
         index += 1;
@@ -293,12 +293,12 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
     HEAP.check().unwrap();
     blocks.into_iter().for_each(|block| block.free(&HEAP));
     all_is_back(&HEAP);
-    // And all of it is there again.
+    // And all of it is available again.
     let block = Block::new(&HEAP, layout(LIMIT * 4 / 5, 8), 1).unwrap();
     block.free(&HEAP);
 }
 
-/// Many at once, each by its own steps, handed from thread to thread, no two in the same place.
+/// Many blocks at once, each growing in its own steps, passed from thread to thread; no two may overlap.
 #[test]
 fn blocks_that_grow_are_handed_about() {
     static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
@@ -336,12 +336,12 @@ fn blocks_that_grow_are_handed_about() {
         }
         drop(senders);
     });
-    // What was sent to who had ended is lost with the channel; so only the sums are looked at.
+    // Blocks sent to a thread that had ended are lost with the channel, so only the sums are checked.
     HEAP.flush_thread();
     HEAP.check().unwrap();
 }
 
-/// No two of them overlap in what they may use.
+/// No two blocks overlap in their usable bytes.
 fn overlap_none(blocks: &[Block]) {
     let ends: BTreeMap<usize, usize> = blocks
         .iter()
@@ -362,22 +362,22 @@ fn overlap_none(blocks: &[Block]) {
     }
 }
 
-/// Asked how long blocks are, and nothing else.
+/// Used only to ask for usable sizes.
 static HEAP_USABLE: GlobalHeap = new_heap();
 
-/// At the limit only what lies in a magazine, or on a shelf, becomes room.
+/// At the limit, room comes only from a magazine or a shelf.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn at_the_limit_no_run_is_looked_for_to_give_room() {
     const FREED: usize = 8;
     let heap = Heap::new(System, Config::new(1 << 28).limit(PageCount(2048))).unwrap();
     let (run, long) = (layout(128 << 10, 8), layout(1900, 8));
-    // SAFETY: blocks with their layouts, here and below.
+    // SAFETY: live blocks with their layouts, here and below.
     let free = |block, layout| unsafe { heap.free(block, layout) };
     let small = heap.allocate(layout(1100, 8)).unwrap();
     // SAFETY: as above.
     let small = unsafe { heap.resize(small, layout(1100, 8), 1400) }.unwrap();
-    // Slots for it to go to.
+    // Free slots for it to move to.
     let next = [(); 4].map(|()| heap.allocate(long).unwrap());
     next.into_iter().for_each(|block| free(block, long));
     let mut runs: Vec<_> = std::iter::from_fn(|| heap.allocate(run)).collect();

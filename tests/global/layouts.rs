@@ -1,10 +1,10 @@
-//! Every size and alignment, the impossible ones too; zeroing; resizing.
+//! Every size and alignment, impossible ones included; zeroing; resizing.
 
 use super::*;
 
 static HEAP: GlobalHeap = new_heap().reserve(by_width(1 << 38, 128 << 20));
 
-/// Sizes about every border: of classes, of pages, of runs.
+/// Sizes around every boundary: of classes, of pages, of runs.
 fn sizes() -> Vec<usize> {
     let mut sizes = vec![1, 2, 3, 5, 7];
     for shift in 3..22 {
@@ -34,10 +34,10 @@ fn every_layout_is_met() {
 
 #[test]
 fn large_alignments_are_met_or_refused() {
-    // As large as a layout may be that has one byte more than it is aligned to.
+    // Up to the largest alignment for which a layout of one byte more is valid.
     for align in (22..=by_width(30, 29)).map(|shift| 1 << shift) {
         for size in [1, 8192, align, align + 1] {
-            // SAFETY: of size zero is none.
+            // SAFETY: no layout has size zero.
             unsafe {
                 let memory = HEAP.alloc(layout(size, align));
                 assert_eq!(memory.addr() % align, 0);
@@ -77,17 +77,17 @@ fn impossible_layouts_get_null_and_change_nothing() {
             let Ok(layout) = Layout::from_size_align(size, align) else {
                 continue;
             };
-            // SAFETY: of size zero is none.
+            // SAFETY: no layout has size zero.
             unsafe {
                 assert!(HEAP.alloc(layout).is_null(), "{layout:?}");
                 assert!(HEAP.alloc_zeroed(layout).is_null(), "{layout:?}");
             }
         }
-        // SAFETY: the block is ours; nothing happens to it.
+        // SAFETY: the block is ours; a refused resize leaves it as it is.
         unsafe { assert!(HEAP.realloc(block.memory, block.layout, size).is_null()) };
     }
     for align in (31..usize::BITS - 1).map(|shift| 1 << shift) {
-        // SAFETY: of size zero is none.
+        // SAFETY: no layout has size zero.
         unsafe {
             let memory = HEAP.alloc(layout(1, align));
             assert!(memory.is_null() || memory.addr().is_multiple_of(align));
@@ -108,7 +108,7 @@ fn zeroed_is_zero_after_any_history() {
     let mut random = Random(7);
     for round in 0..rounds(20_000) {
         let layout = layout(random.size(18), 1 << random.below(14));
-        // SAFETY: of size zero is none; the bytes read are the block's.
+        // SAFETY: no layout has size zero; the bytes read are the block's.
         unsafe {
             let memory = HEAP.alloc_zeroed(layout);
             let bytes = std::slice::from_raw_parts(memory, layout.size());
@@ -153,7 +153,7 @@ fn a_large_block_grows_and_shrinks_where_it_is() {
     }
     let neighbour = Block::new(&HEAP, layout(200 << 10, 8), 4).unwrap();
     let grown = HEAP.stats().pages.grown;
-    // SAFETY: ours; it does not grow so far.
+    // SAFETY: the live block, with its layout; the resize is refused and leaves it as it is.
     assert!(unsafe { HEAP.realloc(block.memory, block.layout, by_width(8 << 40, 1 << 30)) }.is_null());
     assert_eq!(HEAP.stats().pages.grown, grown, "grew for a block that cannot");
     block.free(&HEAP);

@@ -1,11 +1,11 @@
-//! Running out, and coming back.
+//! Running out of memory, and recovering.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::*;
 
-/// Blocks of one size until there are no more.
+/// Allocates blocks of one size until there is no memory left.
 fn exhaust<S: Source + Send + Sync>(heap: &GlobalHeap<S>, size: usize) -> Vec<Block> {
     let mut blocks = Vec::new();
     while let Some(block) = Block::new(heap, layout(size, 8), blocks.len() as u8) {
@@ -24,7 +24,7 @@ fn a_limit_is_kept_used_and_survived() {
         let blocks = exhaust(&HEAP, size);
         let used = blocks.len() * size;
         assert!(used <= LIMIT, "{size}: {used}");
-        // Classes round up by an eighth, spans leave an eighth over; blocks beside pages round up to pages.
+        // Classes round up by an eighth, spans waste up to an eighth; blocks that are not slots round up to pages.
         assert!(used * 100 >= LIMIT * 70, "{size}: only {used} of {LIMIT} bytes");
         assert!(HEAP.stats().pages.refusals > 0);
         blocks.into_iter().for_each(|block| block.free(&HEAP));
@@ -63,7 +63,7 @@ fn a_thread_that_begins_at_exhaustion_gets_null_and_recovers() {
     .unwrap();
 }
 
-/// Takes a word of pages for this thread's cache, which stays there.
+/// Takes a word of pages into this thread's cache, where it stays.
 fn fill_cache(heap: &GlobalHeap) {
     let blocks: Vec<_> = (0..2000)
         .map(|_| Block::new(heap, layout(1000, 8), 0).unwrap())
@@ -71,13 +71,13 @@ fn fill_cache(heap: &GlobalHeap) {
     blocks.into_iter().for_each(|block| block.free(heap));
 }
 
-/// Whether all pages of the limit can be had, but for some at the beginning.
+/// Whether all pages under the limit can be allocated, except for some at the beginning.
 fn has_all(heap: &GlobalHeap, bytes: usize) -> bool {
     let block = Block::new(heap, layout(bytes - (1 << 20), 8), 0);
     block.map(|block| block.free(heap)).is_some()
 }
 
-/// The pages in its cache are not those of the heap's end.
+/// The pages in its cache are not those at the heap's end.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn what_a_thread_had_that_has_ended_is_there_for_others() {
@@ -88,7 +88,7 @@ fn what_a_thread_had_that_has_ended_is_there_for_others() {
     assert!(has_all(&HEAP, LIMIT), "{}", HEAP.stats());
 }
 
-/// Where the system has a fence for it.
+/// Where the system offers an asymmetric fence.
 #[test]
 #[cfg(target_os = "linux")]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
@@ -111,8 +111,9 @@ fn what_a_thread_has_that_sleeps_is_there_for_others() {
     });
 }
 
-/// A thread that is preempted while it is at work on its shelf cannot be asked for what lies there, which is most of a
-/// small heap: who runs out meanwhile was told no, with an eighth of the limit live. Threads drop what others made.
+/// A thread that is preempted while it uses its shelf cannot be asked for what lies there, which is most of a small
+/// heap. Threads that ran out of memory meanwhile were refused with an eighth of the limit live. Here threads free what
+/// others allocated.
 #[test]
 fn nobody_is_refused_for_what_lies_on_shelves() {
     static HEAP: GlobalHeap = new_heap().limit(32 << 20);
@@ -138,7 +139,7 @@ fn nobody_is_refused_for_what_lies_on_shelves() {
                 }
                 live.fetch_sub(size, Ordering::SeqCst);
             } else if let Some((block, size)) = pool.lock().unwrap().pop() {
-                // SAFETY: allocated with this layout, and taken out of the pool by us alone.
+                // SAFETY: allocated with this layout; only this thread took it out of the pool.
                 unsafe { HEAP.dealloc(std::ptr::with_exposed_provenance_mut(block), layout(size, 8)) };
                 live.fetch_sub(size, Ordering::SeqCst);
             }
@@ -181,7 +182,7 @@ fn what_other_threads_keep_is_asked_back() {
     thread::scope(|scope| {
         let other = scope.spawn(move || {
             exhaust(&HEAP, 4096).into_iter().for_each(|block| block.free(&HEAP));
-            // Magazines full, and the thread idle, then at work again, on slow paths too.
+            // Full magazines and an idle thread, which then resumes work, on slow paths too.
             from.recv().unwrap();
             from.recv().unwrap();
             let blocks: Vec<_> = (0..300)
@@ -205,7 +206,8 @@ fn what_other_threads_keep_is_asked_back() {
     HEAP.check().unwrap();
 }
 
-/// The layers below say no first, and are asked again when stores and magazines have been emptied: nobody was refused.
+/// The layers below refuse at first and are asked again once stores and magazines have been emptied: this does not
+/// count as a refusal.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn what_is_found_in_the_end_is_no_refusal() {
@@ -213,7 +215,7 @@ fn what_is_found_in_the_end_is_no_refusal() {
     for size in [4096, 100, 30_000, 60_000] {
         let room = exhaust(&HEAP, size).into_iter().map(|block| block.free(&HEAP)).count();
         let refusals = HEAP.stats().pages.refusals;
-        // What was freed lies in stores, magazines and on shelves, and has to be asked for.
+        // The freed memory lies in stores, magazines and on shelves, and has to be collected.
         let large = Block::new(&HEAP, layout(6 << 20, 8), 1).expect("room, in the end");
         assert_eq!(HEAP.stats().pages.refusals, refusals, "{room} blocks of {size}");
         assert!(Block::new(&HEAP, layout(6 << 20, 8), 1).is_none());
@@ -239,7 +241,7 @@ fn a_limit_can_be_changed_while_the_heap_is_in_use() {
         blocks.len(),
         more.len()
     );
-    // Less than there is: what there is stays, and is all there is.
+    // A limit below what the heap has already: that memory stays, and no more is added.
     assert!(HEAP.set_limit(1 << 20));
     let there = more.len() + blocks.len();
     blocks.into_iter().chain(more).for_each(|block| block.free(&HEAP));
@@ -253,7 +255,7 @@ fn a_limit_can_be_changed_while_the_heap_is_in_use() {
     HEAP.check().unwrap();
 }
 
-/// Before anything is allocated, too.
+/// Also before anything has been allocated.
 #[test]
 fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
     static HEAP: GlobalHeap = new_heap().background(false);
@@ -265,7 +267,7 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
             .collect();
         blocks.into_iter().for_each(|block| block.free(&HEAP));
     };
-    // Free runs that are too short for what comes next.
+    // Free runs that are too short for the next blocks.
     [100_000, 3 << 20].into_iter().for_each(fill);
     assert!(HEAP.stats().pages.backed.0 * 8192 <= 8 << 20, "{}", HEAP.stats());
     assert!(HEAP.set_soft_limit(usize::MAX));
@@ -273,14 +275,14 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
     HEAP.check().unwrap();
 }
 
-/// What stands in a block that was never written may be what a slot left there that was freed before: then it was taken
-/// for one when it was freed, and lost.
+/// A block that was never written may contain the mark of a slot freed there earlier. When it was freed, it was then
+/// mistaken for such a slot, and lost.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_never_written_that_is_shortened_in_a_full_heap_can_be_freed() {
     static HEAP: GlobalHeap = new_heap().limit(4 << 20).background(false);
     for round in 0..3 {
-        // Marks at the beginning of nearly every page.
+        // Leaves marks at the beginning of nearly every page.
         exhaust(&HEAP, 64).into_iter().for_each(|block| block.free(&HEAP));
         let long = layout(3 << 20, 8);
         // SAFETY: no size is zero; each block is freed with its layout.

@@ -1,5 +1,5 @@
-//! `GlobalHeap` as a value, driven through `GlobalAlloc`: every layout, every way to run out, many threads. It is not
-//! this process's allocator, so the tests' own bookkeeping lies elsewhere.
+//! `GlobalHeap` as a value, driven through `GlobalAlloc`: every layout, every way to run out of memory, many threads.
+//! It is not this process's allocator, so the tests' own bookkeeping lies elsewhere.
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -26,12 +26,12 @@ mod twice;
 
 use common::{addresses, by_width};
 
-/// A heap that takes less of the addresses than it would: there are dozens in this process, and threads want stacks.
+/// A heap that reserves less than the default: this process has dozens of heaps, and its threads need stacks.
 const fn new_heap() -> GlobalHeap {
     GlobalHeap::new().reserve(by_width(1 << 38, 32 << 20))
 }
 
-/// A generator of numbers that are random enough: xorshift64*.
+/// A sufficiently random generator: xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -46,25 +46,25 @@ impl Random {
         (self.next() >> 16) as usize % end
     }
 
-    /// A size of up to `1 << bits` bytes, every order of magnitude as likely as any other.
+    /// A size of up to `1 << bits` bytes, all orders of magnitude equally likely.
     fn size(&mut self, bits: usize) -> usize {
         let shift = self.below(bits) + 1;
         1 + self.below(1 << shift)
     }
 }
 
-/// A block and what was written to it.
+/// A block and the pattern written to it.
 struct Block {
     memory: *mut u8,
     layout: Layout,
     seed: u8,
 }
 
-// SAFETY: a block is its holder's alone.
+// SAFETY: a block belongs to its holder alone.
 unsafe impl Send for Block {}
 
 impl Block {
-    /// A block full of `seed`, or `None`.
+    /// A block filled from `seed`, or `None`.
     fn new<S: Source + Send + Sync>(heap: &GlobalHeap<S>, layout: Layout, seed: u8) -> Option<Self> {
         // SAFETY: no layout here has size zero.
         let memory = unsafe { heap.alloc(layout) };
@@ -77,12 +77,12 @@ impl Block {
         Some(block)
     }
 
-    /// Byte `index` of a block of this seed.
+    /// Byte `index` of a block with this seed.
     fn byte(&self, index: usize) -> u8 {
         self.seed.wrapping_add((index / 61) as u8).wrapping_mul(31)
     }
 
-    /// The bytes that are looked at: all of a small block, some of each page of a large one.
+    /// The bytes that are checked: all of a small block, some in each page of a large one.
     fn looked_at(size: usize) -> impl Iterator<Item = usize> {
         let step = if size <= 4096 { 1 } else { 509 };
         (0..size).step_by(step).chain(size.saturating_sub(8)..size)
@@ -115,7 +115,7 @@ impl Block {
         unsafe { heap.dealloc(self.memory, self.layout) };
     }
 
-    /// Makes it `size` bytes long; whether that worked. Contents are kept either way.
+    /// Resizes the block to `size` bytes and says whether that worked. The contents are kept either way.
     fn resize<S: Source + Send + Sync>(&mut self, heap: &GlobalHeap<S>, size: usize) -> bool {
         let old = self.layout.size();
         // SAFETY: allocated with this layout; the size is not zero.
@@ -126,7 +126,7 @@ impl Block {
         }
         let layout = Layout::from_size_align(size, self.layout.align()).unwrap();
         assert_eq!(memory.addr() % layout.align(), 0, "{layout:?} at {memory:p}");
-        // The bytes that were looked at before.
+        // The bytes that were checked before.
         for index in Self::looked_at(old).filter(|&index| index < size) {
             // SAFETY: inside the block.
             let byte = unsafe { memory.add(index).read() };
@@ -146,8 +146,8 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Runs `work` on `count` threads, with the number of each, until they have ended: their destructors too, which a scope
-/// does not wait for.
+/// Runs `work` on `count` threads, passing each its number, and joins them. Joining waits for their destructors too; a
+/// scope does not.
 fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         let work = &work;
@@ -156,7 +156,7 @@ fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
     });
 }
 
-/// Fewer rounds where nothing is optimised.
+/// Fewer rounds in unoptimised builds.
 const fn rounds(release: usize) -> usize {
     if cfg!(debug_assertions) { release / 10 } else { release }
 }

@@ -1,11 +1,11 @@
-//! What needs a process of its own.
+//! Tests that need a process of their own.
 
 use std::process::{Command, Output};
 
 use super::child::is_one as is_child;
 use super::*;
 
-/// The test `name` of this file, to be run in a child.
+/// The test `name` of this file, to run in a child.
 fn child(name: &str) -> Command {
     child::command(&format!("processes::{name}"))
 }
@@ -73,80 +73,80 @@ macro_rules! aborts {
     )*};
 }
 
-/// Says which address is wrong.
+/// Prints the address that the message must name.
 #[cfg(not(feature = "checks"))]
 fn says(address: *mut u8) -> *mut u8 {
     child::wrong(std::ptr::NonNull::new(address).unwrap()).as_ptr()
 }
 
-// What costs nothing to find.
+// Misuse that is detected at no cost.
 #[cfg(not(feature = "checks"))]
 aborts! {
     a_foreign_block_is_refused: "not of this heap", |heap| {
         Block::new(heap, layout(64, 8), 0).unwrap().free(heap);
         let stranger = Box::leak(Box::new([0_u8; 64]));
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(stranger.as_mut_ptr(), layout(64, 8)) };
     };
     a_foreign_large_block_is_refused: "not of this heap", |heap| {
         Block::new(heap, layout(64, 8), 0).unwrap().free(heap);
         let stranger = vec![0_u8; 1 << 20].leak();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(stranger.as_mut_ptr(), layout(1 << 20, 8)) };
     };
     another_layout_is_refused: "wrong layout", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(640, 8)) };
     };
     a_small_block_is_not_freed_as_a_large_one: "wrong layout", |heap| {
         let block = Block::new(heap, layout(8192, 8192), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
     };
     a_large_block_is_not_freed_with_pages_of_a_span: "wrong layout", |heap| {
         let small = || (0..64).map(|_| Block::new(heap, layout(8192, 8192), 0).unwrap());
-        // What the class needs beside its spans is there.
+        // Allocates what the class needs besides its spans.
         let _before: Vec<_> = small().collect();
         let large = Block::new(heap, layout(40 << 10, 8), 0).unwrap();
-        // Where there is a span behind it, two pages more are its.
+        // If a span lies directly behind the large block, the next two pages belong to it.
         let small: Vec<_> = small().collect();
         let behind = large.memory.wrapping_add(40 << 10);
         assert!(small.iter().any(|small| small.memory == behind));
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(large.memory, layout(48 << 10, 8)) };
     };
     the_inside_of_a_block_is_refused: "inside it", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory.add(8), layout(64, 8)) };
     };
     the_inside_of_a_run_with_room_is_refused: "not allocated", |heap| {
         let block = super::growth::grown(heap, 8, 2400, 1);
         assert!(heap.stats().roomy_bytes > 32 << 10);
-        // In the kibibyte whose flag says that there is room.
-        // SAFETY: none: this is what must be found out.
+        // In the kibibyte whose flag says that the block is roomy.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory.add(8), block.layout) };
     };
     a_block_freed_twice_in_a_row_is_found: "freed twice", |heap| {
         let block = Block::new(heap, layout(64, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
     };
     a_block_freed_twice_with_another_between_is_found: "freed twice", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(64, 8), 0).unwrap());
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
     };
     a_block_of_eight_bytes_freed_twice_is_found: "freed twice", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(8, 8), 0).unwrap());
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { [&first, &second, &first].iter().for_each(|block| heap.dealloc(block.memory, block.layout)) };
     };
     a_block_freed_twice_with_a_thousand_between_is_found: "freed twice", |heap| {
-        // Wherever it is by now: in the magazine, the spare, or a batch in store.
+        // Wherever it is by now: in the magazine, the spare, or a batch in the store.
         let blocks: Vec<_> = (0..1000).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe {
             blocks.iter().for_each(|block| heap.dealloc(block.memory, block.layout));
             heap.dealloc(blocks[1].memory, blocks[1].layout);
@@ -154,7 +154,7 @@ aborts! {
     };
     a_block_of_kibibytes_freed_twice_is_found_whatever_was_written_to_it: "freed twice", |heap| {
         let block = Block::new(heap, layout(5000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe {
             heap.dealloc(block.memory, block.layout);
             block.memory.write_bytes(1, 100);
@@ -164,20 +164,20 @@ aborts! {
     a_block_of_kibibytes_freed_again_by_another_thread_is_found: "freed twice", |heap| {
         let block = Block::new(heap, layout(1500, 8), 0).unwrap();
         let address = block.memory.expose_provenance();
-        // SAFETY: the test's block.
+        // SAFETY: allocated here with this layout.
         unsafe { heap.dealloc(block.memory, block.layout) };
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         let again = || unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(1500, 8)) };
         std::thread::scope(|scope| scope.spawn(again).join().unwrap());
     };
     a_block_of_kibibytes_is_not_freed_by_an_address_inside_it: "inside it", |heap| {
         let block = Block::new(heap, layout(5000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory.add(2048), block.layout) };
     };
     a_block_that_is_with_its_span_again_is_not_freed_twice: "freed twice", |heap| {
         let [first, _kept] = [(); 2].map(|()| Block::new(heap, layout(1024, 8), 0).unwrap());
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe {
             heap.dealloc(first.memory, first.layout);
             heap.flush_thread();
@@ -185,16 +185,16 @@ aborts! {
         }
     };
     a_block_whose_span_is_a_large_block_by_now_is_not_freed: "not allocated", |heap| {
-        // All of a span, whose pages go to the heap and come from there.
+        // All slots of a span, whose pages return to the heap and are allocated from it again.
         let blocks: Vec<_> = (0..512).map(|_| Block::new(heap, layout(64, 8), 0).unwrap()).collect();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe {
             blocks.iter().for_each(|block| heap.dealloc(block.memory, block.layout));
             heap.release(usize::MAX);
             let large: Vec<_> = (0..64).map(|_| heap.alloc_zeroed(layout(64 << 10, 8))).collect();
             let lies_in = |block: &Block, large: *mut u8| block.memory.addr().wrapping_sub(large.addr()) < 64 << 10;
             let twice = blocks.iter().find(|block| large.iter().any(|&large| lies_in(block, large)));
-            // As a free slot may have it: the block is no slot of its class, and is found out at once.
+            // What a free slot may contain: the block is no slot of its class, so this is detected at once.
             let block = twice.expect("pages are taken again, lowest first");
             block.memory.cast::<u64>().write(u64::MAX << 32);
             heap.dealloc(block.memory, block.layout);
@@ -203,85 +203,85 @@ aborts! {
     a_block_with_room_in_a_slot_is_not_freed_twice: "a block was freed", |heap| {
         let block = super::growth::grown(heap, 8, 3000, 0);
         assert!(heap.stats().roomy_bytes > 3000);
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
     };
     a_block_with_room_in_a_run_is_not_freed_twice: "a block was freed", |heap| {
         let block = super::growth::grown(heap, 8, 20_000, 0);
         assert!(heap.stats().roomy_bytes > 32 << 10);
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { (0..2).for_each(|_| heap.dealloc(block.memory, block.layout)) };
     };
     a_block_with_room_is_not_freed_as_a_longer_one: "wrong layout", |heap| {
         let block = super::growth::grown(heap, 8, 3000, 0);
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(200 << 10, 8)) };
     };
     a_block_with_room_in_a_slot_is_not_freed_as_a_longer_one: "wrong layout", |heap| {
-        // Ten that have a run: the eleventh has to be content with a slot.
+        // Ten blocks get a run: the eleventh has to make do with a slot.
         let blocks: Vec<Block> = (0..11).map(|seed| super::growth::grown(heap, 8, 3000, seed)).collect();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(blocks[10].memory, layout(32 << 10, 8)) };
     };
     a_page_inside_a_large_block_is_refused: "wrong layout", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory.add(8192), block.layout) };
     };
     a_word_inside_a_large_block_is_refused: "large one, with the wrong layout", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory.add(8), block.layout) };
     };
     the_page_before_a_heap_is_refused: "not of this heap", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
         let before = (1..).map(|pages| block.memory.wrapping_sub(pages << 13));
         let first = before.into_iter().find(|&page| !heap.contains(page)).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(first, block.layout) };
     };
     a_byte_before_a_heap_is_refused: "not of this heap", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
         let before = (1..).map(|pages| block.memory.wrapping_sub(pages << 13));
         let first = before.into_iter().find(|&page| !heap.contains(page)).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(first.wrapping_add(1), block.layout) };
     };
     a_large_block_is_not_freed_as_a_shorter_one: "large one, with the wrong layout", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(90_000, 8)) };
     };
     a_large_block_is_not_freed_as_a_longer_one: "large one, with the wrong layout", |heap| {
         let block = Block::new(heap, layout(100_000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(110_000, 8)) };
     };
     a_block_of_mebibytes_is_not_freed_as_one_for_the_shelf: "large one, with the wrong layout", |heap| {
         let block = Block::new(heap, layout(2 << 20, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(1 << 20, 8)) };
     };
     a_block_for_the_shelf_is_not_freed_as_a_longer_one: "large one, with the wrong layout", |heap| {
         let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout((1 << 20) + 8192, 8)) };
     };
     a_large_block_aligned_to_pages_is_not_freed_as_any_other: "large one, with the wrong layout", |heap| {
         let block = Block::new(heap, layout(100_000, 16384), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
     };
     a_large_block_of_another_heap_is_refused: "not of this heap", |heap| {
         static OTHER: GlobalHeap = GlobalHeap::new();
         let _own = Block::new(heap, layout(100_000, 8), 0).unwrap();
         let block = Block::new(&OTHER, layout(100_000, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, block.layout) };
     };
     a_large_block_is_not_freed_twice: "freed twice", |heap| {
         let block = Block::new(heap, layout(1 << 20, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe {
             heap.dealloc(block.memory, block.layout);
             heap.dealloc(block.memory, block.layout);
@@ -289,8 +289,8 @@ aborts! {
     };
     a_large_block_that_is_in_the_heap_again_is_not_freed_twice: "free", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(200 << 10, 8), 0).unwrap());
-        // SAFETY: none: this is what must be found out. The first goes onto the shelf and comes from there, the second
-        // goes to the heap.
+        // SAFETY: none: this is the misuse to be detected. The first block is put on the shelf and popped from it; the
+        // second returns to the heap.
         unsafe {
             heap.dealloc(first.memory, first.layout);
             heap.dealloc(second.memory, second.layout);
@@ -300,17 +300,17 @@ aborts! {
     };
     a_fresh_slot_cannot_be_freed: "not allocated", |heap| {
         let block = Block::new(heap, layout(1024, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(says(block.memory.add(7 * 1024)), layout(1024, 8)) };
     };
     a_freed_slot_written_to_is_found: "written to", |heap| {
-        // One of a span of many: where there are few, nothing of ours stands in them.
+        // A class with many slots per span: in spans of few slots, free slots hold nothing of ours.
         let blocks: Vec<_> = (0..8).map(|_| Block::new(heap, layout(48, 8), 0).unwrap()).collect();
         let first = blocks[0].memory;
         blocks.into_iter().for_each(|block| block.free(heap));
         heap.flush_thread();
         for slot in 0..8 {
-            // SAFETY: none: this is what must be found out.
+            // SAFETY: none: this is the misuse to be detected.
             unsafe { says(first.add(slot * 48)).cast::<u32>().write(u32::MAX) };
         }
         let _kept: Vec<_> = (0..8).map(|_| Block::new(heap, layout(48, 8), 0)).collect();
@@ -318,7 +318,7 @@ aborts! {
     a_freed_block_written_to_and_freed_again_is_found_when_it_comes_home: "not allocated", |heap| {
         let block = Block::new(heap, layout(600, 8), 0).unwrap();
         let _kept = Block::new(heap, layout(600, 8), 0).unwrap();
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe {
             heap.dealloc(block.memory, block.layout);
             says(block.memory).cast::<[u64; 2]>().write([7; 2]);
@@ -327,7 +327,7 @@ aborts! {
     };
 }
 
-/// Freed twice, and nobody knows for sure, for another thread has it: it is not handed out twice.
+/// A second free that cannot be detected for certain, because another thread has the block: it is not handed out twice.
 #[test]
 #[cfg(not(feature = "checks"))]
 fn a_block_freed_again_by_another_thread_is_handed_out_once() {
@@ -339,7 +339,7 @@ fn a_block_freed_again_by_another_thread_is_handed_out_once() {
     let theirs = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             for &address in &addresses {
-                // SAFETY: none: this is what must do no harm.
+                // SAFETY: none: this is the misuse that must do no harm.
                 unsafe { HEAP.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(64, 8)) };
             }
             take().collect::<Vec<_>>()
@@ -354,7 +354,7 @@ fn a_block_freed_again_by_another_thread_is_handed_out_once() {
     );
 }
 
-/// A span of few slots has nothing written in them while they are home: who writes to one does no harm.
+/// A span of few slots writes nothing into slots that are home, so a program that writes to one does no harm.
 #[test]
 #[cfg(not(feature = "checks"))]
 fn a_block_written_to_after_it_went_home_is_handed_out_once() {
@@ -365,7 +365,8 @@ fn a_block_written_to_after_it_went_home_is_handed_out_once() {
     blocks.into_iter().for_each(|block| block.free(&HEAP));
     HEAP.flush_thread();
     for memory in &freed {
-        // SAFETY: none: this is what must do no harm. A span that is home is kept, if it is the only one.
+        // SAFETY: none: this is the misuse that must do no harm. A span whose slots are all home is kept if it is the
+        // only one.
         unsafe { memory.cast::<u32>().write(u32::MAX) };
     }
     let again = take();
@@ -377,7 +378,7 @@ fn a_block_written_to_after_it_went_home_is_handed_out_once() {
     again.into_iter().chain(kept).for_each(|block| block.free(&HEAP));
 }
 
-/// What may look like the link of a free block, and is the program's.
+/// Contents that look like the link of a free block but are the program's.
 #[test]
 fn a_block_may_hold_any_words() {
     static HEAP: GlobalHeap = new_heap();
@@ -404,7 +405,7 @@ fn a_block_may_hold_any_words() {
                 .map(|_| Block::new(&HEAP, layout(size, 8), 0).unwrap())
                 .collect();
             for block in &blocks {
-                // SAFETY: inside the block, which is freed with its layout; a word of the program's.
+                // SAFETY: a write inside the block, which is then freed with its layout.
                 unsafe {
                     block.memory.cast::<u64>().write(word);
                     HEAP.dealloc(block.memory, block.layout);
@@ -417,7 +418,7 @@ fn a_block_may_hold_any_words() {
     }
 }
 
-/// What the checked build finds: address, size class and span in the message.
+/// What the checked build detects: the message names address, size class and span.
 #[cfg(feature = "checks")]
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -426,8 +427,7 @@ fn a_block_may_hold_any_words() {
 mod checked {
     use super::*;
 
-    /// Does to a fresh block of so many bytes what must be found out, in many sizes and alignments, of which the child
-    /// is told one.
+    /// Sizes and alignments of the fresh block that is misused; each child gets one of them.
     const SHAPES: [(usize, usize); 8] = [
         (1, 1),
         (8, 8),
@@ -460,11 +460,11 @@ mod checked {
                 }
                 let number: usize = std::env::var(SHAPE).unwrap().parse().unwrap();
                 let (size, align) = SHAPES[number];
-                // Others before and behind it.
+                // Blocks before and behind it.
                 let other = |seed| Block::new(&HEAP, layout(size, align), seed).unwrap();
                 let (_before, block, _behind) = (other(1), other(2), other(3));
                 let work: unsafe fn(&GlobalHeap, *mut u8, Layout) = $work;
-                // SAFETY: none: this is what must be found out.
+                // SAFETY: none: this is the misuse to be detected.
                 unsafe { work(&HEAP, block.memory, block.layout) };
             }
         )*};
@@ -490,7 +490,7 @@ mod checked {
             });
         };
         a_block_freed_by_an_address_inside_it_is_found: "not allocated", |heap, block, layout| unsafe {
-            // On a word, at least: other addresses are no block's.
+            // At a word boundary, at least: no block begins at other addresses.
             heap.dealloc(block.add(layout.size().next_multiple_of(8)), layout);
         };
         a_block_freed_with_another_size_is_found: "wrong layout", |heap, block, layout| unsafe {
@@ -527,7 +527,8 @@ mod checked {
         };
     }
 
-    /// Wherever it lies when it is freed again: in a magazine, in a spare, first or not of a batch in store.
+    /// Wherever it lies when it is freed again: in a magazine, in a spare, at the head of a batch in the store or
+    /// inside one.
     #[test]
     fn any_of_three_hundred_freed_blocks_is_found_when_freed_again() {
         static HEAP: GlobalHeap = new_heap();
@@ -548,7 +549,7 @@ mod checked {
             .collect();
         let (again, wanted) = (blocks[number].memory, blocks[number].layout);
         blocks.into_iter().for_each(|block| block.free(&HEAP));
-        // SAFETY: none: this is what must be found out.
+        // SAFETY: none: this is the misuse to be detected.
         unsafe { HEAP.dealloc(again, wanted) };
     }
 
@@ -558,12 +559,12 @@ mod checked {
         let block = Block::new(&HEAP, layout(1000, 8), 7).unwrap();
         let memory = block.memory;
         block.free(&HEAP);
-        // SAFETY: the heap's memory, and nobody else's heap.
+        // SAFETY: the memory is the heap's, and no other thread uses this heap.
         assert!((0..1000).all(|index| unsafe { memory.add(index).read_volatile() } == 0xdf));
     }
 }
 
-/// In the child of a fork no more is flagged as roomy than is counted, whatever the parent's thread was doing (I18).
+/// In the child of a fork, flagged roomy bytes never exceed the count, whatever the parent's thread was doing (I18).
 #[test]
 #[cfg(unix)]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
@@ -572,13 +573,13 @@ fn a_child_counts_at_least_what_is_roomy() {
     static HEAP: GlobalHeap = new_heap();
     static STOP: AtomicBool = AtomicBool::new(false);
     if !is_child() {
-        // A process with little in it is forked quickly.
+        // A small process forks quickly.
         let output = run("a_child_counts_at_least_what_is_roomy");
         return assert!(output.status.success(), "{output:?}");
     }
     let grower = std::thread::spawn(|| {
         while !STOP.load(Ordering::Relaxed) {
-            // SAFETY: the block, with its layout.
+            // SAFETY: the live block, with its layout.
             unsafe {
                 let (mut block, mut size) = (HEAP.alloc(layout(17_000, 8)), 17_000);
                 for to in [19_000, 21_000, 250_000, 500_000] {
@@ -589,15 +590,15 @@ fn a_child_counts_at_least_what_is_roomy() {
         }
     });
     let broken = (0..rounds(6000)).filter(|_| {
-        // SAFETY: the child looks, and ends.
+        // SAFETY: the child checks its heap and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let fine = HEAP.check().is_ok();
-            // SAFETY: as said.
+            // SAFETY: as above.
             unsafe { libc::_exit(i32::from(!fine)) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child just forked.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         status != 0
     });

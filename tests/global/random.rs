@@ -1,10 +1,10 @@
-//! Random operations under full watch: no two blocks overlap, none loses a byte.
+//! Random operations, all verified: no two blocks overlap, and none loses a byte.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Live blocks by address: where each ends.
+/// Live blocks by address, with their ends.
 #[derive(Default)]
 struct Shadow(BTreeMap<usize, usize>);
 
@@ -64,7 +64,7 @@ fn no_two_blocks_overlap() {
         stats.slot_bytes < 4096,
         "more than a thread's structure is left:\n{stats}"
     );
-    // What is left are the classes' spare spans, and those of which something is in store.
+    // What is left are the classes' spare spans, and spans with slots in a store.
     assert_eq!(stats.pages.in_use, stats.span_pages, "{stats}");
     HEAP.release(usize::MAX);
     let stats = HEAP.stats();

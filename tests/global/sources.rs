@@ -9,7 +9,7 @@ use pageheap::source::{Contents, OverSystem, Purpose, Refused, Region, Reservati
 
 use super::*;
 
-/// The system, but every n-th request is refused, or reservations above a size; 0 and MAX: none.
+/// The system, except that every n-th request is refused, or every reservation above a size; 0 and MAX disable this.
 #[derive(Debug)]
 struct Moody {
     every: AtomicUsize,
@@ -32,7 +32,7 @@ impl Moody {
     }
 }
 
-// SAFETY: the verbs are the system's; a refusal does nothing.
+// SAFETY: the verbs are the system's; a refusal has no effect.
 unsafe impl Verbs for Moody {
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         if bytes > self.above.load(Ordering::Relaxed) || self.refuses() {
@@ -157,7 +157,7 @@ fn a_small_region_is_a_small_heap() {
     }
 }
 
-/// Small enough for Miri: every path but growth, from two threads at once.
+/// Small enough for Miri: every path except growth, from two threads at once.
 #[test]
 fn a_region_serves_two_threads() {
     let memory = vec![MaybeUninit::uninit(); 384 << 10].leak();
@@ -180,11 +180,12 @@ fn a_region_serves_two_threads() {
     heap.check().unwrap();
 }
 
-/// The system, with another heap for notes about pages, and a visitor who has sleeping threads' magazines emptied.
+/// The system, which also allocates from another heap for its notes about pages, and has another thread empty the
+/// magazines of sleeping threads.
 #[derive(Debug)]
 struct Noting;
 
-/// 1: the next growth is visited.
+/// 1: the next growth is interrupted in this way.
 static ARMED: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: the verbs are the system's.
@@ -205,8 +206,8 @@ static NESTED: GlobalHeap<OverSystem<Noting>> = {
     unsafe { GlobalHeap::with_source(OverSystem(Noting), Config::new(by_width(1 << 30, 256 << 20))) }
 };
 
-/// A source that allocates from another heap goes through this thread's structure in the middle of the first heap's
-/// work; behind it the thread is still at work, and its magazines are its own.
+/// A source that allocates from another heap uses this thread's structure in the middle of the first heap's work.
+/// Afterwards the thread still counts as at work, and its magazines remain its own.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_heap_used_inside_another_leaves_the_other_at_work() {

@@ -1,5 +1,6 @@
-//! Blocks that do not belong where they are freed: a `Heap` says so before it has taken one in. (A `GlobalHeap` takes
-//! those of up to 1 KiB into a magazine, and says so when that goes home: `processes`.) Each in a process of its own.
+//! Blocks freed where they do not belong: a `Heap` detects them before it accepts one. (A `GlobalHeap` pushes those of
+//! up to 1 KiB to a magazine, and detects them when that is flushed: `processes`.) Each test runs in a process of its
+//! own.
 
 use std::alloc::Layout;
 use std::process::Output;
@@ -11,20 +12,20 @@ use pageheap::{Config, Heap};
 use super::child;
 use super::common::addresses;
 
-/// Which of the shapes below a child is for.
+/// Which of the shapes below a child is to test.
 const SHAPE: &str = "PAGEHEAP_TEST_SHAPE";
 
 fn heap() -> Heap<System> {
     Heap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
 }
 
-/// The test `name` of this file in a child, for a shape.
+/// Runs the test `name` of this file in a child, for one shape.
 fn run(name: &str, shape: usize) -> Output {
     let mut command = child::command(&format!("strangers::{name}"));
     child::output(command.env(SHAPE, shape.to_string()))
 }
 
-/// Lengths and alignments of blocks: in slots, with a mark and with a flag, and in pages.
+/// Sizes and alignments of blocks: in slots with a mark, in slots with a flag, and in pages.
 const SHAPES: [(usize, usize); 8] = [
     (8, 8),
     (64, 8),
@@ -36,8 +37,8 @@ const SHAPES: [(usize, usize); 8] = [
     (3 << 20, 16 << 20),
 ];
 
-/// For each shape, in a child: `$work` gets a heap and a block of its own, and says which to free, by which layout. The
-/// process is to end with the message and the address before anything else happens.
+/// For each shape, in a child: `$work` gets a heap and one of its blocks, and returns the block and layout to free. The
+/// process must end with the message and the address before anything else happens.
 macro_rules! found_at_once {
     ($($name:ident: $messages:expr, $work:expr;)*) => {$(
         #[test]
@@ -57,13 +58,13 @@ macro_rules! found_at_once {
             let (size, align) = SHAPES[shape.parse::<usize>().unwrap()];
             let (heap, layout) = (heap(), Layout::from_size_align(size, align).unwrap());
             let block = heap.allocate(layout).expect("room");
-            // One that has been freed: there is a magazine that could take another.
+            // Frees one block first, so that there is a magazine that could accept another.
             // SAFETY: allocated here; nothing uses it.
             unsafe { heap.free(heap.allocate(layout).expect("room"), layout) };
             let work: fn(&Heap<System>, NonNull<u8>, Layout) -> (NonNull<u8>, Layout) = $work;
             let (block, layout) = work(&heap, block, layout);
             println!("frees {block:?}");
-            // SAFETY: none: this is what must be found out.
+            // SAFETY: none: this is the misuse to be detected.
             unsafe { heap.free(block, layout) };
             std::process::exit(0);
         }
@@ -79,7 +80,7 @@ found_at_once! {
         (other.allocate(layout).expect("room"), layout)
     };
     a_longer_one_is_refused: ["wrong layout"], |heap, block, layout| {
-        // What it would take in, if it were taken.
+        // Blocks that the longer layout would cover.
         let _behind: Vec<_> = (0..8).map(|_| heap.allocate(Layout::new::<[u8; 40_000]>())).collect();
         let longer = if layout.size() > 1024 { layout.size() + (8 << 10) } else { layout.size() * 2 + (8 << 10) };
         (block, Layout::from_size_align(longer, layout.align()).expect("a layout"))
@@ -89,7 +90,7 @@ found_at_once! {
         let align = if size > 8192 { layout.align() } else { 8 };
         (block, Layout::from_size_align(size, align).expect("a layout"))
     };
-    // It is in no table.
+    // A block with this alignment is in no table.
     a_page_inside_what_is_aligned_to_more_is_refused: ["wrong layout", "not allocated"], |heap, _, layout| {
         let layout = Layout::from_size_align(layout.size() + 16384, 32 << 20).expect("a layout");
         let block = heap.allocate(layout).expect("room");
@@ -97,7 +98,7 @@ found_at_once! {
         (unsafe { block.add(8192) }, layout)
     };
     an_address_inside_is_refused: ["inside it", "wrong layout", "not allocated"], |_, block, layout| {
-        // In the smallest class the next slot begins at 8.
+        // In the smallest class, the next slot begins at 8.
         let within = match layout.size() {
             8 => 4,
             0x10000.. => 8192,
@@ -108,7 +109,7 @@ found_at_once! {
     };
 }
 
-/// As when it is freed: what is in it would be copied, and given up.
+/// As for a free: otherwise its contents would be copied, and the block given up.
 #[test]
 fn another_heaps_block_is_not_resized() {
     if !child::is_one() {
@@ -123,7 +124,7 @@ fn another_heaps_block_is_not_resized() {
     let (own, other, layout) = (heap(), heap(), Layout::new::<[u64; 10]>());
     let _block = own.allocate(layout).expect("room");
     let block = other.allocate(layout).expect("room");
-    // SAFETY: none: this is what must be found out.
+    // SAFETY: none: this is the misuse to be detected.
     let _resized = unsafe { own.resize(block, layout, 800) };
     std::process::exit(0);
 }

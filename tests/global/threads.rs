@@ -1,4 +1,4 @@
-//! Blocks that cross threads; threads that come and go; two heaps in one process.
+//! Blocks that cross threads; threads that start and end; two heaps in one process.
 
 use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
@@ -21,7 +21,7 @@ fn blocks_are_freed_by_whoever_has_them() {
         let mut random = Random(index as u64 + 1);
         for number in 0..count {
             let block = Block::new(&HEAP, layout(random.size(13), 8), number as u8).unwrap();
-            // A full ring must not wait for itself.
+            // A full ring of channels must not deadlock.
             if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) = next.try_send(block)
             {
                 block.free(&HEAP);
@@ -60,7 +60,8 @@ fn one_thread_allocates_and_another_frees() {
     HEAP.check().unwrap();
 }
 
-/// But a few slots, for the thread that has the structure next; those go with all else that is kept.
+/// Except for a few slots, kept for the next thread that gets the structure; they are released with everything else
+/// that is kept.
 #[test]
 fn threads_leave_nothing_behind() {
     static HEAP: GlobalHeap = new_heap();
@@ -123,7 +124,7 @@ fn the_first_use_may_be_raced() {
     }
 }
 
-/// A heap moved or dropped may still be what a thread's end goes to.
+/// A thread that ends may still refer to a heap that has been moved or dropped.
 #[test]
 fn a_heap_may_be_moved_and_dropped() {
     thread::spawn(|| {
@@ -141,7 +142,7 @@ fn a_heap_may_be_moved_and_dropped() {
     .unwrap();
 }
 
-/// The keeper takes slots home when it suits him: to a check he is nobody who uses the heap.
+/// The keeper returns slots to their spans at any time, but a check does not count it as a user of the heap.
 #[test]
 fn a_check_waits_for_who_scavenges() {
     static HEAP: GlobalHeap = new_heap().limit(16 << 20).background(false);
@@ -180,7 +181,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_who_empties_the_heap() {
     assert_eq!((stats.rack_bytes, stats.magazine_bytes), (0, 0), "{stats}");
 }
 
-/// What a sleeping thread keeps is taken back by barriers, which are counted.
+/// Memory kept by sleeping threads is reclaimed with barriers, and the barriers are counted.
 #[test]
 #[cfg(target_os = "linux")]
 fn barriers_are_counted() {
@@ -193,8 +194,8 @@ fn barriers_are_counted() {
     assert_eq!(stats.magazine_bytes, 0, "{stats}");
 }
 
-/// The register is held for some threads at a time: all of them are emptied, whatever their number, each part by a
-/// barrier of its own.
+/// The register is locked for a limited number of threads at a time. All threads are emptied, however many there are,
+/// with one barrier per part.
 #[test]
 #[cfg(target_os = "linux")]
 fn many_sleeping_threads_keep_nothing() {
@@ -226,7 +227,7 @@ fn many_sleeping_threads_keep_nothing() {
     HEAP.check().unwrap();
 }
 
-/// Who only frees keeps next to nothing of it: the pages are there for who allocates.
+/// A thread that only frees keeps next to nothing: the pages are available to the thread that allocates.
 #[test]
 fn large_blocks_that_another_thread_frees_are_of_use_again() {
     static HEAP: GlobalHeap = new_heap();
@@ -241,7 +242,7 @@ fn large_blocks_that_another_thread_frees_are_of_use_again() {
     drop(sender);
     consumer.join().unwrap();
     let stats = HEAP.stats();
-    // One with each thread, one in the channel, one in the hand; and they are not whole where they lie anew.
+    // One with each thread, one in the channel, one in the hand; and new blocks do not exactly overlay old ones.
     assert!(
         stats.pages.peak_backed.0 * stats.pages.page_bytes < 8 * BYTES,
         "{stats}"

@@ -1,16 +1,16 @@
-//! A block freed twice, by a `GlobalHeap`, whenever and wherever it lies: it is found or it is not, and is never handed
-//! out twice.
+//! A block freed twice to a `GlobalHeap`, at any time and wherever it lies: whether or not that is detected, the block
+//! is never handed out twice.
 
 use std::collections::BTreeMap;
 
 use super::child;
 use super::*;
 
-/// What the process says of itself when it has got a block twice.
+/// What the process prints when it gets a block twice.
 const TWICE: &str = "handed out twice";
 
-/// Against a map of what is the program's, in processes of their own, of one size each: else a block's place may lie
-/// inside another by the second time, and it is that one's.
+/// Compares with a map of the program's live blocks. Each run is a process of its own with a single size: otherwise the
+/// address might lie inside another live block by the second free, and belong to that one.
 #[test]
 fn a_block_freed_twice_anywhere_is_never_handed_out_twice() {
     const SEED: &str = "PAGEHEAP_TEST_SEED";
@@ -30,11 +30,11 @@ fn a_block_freed_twice_anywhere_is_never_handed_out_twice() {
         assert_eq!(is_found, !output.status.success(), "seed {seed}: {said}");
         is_found
     });
-    // Where it lies in another lane of the store, or another has the lock, it is left there.
+    // A block that lies in another lane of the store, or whose lock another thread holds, is left there undetected.
     assert!(found.count() as u64 > RUNS / 2);
 }
 
-/// Whether somebody has a part of it.
+/// Whether a live block overlaps this range.
 fn overlaps(live: &BTreeMap<usize, usize>, address: usize, size: usize) -> bool {
     let before = live.range(..address + size).next_back();
     before.is_some_and(|(&other, &bytes)| other + bytes > address)
@@ -47,7 +47,7 @@ fn free_one_twice(heap: &GlobalHeap, mut random: Random) {
     let when = STEPS / 6 + random.below(STEPS / 2);
     let (mut live, mut freed) = (BTreeMap::new(), Vec::new());
     for step in 0..STEPS {
-        // Fewer, then more again: so that spans go, and come.
+        // Fewer live blocks, then more again, so that spans are released and allocated.
         let most = if step / 1000 % 2 == 0 { 110 } else { 90 };
         match random.below(200) {
             _ if step == when => {
@@ -56,12 +56,12 @@ fn free_one_twice(heap: &GlobalHeap, mut random: Random) {
                 let Some(&address) = candidates.get(random.below(candidates.len().max(1))) else {
                     continue;
                 };
-                // SAFETY: none: this is what must do no harm.
+                // SAFETY: none: this is the misuse that must do no harm.
                 unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout) };
             }
             0 => heap.flush_thread(),
             choice if choice < most => {
-                // SAFETY: not of size zero; written to inside.
+                // SAFETY: the size is not zero; the write is inside the block.
                 let address = unsafe {
                     let memory = heap.alloc(layout);
                     memory.cast::<usize>().write(step);

@@ -1,4 +1,4 @@
-//! The ends of threads: destructors that allocate, in every round there is; keys and stacks in short supply.
+//! The ends of threads: destructors that allocate, in every round; keys and stacks in short supply.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-/// As many rounds of destructors as POSIX promises.
+/// As many rounds of destructors as POSIX guarantees.
 const ROUNDS: usize = 4;
 
-/// Keys set by each thread: some made before the heap's own key, some after.
+/// Keys that each thread sets: some created before the heap's own key, some after it.
 static KEYS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 static RUN: AtomicUsize = AtomicUsize::new(0);
 
-/// Allocates in every round, frees what the round before allocated, and keeps the last.
+/// Allocates in every round, frees what the previous round allocated, and keeps the last.
 unsafe extern "C" fn again(value: *mut c_void) {
-    // SAFETY: the value is a box that `start` or the round before made.
+    // SAFETY: the value is a box made by `start` or by the previous round.
     let (key, round, old) = *unsafe { Box::from_raw(value.cast::<(usize, usize, Vec<String>)>()) };
     assert!(old.iter().enumerate().all(|(number, text)| text.len() == number));
     RUN.fetch_add(1, Ordering::Relaxed);
@@ -27,7 +27,7 @@ unsafe extern "C" fn again(value: *mut c_void) {
 fn set(key: usize, round: usize) {
     let texts = (0..60).map(|number| "z".repeat(number)).collect::<Vec<String>>();
     let value = Box::into_raw(Box::new((key, round, texts)));
-    // SAFETY: a key made in the test, and the value its destructor takes.
+    // SAFETY: a key created in the test, and the value its destructor expects.
     let answer = unsafe { libc::pthread_setspecific(KEYS[key].load(Ordering::Relaxed) as _, value.cast()) };
     assert_eq!(answer, 0);
 }
@@ -52,7 +52,7 @@ fn destructors_may_allocate_in_every_round() {
     }
     for key in &KEYS {
         let mut made = 0;
-        // SAFETY: a place for a key, and a destructor that stays.
+        // SAFETY: a place for a key, and a destructor that is never unloaded.
         assert_eq!(unsafe { libc::pthread_key_create(&mut made, Some(again)) }, 0);
         key.store(made as usize, Ordering::Relaxed);
     }
@@ -75,16 +75,16 @@ fn destructors_may_allocate_in_every_round() {
     assert_eq!(before.thread_structures, after.thread_structures);
 }
 
-/// Rounds still to come for the thread's one value, which is not a block: nothing is allocated before the last.
+/// Rounds left for the thread's only value. It is a number, not a block: nothing is allocated before the last round.
 static LATE_KEY: AtomicUsize = AtomicUsize::new(0);
 static LATE_RUN: AtomicUsize = AtomicUsize::new(0);
 
-/// Comes back in every round, and in the last uses the heap for the first time in the thread's life.
+/// Runs in every round, and in the last uses the heap for the first time in the thread's life.
 unsafe extern "C" fn only_in_the_last(rounds: *mut c_void) {
     let left = rounds.addr() - 1;
     if left > 0 {
         let key = LATE_KEY.load(Ordering::Relaxed) as libc::pthread_key_t;
-        // SAFETY: a key made in the test; the value is a number.
+        // SAFETY: a key created in the test; the value is a number.
         unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(left)) };
         return;
     }
@@ -93,7 +93,7 @@ unsafe extern "C" fn only_in_the_last(rounds: *mut c_void) {
     LATE_RUN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The heap's own destructor is not called for such a thread any more.
+/// For such a thread the heap's own destructor is no longer called.
 #[test]
 fn a_first_use_in_the_last_round_of_destructors_leaves_nothing_behind() {
     if !is_child() {
@@ -103,18 +103,18 @@ fn a_first_use_in_the_last_round_of_destructors_leaves_nothing_behind() {
     }
     extern "C" fn start(_: *mut c_void) -> *mut c_void {
         let key = LATE_KEY.load(Ordering::Relaxed) as libc::pthread_key_t;
-        // SAFETY: a key made below; the value is a number.
+        // SAFETY: a key created below; the value is a number.
         unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(ROUNDS)) };
         std::ptr::null_mut()
     }
     let mut made = 0;
-    // SAFETY: a place for a key, and a destructor that stays.
+    // SAFETY: a place for a key, and a destructor that is never unloaded.
     let answer = unsafe { libc::pthread_key_create(&mut made, Some(only_in_the_last)) };
     assert_eq!(answer, 0);
     LATE_KEY.store(made as usize, Ordering::Relaxed);
     let batch = |count: usize| {
         for _ in 0..count {
-            // SAFETY: a thread that is waited for.
+            // SAFETY: the thread is joined.
             unsafe {
                 let mut id = std::mem::zeroed();
                 let answer = libc::pthread_create(&mut id, std::ptr::null(), start, std::ptr::null_mut());
@@ -144,13 +144,13 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
         assert_eq!(unsafe { libc::pthread_key_create(&mut made, None) }, 0);
     }
     let layout = Layout::new::<[u64; 13]>();
-    // SAFETY: what is freed was allocated with the layout; each address stands for a block of its own.
+    // SAFETY: each block is freed with the layout it was allocated with; each address stands for a block of its own.
     unsafe {
         let block = alloc(layout).expose_provenance();
         let raw = |work: fn(usize) -> usize, value: usize| {
-            // A raw thread: std's would allocate before the closure.
+            // A raw thread: one of std's would allocate before the closure runs.
             extern "C" fn start(pair: *mut c_void) -> *mut c_void {
-                // SAFETY: `raw` waits for us, and its pair.
+                // SAFETY: `raw` waits for this thread, and keeps its pair alive.
                 let pair = unsafe { &mut *pair.cast::<(fn(usize) -> usize, usize)>() };
                 pair.1 = pair.0(pair.1);
                 std::ptr::null_mut()
@@ -186,7 +186,7 @@ fn a_thread_may_begin_with_all_kinds_of_calls_and_forty_keys_taken() {
     }
 }
 
-/// The deepest path, from a thread's first call, on the smallest stack there is.
+/// The deepest path, from a thread's first call, on the smallest possible stack.
 #[test]
 fn a_stack_of_sixteen_kibibytes_suffices() {
     extern "C" fn start(_: *mut c_void) -> *mut c_void {
@@ -196,13 +196,13 @@ fn a_stack_of_sixteen_kibibytes_suffices() {
         }
         std::ptr::null_mut()
     }
-    // SAFETY: attributes that are initialised, used and destroyed; a thread that is waited for.
+    // SAFETY: attributes that are initialised, used and destroyed; a thread that is joined.
     unsafe {
         let (mut attributes, mut id) = (std::mem::zeroed(), std::mem::zeroed());
         assert_eq!(libc::pthread_attr_init(&mut attributes), 0);
-        // Unoptimised code is not what the promise is about.
+        // The guarantee is not about unoptimised code.
         let bytes: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
-        // No C library takes less than its least: 16 KiB on x86, 128 KiB on ARM.
+        // No C library accepts less than its minimum: 16 KiB on x86, 128 KiB on ARM.
         let bytes = bytes.max(libc::PTHREAD_STACK_MIN);
         assert_eq!(libc::pthread_attr_setstacksize(&mut attributes, bytes), 0);
         assert_eq!(

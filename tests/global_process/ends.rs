@@ -1,17 +1,17 @@
-//! The beginning and the end of the process; a heap whose first use is raced.
+//! The beginning and the end of the process; a heap whose first use is a race.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-/// Bytes that the constructor found in what it had allocated.
+/// Total bytes of the strings that the constructor allocated.
 static BEFORE_MAIN: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs before `main`, and before Rust's runtime.
+/// Runs before `main` and before Rust's runtime.
 #[cfg(target_os = "linux")]
 #[used]
-// SAFETY: a function pointer is what the section holds; the function asks nothing of the runtime but memory.
+// SAFETY: the section holds function pointers; the function needs nothing of the runtime but memory.
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = {
     extern "C" fn construct() {
@@ -36,7 +36,7 @@ fn a_process_may_end_while_threads_allocate() {
     if !is_child() {
         return (0..10).for_each(|_| assert!(run("ends::a_process_may_end_while_threads_allocate")));
     }
-    // SAFETY: a function that stays.
+    // SAFETY: a function that is never unloaded.
     assert_eq!(unsafe { libc::atexit(after_main) }, 0);
     for seed in 0..12 {
         thread::spawn(move || {
@@ -58,7 +58,7 @@ fn the_first_use_may_be_raced_by_24_threads() {
     use std::alloc::{GlobalAlloc, Layout};
     static RACED: GlobalHeap = GlobalHeap::new();
     if !is_child() {
-        // Requirement 12: 150 processes where all is wanted.
+        // Requirement 12: 150 processes in a full run.
         let processes = if is_full() { 150 } else { 20 };
         return (0..processes).for_each(|_| assert!(run("ends::the_first_use_may_be_raced_by_24_threads")));
     }
@@ -69,7 +69,7 @@ fn the_first_use_may_be_raced_by_24_threads() {
             scope.spawn(move || {
                 barrier.wait();
                 let layout = Layout::from_size_align(64 << (number % 12), 8).unwrap();
-                // SAFETY: freed with the layout; written inside.
+                // SAFETY: freed with the layout; writes are inside the blocks.
                 unsafe {
                     let blocks = [0; 10].map(|_| RACED.alloc(layout));
                     for block in blocks {

@@ -1,4 +1,5 @@
-//! What many threads cost, in memory and mappings. Each in a process of its own, for the numbers are the process's.
+//! What many threads cost in memory and mappings. Each test runs in a process of its own, since the figures are per
+//! process.
 
 #![cfg(target_os = "linux")]
 

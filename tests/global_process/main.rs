@@ -1,4 +1,4 @@
-//! A whole process on `GlobalHeap`: everything std allocates, from before `main` until after it.
+//! A whole process on `GlobalHeap`: everything std allocates, from before `main` to after it.
 
 #![cfg(unix)]
 
@@ -27,12 +27,12 @@ mod steady;
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-/// Runs one test of this program in a child; whether it ended well.
+/// Runs one test of this program in a child and says whether it succeeded.
 fn run(name: &str) -> bool {
     run_with(name, &[])
 }
 
-/// The same, with these in its environment.
+/// Like `run`, with these environment variables.
 fn run_with(name: &str, variables: &[(&str, &str)]) -> bool {
     let output = child::output(child::command(name).envs(variables.iter().copied()));
     if !output.status.success() {
@@ -41,14 +41,14 @@ fn run_with(name: &str, variables: &[(&str, &str)]) -> bool {
     output.status.success()
 }
 
-/// What the environment says when the process starts is what its heap does.
+/// The heap obeys the environment variables that the process starts with.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "about a few bytes")]
 fn the_environment_overrides_a_limit() {
     const NAME: &str = "the_environment_overrides_a_limit";
     if !is_child() {
         let child = |limit: &str| run_with(NAME, &[("PAGEHEAP_LIMIT", limit)]);
-        // In the child 64 MiB are wanted.
+        // The child asks for 64 MiB.
         assert!(!child("48M") && child("200M") && child("nonsense"));
         return;
     }
@@ -58,7 +58,7 @@ fn the_environment_overrides_a_limit() {
     std::process::exit(if got { 0 } else { 1 });
 }
 
-/// A reservation of less than any program needs ended it at its first allocation, before it could say a word.
+/// A reservation too small for any program used to end the process at its first allocation, without a message.
 #[test]
 fn nonsense_in_the_environment_is_as_if_it_were_not_there() {
     const NAME: &str = "nonsense_in_the_environment_is_as_if_it_were_not_there";
@@ -72,13 +72,13 @@ fn nonsense_in_the_environment_is_as_if_it_were_not_there() {
     assert!(HEAP.contains(large.as_ptr()));
 }
 
-/// Whether every requirement is to be tried at its full size, however long that takes: where `PAGEHEAP_TEST_FULL` is
-/// set, as for a release (`.ci/run test_release`).
+/// Whether every requirement is to be tested at full size, however long that takes: `PAGEHEAP_TEST_FULL` is set, as for
+/// a release (`.ci/run test_release`).
 fn is_full() -> bool {
     std::env::var_os("PAGEHEAP_TEST_FULL").is_some()
 }
 
-/// Bytes of a page, as the kernel counts them.
+/// Bytes per page, as the kernel counts them.
 fn page() -> usize {
     // SAFETY: reads a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
@@ -135,7 +135,7 @@ fn strings_cross_threads() {
 
 #[test]
 fn unwinding_frees_what_was_allocated() {
-    // Several, so that what a panic allocates once is there.
+    // Repeated, so that what panics allocate only once is already there.
     let unwind = || {
         let caught = panic::catch_unwind(|| {
             let kept: Vec<String> = (0..100).map(|number| "y".repeat(number)).collect();
@@ -151,13 +151,12 @@ fn unwinding_frees_what_was_allocated() {
     drop(panic::take_hook());
 }
 
-/// Wherever its memory lies: unwinders take it to be aligned to more than Rust's library says
-/// (rust-lang/rust#161368).
+/// Wherever its memory lies: unwinders assume a greater alignment than Rust's library declares (rust-lang/rust#161368).
 #[test]
 fn many_panics_at_once_unwind() {
     let mut held = Vec::new();
     for number in 0..64_usize {
-        // What a panic is kept in has about as much.
+        // About the size of the object that carries a panic.
         held.push(Box::new([number; 7]));
         let caught = panic::catch_unwind(|| panic::resume_unwind(Box::new(number)));
         assert_eq!(*caught.unwrap_err().downcast::<usize>().unwrap(), number);
@@ -181,7 +180,7 @@ fn errno_is_as_it_was() {
                 blocks[0] = realloc(blocks[0], layout, 2 * size);
                 blocks[0] = realloc(blocks[0], Layout::from_size_align(2 * size, 8).unwrap(), size);
                 blocks.into_iter().for_each(|block| dealloc(block, layout));
-                // Unless it is used, the compiler may assume that it went well.
+                // Without a use of the result, the compiler may assume that the allocation succeeded.
                 let impossible =
                     std::hint::black_box(alloc(Layout::from_size_align(by_width(1 << 47, 1 << 30), 8).unwrap()));
                 assert!(impossible.is_null());

@@ -63,7 +63,7 @@ fn a_layout_too_large_gets_null_and_changes_nothing() {
                 let Ok(huge) = Layout::from_size_align((1 << shift) - 1 + (shift - first), align) else {
                     continue;
                 };
-                // Unless it is used, the compiler may assume that it went well.
+                // Without a use of the result, the compiler may assume that the allocation succeeded.
                 assert!(std::hint::black_box(alloc(huge)).is_null());
                 assert!(std::hint::black_box(alloc_zeroed(huge)).is_null());
                 let moved = realloc(block, layout(100, 8), huge.size().min(isize::MAX as usize - 7));

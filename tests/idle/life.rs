@@ -103,11 +103,11 @@ fn a_child_has_none_and_gets_its_own() {
             drop(blocks(100 << 20, 3000));
             let born = round % 10 != 0 || soon(|| keeper().is_some());
             let low = round % 20 != 0 || soon(|| resident() <= before + (4 << 20));
-            // SAFETY: ends the child without running what is the parent's.
+            // SAFETY: ends the child without running the parent's handlers.
             unsafe { libc::_exit(i32::from(!gone) + 2 * i32::from(!born) + 4 * i32::from(!low)) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child just forked.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -176,7 +176,7 @@ fn one_that_was_refused_for_a_while_is_started_later() {
 fn use_up(heap: &GlobalHeap) {
     use std::alloc::{GlobalAlloc, Layout};
     let layout = Layout::from_size_align(100_000, 8).unwrap();
-    // SAFETY: the layout is not empty; written inside, freed with it.
+    // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
     unsafe {
         let blocks: Vec<_> = (0..1000).map(|_| heap.alloc(layout)).collect();
         for block in blocks {

@@ -299,11 +299,11 @@ fn what_is_freed_lies_in_magazines_alone() {
         until_it_sleeps();
         drop(of_every_size(400_000));
         settle(before, 0);
-        // SAFETY: ends the child without running what is the parent's.
+        // SAFETY: ends the child without running the parent's handlers.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child just forked.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(libc::WIFEXITED(status), "{status:#x}");
     if libc::WEXITSTATUS(status) != 0 {

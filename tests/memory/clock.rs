@@ -60,7 +60,7 @@ fn without_a_clock_memory_goes_back_all_the_same() {
     static OWN: GlobalHeap = GlobalHeap::new();
     let backed = || OWN.stats().pages.backed.0 * 8192;
     let well = without(|| {
-        // SAFETY: the layout is not empty; written inside, freed with it.
+        // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
         unsafe {
             let blocks: Vec<_> = (0..64).map(|_| OWN.alloc(layout(1 << 20))).collect();
             for block in blocks {

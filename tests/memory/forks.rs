@@ -39,7 +39,7 @@ fn a_fork_comes_in_between() {
     }
     // Runs of 5 pages, every other free: some 50 to a chunk.
     const SIZE: usize = 40_000;
-    // SAFETY: the layout is not empty; freed with it.
+    // SAFETY: the layout is not empty; blocks are freed with it.
     let blocks: Vec<_> = (0..16_000)
         .map(|_| unsafe { OTHER.alloc(layout(SIZE)) }.addr())
         .collect();
@@ -55,15 +55,15 @@ fn a_fork_comes_in_between() {
     }
     for _ in 0..5 {
         let before = count();
-        // SAFETY: the child ends at once.
+        // SAFETY: the child exits at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: as said.
+            // SAFETY: as above.
             unsafe { libc::_exit(0) };
         }
         let after = count();
         let mut status = 0;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child just forked.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         println!("{} releases while a fork waited", after - before);
         assert!(after - before <= 300, "{} releases", after - before);
@@ -87,7 +87,7 @@ fn not_for_ever() {
 
 /// A block of a heap, allocated and freed.
 fn touch<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>, size: usize) -> bool {
-    // SAFETY: the layout is not empty; freed with it.
+    // SAFETY: the layout is not empty; blocks are freed with it.
     unsafe {
         let block = heap.alloc(layout(size));
         if block.is_null() {
@@ -143,11 +143,11 @@ fn clocks_that_allocate_do_not_stop_a_fork() {
             if child == 0 {
                 not_for_ever();
                 let well = HEAPS.iter().all(|heap| touch(heap, 100) && touch(heap, 100_000));
-                // SAFETY: as said.
+                // SAFETY: as above.
                 unsafe { libc::_exit(i32::from(!well)) };
             }
             let mut status = 0;
-            // SAFETY: waits for the child just made.
+            // SAFETY: waits for the child just forked.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             assert_eq!(status, 0, "round {round}");
         }
@@ -177,7 +177,7 @@ fn a_hook_may_release_in_the_clock_of_a_tick() {
     assert!(touch(&FULL, 100_000));
     let clock = || {
         if ASKED.load(Ordering::Relaxed) == 0 {
-            // SAFETY: the layout is not empty; freed with it.
+            // SAFETY: the layout is not empty; blocks are freed with it.
             unsafe {
                 let block = FULL.alloc(layout(5 << 20));
                 assert!(!block.is_null() && FULL.alloc(layout(5 << 20)).is_null());

@@ -39,7 +39,7 @@ fn a_source_has_room_for_a_buffer_on_the_threads_stack() {
         return assert!(run("guests::a_source_has_room_for_a_buffer_on_the_threads_stack"));
     }
     for _ in 0..2 {
-        // SAFETY: the layout is not empty; freed with it.
+        // SAFETY: the layout is not empty; blocks are freed with it.
         unsafe { OWN.dealloc(OWN.alloc(layout(4 << 20)), layout(4 << 20)) };
     }
     assert!(soon(|| DEEP.releases.load(Ordering::Relaxed) > 0));

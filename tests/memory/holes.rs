@@ -108,11 +108,11 @@ fn a_child_counts_the_holes_it_has() {
         let fork = HEAP.stats().pages;
         let agrees = fork.backed.0 == fork.grown.0 - fork.scavenged.0 - fork.holes.0 && fork.holes <= holes;
         check(&blocks);
-        // SAFETY: ends the child without running what is the parent's.
+        // SAFETY: ends the child without running the parent's handlers.
         unsafe { libc::_exit(if agrees && fork.holes.0 > 500 { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child just forked.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
     check(&blocks);

@@ -71,7 +71,7 @@ fn who_asks_gets_them_where_there_are_any() {
     }
     static ADVISE: GlobalHeap = GlobalHeap::new().background(false).huge_pages(HugePages::Advise);
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    // SAFETY: the layout is not empty, written inside, freed with it.
+    // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
     unsafe {
         let block = ADVISE.alloc(layout(64 << 20));
         block.write_bytes(1, 64 << 20);
@@ -109,7 +109,7 @@ fn a_gigabyte_touched_here_and_there_costs_little() {
     }
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let before = resident();
-    // SAFETY: the layout is not empty, written inside, freed with it.
+    // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
     unsafe {
         let block = alloc(layout(BYTES));
         (0..BYTES).step_by(1 << 20).for_each(|at| block.add(at).write(1));

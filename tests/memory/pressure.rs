@@ -92,7 +92,7 @@ impl Drop for Busy {
 /// Allocates so many blocks, writes to them, and frees them.
 fn touch(size: usize, count: usize) {
     use std::alloc::GlobalAlloc;
-    // SAFETY: the layout is not empty; written inside, freed with it.
+    // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
     unsafe {
         let blocks: Vec<_> = (0..count).map(|_| WATCHED.alloc(layout(size))).collect();
         for block in blocks {
@@ -264,7 +264,7 @@ fn a_program_that_frees_nothing_is_told_too() {
     let child = unsafe { libc::fork() };
     if child != 0 {
         let mut status = 0;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child just forked.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         return assert_eq!(status, 0);
     }
@@ -274,7 +274,7 @@ fn a_program_that_frees_nothing_is_told_too() {
     assert_eq!(ALARMED.load(Ordering::Relaxed), 0);
     grow(1 << 20);
     let told = soon(|| ALARMED.load(Ordering::Relaxed) > 0);
-    // SAFETY: ends the child without running what is the parent's.
+    // SAFETY: ends the child without running the parent's handlers.
     unsafe { libc::_exit(i32::from(!told)) };
 }
 
@@ -320,11 +320,11 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
             // SAFETY: the child looks at its files, and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: as said.
+                // SAFETY: as above.
                 unsafe { libc::_exit(open_events() as i32) };
             }
             let mut status = 0;
-            // SAFETY: waits for the child just made.
+            // SAFETY: waits for the child just forked.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             assert!(libc::WIFEXITED(status));
             libc::WEXITSTATUS(status) == 1

@@ -515,7 +515,7 @@ fn calls_of_both_layers_are_those_of_the_source() {
     static HEAP: GlobalHeap<&OverSystem<Counting>> =
         unsafe { GlobalHeap::with_source(&COUNTED, Config::new(by_width(1 << 30, 256 << 20))) };
     let layout = Layout::from_size_align(1000, 8).unwrap();
-    // SAFETY: the layout is not empty; freed with it.
+    // SAFETY: the layout is not empty; blocks are freed with it.
     unsafe {
         let blocks: Vec<_> = (0..100_000).map(|_| HEAP.alloc(layout)).collect();
         blocks.into_iter().for_each(|block| HEAP.dealloc(block, layout));
