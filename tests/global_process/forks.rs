@@ -1,4 +1,4 @@
-//! Forks under load: the child of a busy program is a whole program.
+//! Forks under load: the child of a busy program is fully functional.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
@@ -11,14 +11,14 @@ use pageheap::{Config, Heap, PageCount};
 
 use super::*;
 
-/// Forks in the middle of it all, and what the child does. Not in the parent: the test's own locks are not fork's
-/// affair, so the child calls nothing of std's that has one.
+/// Forks in the middle of the load and runs `child` in the child. It must not use std's locks: the test's own locks are
+/// not held across the fork.
 fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child does what `child` does, and ends without unwinding into the parent's frames.
+    // SAFETY: the child runs `child`, and ends without unwinding into the parent's frames.
     match unsafe { libc::fork() } {
         0 => {
             let done = panic::catch_unwind(panic::AssertUnwindSafe(child)).unwrap_or(false);
-            // SAFETY: no handlers, no destructors.
+            // SAFETY: runs no handlers and no destructors.
             unsafe { libc::_exit(if done { 0 } else { 1 }) }
         }
         id => {
@@ -28,7 +28,7 @@ fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
     }
 }
 
-/// Whether the child ended well, within a time that a child that hangs does not keep.
+/// Whether the child succeeded, within a time that a hanging child exceeds.
 fn ended_well(id: libc::pid_t) -> bool {
     let began = Instant::now();
     loop {
@@ -47,7 +47,7 @@ fn ended_well(id: libc::pid_t) -> bool {
     }
 }
 
-/// Every size of block there is, filled and looked at.
+/// Blocks of every size, filled and verified.
 fn work(seed: usize) -> bool {
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for number in 0..150_usize {
@@ -63,7 +63,7 @@ fn work(seed: usize) -> bool {
     kept.iter().all(|block| block.iter().all(|&byte| byte == block[0]))
 }
 
-/// Eight threads that never rest until the guard is dropped.
+/// Threads that never rest until this guard is dropped.
 struct Load {
     over: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -98,7 +98,7 @@ impl Drop for Load {
     }
 }
 
-/// Requirement 13: every child allocates, frees inherited blocks, starts a thread, forks again.
+/// Requirement 13: every child allocates, frees inherited blocks, starts a thread, and forks again.
 #[test]
 fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork_again() {
     let name = "forks::children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork_again";
@@ -118,7 +118,7 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
                 let pair = [1, 2].map(|seed| scope.spawn(move || work(round + seed)));
                 pair.into_iter().all(|thread| thread.join().unwrap())
             });
-            // The check first: later the grandchild may have a thread of its own that scavenges.
+            // The check comes first: later the grandchild may have a scavenging thread of its own.
             let grandchild = fork(|| {
                 HEAP.check().unwrap();
                 work(round)
@@ -130,7 +130,7 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
     }
 }
 
-/// The child's heap says of itself what is so, though its parent's threads were anywhere.
+/// The child's heap is consistent, wherever the parent's threads were.
 #[test]
 fn in_the_child_every_page_that_is_free_is_found() {
     if !is_child() {
@@ -141,7 +141,7 @@ fn in_the_child_every_page_that_is_free_is_found() {
         thread::sleep(Duration::from_millis(1));
         let id = fork(|| {
             let stats = HEAP.stats();
-            // One thread, with a structure of its own; no lock is held; the tree knows every free page.
+            // One thread with a structure of its own; no lock is held; the tree knows every free page.
             HEAP.check().unwrap();
             stats.threads == 1 && work(7)
         });
@@ -149,7 +149,7 @@ fn in_the_child_every_page_that_is_free_is_found() {
     }
 }
 
-/// Forks from several threads at once, and while heaps open.
+/// Forks from several threads at once, and while heaps are being opened.
 #[test]
 fn several_threads_may_fork_at_once_and_while_a_heap_opens() {
     if !is_child() {
@@ -174,8 +174,8 @@ fn several_threads_may_fork_at_once_and_while_a_heap_opens() {
     }
 }
 
-/// A thread that is refused in a full heap, again and again, holds what a fork wants; and it must not wait meanwhile
-/// for what the fork has. Other threads keep all processors busy, so that each yield takes long.
+/// A thread that is refused again and again in a full heap holds what a fork needs, and must not wait meanwhile for
+/// what the fork holds. Other threads keep all processors busy, so that each yield takes long.
 #[test]
 fn forks_do_not_wait_for_who_is_refused() {
     if !is_child() {
@@ -203,23 +203,23 @@ fn forks_do_not_wait_for_who_is_refused() {
         (0..20).for_each(|_| assert!(ended_well(fork(|| true))));
         let took = begin.elapsed();
         over.store(true, Ordering::Relaxed);
-        // It was 240 s; it is 0.3.
+        // It took 240 s; now it takes 0.3.
         assert!(took < Duration::from_secs(40), "twenty forks: {took:?}");
     });
 }
 
-/// Who is refused empties what others keep: he takes the register's lock, and classes' under it; a fork takes them the
-/// other way.
+/// A refused thread empties the caches of others: it takes the register's lock, then the classes' locks; a fork takes
+/// them in the opposite order.
 #[test]
 fn forks_and_who_empties_others_do_not_wait_for_each_other() {
     if !is_child() {
         let name = "forks::forks_and_who_empties_others_do_not_wait_for_each_other";
         return assert!(run_with(name, &[("PAGEHEAP_LIMIT", "32M")]));
     }
-    // SAFETY: it ends a process that hangs.
+    // SAFETY: no preconditions; it ends a process that hangs.
     unsafe { libc::alarm(120) };
     let over = AtomicBool::new(false);
-    // All there is, and more again and again; given back in the end.
+    // Allocates all there is, retries again and again, and frees everything at the end.
     let full = || {
         let layout = Layout::new::<[u8; 64 << 10]>();
         let (mut blocks, mut count) = ([ptr::null_mut(); 1024], 0);
@@ -233,7 +233,7 @@ fn forks_and_who_empties_others_do_not_wait_for_each_other() {
             unsafe { HEAP.dealloc(block, layout) };
         }
     };
-    // Something in many magazines.
+    // Fills many magazines a little.
     let trade = || {
         for words in 1..40 {
             let layout = Layout::array::<u64>(words).unwrap();
@@ -246,7 +246,7 @@ fn forks_and_who_empties_others_do_not_wait_for_each_other() {
         }
         thread::yield_now();
     };
-    // Behind the others: nothing can be started when it has begun.
+    // Starts last: once it runs, no thread can be started.
     let begin = Barrier::new(3);
     thread::scope(|scope| {
         for _ in 0..20 {
@@ -268,7 +268,7 @@ fn forks_and_who_empties_others_do_not_wait_for_each_other() {
     });
 }
 
-/// Heaps that are opened and closed in any order are all there is, and all that is held across a fork.
+/// However heaps are opened and closed, the open ones, and only those, are held across a fork.
 #[test]
 fn heaps_that_come_and_go_in_any_order_do_not_break_forks() {
     if !is_child() {

@@ -1,4 +1,4 @@
-//! Copies of the crate in libraries that are loaded, and unloaded, while threads that used them live on.
+//! Copies of the crate in libraries that are loaded and unloaded while threads that used them live on.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Says to a process where that library is.
+/// Tells a child process where that library is.
 const LIBRARY: &str = "PAGEHEAP_TEST_LIBRARY";
 
-/// The library of `tests/plugin`, built as this test is: a copy of this process's own. Cargo puts its product in place
-/// anew at every call, so one process builds and copies at a time.
+/// The library of `tests/plugin`, built the way this test is: a copy for this process alone. Cargo replaces its output
+/// on every call, so only one process builds and copies at a time.
 fn built() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
-    // target/debug/deps/this: the folder of the profile, and that of all.
+    // target/debug/deps/this: the profile's directory, and the one above it.
     let profile = exe.parent().and_then(Path::parent).unwrap();
     let lock = std::fs::File::create(profile.join("plugin.lock")).unwrap();
     lock.lock().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "-q", "--example", "plugin", "--manifest-path"]);
     cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
-    // Built for another machine, or for this one by name: target/aarch64-unknown-linux-gnu/debug.
+    // Built for another target, or for the host by its name: target/aarch64-unknown-linux-gnu/debug.
     let above = profile.parent().unwrap();
     let named = above.file_name().and_then(|name| name.to_str());
-    // Of x86 with 32 bits there are i586 and i686.
+    // For 32-bit x86 there are i586 and i686.
     let arch = match std::env::consts::ARCH {
         "x86" => "i",
         arch => arch,
@@ -58,7 +58,7 @@ struct Library {
     told: extern "C" fn() -> usize,
 }
 
-// SAFETY: a handle and functions that any thread may call.
+// SAFETY: a handle, and functions that any thread may call.
 unsafe impl Sync for Library {}
 
 impl Library {
@@ -82,10 +82,10 @@ impl Library {
         }
     }
 
-    /// Unloads the library; whether it is gone.
+    /// Unloads the library and says whether it is gone.
     fn close(self, path: &Path) -> bool {
         let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: opened once, and nothing of it is used any more but blocks.
+        // SAFETY: opened once; nothing of it is used any more except its blocks.
         unsafe {
             assert_eq!(libc::dlclose(self.handle), 0);
             libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD).is_null()
@@ -93,7 +93,7 @@ impl Library {
     }
 }
 
-/// Bytes of address space, and resident ones.
+/// Bytes of address space, and resident bytes.
 fn memory() -> [usize; 2] {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let mut pages = text
@@ -106,7 +106,7 @@ fn maps() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Requirement 23: threads survive dlclose, and a hundred reloads cost nothing.
+/// Requirement 23: threads survive dlclose, and a hundred reloads leak nothing.
 #[test]
 fn a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live() {
     let name = "libraries::a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live";
@@ -124,7 +124,7 @@ fn a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live(
                     assert!(work(round + seed));
                     used.wait();
                     closed.wait();
-                    // And ends, with destructors of keys.
+                    // The thread ends here and runs its key destructors.
                 });
             }
             assert!((library.work)(round));
@@ -139,7 +139,7 @@ fn a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live(
     let (before, maps_before) = (memory(), maps());
     (0..100).for_each(reload);
     let (after, maps_after) = (memory(), maps());
-    // 256 MiB of addresses (stacks, and the C library's own), 16 MiB of memory.
+    // 256 MiB of addresses (stacks and the C library's own), 16 MiB of memory.
     assert!(after[0] <= before[0] + (256 << 20), "{before:?}, {after:?}");
     assert!(after[1] <= before[1] + (16 << 20), "{before:?}, {after:?}");
     assert!(maps_after <= maps_before + 20, "{maps_before}, {maps_after}");
@@ -161,11 +161,11 @@ fn a_block_outlives_the_library_it_came_from() {
         assert!(library.close(&path));
     }
     for (round, &block) in blocks.iter().enumerate() {
-        // SAFETY: 100 bytes, which nobody frees.
+        // SAFETY: 100 bytes that are never freed.
         let bytes = unsafe { std::slice::from_raw_parts(block, 100) };
         assert!(bytes.iter().all(|&byte| byte == round as u8));
     }
-    // Each costs its pages, not its heap's terabytes.
+    // Each costs its pages, not its heap's terabytes of addresses.
     let after = memory();
     assert!(after[0] <= before[0] + 40 * (64 << 20), "{before:?}, {after:?}");
     assert!(after[1] <= before[1] + 40 * (1 << 20), "{before:?}, {after:?}");
@@ -175,7 +175,7 @@ fn a_block_outlives_the_library_it_came_from() {
 #[test]
 fn sixteen_copies_live_side_by_side() {
     if !is_child() {
-        // Where pointers have 32 bits each would take a quarter of all addresses.
+        // With 32-bit pointers, each would take a quarter of all addresses.
         let variables: &[_] = if usize::BITS < u64::BITS {
             &[("PAGEHEAP_RESERVE", "64M")]
         } else {
@@ -198,7 +198,8 @@ fn sixteen_copies_live_side_by_side() {
             let libraries = &libraries;
             let threads = [0, 1, 2, 3]
                 .map(|seed| scope.spawn(move || assert!(libraries.iter().all(|library| (library.work)(round + seed)))));
-            // Joined, with their ends: the scope alone waits for less, and the libraries go behind it.
+            // Joined, so that they have ended completely: the scope alone does not wait for that, and the libraries are
+            // closed next.
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
     }
@@ -209,8 +210,8 @@ fn sixteen_copies_live_side_by_side() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// A library the program begins with, whose heap is opened by the constructor of another one: so early that its end is
-/// registered before the C library's own. Threads that run to the very end keep their heap.
+/// A library loaded at program start, whose heap is opened by another library's constructor: so early that its exit
+/// handler is registered before the C library's own. Threads that run to the very end keep their heap.
 #[test]
 fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
     const NAME: &str = "libraries::a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end";
@@ -221,7 +222,7 @@ fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
         let output = child::command(NAME)
             .env(LIBRARY, &path)
             .env("PAGEHEAP_TEST_EARLY", "1")
-            // What is named last is begun first.
+            // The library named last is initialised first.
             .env("LD_PRELOAD", format!("{} {}", other.display(), path.display()))
             .output()
             .unwrap();
@@ -245,7 +246,7 @@ fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
     });
 }
 
-/// Has a library's heap start its thread, and returns when that is in the hook that hears of pressure.
+/// Makes the library's heap start its thread, and returns once that thread has called the pressure hook.
 fn wait_for_a_hook(library: &Library) {
     let begin = Instant::now();
     while (library.told)() == 0 {
@@ -254,14 +255,15 @@ fn wait_for_a_hook(library: &Library) {
     }
 }
 
-/// Who unloads waits for the thread, which waits for who opens and closes heaps: that must not be the former.
+/// Unloading waits for the heap's thread, which waits for any thread that opens or closes a heap: the unloading thread
+/// must not be one.
 #[test]
 fn a_library_is_unloaded_while_its_hook_opens_a_heap() {
     if !is_child() {
         return assert!(run("libraries::a_library_is_unloaded_while_its_hook_opens_a_heap"));
     }
     let path = built();
-    // SAFETY: no preconditions. The test hangs otherwise, where it fails.
+    // SAFETY: no preconditions. If the test fails, it would hang without this.
     unsafe { libc::alarm(60) };
     let library = Library::open(&path);
     wait_for_a_hook(&library);
@@ -269,7 +271,7 @@ fn a_library_is_unloaded_while_its_hook_opens_a_heap() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// A program closes its libraries in a handler of its own, as it ends: the heap's thread must not lose its code.
+/// A program closes its libraries in an exit handler of its own: the heap's thread must not lose its code.
 #[test]
 fn a_library_that_is_closed_at_exit_keeps_its_thread() {
     const NAME: &str = "libraries::a_library_that_is_closed_at_exit_keeps_its_thread";
@@ -278,14 +280,14 @@ fn a_library_that_is_closed_at_exit_keeps_its_thread() {
     }
     static HANDLE: AtomicPtr<libc::c_void> = AtomicPtr::new(std::ptr::null_mut());
     extern "C" fn close() {
-        // SAFETY: opened, and not closed yet; and no preconditions. In that time the thread wakes.
+        // SAFETY: opened and not closed yet; usleep has no preconditions. In that time the thread wakes up.
         unsafe {
             libc::dlclose(HANDLE.load(Ordering::Relaxed));
             libc::usleep(1_500_000);
         }
     }
-    // Before the library is loaded, and so behind its own end.
-    // SAFETY: a function that stays.
+    // Registered before the library is loaded, so it runs after the library's own exit handler.
+    // SAFETY: a function that is never unloaded.
     assert_eq!(unsafe { libc::atexit(close) }, 0);
     let path = built();
     let library = Library::open(&path);
@@ -299,7 +301,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Closes the library, and gives a thread that it left behind the time to run into code that is not there.
+/// Closes the library, and gives a thread left behind the time to run into unmapped code.
 fn close_and_wait(library: Library, path: &Path, threads_before: usize) {
     assert!(library.close(path), "somebody keeps the library");
     thread::sleep(Duration::from_millis(2500));
@@ -307,7 +309,7 @@ fn close_and_wait(library: Library, path: &Path, threads_before: usize) {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Too early to be told of the end, the heap never asked again, and had a thread all the same.
+/// The heap opened too early to learn of the end, never asked again, and yet started a thread.
 #[test]
 fn a_library_whose_constructor_allocates_takes_its_thread_with_it() {
     const NAME: &str = "libraries::a_library_whose_constructor_allocates_takes_its_thread_with_it";

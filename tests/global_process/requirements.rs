@@ -1,5 +1,5 @@
-//! What a general allocator is asked to keep, whatever happens: each in a process of its own, as the process's
-//! allocator.
+//! What a general-purpose allocator must guarantee whatever happens: each test in a process of its own, as the
+//! process's allocator.
 
 #![cfg(target_os = "linux")]
 
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// A generator of numbers that are random enough: xorshift64*.
+/// A sufficiently random generator: xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -19,7 +19,7 @@ impl Random {
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) as usize % end
     }
 
-    /// A size of up to `1 << bits` bytes, every order of magnitude as likely as any other.
+    /// A size of up to `1 << bits` bytes, all orders of magnitude equally likely.
     fn size(&mut self, bits: usize) -> usize {
         let shift = self.below(bits) + 1;
         1 + self.below(1 << shift)
@@ -30,7 +30,7 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Fewer rounds where nothing is optimised, unless all are wanted.
+/// Fewer rounds in unoptimised builds, unless this is a full run.
 fn rounds(release: usize) -> usize {
     if cfg!(debug_assertions) && !is_full() {
         release / 10
@@ -52,7 +52,7 @@ fn a_layout_too_large_gets_null_and_changes_nothing() {
     if !is_child() {
         return assert!(run("requirements::a_layout_too_large_gets_null_and_changes_nothing"));
     }
-    // SAFETY: null is not freed, and a failed realloc leaves the block.
+    // SAFETY: null is not freed, and a failed realloc leaves the block as it is.
     unsafe {
         let block = alloc(layout(100, 8));
         block.write_bytes(9, 100);
@@ -90,7 +90,7 @@ fn alignment_is_kept_up_to_2_mib_and_kept_or_refused_up_to_1_gib() {
                 assert!(!block.is_null() || shift > 21, "{wanted:?}");
                 block.addr().is_multiple_of(wanted.align())
             };
-            // SAFETY: freed with the layout of the moment; null is not freed.
+            // SAFETY: freed with its layout at that time; null is not freed.
             unsafe {
                 let [plain, zeroed] = [alloc(wanted), alloc_zeroed(wanted)];
                 assert!(keeps(plain) && keeps(zeroed));
@@ -113,7 +113,7 @@ fn alignment_is_kept_up_to_2_mib_and_kept_or_refused_up_to_1_gib() {
     }
 }
 
-/// Requirement 3: memory that is locked cannot be given back, and is not zero because somebody asked for it to be.
+/// Requirement 3: locked memory cannot be given back, and does not become zero because zeroed memory is requested.
 #[test]
 fn zeroed_is_zero_also_where_memory_is_locked_and_advice_refused() {
     let name = "requirements::zeroed_is_zero_also_where_memory_is_locked_and_advice_refused";
@@ -124,7 +124,7 @@ fn zeroed_is_zero_also_where_memory_is_locked_and_advice_refused() {
         let mut random = Random(3);
         for round in 0..rounds(400) {
             let size = random.size(21);
-            // SAFETY: freed with the layout; locked memory is unlocked with it, or stays so.
+            // SAFETY: freed with the layout; locked memory is unlocked first, or stays locked.
             unsafe {
                 let block = alloc_zeroed(layout(size, 8));
                 assert!(
@@ -153,10 +153,10 @@ fn no_two_blocks_overlap_and_each_keeps_its_bytes_over_millions_of_operations() 
         return assert!(run(name));
     }
     let mut random = Random(0x5eed);
-    // Each block is full of a byte of its own: an overlap is seen by whoever was there first.
+    // Each block is filled with a byte of its own: the block that was there first reveals an overlap.
     let mut live: Vec<(*mut u8, Layout, u8)> = Vec::new();
     let whole = |&(block, layout, fill): &(*mut u8, Layout, u8)| {
-        // SAFETY: a live block, of that size, that was filled.
+        // SAFETY: a live block of that size, completely filled.
         let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
         bytes.iter().all(|&byte| byte == fill)
     };
@@ -166,7 +166,7 @@ fn no_two_blocks_overlap_and_each_keeps_its_bytes_over_millions_of_operations() 
         let size = random.size(shift);
         if live.len() < 400 && what < 4 {
             let wanted = layout(size, 1 << random.below(8));
-            // SAFETY: filled inside.
+            // SAFETY: filled within its bounds.
             unsafe {
                 let block = if what == 0 { alloc_zeroed(wanted) } else { alloc(wanted) };
                 assert!(what != 0 || whole(&(block, wanted, 0)));
@@ -177,7 +177,7 @@ fn no_two_blocks_overlap_and_each_keeps_its_bytes_over_millions_of_operations() 
             let place = random.below(live.len());
             let block = live.swap_remove(place);
             assert!(whole(&block), "{:?} at {:p}", block.1, block.0);
-            // SAFETY: resized and freed with its layout, filled inside.
+            // SAFETY: resized and freed with its layout, filled within its bounds.
             unsafe {
                 if what < 6 {
                     let moved = realloc(block.0, block.1, size);
@@ -194,7 +194,7 @@ fn no_two_blocks_overlap_and_each_keeps_its_bytes_over_millions_of_operations() 
     assert!(live.iter().all(whole));
 }
 
-/// Requirements 6 and 7: blocks cross threads that come and go, while a scavenger never rests.
+/// Requirements 6 and 7: blocks cross threads that start and end, while a scavenger never rests.
 #[test]
 fn no_block_is_live_twice_under_threads_that_come_and_go_and_a_scavenger() {
     let name = "requirements::no_block_is_live_twice_under_threads_that_come_and_go_and_a_scavenger";
@@ -294,7 +294,7 @@ fn a_thread_that_begins_when_all_is_used_gets_null_and_recovers() {
     }
 }
 
-/// Requirement 19: also when the system calls that a free makes fail.
+/// Requirement 19: even if the system calls that a free makes fail.
 #[test]
 fn freeing_keeps_errno_also_when_its_system_calls_fail() {
     const VALUE: i32 = 77;
@@ -318,11 +318,11 @@ fn freeing_keeps_errno_also_when_its_system_calls_fail() {
     }
 }
 
-/// Requirement 22: what runs last of all, behind every handler and destructor.
+/// Requirement 22: what runs last of all, after every handler and destructor.
 static AT_LAST: AtomicUsize = AtomicUsize::new(0);
 
 #[used]
-// SAFETY: a function pointer is what the section holds; the function asks nothing of the runtime but memory.
+// SAFETY: the section holds function pointers; the function needs nothing of the runtime but memory.
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = {
     extern "C" fn destruct() {
@@ -330,7 +330,7 @@ static DESTRUCTOR: extern "C" fn() = {
             let texts: Vec<String> = (0..1000).map(|number| "u".repeat(number % 100)).collect();
             let right = texts.concat().len() == 49_500;
             drop(texts);
-            // SAFETY: ends the process at once: its status is what the parent looks at.
+            // SAFETY: ends the process at once; the parent checks its status.
             unsafe { libc::_exit(if right { 0 } else { 1 }) }
         }
     }
@@ -356,11 +356,11 @@ fn destructors_of_the_program_may_allocate_while_twelve_threads_do() {
     }
     thread::sleep(std::time::Duration::from_millis(20));
     AT_LAST.store(1, Ordering::Relaxed);
-    // Were the destructor not to run, the parent would see this.
+    // If the destructor did not run, the parent would see this status.
     std::process::exit(3);
 }
 
-/// Requirement 24: how deep the deepest path goes, by the marks it leaves in a stack of known contents.
+/// Requirement 24: how much stack the deepest path uses, measured by what it overwrites on a stack of known contents.
 #[test]
 #[cfg_attr(any(debug_assertions, feature = "checks"), ignore = "about the build that ships")]
 fn the_deepest_path_takes_four_kibibytes_of_stack() {
@@ -380,7 +380,7 @@ fn the_deepest_path_takes_four_kibibytes_of_stack() {
     if !is_child() {
         return assert!(run("requirements::the_deepest_path_takes_four_kibibytes_of_stack"));
     }
-    // More where the C library takes no less: 128 KiB on ARM.
+    // More where the C library's minimum is higher: 128 KiB on ARM.
     const BYTES: usize = if libc::PTHREAD_STACK_MIN > 64 << 10 {
         libc::PTHREAD_STACK_MIN
     } else {
@@ -390,7 +390,7 @@ fn the_deepest_path_takes_four_kibibytes_of_stack() {
         let stack = vec![0xa5_u8; 2 * BYTES].leak();
         let skip = stack.as_ptr().align_offset(page());
         let stack = &mut stack[skip..skip + BYTES];
-        // SAFETY: attributes that are initialised and used; a stack that stays, and a thread that is waited for.
+        // SAFETY: attributes that are initialised and used; a stack that is never freed, and a thread that is joined.
         unsafe {
             let (mut attributes, mut id) = (std::mem::zeroed(), std::mem::zeroed());
             assert_eq!(libc::pthread_attr_init(&mut attributes), 0);
@@ -416,7 +416,7 @@ fn the_deepest_path_takes_four_kibibytes_of_stack() {
     );
 }
 
-/// Requirement 26: twenty seconds where all is wanted.
+/// Requirement 26: twenty seconds in a full run.
 #[test]
 fn two_hundred_and_fifty_six_threads_damage_nothing() {
     if !is_child() {

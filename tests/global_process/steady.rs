@@ -1,12 +1,12 @@
-//! A steady state makes no system calls: counted by `strace`, in a process of its own, for each thread that works.
+//! A steady state makes no system calls: counted with `strace`, in a process of its own, for each working thread.
 //!
-//! A thread warms up, makes a call that nothing else makes (`getppid`), works on, and makes it again. What lies between
-//! the two marks of a thread is what its allocations cost: no mmap, no munmap, no madvise, and no futex.
+//! A thread warms up, makes a call that nothing else makes (`getppid`), goes on working, and makes it again. The calls
+//! between a thread's two marks are what its allocations cost: no mmap, no munmap, no madvise, and no futex.
 //!
-//! With more threads than processors one may be preempted while it holds the lock of a class. Who needs that lock does
-//! not wait for it (`object/central.rs`).
+//! With more threads than processors, a thread may be preempted while it holds the lock of a class. A thread that needs
+//! this lock does not wait for it (`object/central.rs`).
 //!
-//! Where there is no `strace`, or it may not trace, the test says so and passes.
+//! Where there is no `strace`, or it may not trace, the test prints that and passes.
 
 #![cfg(target_os = "linux")]
 
@@ -16,19 +16,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-/// Calls by which memory is had or returned, or others are waited for.
+/// Calls that map or unmap memory, or wait for other threads.
 const FORBIDDEN: [&str; 7] = ["mmap", "munmap", "mremap", "madvise", "mprotect", "brk", "futex"];
 
-/// Of each thread, between its marks; and a tenth as many of middle size.
+/// Per thread, between its marks; and a tenth as many of medium size.
 const OPERATIONS: usize = 200_000;
 
-/// Whether a program can be traced here.
+/// Whether tracing works here.
 fn traceable() -> bool {
     let output = Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output();
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Runs a test of this program in a child under `strace`: for each thread that made two marks, its calls in between.
+/// Runs a test of this program in a child under `strace`. Returns, for each thread that made two marks, its calls in
+/// between.
 fn calls_in_child(name: &str) -> Vec<BTreeMap<String, usize>> {
     let log = std::env::temp_dir().join(format!(
         "pageheap-{}-{}.strace",
@@ -45,7 +46,7 @@ fn calls_in_child(name: &str) -> Vec<BTreeMap<String, usize>> {
     between_marks(&text)
 }
 
-/// A line is `PID name(arguments) = result`; the second half of a call that was interrupted begins with `<...`.
+/// A line is `PID name(arguments) = result`; the second half of an interrupted call begins with `<...`.
 fn between_marks(log: &str) -> Vec<BTreeMap<String, usize>> {
     let mut threads: BTreeMap<&str, (usize, BTreeMap<String, usize>)> = BTreeMap::new();
     for line in log.lines() {
@@ -71,7 +72,7 @@ fn only_what_lies_between_the_marks_counts() {
     assert_eq!(between_marks(log), [BTreeMap::from([("futex".to_owned(), 1)])]);
 }
 
-/// Random slots freed and filled with vectors of `sizes`.
+/// Frees random slots, or fills them with vectors of `sizes`.
 fn churn(slots: &mut [Vec<u8>], seed: &mut u64, sizes: std::ops::Range<usize>, operations: usize) {
     for _ in 0..operations {
         *seed = seed
@@ -87,7 +88,7 @@ fn churn(slots: &mut [Vec<u8>], seed: &mut u64, sizes: std::ops::Range<usize>, o
     }
 }
 
-/// In the child: so many threads warm up, wait for each other, and work between two marks.
+/// In the child: `threads` threads warm up, wait for each other, and work between two marks.
 fn work(threads: usize) {
     static WARM: AtomicUsize = AtomicUsize::new(0);
     let worker = move |number: usize| {
@@ -98,15 +99,15 @@ fn work(threads: usize) {
             churn(&mut small, &mut seed, 16..1040, operations);
             churn(&mut middle, &mut seed, 8 << 10..32 << 10, operations / 10);
         };
-        // The first MiB of pages given back starts the background thread: once in a program's life.
+        // The first MiB of pages that is freed starts the background thread, once in a program's life.
         drop(black_box(Vec::<u8>::with_capacity(4 << 20)));
         round(4 * OPERATIONS);
-        // Relaxed: it only keeps the threads' work side by side.
+        // Relaxed: it only keeps the threads working at the same time; no data depends on it.
         WARM.fetch_add(1, Ordering::Relaxed);
         while WARM.load(Ordering::Relaxed) < threads {
             thread::yield_now();
         }
-        // SAFETY: has no conditions.
+        // SAFETY: no preconditions.
         unsafe { libc::getppid() };
         round(OPERATIONS);
         // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! What a long life leaves behind: in resident memory, in mappings.
+//! What a long life leaves behind, in resident memory and in mappings.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn churn_leaves_nothing_behind() {
             let size = [64, 700, 9000, 70_000, 900_000][(round + number) % 5] + round * 16;
             kept.push(blocks(5_000_000, size));
         }
-        // In another order each time.
+        // In a different order each time.
         while !kept.is_empty() {
             drop(kept.swap_remove(round * 7 % kept.len()));
         }
@@ -30,7 +30,7 @@ fn churn_leaves_nothing_behind() {
     assert!(second <= first + first / 8 + (16 << 20), "{first}, then {second}");
 }
 
-/// Requirement 18: whatever is released between what is kept, mappings are not cut.
+/// Requirement 18: releasing memory between live blocks does not split mappings.
 #[test]
 fn holes_cut_no_mappings() {
     if !is_child() {

@@ -1,5 +1,5 @@
-//! A clock that is refused, as a filter may that has the C library ask the kernel for it: this program's own answers
-//! in place of the C library's, and refuses when it is told to.
+//! A refused clock, as under a seccomp filter where the C library asks the kernel for the time: this program's own
+//! function replaces the C library's, and refuses on demand.
 
 #![cfg(all(target_env = "gnu", target_pointer_width = "64"))]
 
@@ -12,7 +12,7 @@ static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
-    // SAFETY: errno is the thread's; the call is the C library's own, with what that was given.
+    // SAFETY: errno is this thread's; the system call is the C library's own, with the same arguments.
     unsafe {
         if IS_REFUSED.load(Ordering::Relaxed) {
             *libc::__errno_location() = libc::EPERM;
@@ -22,7 +22,7 @@ extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -
     }
 }
 
-/// What `work` says while there is no clock. It must not want one: std panics there.
+/// The result of `work` while there is no clock. `work` itself must not need one: std would panic.
 fn without<T>(work: impl FnOnce() -> T) -> T {
     IS_REFUSED.store(true, Ordering::Relaxed);
     let result = work();
@@ -30,7 +30,7 @@ fn without<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Who forks looked at the clock, whether there was anybody to wait for or not.
+/// A fork used to read the clock even if there was nothing to wait for.
 #[test]
 fn without_a_clock_a_process_may_fork() {
     if !is_child() {
@@ -38,7 +38,7 @@ fn without_a_clock_a_process_may_fork() {
     }
     let status = without(|| {
         let mut status = -1;
-        // SAFETY: the child ends at once, and is waited for.
+        // SAFETY: the child exits at once, and is waited for.
         unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -51,7 +51,7 @@ fn without_a_clock_a_process_may_fork() {
     assert_eq!(status, 0);
 }
 
-/// The thread waited for a time that did not come.
+/// The thread used to wait for a time that never came.
 #[test]
 fn without_a_clock_memory_goes_back_all_the_same() {
     if !is_child() {

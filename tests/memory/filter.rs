@@ -1,13 +1,13 @@
-//! Filters that have the system refuse calls: from the start of a process, or from now on.
+//! Filters that make the system refuse calls: from the start of a process, or from now on.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// A call that is refused, with an error.
+/// A system call that is refused, and the error it gets.
 pub struct Refusal {
     pub call: libc::c_long,
     pub error: i32,
-    /// Only if the second argument, which is less than 4 GiB or has an upper half, is at least this.
+    /// Refused only if the second argument, below 4 GiB or with a non-zero upper half, is at least this.
     pub from: u32,
 }
 
@@ -26,13 +26,14 @@ fn rule(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Refuses in the calling thread and all it makes; `everywhere`: in all threads there are. No memory is allocated.
+/// Refuses calls in the calling thread and those it creates; with `everywhere`, in all existing threads. Allocates no
+/// memory.
 fn install(refusals: &[Refusal], everywhere: bool) -> bool {
     use libc::{BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
     let mut rules = [rule(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW); 64];
     let mut len = 0;
     for refusal in refusals {
-        // The number of the call at 0; the second argument at 24, its upper half at 28.
+        // The call's number is at 0; the second argument at 24, its upper half at 28.
         let part = [
             rule(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
             rule(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, refusal.call as u32),
@@ -50,7 +51,7 @@ fn install(refusals: &[Refusal], everywhere: bool) -> bool {
         filter: rules.as_mut_ptr(),
     };
     let flags = if everywhere { libc::SECCOMP_FILTER_FLAG_TSYNC } else { 0 };
-    // SAFETY: a program of that length, read during the call.
+    // SAFETY: a program of that length, which is read during the call.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::syscall(
@@ -62,12 +63,12 @@ fn install(refusals: &[Refusal], everywhere: bool) -> bool {
     }
 }
 
-/// From now on, in all threads.
+/// Refuses from now on, in all threads.
 pub fn refuse(refusals: &[Refusal]) {
     assert!(install(refusals, true));
 }
 
-/// From the first instruction of the program on.
+/// Refuses from the program's first instruction on.
 pub fn refuse_in(command: &mut Command, refusals: &'static [Refusal]) {
     let before = move || {
         if install(refusals, false) {
@@ -76,6 +77,6 @@ pub fn refuse_in(command: &mut Command, refusals: &'static [Refusal]) {
             Err(std::io::Error::last_os_error())
         }
     };
-    // SAFETY: between fork and exec, system calls only.
+    // SAFETY: only system calls between fork and exec.
     unsafe { command.pre_exec(before) };
 }

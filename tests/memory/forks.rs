@@ -1,5 +1,5 @@
-//! Who waits for whom: a fork in the middle of a large release waits for a part of it, not for all; clocks that
-//! allocate stop neither a fork nor a release.
+//! Who waits for whom: a fork in the middle of a large release waits for a part of it, not for all of it; clocks that
+//! allocate block neither a fork nor a release.
 
 use std::alloc::GlobalAlloc;
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use pageheap::source::{Contents, OverSystem, Refused, Source, System, Verbs};
 
 use super::*;
 
-/// The system, slowly, with a count of releases.
+/// The system, slowed down, with a count of releases.
 struct Slow {
     releases: AtomicUsize,
 }
@@ -37,7 +37,7 @@ fn a_fork_comes_in_between() {
     if !is_child() {
         return assert!(run("forks::a_fork_comes_in_between"));
     }
-    // Runs of 5 pages, every other free: some 50 to a chunk.
+    // Runs of 5 pages, every other one free: about 50 per chunk.
     const SIZE: usize = 40_000;
     // SAFETY: the layout is not empty; blocks are freed with it.
     let blocks: Vec<_> = (0..16_000)
@@ -75,17 +75,17 @@ fn a_fork_comes_in_between() {
         "{} after {during}: the forks came too late",
         count()
     );
-    // The heap is as it should be.
+    // The heap is intact.
     OTHER.check().unwrap();
 }
 
-/// Ends the process, as one that failed, should it wait for itself.
+/// Ends the process as failed if it deadlocks.
 fn not_for_ever() {
     // SAFETY: no preconditions.
     unsafe { libc::alarm(120) };
 }
 
-/// A block of a heap, allocated and freed.
+/// Allocates and frees a block of a heap.
 fn touch<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>, size: usize) -> bool {
     // SAFETY: the layout is not empty; blocks are freed with it.
     unsafe {
@@ -102,8 +102,8 @@ const fn small() -> GlobalHeap {
     GlobalHeap::new().reserve(64 << 20).background(false)
 }
 
-/// Whoever ticks a heap allocates from another meanwhile, and from one that opens only then. A fork, which holds all of
-/// them, comes through.
+/// While each thread ticks a heap, its clock allocates from another heap, and from one that opens only then. A fork,
+/// which holds all of them, completes.
 #[test]
 fn clocks_that_allocate_do_not_stop_a_fork() {
     static HEAPS: [GlobalHeap; 2] = [small(), small()];
@@ -133,12 +133,12 @@ fn clocks_that_allocate_do_not_stop_a_fork() {
             });
         }
         for round in 0..200 {
-            // Both are at work all the time.
+            // Both are at work throughout.
             let before = ticks.load(Ordering::Relaxed);
             while ticks.load(Ordering::Relaxed) < before + 3 {
                 std::thread::yield_now();
             }
-            // SAFETY: the child uses the heaps alone and ends.
+            // SAFETY: the child uses only the heaps, and exits.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 not_for_ever();
@@ -159,7 +159,7 @@ fn clocks_that_allocate_do_not_stop_a_fork() {
 
 static FULL: GlobalHeap = small().limit(8 << 20).on_exhausted(release_all);
 
-/// How often the hook was asked.
+/// How often the hook was called.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 fn release_all(_: Layout) -> bool {
@@ -167,7 +167,8 @@ fn release_all(_: Layout) -> bool {
     ASKED.fetch_add(1, Ordering::Relaxed) == 0
 }
 
-/// The clock runs the heap out of memory in the middle of a tick, and the hook releases what that may be waiting for.
+/// In the middle of a tick the clock exhausts the heap, and the hook releases memory, which the tick itself may be
+/// doing.
 #[test]
 fn a_hook_may_release_in_the_clock_of_a_tick() {
     if !is_child() {

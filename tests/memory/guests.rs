@@ -1,4 +1,4 @@
-//! Code of the program's on the heap's thread: a source's verbs, with what they need of its stack.
+//! The program's code on the heap's thread: a source's verbs, and the stack they need.
 
 use std::alloc::GlobalAlloc;
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use pageheap::source::{Contents, OverSystem, Refused, Source, System, Verbs};
 
 use super::*;
 
-/// The system, with a buffer on the stack for each release; and a count of them.
+/// The system, with a buffer on the stack for each release, and a count of releases.
 struct Deep {
     releases: AtomicUsize,
 }

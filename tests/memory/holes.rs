@@ -1,4 +1,4 @@
-//! Memory between blocks that stay: it goes back, and nothing of them does.
+//! Memory between live blocks: it is given back, and nothing of the blocks is.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::*;
 const MIB: usize = 1 << 20;
 const OS_PAGE: usize = 4096;
 
-/// A block full of its own number.
+/// A block filled with its own number.
 struct Stamped(Vec<u64>);
 
 impl Stamped {
@@ -20,7 +20,7 @@ impl Stamped {
     }
 }
 
-/// Bytes of the system's pages that the blocks lie in.
+/// Bytes of the system's pages that the blocks touch.
 fn touched(blocks: &[Stamped]) -> usize {
     let pages = blocks.iter().flat_map(|block| {
         let range = block.0.as_ptr_range();
@@ -40,7 +40,8 @@ fn check(blocks: &[Stamped]) {
     );
 }
 
-/// Of 128 MiB in blocks of 1 to 32 KiB each eighth stays: what is resident is what the system's pages hold of those.
+/// Of 128 MiB in blocks of 1 to 32 KiB, every eighth block stays: only the system pages that these touch remain
+/// resident.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn what_lies_between_blocks_goes_back() {
@@ -67,7 +68,7 @@ fn what_lies_between_blocks_goes_back() {
         HEAP.stats()
     );
     assert!(HEAP.stats().pages.holes.0 > 0);
-    // The list, the magazines and the tables beside it.
+    // Plus the list, the magazines and the tables.
     assert!(
         now <= before + pages + 2 * MIB,
         "{now}, {before} + {pages}\n{}",
@@ -85,7 +86,7 @@ fn what_lies_between_blocks_goes_back() {
     check(&[]);
 }
 
-/// In the child of a fork what is counted is what is there.
+/// In the child of a fork, the count matches what is there.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn a_child_counts_the_holes_it_has() {
@@ -102,7 +103,7 @@ fn a_child_counts_the_holes_it_has() {
     HEAP.release(usize::MAX);
     let holes = HEAP.stats().pages.holes;
     assert!(holes.0 > 500, "{}", HEAP.stats());
-    // SAFETY: the child looks at its heap and ends.
+    // SAFETY: the child checks its heap and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let fork = HEAP.stats().pages;

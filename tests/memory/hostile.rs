@@ -1,5 +1,5 @@
-//! Requirements 16 and 17: a system that refuses what it is asked, from the start or from some moment on. Nothing is
-//! lost, nothing is wrong, and what needs no new memory still works.
+//! Requirements 16 and 17: a system that refuses calls, from the start or from some moment on. Nothing is lost, nothing
+//! is wrong, and whatever needs no new memory still works.
 
 use std::os::unix::process::CommandExt;
 
@@ -10,7 +10,7 @@ fn rounds() -> usize {
     if cfg!(debug_assertions) { 300 } else { 3000 }
 }
 
-/// All that an allocator could do without, at once.
+/// Everything an allocator can do without, refused at once.
 static NEEDLESS: &[Refusal] = &[
     Refusal::new(libc::SYS_madvise, libc::EPERM),
     Refusal::new(libc::SYS_membarrier, libc::ENOSYS),
@@ -23,13 +23,13 @@ static NEEDLESS: &[Refusal] = &[
     Refusal::new(libc::SYS_getrandom, libc::ENOSYS),
 ];
 
-/// Where `long` has 32 bits offsets are counted in pages, by another call.
+/// With a 32-bit `long`, offsets are counted in pages, by another call.
 #[cfg(target_pointer_width = "64")]
 const MMAP: libc::c_long = libc::SYS_mmap;
 #[cfg(target_pointer_width = "32")]
 const MMAP: libc::c_long = libc::SYS_mmap2;
 
-/// No mapping of 64 MiB and more.
+/// No mapping of 64 MiB or more.
 static NO_LARGE_MAPPING: &[Refusal] = &[Refusal {
     call: MMAP,
     error: libc::ENOMEM,
@@ -48,7 +48,7 @@ fn from_the_start_without_all_that_is_not_needed() {
     assert_eq!(HEAP.release(usize::MAX), 0, "no advice, nothing given back");
 }
 
-/// Sleeping threads keep what they have then, and that is all.
+/// Sleeping threads then keep what they have, but nothing else is kept.
 #[test]
 fn without_membarrier_memory_goes_back_all_the_same_but_for_caches() {
     const NAME: &str = "hostile::without_membarrier_memory_goes_back_all_the_same_but_for_caches";
@@ -61,7 +61,7 @@ fn without_membarrier_memory_goes_back_all_the_same_but_for_caches() {
     let before = resident();
     work(rounds());
     drop(blocks(256 << 20, 100_000));
-    // What a thread keeps for itself: a shelf of 32 MiB at the most, its magazines, a cache of pages.
+    // What a thread keeps for itself: a shelf of at most 32 MiB, its magazines, a cache of pages.
     assert!(soon(|| resident() <= before + (56 << 20)), "{}", HEAP.stats());
     HEAP.flush_thread();
     assert!(soon(|| resident() <= before + (8 << 20)), "{}", HEAP.stats());
@@ -77,7 +77,7 @@ fn when_no_mapping_can_be_undone() {
         return assert!(ends_well(&mut command));
     }
     work(rounds());
-    // Heaps that come and go, but for their addresses.
+    // Heaps that are opened and dropped, except for their addresses.
     for _ in 0..20 {
         use pageheap::source::System;
         let heap = pageheap::Heap::new(System, pageheap::Config::new(by_width(1 << 28, 4 << 20))).unwrap();
@@ -85,7 +85,7 @@ fn when_no_mapping_can_be_undone() {
     }
 }
 
-/// Requirement 17: no large mapping is to be had.
+/// Requirement 17: no large mapping is available.
 #[test]
 fn where_no_large_mapping_can_be_had() {
     const NAME: &str = "hostile::where_no_large_mapping_can_be_had";
@@ -100,7 +100,7 @@ fn where_no_large_mapping_can_be_had() {
     work_alone(2, rounds());
 }
 
-/// Late: the heap cannot grow any more, no thread can be made.
+/// Later refusals: the heap cannot grow any more, and no thread can be created.
 #[test]
 fn when_the_heap_can_grow_no_more_and_no_thread_begins() {
     const NAME: &str = "hostile::when_the_heap_can_grow_no_more_and_no_thread_begins";
@@ -123,7 +123,7 @@ fn when_the_heap_can_grow_no_more_and_no_thread_begins() {
     HEAP.release(usize::MAX);
 }
 
-/// Everything that is not refused is allowed: that the filter does what it says.
+/// The filter does what it says: whatever it does not refuse is allowed.
 #[test]
 fn a_filter_refuses() {
     const NAME: &str = "hostile::a_filter_refuses";
@@ -133,7 +133,7 @@ fn a_filter_refuses() {
         command.arg0("filtered");
         return assert!(ends_well(&mut command));
     }
-    // SAFETY: new mappings, where there is nothing.
+    // SAFETY: new mappings at unused addresses.
     let map = |bytes: usize| unsafe {
         let access = libc::PROT_READ;
         libc::mmap(
@@ -148,8 +148,8 @@ fn a_filter_refuses() {
     assert!(map(4096) && map(63 << 20) && !map(64 << 20) && !map(by_width(1 << 40, 1 << 30)));
 }
 
-/// A full heap's threads yield while they wait for who may have what they want: refused, that told of an error in an
-/// allocation that had succeeded.
+/// Threads of a full heap yield while they wait for others that may hold what they need. When yielding was refused, an
+/// allocation that had succeeded left an error in errno.
 #[test]
 fn where_yielding_is_refused_errno_is_as_it_was() {
     if !is_child() {
@@ -157,9 +157,9 @@ fn where_yielding_is_refused_errno_is_as_it_was() {
     }
     let mut blocks = Vec::with_capacity(1000);
     assert!(HEAP.set_limit(16 << 20));
-    // Asked of the heap itself: the compiler may assume of an allocation that nobody uses that it went well.
+    // Calls the heap directly: the compiler may assume that an allocation whose result is unused succeeds.
     use std::alloc::GlobalAlloc;
-    // SAFETY: the layouts are not empty, and the block is freed with its own; errno is the thread's.
+    // SAFETY: the layouts are not empty, and the block is freed with its own; errno is this thread's.
     let (block, error) = unsafe {
         while let Some(block) = std::ptr::NonNull::new(HEAP.alloc(layout(100_000))) {
             blocks.push(block);

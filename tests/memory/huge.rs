@@ -1,4 +1,4 @@
-//! What is wished of huge pages, as the kernel has it: the flags `hg` and `nh` of the mapping.
+//! The huge page advice in force, as the kernel reports it: the mapping's flags `hg` and `nh`.
 
 use std::alloc::GlobalAlloc;
 
@@ -7,9 +7,9 @@ use pageheap::HugePages;
 use super::filter::{Refusal, refuse};
 use super::*;
 
-/// Whether huge pages were asked for, and whether they were forbidden, where a block of this heap lies.
+/// Whether huge pages were requested, and whether they were forbidden, where this heap's block lies.
 fn flags(heap: &GlobalHeap) -> (bool, bool) {
-    // SAFETY: the layout is not empty, and the block is freed with it.
+    // SAFETY: the layout is not empty; the write is inside the block; it is freed with its layout.
     unsafe {
         let block = heap.alloc(layout(10 << 20));
         assert!(!block.is_null());
@@ -63,7 +63,8 @@ fn the_environment_has_the_last_word() {
     assert_eq!((flags(&HEAP), flags(&ADVISE)), (here, there));
 }
 
-/// Where the kernel gives huge pages to those who ask for them, a heap that asks has them, whole, and gives them back.
+/// Where the kernel gives huge pages to programs that request them, a heap that does gets them, whole, and gives them
+/// back.
 #[test]
 fn who_asks_gets_them_where_there_are_any() {
     if !is_child() {
@@ -78,7 +79,7 @@ fn who_asks_gets_them_where_there_are_any() {
         let huge: usize = mapping(block, "AnonHugePages:")[0].parse().unwrap();
         println!("{} MiB of 64 in huge pages; {}", huge >> 10, setting.trim());
         let possible = setting.contains("[madvise]") || setting.contains("[always]");
-        // There may be none left.
+        // The system may have none left.
         assert!(!possible || huge == 0 || huge >= 32 << 10);
         ADVISE.dealloc(block, layout(64 << 20));
         let before = resident();
@@ -99,10 +100,10 @@ fn a_refusal_changes_nothing() {
     ADVISE.check().unwrap();
 }
 
-/// Requirement 25: nobody's memory is made of huge pages unless he says so.
+/// Requirement 25: a program's memory is made of huge pages only if it asks for that.
 #[test]
 fn a_gigabyte_touched_here_and_there_costs_little() {
-    // A heap has no more than that where pointers have 32 bits.
+    // With 32-bit pointers a heap has no more than that.
     const BYTES: usize = by_width(1 << 30, 1 << 29);
     if !is_child() {
         return assert!(run("huge::a_gigabyte_touched_here_and_there_costs_little"));
@@ -114,7 +115,7 @@ fn a_gigabyte_touched_here_and_there_costs_little() {
         let block = alloc(layout(BYTES));
         (0..BYTES).step_by(1 << 20).for_each(|at| block.add(at).write(1));
         let cost = resident() - before;
-        // With `always` the system has been told to, and not by us.
+        // With `always`, the system was told to use them, but not by us.
         assert!(cost <= 64 << 20 || setting.contains("[always]"), "{} MiB", cost >> 20);
         assert!(!mapping(block, "VmFlags:").iter().any(|flag| flag == "hg"));
         dealloc(block, layout(BYTES));

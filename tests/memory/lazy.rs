@@ -1,12 +1,11 @@
-//! Memory that goes back lazily: resident until the kernel wants it, never taken for zero, and there are ways to have
-//! it gone at once.
+//! Memory given back lazily: resident until the kernel wants it, never taken for zero; and ways to release it at once.
 
 use std::alloc::GlobalAlloc;
 use std::time::Instant;
 
 use super::*;
 
-/// Ticks until nothing is left to do.
+/// Ticks until there is nothing left to do.
 fn rest(heap: &GlobalHeap) {
     let begin = Instant::now();
     loop {
@@ -26,7 +25,7 @@ fn it_is_the_kernels_when_it_wants_it_and_gone_when_we_do() {
     }
     static LAZY: GlobalHeap = GlobalHeap::new().background(false).release_lazily(true);
     const BYTES: usize = 64 << 20;
-    // SAFETY: layouts are not empty; written and read inside, freed with them.
+    // SAFETY: layouts are not empty; reads and writes are inside the blocks, which are freed with their layouts.
     unsafe {
         let block = LAZY.alloc(layout(BYTES));
         block.write_bytes(7, BYTES);
@@ -38,9 +37,9 @@ fn it_is_the_kernels_when_it_wants_it_and_gone_when_we_do() {
         let lazy = figure("smaps_rollup", "LazyFree");
         println!("{} MiB are the kernel's if it wants them", lazy >> 20);
         assert!(lazy >= BYTES * 9 / 10, "{lazy}");
-        // Honest: nobody knows whether it is there, so it counts as if it were.
+        // Honest: whether it is still there is unknown, so it counts as backed.
         assert!(stats.backed.0 * 8192 >= BYTES);
-        // And is not zero.
+        // And it is not taken for zero.
         for size in [BYTES / 16, 100_000, 5000] {
             let zero = LAZY.alloc_zeroed(layout(size));
             assert!((0..size).all(|at| zero.add(at).read() == 0));
@@ -71,7 +70,7 @@ fn the_environment_has_the_last_word() {
     assert_eq!(pages.released_lazily > 0, way == "lazily", "{pages}");
 }
 
-/// Stamps in a heap whose memory goes back lazily all the time.
+/// Verified blocks in a heap whose memory is constantly released lazily.
 #[test]
 fn nobodys_page_is_altered_and_nothing_lazy_is_zero() {
     const NAME: &str = "lazy::nobodys_page_is_altered_and_nothing_lazy_is_zero";

@@ -1,4 +1,4 @@
-//! Limits: those of the system, from the first instruction on, and the heap's own.
+//! Limits: the system's, from the first instruction on, and the heap's own.
 
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ type Resource = libc::__rlimit_resource_t;
 #[cfg(not(target_env = "gnu"))]
 type Resource = libc::c_int;
 
-/// Runs a test under a limit of the process.
+/// Runs a test under a resource limit.
 fn run_limited(name: &str, resource: Resource, bytes: usize) {
     let mut command = command(name);
     let limit = libc::rlimit {
@@ -20,18 +20,18 @@ fn run_limited(name: &str, resource: Resource, bytes: usize) {
         rlim_max: bytes as libc::rlim_t,
     };
     let before = move || {
-        // SAFETY: a limit is read from a valid place.
+        // SAFETY: the limit is read from a valid place.
         match unsafe { libc::setrlimit(resource, &limit) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         }
     };
-    // SAFETY: between fork and exec, one system call.
+    // SAFETY: one system call between fork and exec.
     unsafe { command.pre_exec(before) };
     assert!(ends_well(&mut command));
 }
 
-/// Requirement 14, in a process that has 256 MiB.
+/// Requirement 14, in a process limited to 256 MiB.
 fn a_quarter_of_a_gigabyte() {
     let large = room(MIB, 1000);
     assert!((128..256).contains(&large), "{large} MiB in blocks of 1 MiB");
@@ -73,7 +73,8 @@ fn a_quarter_of_a_gigabyte_of_data_is_enough() {
     }
 }
 
-/// At a hard limit: every refusal leaves the heap usable, and 80 % is there again, in blocks of any size.
+/// At a hard limit, every refusal leaves the heap usable, and 80 % of it becomes available again, in blocks of any
+/// size.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn at_a_hard_limit_all_goes_on_and_comes_back() {
@@ -92,8 +93,8 @@ fn at_a_hard_limit_all_goes_on_and_comes_back() {
     assert_eq!(refusals, 16, "one each time: {}", HEAP.stats());
 }
 
-/// A limit that cannot be read is none, and whoever set it can see that; what can be read, or is empty, is worth no
-/// word.
+/// A limit that cannot be parsed is ignored, and a message says so; a value that can be parsed, or is empty, causes no
+/// message.
 #[test]
 fn what_the_environment_says_in_vain_is_named() {
     const NAME: &str = "limits::what_the_environment_says_in_vain_is_named";
@@ -129,7 +130,7 @@ fn what_the_environment_says_in_vain_is_named() {
     assert_eq!(said(&bad), wanted);
 }
 
-/// Under a soft limit the resident size stays within 5 %, as long as what is live does.
+/// Under a soft limit the resident size stays within 5 % of it, as long as the live memory does.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn under_a_soft_limit_what_is_resident_stays() {
@@ -140,13 +141,14 @@ fn under_a_soft_limit_what_is_resident_stays() {
     static MOST: AtomicUsize = AtomicUsize::new(0);
     let before = resident();
     let look = || MOST.fetch_max(resident().saturating_sub(before), Ordering::Relaxed);
-    // 40 MiB live at a time, in blocks of one length after another: what was freed of the last does not fit.
+    // 40 MiB live at a time, in blocks of one length after another: the next blocks do not fit where the last were
+    // freed.
     for round in 0..40 {
         let size = [1000, 9000, 60_000, 300_000, 1_500_000][round % 5] + round * 64;
         let kept = blocks(40 * MIB, size);
         look();
         drop(kept);
-        // Small holes beside blocks that stay, which hold all their spans, and something large behind.
+        // Small holes between blocks that stay and pin all their spans, and then something large.
         let torn: Vec<_> = blocks(40 * MIB, 3000 + round * 8).into_iter().enumerate().collect();
         look();
         let half: Vec<_> = torn.into_iter().filter(|(index, _)| index % 3 == 0).collect();
@@ -159,7 +161,7 @@ fn under_a_soft_limit_what_is_resident_stays() {
     assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
 }
 
-/// The same of several threads, whose sizes change by and by: what each keeps in its magazines, and what that pins.
+/// The same with several threads, whose sizes change gradually: what each keeps in its magazines, and what that pins.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn under_a_soft_limit_what_several_threads_have_stays() {
@@ -190,7 +192,7 @@ fn under_a_soft_limit_what_several_threads_have_stays() {
                 (bytes, written) = (bytes + last, written + last.max(1000));
             }
             most = most.max(resident().saturating_sub(before));
-            // In order: what stays is not to hold a page for each block.
+            // Freed in order: what stays should not pin one page per block.
             while bytes > 10 * MIB / THREADS {
                 bytes -= kept.pop().unwrap().capacity();
             }
@@ -205,8 +207,8 @@ fn under_a_soft_limit_what_several_threads_have_stays() {
     assert!(most <= 64 * MIB / 100 * 105, "{most} bytes\n{}", HEAP.stats());
 }
 
-/// One thread whose sizes change, and which frees at random: few of its spans come to be free. In blocks of more than 1
-/// KiB, so that what lies between them can go.
+/// One thread whose sizes change, and which frees at random, so that few spans become free. The blocks are larger than
+/// 1 KiB, so that the memory between them can be released.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn under_a_soft_limit_what_lies_between_blocks_goes() {

@@ -1,5 +1,5 @@
-//! What a process does with its memory where it is told to, or forced to: huge pages, lazy releases, limits, pressure,
-//! system calls that fail. Each test in a process of its own, which has the heap for its allocator.
+//! What a process does with its memory when it is told to or forced to: huge pages, lazy releases, limits, pressure,
+//! failing system calls. Each test runs in a process of its own, with the heap as its allocator.
 
 #![cfg(target_os = "linux")]
 
@@ -32,7 +32,7 @@ use common::by_width;
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-/// Whether it ended well; what it said is shown.
+/// Whether the command succeeded; its output is shown.
 fn ends_well(command: &mut Command) -> bool {
     let output = child::output(command);
     print!("{}", String::from_utf8_lossy(&output.stdout));
@@ -42,12 +42,12 @@ fn ends_well(command: &mut Command) -> bool {
     output.status.success()
 }
 
-/// Runs one test of this program in a child; whether it ended well.
+/// Runs one test of this program in a child and says whether it succeeded.
 fn run(name: &str) -> bool {
     ends_well(&mut command(name))
 }
 
-/// A line of a file in `/proc/self`, as a number of KiB, in bytes.
+/// The figure in a line of a file in `/proc/self`: given in KiB, returned in bytes.
 fn figure(file: &str, name: &str) -> usize {
     let text = std::fs::read_to_string(format!("/proc/self/{file}")).unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).expect("a line");
@@ -59,7 +59,7 @@ fn resident() -> usize {
     figure("status", "RssAnon")
 }
 
-/// What `/proc/self/smaps` says of the mapping that an address lies in: a line's words.
+/// The words of a line that `/proc/self/smaps` has about the mapping of an address.
 fn mapping(address: *const u8, name: &str) -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut inside = false;
@@ -78,7 +78,7 @@ fn mapping(address: *const u8, name: &str) -> Vec<String> {
     panic!("no {name} of {address:p}");
 }
 
-/// Waits for what another thread is about to do.
+/// Waits for something that another thread is about to do.
 fn soon(what: impl Fn() -> bool) -> bool {
     (0..800).any(|_| {
         std::thread::sleep(Duration::from_millis(25));
@@ -90,16 +90,16 @@ fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 8).unwrap()
 }
 
-/// Blocks of about `bytes` bytes in all, written to.
+/// Blocks of about `bytes` bytes in total, all written to.
 fn blocks(bytes: usize, size: usize) -> Vec<Vec<u8>> {
     (0..bytes / size).map(|_| vec![1; size]).collect()
 }
 
-/// As many blocks of this size as can be had, up to `most`; freed again. How many.
+/// Allocates blocks of this size until refused, `most` at most, and frees them again. Returns how many there were.
 fn room(size: usize, most: usize) -> usize {
-    // A list inside the blocks themselves: there is no memory for another.
+    // The list lies inside the blocks themselves: there is no memory for another.
     let (mut last, mut count) = (std::ptr::null_mut::<u8>(), 0);
-    // SAFETY: blocks are not empty and as large as a pointer; freed with their layout.
+    // SAFETY: blocks are not empty and large enough for a pointer; each is freed with its layout.
     unsafe {
         while count < most {
             let block = alloc(layout(size));
@@ -118,7 +118,7 @@ fn room(size: usize, most: usize) -> usize {
     count
 }
 
-/// Allocates, frees, resizes by threads, with a look at every byte; nothing may be lost, and zero is zero.
+/// Threads allocate, free and resize, and verify every byte: nothing may be lost, and zeroed memory is zero.
 fn work(rounds: usize) {
     std::thread::scope(|scope| {
         for seed in 1..4_usize {
@@ -141,7 +141,7 @@ fn work_alone(seed: usize, rounds: usize) {
         let most = [100, 5000, 80_000, 600_000][below(4)];
         let size = 1 + below(most);
         if below(4) == 0 {
-            // SAFETY: the layout is not empty; read inside, freed with it.
+            // SAFETY: the layout is not empty; reads and writes are inside the block; it is freed with its layout.
             unsafe {
                 let block = alloc_zeroed(layout(size));
                 assert!(!block.is_null());

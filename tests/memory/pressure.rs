@@ -1,6 +1,6 @@
-//! The files that say how short of memory the system is, as they change under a program that is at work.
+//! The files that say how short of memory the system is, changing while a program is at work.
 //!
-//! The program looks for them below its own folder, which is one of the test's, with a `proc` and a `sys` in it.
+//! The program looks for them below its own folder, a test folder that contains a `proc` and a `sys`.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ static WATCHED: GlobalHeap = GlobalHeap::new()
     .on_pressure(50, told)
     .on_pressure(97, alarmed);
 
-/// What the hook was last told: hundredths filled, and stalled; and how many events in all.
+/// What the hook was last told: percent filled, and stalled; and the total number of events.
 static FILLED: AtomicU64 = AtomicU64::new(0);
 static STALLED: AtomicU64 = AtomicU64::new(0);
 static EVENTS: AtomicU64 = AtomicU64::new(0);
@@ -36,13 +36,13 @@ fn told(pressure: Pressure) {
 fn write(path: impl AsRef<Path>, text: &str) {
     let path = path.as_ref();
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    // In one step: a reader must not see half of it.
+    // In one step: a reader must never see half of it.
     let half = path.with_extension("half");
     std::fs::write(&half, text).unwrap();
     std::fs::rename(half, path).unwrap();
 }
 
-/// Runs a test of this file with a folder of its own.
+/// Runs a test of this file in a folder of its own.
 fn run_in_folder(name: &str) {
     let folder: PathBuf = std::env::temp_dir().join(format!("pageheap-{}-{}", std::process::id(), name.len()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -51,7 +51,7 @@ fn run_in_folder(name: &str) {
     assert!(well);
 }
 
-/// A program that never falls silent, and whose heap keeps what it needed lately: 64 MiB, of which none is in use.
+/// A program that never falls silent, and whose heap keeps its recent peak: 64 MiB, none of it in use.
 struct Busy {
     over: &'static AtomicBool,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -62,7 +62,7 @@ impl Busy {
         let over: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
         let thread = std::thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
-                // More pages than a shelf keeps, so that pages come and go.
+                // More than a shelf keeps, so that pages are taken and freed.
                 for size in [200_000, 300_000, 400_000_usize] {
                     touch(size, 1);
                 }
@@ -75,7 +75,7 @@ impl Busy {
         }
     }
 
-    /// Pages with memory behind them that nobody uses, once more.
+    /// Backs pages again that are not in use.
     fn fill(&self) {
         touch(100_000, (64 << 20) / 100_000);
         assert!(backed() >= 48 << 20, "{}", WATCHED.stats());
@@ -89,7 +89,7 @@ impl Drop for Busy {
     }
 }
 
-/// Allocates so many blocks, writes to them, and frees them.
+/// Allocates `count` blocks, writes to them, and frees them.
 fn touch(size: usize, count: usize) {
     use std::alloc::GlobalAlloc;
     // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
@@ -106,7 +106,7 @@ fn backed() -> usize {
     WATCHED.stats().pages.backed.0 * 8192
 }
 
-/// Nothing goes back for a while, though the thread has looked at the files.
+/// Nothing is given back for a while, though the thread has read the files.
 fn stays() {
     std::thread::sleep(Duration::from_millis(2500));
     assert!(backed() >= 48 << 20, "{}", WATCHED.stats());
@@ -132,19 +132,19 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     file("memory.max", "105000000\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| FILLED.load(Ordering::Relaxed) == 95));
-    // And more: the other hook is called, and this one no more.
+    // And shrinks further: now the other hook is called, and this one no longer.
     file("memory.max", "102000000\n");
     assert!(soon(|| ALARMED.load(Ordering::Relaxed) > 1));
     assert!(STALLED.load(Ordering::Relaxed) == 0 && FILLED.load(Ordering::Relaxed) == 95);
     file("memory.max", "1000000000\n");
     std::thread::sleep(Duration::from_millis(2500));
-    // At ten hundredths nobody is told anything.
+    // At ten percent no hook is called.
     let before = (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed));
     busy.fill();
     stays();
     let after = (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed));
     assert_eq!(before, after);
-    // It is met, if only for a moment.
+    // The limit is reached, if only for a moment.
     file("memory.events", "low 0\nhigh 6\nmax 2\noom 1\noom_kill 0\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| EVENTS.load(Ordering::Relaxed) == 4));
@@ -152,18 +152,18 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     assert_eq!(EVENTS.load(Ordering::Relaxed), 4, "told once");
     busy.fill();
     stays();
-    // Tasks wait.
+    // Tasks are stalled.
     file("memory.pressure", "some avg10=60.20 avg60=0.00 avg300=0.00 total=0\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| STALLED.load(Ordering::Relaxed) == 60));
-    // What threads keep for themselves has gone too.
+    // What threads keep for themselves has been released too.
     drop(busy);
     assert!(soon(
         || WATCHED.stats().pages.cached.0 == 0 && WATCHED.stats().shelf_pages.0 == 0
     ));
 }
 
-/// A group that is full of files, or of somebody else's memory, is not helped by a heap that is emptied every second.
+/// If a group is full of files, or of another program's memory, emptying the heap every second does not help.
 #[test]
 fn where_nothing_helps_less_is_tried() {
     const NAME: &str = "pressure::where_nothing_helps_less_is_tried";
@@ -179,7 +179,7 @@ fn where_nothing_helps_less_is_tried() {
     busy.fill();
     stays();
     assert_eq!(TOLD.load(Ordering::Relaxed), 0);
-    // Nobody's files any more. What is free goes at the looks 0, 1, 3, 7 and 15 of those that find it so.
+    // It is no longer full of files. Free pages are released at looks 0, 1, 3, 7 and 15 of those that find it so.
     file("memory.stat", "anon 1\nfile 0\ninactive_file 0\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| TOLD.load(Ordering::Relaxed) > 8));
@@ -217,7 +217,7 @@ fn version_1_its_limit_and_its_failures_are_followed() {
     std::thread::sleep(Duration::from_millis(2500));
     busy.fill();
     stays();
-    // Of the whole system, where the group has no figure.
+    // The figure of the whole system is used where the group has none.
     write(
         "proc/pressure/memory",
         "some avg10=11.00 avg60=0.00 avg300=0.00 total=0\n",
@@ -234,7 +234,7 @@ fn where_there_are_no_such_files_nothing_is_said_and_nothing_goes() {
     let busy = Busy::begin();
     busy.fill();
     stays();
-    // Nonsense is nothing either.
+    // Nonsense has no effect either.
     write("proc/self/cgroup", "0::/a\n");
     write("proc/pressure/memory", "some avg10=lots\n");
     write("sys/fs/cgroup/a/memory.max", "-1\n");
@@ -243,7 +243,7 @@ fn where_there_are_no_such_files_nothing_is_said_and_nothing_goes() {
     drop(busy);
 }
 
-/// Who only grows has nothing to give back, and wants to know most of all.
+/// A program that only grows has nothing to give back, and needs to know most of all.
 #[test]
 fn a_program_that_frees_nothing_is_told_too() {
     const NAME: &str = "pressure::a_program_that_frees_nothing_is_told_too";
@@ -256,11 +256,11 @@ fn a_program_that_frees_nothing_is_told_too() {
     file("memory.max", "100000000\n");
     use std::alloc::GlobalAlloc;
     let grow = |size: usize| {
-        // SAFETY: the layout is not empty; never freed.
+        // SAFETY: the layout is not empty; the block is never freed.
         unsafe { assert!(!WATCHED.alloc(layout(size)).is_null()) };
     };
     // A process of one thread: the harness has two.
-    // SAFETY: the child allocates, starts a thread and ends.
+    // SAFETY: the child allocates, starts a thread and exits.
     let child = unsafe { libc::fork() };
     if child != 0 {
         let mut status = 0;
@@ -268,7 +268,7 @@ fn a_program_that_frees_nothing_is_told_too() {
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         return assert_eq!(status, 0);
     }
-    // Not by the first, however large.
+    // The first allocation does not start it, however large.
     grow(64 << 20);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(ALARMED.load(Ordering::Relaxed), 0);
@@ -287,7 +287,7 @@ fn open_events() -> usize {
         .count()
 }
 
-/// The child of a fork that came while the thread had one of the files open had it too, for ever.
+/// If a fork happened while the thread had one of the files open, the child kept it open for ever.
 #[test]
 fn a_fork_waits_until_the_thread_has_closed_its_file() {
     const NAME: &str = "pressure::a_fork_waits_until_the_thread_has_closed_its_file";
@@ -297,7 +297,7 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
     use std::io::Write;
     write("proc/self/cgroup", "0::/a\n");
     std::fs::create_dir_all("sys/fs/cgroup/a").unwrap();
-    // A pipe, so that who reads stays there until there is something to read.
+    // A pipe, so that a reader blocks until there is something to read.
     // SAFETY: a path that ends with zero.
     let made = unsafe { libc::mkfifo(c"sys/fs/cgroup/a/memory.events".as_ptr(), 0o600) };
     assert_eq!(made, 0);
@@ -309,7 +309,7 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
         .unwrap();
     touch(4 << 20, 1);
     touch(4 << 20, 1);
-    // The fork goes on without him after a while, which may pass sooner on a machine that has much to do.
+    // After a while the fork proceeds without waiting for the thread; on a busy machine that may happen sooner.
     let mut is_closed = || {
         assert!(soon(|| open_events() == 2), "nobody reads");
         std::thread::scope(|scope| {
@@ -317,7 +317,7 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
                 std::thread::sleep(Duration::from_millis(20));
                 events.write_all(b"high 0\n").unwrap();
             });
-            // SAFETY: the child looks at its files, and ends.
+            // SAFETY: the child counts its open files and exits.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 // SAFETY: as above.
