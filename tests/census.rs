@@ -1,11 +1,11 @@
-//! The example `census`, run as a user would: on a small directory, on what is not there, on nonsense.
+//! The example `census`, run as a user would: on a small directory, on a missing one, on nonsense.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Through cargo, which builds it if only this test was asked for.
+/// Through cargo, which builds it if only this test was requested.
 fn census<A: AsRef<OsStr>>(arguments: &[A]) -> Output {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
@@ -16,7 +16,7 @@ fn census<A: AsRef<OsStr>>(arguments: &[A]) -> Output {
     cargo.arg("--").args(arguments).output().unwrap()
 }
 
-/// A directory of five files that count, one of them not UTF-8, and two that do not.
+/// A directory of five files that count, one of them not UTF-8, and two that do not count.
 fn fixture(name: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("census").join(name);
     let _ = fs::remove_dir_all(&root);
@@ -32,7 +32,7 @@ fn fixture(name: &str) -> PathBuf {
     root
 }
 
-/// The number behind a label at the beginning of a line.
+/// The number after a label at the beginning of a line.
 fn field(text: &str, label: &str) -> u64 {
     let line = text
         .lines()
@@ -65,7 +65,7 @@ fn a_directory_is_counted() {
     assert_eq!(field(&text, "files"), 5, "{text}");
     assert_eq!(field(&text, "bytes"), 30 + 34 + 16 + 17, "{text}");
     assert_eq!(field(&text, "words"), 15, "{text}");
-    // fn alpha beta def return alpha_2 gamma int caf: what replaces the broken letter is none.
+    // fn alpha beta def return alpha_2 gamma int caf: the replacement for the broken letter is not a letter.
     assert_eq!(field(&text, "distinct"), 9, "{text}");
     assert!(text.contains("1 not UTF-8"), "{text}");
     let top: Vec<_> = text
@@ -89,7 +89,7 @@ fn a_directory_is_counted() {
     }
 }
 
-/// The heap's map, row by row, and the same as a picture.
+/// The heap's map, row by row, and the same map as a picture.
 #[test]
 fn the_heap_is_drawn() {
     let (root, svg) = (fixture("drawn"), fixture("picture").join("heap.svg"));

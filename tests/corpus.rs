@@ -10,7 +10,7 @@ fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
 }
 
-/// How many inputs there are; fails with the names of those that do not pass.
+/// Returns the number of inputs; fails with the names of those that do not pass.
 fn replay(target: &str, driver: drive::Driver) -> usize {
     let entries = fs::read_dir(corpus(target)).expect("a target has a folder of inputs");
     let inputs: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
@@ -52,7 +52,7 @@ fn a_folder_for_each_driver_and_no_other() {
     assert_eq!(folders, drivers);
 }
 
-/// Every driver takes every input: none at all, and noise of many lengths.
+/// Every driver accepts every input: an empty one, and noise of many lengths.
 #[test]
 fn drivers_take_anything() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;

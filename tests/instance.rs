@@ -1,4 +1,4 @@
-//! `Heap`: blocks of its own, a limit of its own, and all back when it is dropped.
+//! `Heap`: its own blocks, its own limit, and everything returned when it is dropped.
 
 #![cfg(unix)]
 
@@ -15,7 +15,7 @@ use common::addresses;
 
 mod common;
 
-/// A generator of numbers that are random enough: xorshift64*.
+/// A sufficiently random generator: xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -27,11 +27,11 @@ impl Random {
     }
 }
 
-/// The system, with an account of what is reserved.
+/// The system, with a count of the bytes reserved.
 #[derive(Clone, Copy)]
 struct Counted(&'static AtomicIsize);
 
-// SAFETY: the system's verbs, and a count.
+// SAFETY: the system's verbs, plus a count.
 unsafe impl Verbs for Counted {
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         let reservation = System.reserve(purpose, bytes, align)?;
@@ -54,7 +54,7 @@ fn small() -> Heap<System> {
 fn blocks_are_as_they_were_left_and_never_two_in_one_place() {
     let heap = small();
     let mut random = Random(0x5eed);
-    // By address: the layout, and what is written there.
+    // By address: the layout, and the byte written there.
     let mut live: BTreeMap<usize, (NonNull<u8>, Layout, u8)> = BTreeMap::new();
     let rounds = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
     for round in 0..rounds {
@@ -72,7 +72,7 @@ fn blocks_are_as_they_were_left_and_never_two_in_one_place() {
             assert_eq!(start % layout.align(), 0);
             let before = live.range(..end).next_back();
             assert!(before.is_none_or(|(&at, (_, layout, _))| at + layout.size() <= start));
-            // SAFETY: ours, of that size.
+            // SAFETY: a live block of that size.
             let bytes = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), layout.size()) };
             assert!(!zeroed || bytes.iter().all(|&byte| byte == 0));
             bytes.fill(round as u8);
@@ -87,7 +87,7 @@ fn blocks_are_as_they_were_left_and_never_two_in_one_place() {
             // SAFETY: allocated with this layout.
             unsafe { heap.free(block, layout) };
         }
-        // Looking a block up costs as much as there are.
+        // The cost of looking a block up grows with their number.
         if live.len() > 300 {
             let all = std::mem::take(&mut live);
             // SAFETY: as above.
@@ -114,7 +114,8 @@ fn a_limit_is_its_own() {
     assert_eq!(other.limit(), PageCount(1024));
 }
 
-/// The rest of a heap is full, of blocks of a kibibyte: what is made shorter stays, or its first pages serve.
+/// The rest of the heap is full of blocks of a kibibyte: a block that is shortened stays in place, or keeps its first
+/// pages.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_can_be_made_shorter_where_there_is_no_memory() {
@@ -124,7 +125,7 @@ fn a_block_can_be_made_shorter_where_there_is_no_memory() {
     for (from, to) in sizes.iter().flat_map(|&from| to.map(|to| (from, to))) {
         let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(512))).unwrap();
         let block = heap.allocate(layout(from)).unwrap();
-        // SAFETY: ours, of that size.
+        // SAFETY: a live block of that size.
         unsafe { (0..from).for_each(|at| block.add(at).write(at as u8 ^ 0x5a)) };
         let others: Vec<_> = [40_000, 1_000, to]
             .into_iter()
@@ -138,7 +139,7 @@ fn a_block_can_be_made_shorter_where_there_is_no_memory() {
         let shorter = unsafe { heap.resize(block, layout(from), to) };
         let (is_large, may_stay) = (from > 32 << 10, to > 1 << 10 || to > from);
         if to >= from {
-            // SAFETY: as above, with what it is.
+            // SAFETY: as above, with its current layout.
             unsafe {
                 heap.free(
                     shorter.unwrap_or(block),
@@ -149,7 +150,7 @@ fn a_block_can_be_made_shorter_where_there_is_no_memory() {
             let shorter = shorter.unwrap_or_else(|| panic!("{from} to {to}: {}", heap.stats()));
             // SAFETY: as above.
             unsafe { (0..to).for_each(|at| assert_eq!(shorter.add(at).read(), at as u8 ^ 0x5a, "{from} to {to}")) };
-            // What is left of a large one serves others.
+            // The rest of a large block can be allocated.
             assert!(
                 from < 1 << 20 || heap.allocate(layout(50_000)).is_some(),
                 "{from} to {to}: {}",
@@ -160,7 +161,7 @@ fn a_block_can_be_made_shorter_where_there_is_no_memory() {
             unsafe { heap.free(shorter, layout(to)) };
         } else {
             assert_eq!(shorter, None, "{from} to {to}");
-            // SAFETY: as it was.
+            // SAFETY: the block is unchanged.
             unsafe { (0..from).for_each(|at| assert_eq!(block.add(at).read(), at as u8 ^ 0x5a)) };
             // SAFETY: as above.
             unsafe { heap.free(block, layout(from)) };
@@ -174,13 +175,13 @@ fn a_block_can_be_made_shorter_where_there_is_no_memory() {
     }
 }
 
-/// What has grown in steps lies in a run with room, which it keeps no more of than it must.
+/// A block that has grown in steps lies in a run with room, and keeps no more of it than it must.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_with_room_gives_some_back_where_there_is_no_memory() {
     let layout = |size| Layout::from_size_align(size, 8).unwrap();
     let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(8192))).unwrap();
-    // A run on the shelf, for where it gets room.
+    // Puts runs on the shelf, for when the block gets room.
     for size in [72_000, 80_000, 88_000, 96_000, 112_000, 128_000] {
         let run = heap.allocate(layout(size)).unwrap();
         // SAFETY: just allocated.
@@ -190,7 +191,7 @@ fn a_block_with_room_gives_some_back_where_there_is_no_memory() {
     let mut block = heap.allocate(layout(size)).unwrap();
     while size < 2_500 {
         let more = size * 5 / 4;
-        // SAFETY: ours, with this layout.
+        // SAFETY: the live block, with its layout.
         block = unsafe { heap.resize(block, layout(size), more) }.unwrap();
         size = more;
     }
@@ -214,7 +215,7 @@ fn a_soft_limit_is_its_own_and_can_be_changed() {
     let heap = Heap::new(System, Config::new(256 << 20).soft_limit(PageCount(4096))).unwrap();
     assert_eq!(heap.soft_limit(), PageCount(4096));
     let layouts = [100_000, 3 << 20].map(|size| Layout::from_size_align(size, 8).unwrap());
-    // Free runs that are too short for what comes next.
+    // Free runs that are too short for the next blocks.
     let fill = |layout: Layout, bytes: usize| {
         let blocks: Vec<_> = (0..bytes / layout.size())
             .map(|_| heap.allocate(layout).unwrap())
@@ -293,7 +294,7 @@ fn threads_share_it_and_free_for_each_other() {
             scope.spawn(move || {
                 for _ in 0..2_000 {
                     let block = heap.allocate(layout).unwrap();
-                    // SAFETY: ours, of that size.
+                    // SAFETY: a live block of that size.
                     unsafe { block.write_bytes(seed, 200) };
                     to.send(block.expose_provenance().get()).unwrap();
                 }
@@ -302,7 +303,7 @@ fn threads_share_it_and_free_for_each_other() {
         drop(to);
         for address in from {
             let block = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address)).unwrap();
-            // SAFETY: sent by whoever filled it, and freed once.
+            // SAFETY: sent by the thread that filled it, and freed once.
             unsafe {
                 let bytes = std::slice::from_raw_parts(block.as_ptr(), 200);
                 assert!(bytes.iter().all(|&byte| byte == bytes[0]));
@@ -345,7 +346,7 @@ fn a_block_may_be_used_to_its_usable_size_and_freed_with_it() {
             let whole = Layout::from_size_align(usable, align).unwrap();
             assert!(usable >= size && heap.usable_size(whole) == usable);
             let block = heap.allocate(layout).unwrap();
-            // SAFETY: as many bytes as it has; freed with what `usable_size` says.
+            // SAFETY: writes as many bytes as it has; freed with the size from `usable_size`.
             unsafe {
                 block.write_bytes(1, usable);
                 heap.free(block, whole);
@@ -370,7 +371,7 @@ fn collections_of_both_versions_live_in_it() {
     let boxed = allocator_api2_04::boxed::Box::new_in([7_u8; 3000], &heap);
     assert!(heap.contains(boxed.as_ptr()));
     drop((old, new, boxed));
-    // An allocator of one's own, moved with the collection.
+    // An allocator owned by the collection, and moved with it.
     let mut owned = allocator_api2_02::vec::Vec::new_in(small());
     owned.extend(0..5000);
     let moved = Box::new(owned);
@@ -378,7 +379,7 @@ fn collections_of_both_versions_live_in_it() {
     heap.check().unwrap();
 }
 
-/// Boxes of both versions make up an address for what is of no bytes, and free that.
+/// Boxes of both versions invent an address for a value of no bytes, and free that address.
 #[test]
 fn what_is_of_no_bytes_is_no_block() {
     #[repr(align(64))]
@@ -400,7 +401,7 @@ fn what_is_of_no_bytes_is_no_block() {
     }
     use allocator_api2_04::alloc::Allocator;
     let layouts = [Layout::new::<()>(), Layout::new::<[u64; 9]>(), Layout::new::<()>()];
-    // SAFETY: blocks of the heap, one for the other.
+    // SAFETY: the heap's blocks, each replacing the previous one.
     unsafe {
         let [none, some, rest] = layouts;
         let block = Allocator::allocate(&heap, none).expect("nothing");
@@ -412,7 +413,7 @@ fn what_is_of_no_bytes_is_no_block() {
     heap.check().unwrap();
 }
 
-/// A global heap that is nobody's global allocator.
+/// A global heap that is not the program's global allocator.
 #[test]
 fn collections_of_both_versions_live_in_a_global_heap_beside_the_programs() {
     static BESIDE: GlobalHeap = GlobalHeap::new().reserve(1 << 28);
@@ -430,7 +431,7 @@ fn collections_of_both_versions_live_in_a_global_heap_beside_the_programs() {
     assert!(BESIDE.contains(old.as_ptr().cast()) && BESIDE.contains(new.as_ptr().cast()));
     let nothing = allocator_api2_02::boxed::Box::new_in((), &BESIDE);
     let zeroes = allocator_api2_02::boxed::Box::<[u64], _>::new_zeroed_slice_in(3000, &BESIDE);
-    // SAFETY: zero is a number.
+    // SAFETY: zero is a valid number.
     assert!(unsafe { zeroes.assume_init() }.iter().all(|&number| number == 0));
     drop((old, new, nothing));
     BESIDE.check().unwrap();
@@ -440,8 +441,8 @@ fn collections_of_both_versions_live_in_a_global_heap_beside_the_programs() {
     assert!(used < PageCount(64), "{used:?}");
 }
 
-/// What lay in the first word of larger blocks, from when small ones were there, goes with them where they are copied:
-/// that is no mark of the small block that they become.
+/// The first word of a larger block may still hold what was there when the memory was small blocks, and is copied along
+/// with the block: it must not be taken for the mark of the small block that results.
 #[test]
 fn a_block_that_nobody_wrote_to_comes_back_when_it_was_made_smaller() {
     let small = Layout::from_size_align(512, 8).unwrap();
@@ -468,7 +469,7 @@ fn a_block_that_nobody_wrote_to_comes_back_when_it_was_made_smaller() {
     }
 }
 
-/// A block that has become a table of the heap's own in between is left to it.
+/// A block that has meanwhile become a rack is left alone.
 #[test]
 #[cfg(not(feature = "checks"))]
 fn a_block_freed_twice_that_has_become_a_rack_does_no_harm() {
@@ -491,7 +492,7 @@ fn a_block_freed_twice_that_has_become_a_rack_does_no_harm() {
     heap.check().unwrap();
 }
 
-/// By who has a loop of his own, or at once.
+/// By a program's own loop, or on request.
 #[test]
 fn memory_goes_back_by_ticks_and_when_it_is_asked_for() {
     let heap = Heap::new(System, Config::new(256 << 20)).unwrap();
@@ -517,7 +518,7 @@ fn memory_goes_back_by_ticks_and_when_it_is_asked_for() {
     heap.check().unwrap();
 }
 
-/// A check of a heap that others use may find what is none; it must not end the process, nor do harm.
+/// A check of a heap in use may report violations that are none; it must not end the process or do harm.
 #[test]
 fn a_check_beside_work_does_no_harm() {
     let heap = small();
@@ -529,7 +530,7 @@ fn a_check_beside_work_does_no_harm() {
             scope.spawn(move || {
                 let (mut random, mut blocks) = (Random(seed), Vec::new());
                 while !over.load(Ordering::Relaxed) {
-                    // All slots go home, to lists that are written to again.
+                    // All slots return to their spans, into lists that are then written again.
                     heap.scavenge(PageCount(1));
                     for _ in 0..random.below(400) {
                         let most = 1 << (1 + random.below(15));
@@ -538,7 +539,7 @@ fn a_check_beside_work_does_no_harm() {
                     }
                     while blocks.len() > random.below(1000) {
                         let (block, layout) = blocks.swap_remove(random.below(blocks.len()));
-                        // SAFETY: allocated with this layout, and written to, as programs do, before it is freed.
+                        // SAFETY: allocated with this layout, and written to before it is freed, as programs do.
                         unsafe {
                             block.write_bytes(0xff, layout.size());
                             heap.free(block, layout);
@@ -555,7 +556,7 @@ fn a_check_beside_work_does_no_harm() {
             thread::yield_now();
         }
         for _ in 0..checks {
-            // It may say anything.
+            // Any result is allowed.
             let _anything = heap.check();
         }
         over.store(true, Ordering::Relaxed);

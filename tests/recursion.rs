@@ -1,4 +1,5 @@
-//! An allocator never allocates from itself: here one that would notice, as the allocator of the whole process.
+//! An allocator never allocates from itself: tested here with one that would notice, as the allocator of the whole
+//! process.
 
 #![cfg(unix)]
 
@@ -15,14 +16,14 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The time of one call.
+/// Marks the duration of one call.
 struct Inside;
 
 impl Inside {
     fn enter() -> Self {
         if INSIDE.replace(true) {
             let text = b"the heap allocates from itself\n";
-            // SAFETY: bytes that live; the process ends.
+            // SAFETY: the bytes are live; the process ends.
             unsafe {
                 libc::write(2, text.as_ptr().cast(), text.len());
                 libc::abort();
@@ -38,7 +39,7 @@ impl Drop for Inside {
     }
 }
 
-// SAFETY: the heap's own calls.
+// SAFETY: forwards to the heap.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _inside = Inside::enter();
@@ -68,7 +69,7 @@ unsafe impl GlobalAlloc for Watched {
 #[global_allocator]
 static HEAP: Watched = Watched(GlobalHeap::new().limit(512 << 20));
 
-/// Every path there is: small and large, growth, threads and their ends, exhaustion, scavenging, the background thread.
+/// Every path: small and large, growth, threads and their ends, exhaustion, scavenging, the background thread.
 #[test]
 fn no_path_allocates_from_the_heap_itself() {
     let work = |seed: usize| {
@@ -92,7 +93,7 @@ fn no_path_allocates_from_the_heap_itself() {
         HEAP.0.stats()
     };
     assert!(flush().pages.calls.release > 0);
-    // To the limit, and back.
+    // To the limit and back.
     let mut all = Vec::new();
     let mut refused = Vec::<u8>::new();
     while all.len() < 1000 && refused.try_reserve_exact(1 << 20).is_ok() {

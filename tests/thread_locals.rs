@@ -1,5 +1,5 @@
-//! A program whose thread-locals are large: the C library puts them on each thread's stack, that of the background
-//! thread too. A process of its own, as all its threads have them.
+//! A program with large thread-locals: the C library puts them on the stack of each thread, including the background
+//! thread. A process of its own, as all its threads have them.
 
 #![cfg(target_os = "linux")]
 
@@ -27,7 +27,7 @@ fn has_keeper() -> bool {
 fn the_background_thread_is_born_where_thread_locals_are_large() {
     let used = LARGE.with(|large| std::hint::black_box(large).as_ptr().addr());
     assert_ne!(used, 0);
-    // Two MiB, freed: somebody is to give them back.
+    // Two MiB, freed: the background thread must give them back.
     drop((0..2000).map(|_| vec![1_u8; 1000]).collect::<Vec<_>>());
     let soon = (0..400).any(|_| {
         std::thread::sleep(Duration::from_millis(25));

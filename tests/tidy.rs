@@ -1,13 +1,12 @@
-//! The law of the house, as an ordinary test: imports, `unsafe`, `cfg`, atomics, orderings, sizes, words.
+//! The house rules, as an ordinary test: imports, `unsafe`, `cfg`, atomics, orderings, sizes, words.
 //!
-//! A rule reads a [`House`] (this repository, or the snippets of a self-test) and returns what it found, each finding
-//! as `file:line: what is wrong, and what to do`. Every rule has a test beside it that shows it a bad house: a rule
-//! that cannot fail is no rule. The lists at the top are the only places where exceptions live, and a stale entry is a
-//! finding too.
+//! A rule reads a [`House`] (this repository, or the snippets of a self-test) and returns its findings, each as
+//! `file:line: what is wrong, and what to do`. Every rule has a test beside it that shows it a bad house: a rule that
+//! cannot fail is no rule. The lists at the top are the only places for exceptions, and a stale entry is a finding too.
 //!
-//! What is read is text, split into code and comments by `tidy/lex.rs`; that is enough for formatted code, and no
-//! parser need be trusted. What clippy and rustc can check they check (`undocumented_unsafe_blocks`, `missing_docs`);
-//! here is the rest.
+//! The rules read text, split into code and comments by `tidy/lex.rs`. That is enough for formatted code, and no parser
+//! has to be trusted. What clippy and rustc can check, they check (`undocumented_unsafe_blocks`, `missing_docs`); the
+//! rest is here.
 
 #[path = "tidy/cited.rs"]
 mod cited;
@@ -27,7 +26,7 @@ mod shape;
 use lex::Source;
 use std::path::Path;
 
-/// Files that may hold `unsafe`, each for one of three reasons: memory two threads share (`sync`), memory not ours yet
+/// Files that may hold `unsafe`, each for one of these reasons: memory two threads share (`sync`), memory not ours yet
 /// (`source`, `metadata`), memory we hand out (`heap`), and the system's own calls (`fatal`). All others forbid it.
 const UNSAFE_HOMES: &[&str] = &[
     "src/arena/account.rs",
@@ -101,10 +100,10 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/sync/native.rs",
 ];
 
-/// Files and folders that may ask whether a model checker is at work.
+/// Files and folders that may test whether a model checker is at work.
 const MODEL_CFG_HOMES: &[&str] = &["src/cache.rs", "src/geometry.rs", "src/lib.rs", "src/sync/"];
 
-/// Files and folders that may ask for the operating system.
+/// Files and folders that may test for the operating system.
 const SYSTEM_CFG_HOMES: &[&str] = &[
     "src/arena/on_process.rs",
     "src/arena/lists_on_process.rs",
@@ -116,7 +115,7 @@ const SYSTEM_CFG_HOMES: &[&str] = &[
     "src/sync/native.rs",
 ];
 
-/// Files and folders outside the models, which may name `core::sync::atomic` itself.
+/// Files and folders, outside the models, that may name `core::sync::atomic` directly.
 const ATOMIC_HOMES: &[&str] = &[
     "src/arena/generation.rs",
     "src/fatal.rs",
@@ -129,14 +128,14 @@ const ATOMIC_HOMES: &[&str] = &[
     "src/sync/",
 ];
 
-/// Tools for tests, which may hold a lock that allocates.
+/// Tools for tests, which may use a lock that allocates.
 const FOREIGN_LOCK_HOMES: &[&str] = &["src/source/simulated.rs"];
 
-/// Files longer than a file may be, with the length they had when the law came. They may shrink, and then leave the
-/// list.
+/// Files longer than the limit, with their length when the rule was introduced. They may only shrink, and leave the
+/// list once they obey.
 const LONG_FILES: &[(&str, usize)] = &[];
 
-/// The files of a repository: those in Rust split into code and comments, the others as they are.
+/// The files of a repository: Rust files split into code and comments, the others as they are.
 struct House {
     rust: Vec<Source>,
     other: Vec<(String, String)>,
@@ -174,7 +173,7 @@ impl House {
             let entry = entry.expect("an entry of it can be read");
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = format!("{prefix}{name}");
-            // Outputs of builds and fuzzing, git's own, and whatever a worktree links to.
+            // Outputs of builds and fuzzing, git's own files, and whatever a worktree links to.
             let ours = !matches!(name.as_str(), "target" | ".git" | "artifacts" | "proptest-regressions");
             let kind = entry.file_type().expect("an entry has a type");
             if kind.is_dir() && ours {
@@ -209,7 +208,7 @@ fn at_home(homes: &[&str], path: &str) -> bool {
         .any(|home| path == *home || home.ends_with('/') && path.starts_with(home))
 }
 
-/// Homes where nobody lives.
+/// Homes that nothing lives in: exceptions that are not needed.
 fn stale(homes: &[&str], lived_in: impl Fn(&str) -> bool) -> Vec<String> {
     let empty = homes.iter().filter(|home| !lived_in(home));
     empty
@@ -230,7 +229,7 @@ fn obeyed(rule: Rule) {
     );
 }
 
-/// The rule finds something in `bad`, and nothing in `good`.
+/// Asserts that the rule finds something in `bad` and nothing in `good`.
 #[track_caller]
 fn caught(rule: Rule, bad: &[(&str, &str)], good: &[(&str, &str)]) {
     assert!(!rule(&House::of(bad)).is_empty(), "a bad house passes: {bad:?}");
@@ -309,7 +308,7 @@ fn unsafe_away_from_home_is_caught() {
     caught(rule, &[home, ("src/lib.rs", "fn f() { unsafe { g() } }")], &good);
     caught(rule, &[("src/a.rs", "fn f() { safe() }")], &good);
     caught(rule, &[("src/b.rs", "#![forbid(unsafe_code)]")], &good);
-    // A face above an unsafe home cannot forbid, but may not be unsafe itself.
+    // A module above an unsafe home cannot forbid `unsafe`, but may not hold any itself.
     let rule: Rule = |house| safety::unsafe_homes(house, &["src/a/b.rs"]);
     let home = ("src/a/b.rs", "unsafe impl Send for T {}");
     caught(

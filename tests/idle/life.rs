@@ -1,4 +1,5 @@
-//! The thread's own life: when it is born, what it has to do with signals, forks, and a program that wants none.
+//! The background thread's own life: when it starts, how it deals with signals and forks, and a program that wants
+//! none.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +14,7 @@ fn tasks() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// The one that is called `pageheap`.
+/// The thread called `pageheap`.
 fn keeper() -> Option<std::path::PathBuf> {
     let named =
         |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "pageheap\n");
@@ -21,7 +22,7 @@ fn keeper() -> Option<std::path::PathBuf> {
     tasks.map(|task| task.unwrap().path()).find(named)
 }
 
-/// Bytes of address space that are mapped.
+/// Bytes of mapped address space.
 fn mapped() -> usize {
     let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -31,7 +32,7 @@ fn mapped() -> usize {
     bounds.map(|(from, to)| number(to) - number(from)).sum()
 }
 
-/// Waits for what another thread is about to do.
+/// Waits for something that another thread is about to do.
 fn soon(what: impl Fn() -> bool) -> bool {
     (0..400).any(|_| {
         std::thread::sleep(Duration::from_millis(25));
@@ -39,11 +40,11 @@ fn soon(what: impl Fn() -> bool) -> bool {
     })
 }
 
-/// How many threads there were when the constructor below had freed a hundred MiB.
+/// How many threads there were once the constructor below had freed a hundred MiB.
 static TASKS_IN_CONSTRUCTOR: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn constructor() {
-    // Of one test only: the others want to know what they themselves use.
+    // For one test only: the others measure what they use themselves.
     if child::is_of("life::it_is_not_born_in_a_constructor_nor_for_little") {
         drop(blocks(100 << 20, 100_000));
         TASKS_IN_CONSTRUCTOR.store(tasks(), Ordering::Relaxed);
@@ -71,8 +72,8 @@ fn it_is_born_with_the_first_mebibyte_freed() {
     let before = mapped();
     drop(kept);
     assert!(soon(|| keeper().is_some()));
-    // All that was mapped meanwhile is its stack: for itself, for the C library and thread-locals, which are few here,
-    // or the least that the C library takes (on ARM that is more), and a page below.
+    // The only new mapping is the thread's stack: for itself, plus what the C library and thread-locals need, which is
+    // little here, or the C library's minimum (more on ARM), and a guard page below.
     let (stack, own) = (mapped() - before, if cfg!(debug_assertions) { 64 } else { 16 } << 10);
     println!("{} KiB of stack", stack >> 10);
     let most = (own + (24 << 10)).max(libc::PTHREAD_STACK_MIN) + (2 * System.granule()).max(16 << 10);
@@ -80,7 +81,7 @@ fn it_is_born_with_the_first_mebibyte_freed() {
     let status = std::fs::read_to_string(keeper().unwrap().join("status")).unwrap();
     let blocked = status.lines().find(|line| line.starts_with("SigBlk")).unwrap();
     let blocked = u64::from_str_radix(blocked.split_whitespace().nth(1).unwrap(), 16).unwrap();
-    // All but the two that cannot be blocked, and the C library's own: two of GNU's, three of musl's.
+    // All signals except the two that cannot be blocked, and the C library's own: two of GNU's, three of musl's.
     assert!(blocked.count_ones() >= 59, "{blocked:#x}");
     assert!(blocked >> (libc::SIGTERM - 1) & 1 == 1 && blocked >> (libc::SIGUSR1 - 1) & 1 == 1);
 }
@@ -93,9 +94,9 @@ fn a_child_has_none_and_gets_its_own() {
     drop(blocks(200 << 20, 1000));
     assert!(soon(|| keeper().is_some()));
     for round in 0..40 {
-        // While it is at work, and while it sleeps.
+        // While the thread is at work, and while it sleeps.
         drop(blocks(8 << 20, 1000 + round));
-        // SAFETY: the child allocates, which is what is tested, starts a thread and ends.
+        // SAFETY: the child allocates, which is what is tested, starts a thread and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let gone = keeper().is_none();
@@ -116,11 +117,12 @@ fn a_child_has_none_and_gets_its_own() {
     }
 }
 
-/// From the first instruction on no thread can be made: there is none, and all works, and goes back when asked.
+/// No thread can be created from the first instruction on: there is none, everything works, and memory is given back on
+/// request.
 #[test]
 fn it_may_be_refused() {
     const NAME: &str = "life::it_may_be_refused";
-    // The C library tries the other one where the first is not known.
+    // The C library tries the second call if the first does not exist.
     static REFUSALS: &[Refusal] = &[
         Refusal::new(libc::SYS_clone3, libc::ENOSYS),
         Refusal::new(libc::SYS_clone, libc::EAGAIN),
@@ -130,7 +132,7 @@ fn it_may_be_refused() {
     }
     assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "the filter refuses");
     let before = resident();
-    // More often than a start is tried.
+    // More often than the heap tries to start it.
     for round in 0..40 {
         let kept = blocks(8 << 20, 1000 + round);
         assert!(kept.iter().all(|block| block.iter().all(|&byte| byte == 1)));
@@ -141,7 +143,7 @@ fn it_may_be_refused() {
     assert!(resident() <= before + (4 << 20), "{}", HEAP.stats());
 }
 
-/// It was tried sixteen times, which a hundred freed blocks of a MiB used up, and never again.
+/// Regression: a start was tried sixteen times, which a hundred freed blocks of 1 MiB used up, and never again.
 #[test]
 fn one_that_was_refused_for_a_while_is_started_later() {
     if !is_child() {
@@ -172,7 +174,7 @@ fn one_that_was_refused_for_a_while_is_started_later() {
     assert!(begun && soon(|| keeper().is_some()), "{}", HEAP.stats());
 }
 
-/// 100 MiB of a heap, used and freed.
+/// Allocates and frees 100 MiB of a heap.
 fn use_up(heap: &GlobalHeap) {
     use std::alloc::{GlobalAlloc, Layout};
     let layout = Layout::from_size_align(100_000, 8).unwrap();
@@ -199,7 +201,7 @@ fn a_word_switches_it_off() {
     assert_eq!((keeper(), tasks()), (None, before));
     let backed = WITHOUT.stats().pages.backed.0 * 8192;
     assert!(backed >= 64 << 20, "nobody gives it back: {}", WITHOUT.stats());
-    // The same heap without the word.
+    // The same heap without that setting.
     use_up(&WITH);
     assert!(soon(|| tasks() == before + 1), "{} of {before}", tasks());
 }
@@ -226,8 +228,8 @@ fn a_variable_switches_it_off() {
     assert!(HEAP.stats().pages.backed.0 * 8192 >= 64 << 20, "{}", HEAP.stats());
 }
 
-/// By a clock that began with the program: to the thread, whose clock is the system's, time seemed to go back and
-/// forth, and nothing seemed silent.
+/// Ticks by a clock that began with the program. To the background thread, whose clock is the system's, time seemed to
+/// jump back and forth, and nothing seemed silent.
 #[test]
 fn who_ticks_beside_it_does_not_disturb_it() {
     if !is_child() {
@@ -246,8 +248,9 @@ fn who_ticks_beside_it_does_not_disturb_it() {
     settle(before, 0);
 }
 
-/// Who allocates may be in a callback of the loader's, as who makes a backtrace is, with a lock of its own; the making
-/// of a thread waits for another, if somebody loads a library. So where there are threads, who frees starts it.
+/// An allocating thread may be in a callback of the loader, as when a backtrace is made, and so hold one of its locks;
+/// creating a thread waits for another if a library is being loaded. So if there are several threads, a free starts the
+/// background thread.
 #[test]
 fn an_allocation_starts_none_where_there_are_other_threads() {
     use std::alloc::{GlobalAlloc, Layout};
@@ -258,7 +261,7 @@ fn an_allocation_starts_none_where_there_are_other_threads() {
     }
     extern "C" fn allocate(_: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> libc::c_int {
         for (number, made) in MADE.iter().enumerate() {
-            // SAFETY: a layout of some bytes.
+            // SAFETY: the layout is not empty.
             let block = unsafe { HEAP.alloc(layout(number)) };
             made.store(block.expose_provenance(), Ordering::Relaxed);
         }
@@ -269,7 +272,7 @@ fn an_allocation_starts_none_where_there_are_other_threads() {
     }
     let before = tasks();
     assert!(before > 1, "the harness has two");
-    // SAFETY: a function of this type, that wants nothing.
+    // SAFETY: a function of this type, which ignores its arguments.
     unsafe { libc::dl_iterate_phdr(Some(allocate), std::ptr::null_mut()) };
     assert_eq!((tasks(), keeper()), (before, None));
     for (number, made) in MADE.iter().enumerate() {

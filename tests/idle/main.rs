@@ -1,11 +1,11 @@
-//! Does a program that falls silent hold what it does not use? Without one more call into the allocator.
+//! Does a program that falls silent hold memory that it does not use? It makes no further call into the allocator.
 //!
-//! Each test fills a process of its own and then sleeps for two seconds; what is looked at is the process's resident
-//! size, and what its processors have worked meanwhile. The bounds are 1.10 of what is live, and 2 MiB; 1 % of the
-//! time, 250 ms, and what emptying caches takes beyond what the scavenger's account is charged for it.
+//! Each test fills a process of its own and then sleeps for two seconds. Measured are the process's resident size
+//! afterwards, and the processor time spent meanwhile. The size may be 1.10 times what is live, plus 2 MiB; the time 1
+//! % of the silence, plus 250 ms, plus what emptying caches takes beyond what the scavenger's account is charged.
 //!
-//! On a machine that is busy otherwise one who sleeps may be woken late. So a process that is late says so by how it
-//! ends, and is run again, twice at the most: who is late three times is late.
+//! On a busy machine a sleeping thread may be woken late. So a process that misses a bound says so by its exit status
+//! and is run again, twice at most: one that is late three times is late.
 
 #![cfg(target_os = "linux")]
 
@@ -30,26 +30,26 @@ use child::is_one as is_child;
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-/// How long a program is silent before it is looked at.
+/// How long a program is silent before it is measured.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// How long it may have worked in that time: 1 % of it, 250 ms, and what emptying caches may take that is not charged.
-/// That is nothing (7 ms are charged as they are) but where nothing is optimised.
+/// How long it may have worked in that time: 1 % of it, 250 ms, and what emptying caches may take uncharged. That is
+/// nothing (7 ms are charged as they are), except in unoptimised builds.
 const WORK: Duration = Duration::from_millis(20 + 250 + if cfg!(debug_assertions) { 200 } else { 0 });
 
-/// How a process ends that was late, and how often one is run.
+/// The exit status of a process that was late, and how often one is run.
 const LATE: i32 = 75;
 const TRIES: usize = 3;
 
-/// Runs one test of this program in a child, once more if it was late; whether it ended well.
+/// Runs one test of this program in a child, again if it was late, and says whether it succeeded.
 fn run(name: &str) -> bool {
     run_with(name, |_| ())
 }
 
-/// The same, of a child that is prepared in some way.
+/// Like `run`, for a child that is prepared in some way.
 fn run_with(name: &str, prepare: impl Fn(&mut Command)) -> bool {
-    // As many at a time as there are processors, and two at most: another's noise is not what is to be seen, but most
-    // of the time they sleep.
+    // As many at a time as there are processors, and two at most: they should not disturb each other, but most of the
+    // time they sleep.
     static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let lanes = std::thread::available_parallelism().map_or(1, |lanes| lanes.get().min(TURNS.len()));
@@ -71,7 +71,7 @@ fn run_with(name: &str, prepare: impl Fn(&mut Command)) -> bool {
     false
 }
 
-/// A file read without the allocator.
+/// Reads a file without the allocator.
 fn read(path: &std::ffi::CStr) -> ([u8; 4096], usize) {
     let mut bytes = [0; 4096];
     // SAFETY: a path that ends with zero, and a buffer of that length.
@@ -84,7 +84,7 @@ fn read(path: &std::ffi::CStr) -> ([u8; 4096], usize) {
     (bytes, usize::try_from(read).expect("it can be read"))
 }
 
-/// Resident bytes of this process: of anonymous memory.
+/// Resident bytes of anonymous memory of this process.
 fn resident() -> usize {
     let (bytes, len) = read(c"/proc/self/status");
     let text = std::str::from_utf8(&bytes[..len]).expect("text");
@@ -98,7 +98,7 @@ fn resident() -> usize {
     kib << 10
 }
 
-/// What all threads of this process have worked.
+/// Processor time of all threads of this process.
 fn worked() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place to write to.
@@ -110,8 +110,8 @@ fn worked() -> Duration {
     )
 }
 
-/// Silence, and then what is resident; `before` is what the program itself has. The end of a process that is late, or
-/// has worked too long for it.
+/// Stays silent, and returns what is resident then; `before` is what the program itself has. Ends the process if it is
+/// late, or has worked too long.
 fn settle(before: usize, live: usize) -> usize {
     let bound = before + live + live / 10 + (2 << 20);
     let begin = worked();

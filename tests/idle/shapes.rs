@@ -1,11 +1,11 @@
-//! What the programs leave behind.
+//! What programs leave behind, by the shape of their memory.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
 
 use super::*;
 
-/// A tree as a parser of JSON makes it.
+/// A tree like that of a JSON parser.
 enum Json {
     Number(f64),
     Text(String),
@@ -13,7 +13,7 @@ enum Json {
     Object(Vec<(String, Json)>),
 }
 
-/// A tree of about `nodes` nodes, and how many there are.
+/// A tree of about `nodes` nodes.
 fn tree(nodes: usize, seed: usize) -> Json {
     if nodes <= 1 {
         return match seed % 3 {
@@ -75,7 +75,7 @@ fn trees_of_two_threads_are_freed_by_a_third() {
     let trees = (one.join().unwrap(), two.join().unwrap());
     let barrier = Arc::new(Barrier::new(2));
     let other = barrier.clone();
-    // The third stays, with what it has freed in its magazines.
+    // The third thread stays, with what it has freed in its magazines.
     let third = thread::spawn(move || {
         drop(trees);
         other.wait();
@@ -87,7 +87,7 @@ fn trees_of_two_threads_are_freed_by_a_third() {
     third.join().unwrap();
 }
 
-/// Blocks of about `bytes` bytes in all, written to.
+/// Blocks of about `bytes` bytes in total, all written to.
 pub fn blocks(bytes: usize, size: usize) -> Vec<Vec<u8>> {
     (0..bytes / size).map(|_| vec![1; size]).collect()
 }
@@ -155,7 +155,7 @@ fn threads_that_sleep_with_full_caches() {
         .map(|_| {
             let barrier = barrier.clone();
             thread::spawn(move || {
-                // A word of pages for its cache, another in its buffer, each page written to.
+                // A word of pages for its cache, another for its buffer, each page written to.
                 let runs: Vec<Vec<u8>> = (0..60).map(|_| vec![1; 40_000]).collect();
                 drop(runs);
                 barrier.wait();
@@ -170,7 +170,7 @@ fn threads_that_sleep_with_full_caches() {
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Blocks of all sizes in one bag, freed in no order: what is kept for later pins a page each.
+/// Blocks of all sizes, freed in random order: each one that is kept for later pins a page.
 #[test]
 fn blocks_of_all_sizes_are_freed_in_no_order_by_threads_that_then_sleep() {
     if !is_child() {
@@ -216,21 +216,21 @@ fn blocks_of_all_sizes_are_freed_in_no_order_by_threads_that_then_sleep() {
     }
 }
 
-/// So many bytes of each size from 1 KiB to 32 KiB, each block written to: as a thread has them in its magazines when
-/// it frees them.
+/// `bytes` bytes of each size from 1 KiB to 32 KiB, each block written to: what a thread has in its magazines after
+/// freeing them.
 fn of_every_size(bytes: usize) -> Vec<Vec<Vec<u8>>> {
     let sizes = std::iter::successors(Some(1024), |size| Some(size + size / 8));
     let sizes = sizes.take_while(|&size| size <= 32 << 10);
     sizes.map(|size| blocks(bytes, size)).collect()
 }
 
-/// Long enough for the thread that gives memory back to have found nothing left, and to sleep for ever.
+/// Long enough for the background thread to find nothing left to give back, and to sleep for ever.
 fn until_it_sleeps() {
     thread::sleep(SILENCE * 2);
 }
 
-/// What threads free that then sleep, while the one that would find it is not there yet, or sleeps for ever; `kept` for
-/// them till then, or taken by themselves.
+/// Threads free blocks and then sleep, while the background thread does not exist yet or sleeps for ever. With `kept`
+/// they have held the blocks until then; otherwise they allocate them just before.
 fn in_magazines(threads: usize, bytes: usize, kept: bool) {
     let before = resident();
     let barrier = Arc::new(Barrier::new(threads + 1));
@@ -258,7 +258,7 @@ fn in_magazines(threads: usize, bytes: usize, kept: bool) {
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// One block of eight stays, of any length from 1 to 32 KiB: of the others nothing does, also where they share spans.
+/// Every eighth block stays, of any length from 1 to 32 KiB: nothing of the others stays, even where they share spans.
 #[test]
 fn what_lies_between_blocks_that_stay() {
     if !is_child() {
@@ -281,21 +281,21 @@ fn what_lies_between_blocks_that_stay() {
     assert!(blocks.iter().flatten().all(|&byte| byte == 1));
 }
 
-/// No block goes further than into a magazine, and no run is freed.
+/// Every freed block stays in a magazine, and no run is freed.
 #[test]
 fn what_is_freed_lies_in_magazines_alone() {
     if !is_child() {
         return assert!(run("shapes::what_is_freed_lies_in_magazines_alone"));
     }
     // A process of one thread: the harness has two.
-    // SAFETY: the child allocates and frees, starts a thread and ends.
+    // SAFETY: the child allocates and frees, starts a thread and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // Nobody is there yet.
+        // The background thread does not exist yet.
         let before = resident();
         drop(of_every_size(400_000));
         settle(before, 0);
-        // He sleeps.
+        // It sleeps.
         until_it_sleeps();
         drop(of_every_size(400_000));
         settle(before, 0);
@@ -321,7 +321,7 @@ fn several_threads_free_into_their_magazines_and_nobody_is_there() {
     in_magazines(4, 200_000, false);
 }
 
-/// No thread begins later, and of no size does any free more than its magazine has had in it.
+/// No thread starts later, and no thread frees more blocks of a size than its magazine has held.
 #[test]
 fn several_threads_free_as_much_as_they_took_and_nobody_is_there() {
     if !is_child() {
@@ -337,7 +337,7 @@ fn several_threads_free_as_much_as_they_took_and_nobody_is_there() {
             thread::spawn(move || {
                 barrier.wait();
                 barrier.wait();
-                // Not in a `Vec`, whose growth would free.
+                // Not in a `Vec`: its growth would free.
                 let blocks: [_; 100] = std::array::from_fn(|_| Box::new([1_u8; 3_000]));
                 barrier.wait();
                 drop(blocks);
@@ -356,7 +356,7 @@ fn several_threads_free_as_much_as_they_took_and_nobody_is_there() {
     asleep.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// What is cut off large blocks that stay where they are is free, and nobody need have freed a block.
+/// The tails cut off large blocks that stay in place are free, though no block may have been freed.
 #[test]
 fn several_threads_make_blocks_shorter_and_nobody_is_there() {
     if !is_child() {

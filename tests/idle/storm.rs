@@ -1,5 +1,5 @@
-//! While memory goes back: nobody's page is altered, nothing is told to be zero that is not, and a system that refuses
-//! is lived with.
+//! While memory is given back: no live page is altered, nothing is wrongly reported as zero, and a refusing system is
+//! tolerated.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::thread;
 use super::shapes::blocks;
 use super::*;
 
-/// Blocks of pages with a stamp in each, allocated, looked at and freed, until `stop`.
+/// Allocates, verifies and frees blocks with a stamp in each page, until `stop`.
 fn stamp(stop: &AtomicBool, seed: u64) -> usize {
     let mut random = seed | 1;
     let mut below = move |end: usize| {
@@ -86,7 +86,7 @@ fn nobodys_page_is_altered_in_a_storm_of_releases() {
     storm(Duration::from_secs(4));
 }
 
-/// Has the system refuse `madvise` from here on, in all threads of this process made later.
+/// Makes the system refuse `madvise` from here on, in this thread and those it creates.
 fn refuse_madvise() {
     let part = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
         code: code as u16,
@@ -95,7 +95,7 @@ fn refuse_madvise() {
         k,
     };
     let filter = [
-        // The number of the call; madvise: EPERM; others: allowed.
+        // The call's number; madvise: EPERM; others: allowed.
         part(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         part(
             libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -115,7 +115,7 @@ fn refuse_madvise() {
         len: filter.len() as u16,
         filter: filter.as_ptr().cast_mut(),
     };
-    // SAFETY: a program of that length, for this thread and those it makes.
+    // SAFETY: a program of that length, for this thread and those it creates.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(
@@ -136,10 +136,10 @@ fn without_madvise_all_works_and_nothing_is_said_to_be_zero() {
     assert_eq!(HEAP.release(usize::MAX), 0);
 }
 
-/// As much as may be locked without rights, as a rule.
+/// As much as a process may usually lock without privileges.
 const LOCKED: usize = 32 << 10;
 
-/// Whether this process may lock as much: by its limit, or by its rights (bit 14 is that to lock memory).
+/// Whether this process may lock that much: by its limit, or by its capabilities (bit 14 allows locking memory).
 fn may_be_locked() -> bool {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -159,11 +159,11 @@ fn locked_pages_are_not_said_to_be_zero() {
         return assert!(run("storm::locked_pages_are_not_said_to_be_zero"));
     }
     let layout = Layout::from_size_align(512 << 10, 4096).unwrap();
-    // SAFETY: the layout is not empty; what is locked and written is the block.
+    // SAFETY: the layout is not empty; only the block is locked and written.
     unsafe {
         let block = alloc(layout);
         block.write_bytes(7, layout.size());
-        // Where nothing may be locked, there is nothing to see.
+        // If nothing may be locked, there is nothing to test.
         let locked = libc::mlock(block.add(128 << 10).cast(), LOCKED) == 0;
         assert_eq!(locked, may_be_locked(), "{}", std::io::Error::last_os_error());
         dealloc(block, layout);
@@ -190,7 +190,7 @@ fn a_quarter_of_a_gigabyte_of_data_is_enough() {
         rlim_cur: 256 << 20,
         rlim_max: 256 << 20,
     };
-    // SAFETY: a limit is read from a valid place.
+    // SAFETY: the limit is read from a valid place.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);
     let layout = Layout::from_size_align(1 << 20, 8).unwrap();
     let fill = || {

@@ -167,8 +167,8 @@ fn release_all(_: Layout) -> bool {
     ASKED.fetch_add(1, Ordering::Relaxed) == 0
 }
 
-/// In the middle of a tick the clock exhausts the heap, and the hook releases memory, which the tick itself may be
-/// doing.
+/// In the middle of a tick the clock exhausts the heap, and the hook calls `release`, which the tick itself may be
+/// holding up.
 #[test]
 fn a_hook_may_release_in_the_clock_of_a_tick() {
     if !is_child() {

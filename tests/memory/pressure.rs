@@ -163,7 +163,7 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     ));
 }
 
-/// If a group is full of files, or of another program's memory, emptying the heap every second does not help.
+/// Emptying the heap every second does not help a group that is full of files or of another program's memory.
 #[test]
 fn where_nothing_helps_less_is_tried() {
     const NAME: &str = "pressure::where_nothing_helps_less_is_tried";

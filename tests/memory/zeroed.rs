@@ -1,4 +1,4 @@
-//! Large blocks that are to be zero, where a part of them has memory behind it, or all, or nobody knows.
+//! Large blocks that must be zero, where part of them is backed by memory, or all, or it is unknown.
 
 use std::alloc::GlobalAlloc;
 use std::io::Write;
@@ -13,9 +13,9 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-/// A block that is to be zero is, and is then touched in some places or all over.
+/// A block that must be zero is zero; then it is touched in some places or everywhere.
 fn use_block(heap: &impl GlobalAlloc, size: usize, step: usize) {
-    // SAFETY: the layout is not empty; read and written inside, freed with it.
+    // SAFETY: the layout is not empty; reads and writes are inside the block; it is freed with its layout.
     unsafe {
         let block = heap.alloc_zeroed(layout(size));
         assert!(!block.is_null());
@@ -27,7 +27,7 @@ fn use_block(heap: &impl GlobalAlloc, size: usize, step: usize) {
     }
 }
 
-/// As `use_block`, but looks only where it touches.
+/// Like `use_block`, but checks only where it touches.
 fn touch_block(size: usize, step: usize) {
     // SAFETY: as in `use_block`.
     unsafe {
@@ -39,30 +39,30 @@ fn touch_block(size: usize, step: usize) {
     }
 }
 
-/// Whether the system says what of memory is not zero.
+/// Whether the system reports which memory is not zero.
 fn is_told() -> bool {
     let bytes = 64 * System.granule();
     let pages = System.reserve(Purpose::Pages, bytes, System.granule());
     let start = pages.expect("64 pages").base;
-    // SAFETY: reserved just now, prepared before it is used, and left.
+    // SAFETY: just reserved, prepared before it is used, and never unreserved.
     unsafe {
         System.prepare(Purpose::Pages, start, bytes).expect("64 pages");
         System.clear(start, bytes).is_ok()
     }
 }
 
-/// Pages that nobody has written to are not written to, and so have no memory, as often as the block goes round.
+/// Pages that were never written to are not written to, and so get no memory, however often the block is reused.
 #[test]
 fn what_is_zero_is_not_written() {
     const NAME: &str = "zeroed::what_is_zero_is_not_written";
     if !is_child() {
-        // One byte in a huge page is 512 pages.
+        // With huge pages, one byte would back 512 pages.
         return assert!(ends_well(command(NAME).env("PAGEHEAP_HUGE_PAGES", "avoid")));
     }
     if !is_told() {
         return println!("skipped: this system does not say what is zero");
     }
-    // The last in several questions.
+    // For the last size, the system is asked several times.
     for size in [MIB, 3 * MIB, 16 * MIB, 64 * MIB, by_width(700, 128) * MIB] {
         touch_block(size, size / 16);
         let (before, calls) = (resident(), HEAP.stats().pages.calls);
@@ -99,7 +99,7 @@ fn nobody_is_asked_where_that_is_not_wished() {
     assert_eq!((HEAP.stats().pages.calls.clear, DEAF.stats().pages.calls.clear), (0, 0));
 }
 
-/// A dense block is written, and hardly ever asked about.
+/// A dense block is written in full, and the system is hardly ever asked about it.
 #[test]
 fn what_is_dense_is_written() {
     if !is_child() {
@@ -113,7 +113,7 @@ fn what_is_dense_is_written() {
     }
 }
 
-/// By several threads, in no order, and while memory goes back.
+/// By several threads, in no order, and while memory is given back.
 #[test]
 fn every_block_is_zero() {
     if !is_child() {
@@ -139,7 +139,7 @@ fn every_way(heap: &impl GlobalAlloc, rounds: usize, seed: usize) {
     }
 }
 
-/// Where the file cannot be opened, or says nothing.
+/// The file cannot be opened, or gives no answer.
 #[test]
 fn where_nobody_answers() {
     const NAME: &str = "zeroed::where_nobody_answers";
@@ -156,14 +156,14 @@ fn where_nobody_answers() {
     }]);
     // SAFETY: reads a number.
     let errno = || unsafe { *libc::__errno_location() };
-    // SAFETY: as above, written.
+    // SAFETY: as above; it is written.
     unsafe { *libc::__errno_location() = 77 };
     every_way(&HEAP, 10, 1);
     assert_eq!(errno(), 77);
     assert!(!is_told());
 }
 
-/// Whether one of this process's first files is a table of pages. No memory is allocated.
+/// Whether one of this process's first files is a pagemap. Allocates no memory.
 fn has_pagemap() -> bool {
     (3..64).any(|file: u8| {
         let (mut name, mut target) = ([0_u8; 32], [0_u8; 64]);
@@ -174,7 +174,7 @@ fn has_pagemap() -> bool {
     })
 }
 
-/// The file that is asked is open for some microseconds; a child that is born in them would have it for ever.
+/// The file that is asked is open for some microseconds; a child forked in that time would keep it for ever.
 #[test]
 fn no_child_inherits_the_question() {
     if !is_child() {
@@ -188,7 +188,7 @@ fn no_child_inherits_the_question() {
             }
         });
         let children = (0..200).filter(|_| {
-            // SAFETY: the child looks, and ends.
+            // SAFETY: the child checks its files and exits.
             let status = unsafe {
                 let child = libc::fork();
                 if child == 0 {
@@ -209,14 +209,14 @@ fn no_child_inherits_the_question() {
     assert_eq!(inherited, 0, "of 200 children");
 }
 
-/// The system, which does as it is told, or loses half of what there is and says no.
+/// The system, except that it clears what it is asked to, or destroys half of the contents or nothing, and refuses.
 struct Vague {
     asked: AtomicUsize,
     cleared: AtomicUsize,
 }
 
-// SAFETY: every verb is the system's, or writes to all of what it is given; what is refused is of contents that nobody
-// knows.
+// SAFETY: every verb is the system's, or writes to all of the range it is given; after a refusal the contents are
+// unknown.
 unsafe impl Verbs for Vague {
     unsafe fn clear(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,8 @@ use pageheap::{Config, GlobalHeap, Heap, Pressure};
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
-/// Allocates, looks at and frees blocks of all sizes, by any thread. Whether each was as it was left.
+/// Allocates, verifies and frees blocks of all sizes; any thread may call it. Returns whether each block kept its
+/// contents.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_work(seed: usize) -> bool {
     let mut kept: Vec<Vec<u8>> = Vec::new();
@@ -32,11 +33,11 @@ pub extern "C" fn plugin_work(seed: usize) -> bool {
         .all(|block| block.iter().all(|&byte| byte == block[0]))
 }
 
-/// A block of 100 bytes that are `byte`, which the library never frees.
+/// A block of 100 bytes with the value `byte`, which the library never frees.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_give(byte: u8) -> *const u8 {
     let layout = Layout::new::<[u8; 100]>();
-    // SAFETY: written inside, if there is a block.
+    // SAFETY: the write is inside the block, if there is one.
     unsafe {
         let block = HEAP.alloc(layout);
         if !block.is_null() {
@@ -46,24 +47,24 @@ pub extern "C" fn plugin_give(byte: u8) -> *const u8 {
     }
 }
 
-/// A heap whose thread tells of pressure each second.
+/// A heap whose thread reports pressure every second.
 static TOLD: GlobalHeap = GlobalHeap::new().on_pressure(0, hook);
 
-/// How often it has told.
+/// How often it has reported.
 static TIMES: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes its time, and opens a heap and closes it.
+/// Takes its time, then opens and closes a heap.
 fn hook(_: Pressure) {
     TIMES.fetch_add(1, Ordering::Relaxed);
     thread::sleep(Duration::from_millis(200));
     drop(Heap::new(System, Config::new(1 << 26)));
 }
 
-/// Frees so much that the heap whose thread tells of pressure starts it. How often it has.
+/// Frees enough that the heap above starts its thread. Returns how often that has reported.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_told() -> usize {
     let layout = Layout::new::<[u8; 4 << 20]>();
-    // SAFETY: allocated with the layout it is freed with, if at all, and not used.
+    // SAFETY: allocated, if at all, with the layout it is freed with, and not used.
     unsafe {
         let block = TOLD.alloc(layout);
         if !block.is_null() {
@@ -79,7 +80,7 @@ unsafe extern "C" {
 }
 
 #[used]
-// SAFETY: the section is a list of functions, which the loader calls one by one.
+// SAFETY: the section is a list of functions that the loader calls one by one.
 #[unsafe(link_section = ".init_array")]
 static EARLY: extern "C" fn() = early;
 
@@ -88,8 +89,8 @@ static EARLY: extern "C" fn() = early;
 #[unsafe(link_section = ".fini_array")]
 static LATE: extern "C" fn() = late;
 
-/// Where `PAGEHEAP_TEST_LATE` is set: when the allocator has heard of the end already, frees so much that the heap
-/// wants a thread.
+/// If `PAGEHEAP_TEST_LATE` is set: after the allocator has learned of the end, frees enough that the heap wants a
+/// thread.
 extern "C" fn late() {
     // SAFETY: the string ends with zero.
     if unsafe { !libc::getenv(c"PAGEHEAP_TEST_LATE".as_ptr()).is_null() } {
@@ -97,16 +98,16 @@ extern "C" fn late() {
     }
 }
 
-/// Where `PAGEHEAP_TEST_OWN` is set: uses the heap before the allocator's own constructor has run. Where
-/// `PAGEHEAP_TEST_EARLY` is set: has the copy of this library that stands behind this one work before `main`, and
+/// If `PAGEHEAP_TEST_OWN` is set: uses the heap before the allocator's own constructor has run. If
+/// `PAGEHEAP_TEST_EARLY` is set: makes the copy of this library that follows in load order work before `main`, and lets
 /// the process end a little later than it would.
 extern "C" fn early() {
     extern "C" fn linger(_: *mut c_void) {
         // SAFETY: no preconditions.
         unsafe { libc::usleep(300_000) };
     }
-    // SAFETY: strings end with zero; the function is of this type; `linger` stays until the process has ended, for the
-    // library was loaded with it.
+    // SAFETY: strings end with zero; the function has this type; `linger` stays until the process has ended, since the
+    // library was loaded at its start.
     unsafe {
         if !libc::getenv(c"PAGEHEAP_TEST_OWN".as_ptr()).is_null() {
             black_box(plugin_give(1));
@@ -117,7 +118,8 @@ extern "C" fn early() {
         let work = libc::dlsym(libc::RTLD_NEXT, c"plugin_work".as_ptr());
         if !work.is_null() {
             std::mem::transmute::<*mut c_void, extern "C" fn(usize) -> bool>(work)(1);
-            // Of no library: not when that ends, but when the process does, behind all that was registered later.
+            // Registered for no library: it runs not when a library ends but when the process does, after everything
+            // registered later.
             __cxa_atexit(linger, std::ptr::null_mut(), std::ptr::null_mut());
         }
     }

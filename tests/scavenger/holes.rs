@@ -1,4 +1,4 @@
-//! What is given back inside spans: whole pages of the system, of whatever length, and nothing that is somebody's.
+//! What is given back inside spans: whole pages of the system, whatever their length, and nothing that is live.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use pageheap::{Config, GlobalHeap, PageCount};
 
 use super::*;
 
-/// The system, as if its pages were longer; it knows what is live, and refuses what it is told to.
+/// The system with longer pages; it knows which blocks are live, and refuses on demand.
 #[derive(Debug)]
 struct Coarse {
     granule: usize,
@@ -33,7 +33,7 @@ impl Coarse {
     }
 }
 
-// SAFETY: the system's promises, of longer pages.
+// SAFETY: the system's promises, for longer pages.
 unsafe impl Verbs for Coarse {
     fn granule(&self) -> usize {
         self.granule.max(System.granule())
@@ -55,7 +55,7 @@ unsafe impl Verbs for Coarse {
     }
 }
 
-/// Some waves of blocks, of which few stay; what is told must be so.
+/// Several waves of blocks, few of which stay; the statistics must be true.
 fn thin(source: &'static OverSystem<Coarse>, heap: &GlobalHeap<&'static OverSystem<Coarse>>) {
     let mut random = 88_172_645_463_325_252_u64;
     let mut below = move |end: usize| {
@@ -68,7 +68,7 @@ fn thin(source: &'static OverSystem<Coarse>, heap: &GlobalHeap<&'static OverSyst
     for wave in 0..6 {
         for _ in 0..1500 {
             let layout = Layout::from_size_align(1025 + below(34_000), 8).unwrap();
-            // SAFETY: not of size zero; written to from end to end.
+            // SAFETY: the size is not zero; the writes are inside the block.
             unsafe {
                 let block = heap.alloc(layout);
                 assert!(!block.is_null());
@@ -110,14 +110,14 @@ fn thin(source: &'static OverSystem<Coarse>, heap: &GlobalHeap<&'static OverSyst
     }
     assert_eq!(source.faults.load(Ordering::Relaxed), 0);
     source.live.lock().unwrap().clear();
-    // SAFETY: each allocated with its layout.
+    // SAFETY: each block was allocated with its layout.
     blocks
         .into_iter()
         .for_each(|(block, layout)| unsafe { heap.dealloc(block, layout) });
     heap.release(usize::MAX);
     heap.check().unwrap();
     let pages = heap.stats().pages;
-    // Beside this thread's own structure there may be some.
+    // A few may remain besides this thread's own structure.
     assert!(pages.holes < PageCount(8) && pages.backed < PageCount(32), "{pages:?}");
 }
 

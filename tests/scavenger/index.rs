@@ -1,4 +1,4 @@
-//! What is known of chunks: packed and back, and when one is worth looking through.
+//! What is recorded about chunks: packing and unpacking, and when a chunk is worth scanning.
 
 use pageheap::internals::scavenge::index::Chunk;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ proptest! {
     }
 }
 
-/// Looks, four to a generation.
+/// `looks` looks at a chunk, four per generation.
 fn seen(chunk: Chunk, in_use: usize, looks: usize) -> Chunk {
     (0..looks).fold(chunk, |chunk, look| chunk.seen(in_use, in_use as u64, look % 4 == 0))
 }

@@ -1,4 +1,4 @@
-//! Lazy releases, and huge pages, on sources that show what they are told.
+//! Lazy releases and huge pages, on sources that record their calls.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
@@ -23,7 +23,7 @@ fn hand() -> Hand {
     }
 }
 
-/// Ticks until nothing is left to do; whether that comes.
+/// Ticks until nothing is left to do; whether that point is reached.
 fn rests(heap: &PageHeap<Simulated>, clock: &Hand) -> bool {
     (0..10_000).any(|_| match heap.tick(clock) {
         Duration::MAX => true,
@@ -34,12 +34,12 @@ fn rests(heap: &PageHeap<Simulated>, clock: &Hand) -> bool {
     })
 }
 
-/// All pages taken, and freed but for every `keep`-th.
+/// Takes all pages, and frees all but every `keep`-th.
 fn used(heap: &PageHeap<Simulated>, keep: usize) -> usize {
     let runs: Vec<_> = (0..PAGES).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
     let mut freed: Vec<_> = runs.into_iter().filter(|run| run.start().0 % keep != 1).collect();
     let count = freed.len();
-    // SAFETY: just allocated, and nobody uses them.
+    // SAFETY: just allocated; nothing uses them.
     unsafe { heap.free_batch(&mut freed) };
     count
 }
@@ -61,11 +61,11 @@ fn what_goes_by_and_by_goes_lazily_and_is_never_zero() {
         );
         assert_eq!(stats.backed.0, stats.grown.0 - stats.scavenged.0, "{stats}");
         assert!(stats.backed.0 >= PAGES, "it may all be there yet: {stats}");
-        // Rested: not again.
+        // At rest, nothing is released again.
         let calls = heap.source().calls(Verb::ReleaseLazily);
         assert!(rests(&heap, &clock));
         assert_eq!(heap.source().calls(Verb::ReleaseLazily), calls);
-        // Pages that were never handed out are zero, the others are not said to be.
+        // Pages that were never handed out are zero; the others are not reported as zero.
         let zero: usize = (0..free)
             .map(|_| heap.allocate_tracked(PageCount(1)).unwrap())
             .filter(|page| page.run.start().0 < PAGES)
@@ -86,7 +86,7 @@ fn a_release_is_at_once_and_a_scavenge_as_the_heap_has_it() {
         heap.release(PageCount(usize::MAX));
         let stats = heap.stats();
         assert_eq!(stats.released_lazily, if lazily { 100 } else { 0 });
-        // Those that were let go lazily are let go at once now, and known to be zero.
+        // Pages that were released lazily are now released at once, and known to be zero.
         assert_eq!(stats.backed.0, PAGES - free, "{stats}");
         heap.check().unwrap();
     }
@@ -99,7 +99,7 @@ fn a_soft_limit_is_kept_at_once() {
     let clock = hand();
     assert!(rests(&heap, &clock));
     assert!(heap.backed().0 >= PAGES);
-    // By the scavenger, of what it has let go lazily before.
+    // By the scavenger, from what it has released lazily before.
     heap.set_soft_limit(PageCount(1500));
     let run = heap.allocate(PageCount(1)).unwrap();
     // SAFETY: just allocated.
@@ -142,18 +142,19 @@ fn a_lazy_release_that_is_refused_leaves_the_pages() {
     heap.check().unwrap();
 }
 
-/// What nobody says to be zero was let go again at each look, four times a second, if it was whole huge pages.
+/// Memory of unknown contents used to be released again at each look, four times a second, if it consisted of whole
+/// huge pages.
 #[test]
 fn what_is_not_known_is_released_once_though_it_is_all_of_the_heap() {
     let heap = heap(Simulated::new(4096).with_contents(Contents::Unknown), false);
     used(&heap, PAGES * 2);
     assert!(rests(&heap, &hand()), "{}", heap.stats());
-    // What the first campaign did before it knew better may come again.
+    // The first campaign may repeat what it did before it knew that.
     let released = heap.stats().released as usize;
     assert!((PAGES - 1..=PAGES + 512).contains(&released), "{}", heap.stats());
 }
 
-/// It counted as backed for ever, so that a soft limit below the peak was never met again.
+/// Such memory counted as backed for ever, so a soft limit below the peak was never met again.
 #[test]
 fn what_has_gone_is_not_backed_though_nobody_knows_what_it_reads_as() {
     let heap = heap(Simulated::new(4096).with_contents(Contents::Unknown), false);
@@ -164,7 +165,7 @@ fn what_has_gone_is_not_backed_though_nobody_knows_what_it_reads_as() {
     assert!(stats.released as usize >= free, "{stats}");
     assert_eq!(stats.scavenged, stats.free, "{stats}");
     assert_eq!(heap.backed().0, stats.grown.0 - stats.free.0, "{stats}");
-    // And is never zero.
+    // And it is never taken for zero.
     let calls = heap.source().calls(Verb::Release);
     for _ in 0..free {
         let page = heap.allocate_tracked(PageCount(1)).unwrap();
@@ -172,7 +173,7 @@ fn what_has_gone_is_not_backed_though_nobody_knows_what_it_reads_as() {
         // SAFETY: just allocated.
         unsafe { heap.free(page.run) };
     }
-    // Below the limit nothing is released for it.
+    // Below the limit, nothing is released on its account.
     assert!(heap.source().calls(Verb::Release) <= calls + 1);
     heap.check().unwrap();
 }
@@ -201,14 +202,15 @@ fn the_source_is_told_of_huge_pages_once_and_may_refuse() {
     }
 }
 
-/// The system, whose pages let go lazily keep what they have, or lose it, at once: as the kernel may have it.
+/// The system, except that lazily released pages keep their contents or lose them at once, either of which the kernel
+/// may do.
 struct Fickle {
     random: AtomicU64,
     lost: AtomicUsize,
     kept: AtomicUsize,
 }
 
-// SAFETY: every verb is the system's; what a lazy release says of the contents is that it does not know them.
+// SAFETY: every verb is the system's; a lazy release reports the contents as unknown.
 unsafe impl Verbs for Fickle {
     unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let granule = System.granule();
@@ -216,7 +218,7 @@ unsafe impl Verbs for Fickle {
             let step = |random: u64| Some(random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
             let random = self.random.try_update(Ordering::Relaxed, Ordering::Relaxed, step);
             if random.unwrap_or_default() >> 40 & 1 == 0 {
-                // SAFETY: the caller's promise: nobody uses it.
+                // SAFETY: the caller's promise: nothing uses it.
                 unsafe { start.add(offset).write_bytes(0, granule) };
                 self.lost.fetch_add(1, Ordering::Relaxed);
             } else {
@@ -237,19 +239,19 @@ static FICKLE: OverSystem<Fickle> = OverSystem(Fickle {
 static HEAP: GlobalHeap<&OverSystem<Fickle>> =
     unsafe { GlobalHeap::with_source(&FICKLE, Config::new(by_width(1 << 30, 256 << 20)).release_lazily(true)) };
 
-/// The system, which gives the first half of what it is asked for back and then says no, two times of three.
+/// The system, except that two times out of three it gives back only the first half of the range, and then refuses.
 struct Halfway {
     asked: AtomicUsize,
     halves: AtomicUsize,
 }
 
-// SAFETY: every verb is the system's; what is refused is of contents that nobody knows, as a refusal is.
+// SAFETY: every verb is the system's; after a refusal the contents are unknown, as a refusal implies.
 unsafe impl Verbs for Halfway {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let granule = System.granule();
         let half = (bytes / 2).next_multiple_of(granule);
         let whole = self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(3);
-        // SAFETY: the caller's promise, of all of it or a part.
+        // SAFETY: the caller's promise, for all of the range or a part.
         let done = unsafe { System.release(start, if whole { bytes } else { half }) };
         if whole {
             return done;
@@ -278,7 +280,7 @@ fn half_of_an_advice_is_taken_for_a_refusal() {
     HALVED.check().unwrap();
 }
 
-/// Contents survive or vanish; zeroed blocks are zero, and live ones keep what is in them.
+/// Contents survive or vanish; zeroed blocks are zero, and live ones keep their contents.
 #[test]
 fn contents_survive_or_vanish_and_nobody_believes_either() {
     stamp(&HEAP);
@@ -286,8 +288,8 @@ fn contents_survive_or_vanish_and_nobody_believes_either() {
     assert!(lost > 1000 && survived > 1000, "{lost} lost, {survived} kept");
 }
 
-/// Blocks, zeroed and not, with a stamp in each, while memory goes back: what is told to be zero is, and what is live
-/// stays as it is.
+/// Blocks, zeroed and not, with a stamp in each, while memory is given back: what is reported as zero is zero, and live
+/// blocks stay as they are.
 fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
     let (clock, mut kept, mut random) = (hand(), Vec::new(), 12345_u64);
     let mut below = |end: usize| {
@@ -299,7 +301,7 @@ fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
     for round in 0..3000_usize {
         let most = [5000, 80_000, 700_000][below(3)];
         let layout = Layout::from_size_align(1 + below(most), 8).unwrap();
-        // SAFETY: the layout is not empty; read and written inside, freed with it.
+        // SAFETY: the layout is not empty; reads and writes are inside the block; it is freed with its layout.
         unsafe {
             let block = heap.alloc_zeroed(layout);
             let bytes = std::slice::from_raw_parts_mut(block, layout.size());
@@ -314,7 +316,7 @@ fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
             }
         }
         if round % 100 < 10 {
-            // As if it were silent for long.
+            // As if it had been silent for long.
             clock.pass(heap.tick(&clock).min(Duration::from_secs(2)));
         }
         if round % 50 == 0 {

@@ -1,4 +1,4 @@
-//! Under a limit: what is backed, and who is asked before a no.
+//! Under a limit: what is backed, and which hook is asked before a refusal.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use pageheap::source::{Contents, Failure, Verb};
 
 use super::*;
 
-/// What is counted is what the bits say.
+/// The counts match the bits.
 #[track_caller]
 fn agree<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
     let stats = heap.stats();
@@ -86,7 +86,7 @@ fn below_a_limit_that_is_new_nothing_is_released() {
     heap.set_soft_limit(PageCount(5000));
     let long = heap.allocate(PageCount(3000)).unwrap();
     assert_eq!(heap.source().calls(Verb::Release), 0, "{}", heap.stats());
-    // And above it the hole goes.
+    // Above it, the hole is released.
     heap.set_soft_limit(PageCount(2000));
     heap.allocate(PageCount(3000)).unwrap();
     assert!(heap.source().calls(Verb::Release) > 0, "{}", heap.stats());
@@ -119,7 +119,7 @@ fn work<const COMMITS: bool>(source: Simulated<COMMITS>) {
     agree(&heap);
 }
 
-/// A block that the hook frees when it is asked, and how often it was.
+/// A block that the hook frees when it is called, and how often it was called.
 static SPARE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 const LARGE: Layout = match Layout::from_size_align(10 << 20, 8) {
@@ -133,11 +133,11 @@ static HEAP: GlobalHeap = new_heap()
     .on_exhausted(free_the_spare);
 
 fn free_the_spare(wanted: Layout) -> bool {
-    // In the checked build with its seal.
+    // In the checked build the size includes the seal.
     let seal = wanted.size().checked_sub(LARGE.size());
     assert!(seal == Some(0) || cfg!(feature = "checks") && seal.is_some_and(|seal| seal < 100));
     ASKED.fetch_add(1, Ordering::Relaxed);
-    // It may allocate, and is not asked about that.
+    // The hook may allocate, and is not called for that.
     // SAFETY: layouts are not empty; the spare was allocated with its layout.
     unsafe {
         assert!(HEAP.alloc(LARGE).is_null());
@@ -164,7 +164,7 @@ fn the_hook_is_asked_before_a_refusal_and_may_free() {
         );
         assert_eq!(ASKED.load(Ordering::Relaxed), 2, "nobody is asked for what cannot be");
         HEAP.dealloc(block, LARGE);
-        // The heap is as good as ever.
+        // The heap works as well as ever.
         let small = Layout::from_size_align(100, 8).unwrap();
         let blocks: Vec<_> = (0..100_000).map(|_| HEAP.alloc(small)).collect();
         assert!(blocks.iter().all(|block| !block.is_null()));

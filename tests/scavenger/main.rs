@@ -1,4 +1,4 @@
-//! The scavenger's policy as numbers in, numbers out, and its driver on a clock of our own.
+//! The scavenger's policy as a function of numbers, and its driver on a clock of our own.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -23,12 +23,12 @@ use common::{by_width, new_heap};
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// A clock that is set by hand. Each reading of the work takes a little.
+/// A clock that is set by hand. Each reading of the work adds a little to it.
 #[derive(Debug, Default)]
 struct Hand {
     now: Cell<Duration>,
     work: Cell<Duration>,
-    /// What each look at the clock costs.
+    /// What each reading of the work costs.
     step: Duration,
 }
 

@@ -1,11 +1,11 @@
-//! The controller is always a number; the pauses keep the promise, whatever clocks and sleeps do.
+//! The controller always yields a number; the pauses keep the promise, whatever clocks and sleeps do.
 
 use pageheap::internals::scavenge::pacer::{Controller, Pacer, QUANTUM};
 use proptest::prelude::*;
 
 use super::*;
 
-/// Any number at all.
+/// Any number, finite or not.
 fn number() -> impl Strategy<Value = f64> {
     prop_oneof![
         any::<f64>(),
@@ -33,7 +33,7 @@ proptest! {
         for (input, wanted, period) in steps {
             let _ = controller.next(input, wanted, period);
         }
-        // A plant without surprises, for a while: an hour of quanta.
+        // Then a well-behaved plant for a while: an hour of quanta.
         let (mut share, mut worked, mut passed) = (0.01, 0.0, 0.0);
         for round in 0..40_000 {
             let ratio = controller.next(share, 0.01, 1e6 / share);
@@ -51,7 +51,7 @@ proptest! {
     fn work_is_a_hundredth_and_a_burst_at_most(
         steps in prop::collection::vec((0..3 * QUANTUM, any::<bool>(), 0..30 * SECOND, 1..400_u64), 1..300)
     ) {
-        // Starts with a full account; each look may come late, and sleeps are up to four times too long.
+        // Starts with a full account; each look may come late, and sleeps may take up to four times too long.
         let mut pacer = Pacer::new();
         let (begin, mut now, mut total) = (1_000 * SECOND, 1_000 * SECOND, 0);
         for (worked, hurry, idle, late) in steps {
@@ -119,7 +119,7 @@ fn a_hurry_is_half_of_a_processor_until_the_account_is_empty() {
     assert!(now - 100 * SECOND > SECOND, "then it is a hundredth");
 }
 
-/// By 25 ms at the most, and slept off by who has nothing else to pay for, too.
+/// A trim is charged 25 ms at most, and the debt is slept off even if there is nothing else to pay for.
 #[test]
 fn trimming_empties_the_account_and_makes_no_pause_of_its_own() {
     let (mut pacer, now) = (Pacer::new(), 100 * SECOND);
@@ -136,7 +136,8 @@ fn trimming_empties_the_account_and_makes_no_pause_of_its_own() {
 #[test]
 fn a_clock_that_stands_still_pays_for_its_granules() {
     let mut pacer = Pacer::new();
-    // 10 µs each: a hundred are a millisecond, five hundred half a second of pauses, and the account pays for 50.
+    // 10 µs each: a hundred take a millisecond, so five hundred cost half a second of pauses; the account pays for 50
+    // such steps.
     let pauses: Vec<u64> = (0..100).map(|_| pacer.pause(0, 0, 500, false)).collect();
     assert!(pauses.iter().all(|&pause| pause > 0));
     assert!(pauses[60..].iter().all(|&pause| pause >= SECOND), "{pauses:?}");

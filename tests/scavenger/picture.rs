@@ -1,11 +1,11 @@
-//! The map names every page once, as the counts have it; the pictures are of the map.
+//! The map names every page once and agrees with the counts; the pictures are drawn from the map.
 
 use pageheap::{Film, PageUse, Picture};
 use proptest::prelude::*;
 
 use super::*;
 
-/// Pages of a kind in the map.
+/// The number of pages of a kind in the map.
 fn pages(heap: &PageHeap<Simulated>, kind: PageUse) -> usize {
     heap.map()
         .filter(|entry| entry.is == kind)
@@ -63,7 +63,7 @@ fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
         .split_at(PageCount(32))
         .unwrap()
         .0;
-    // SAFETY: part of what was just allocated.
+    // SAFETY: part of the run just allocated.
     unsafe { heap.free(middle) };
     let mut text = String::new();
     Picture::new(10, 20).text(heap.map(), &mut text).unwrap();
@@ -76,7 +76,7 @@ fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
     assert_eq!(rows[0], "====...===          ");
 }
 
-/// The fields are public: it ends, and is what `new` would have made.
+/// The fields are public: drawing terminates, and the result is what `new` would have given.
 #[test]
 fn a_picture_of_zeros_is_one_of_ones() {
     let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
@@ -90,7 +90,7 @@ fn a_picture_of_zeros_is_one_of_ones() {
     assert_eq!(drawn(Picture { pages, columns }), drawn(Picture::new(1, 1)));
 }
 
-/// However many pages, cells or frames are said: what is not there is not drawn.
+/// However many pages, cells or frames are requested, only what exists is drawn.
 #[test]
 fn a_picture_may_be_as_large_as_numbers_are() {
     let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
@@ -110,7 +110,7 @@ fn a_picture_may_be_as_large_as_numbers_are() {
     }
 }
 
-/// XML has no place for some characters, not even as a number.
+/// XML cannot represent some characters, not even as a number.
 #[test]
 fn a_title_may_be_any_text() {
     let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
@@ -143,12 +143,12 @@ fn a_film_is_well_formed_and_as_high_as_it_says() {
     film.end().unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>") && svg.contains("one &lt; two &amp; three"));
     assert_eq!(svg.matches('<').count(), svg.matches('>').count());
-    // Two frames of four rows, and one for the tables.
+    // Two frames of four rows, and one row for the tables.
     assert!(
         svg.contains(&format!("height=\"{}\"", 30 + 2 * (20 + 5 * 10 + 12))),
         "{svg}"
     );
-    // Each frame's cells are as wide as the rows together.
+    // The cells of each frame are as wide as all its rows together.
     let widths = svg.lines().filter(|line| line.contains("height=\"9\""));
     let width = |line: &str| {
         line.split("width=\"")

@@ -12,7 +12,7 @@ proptest! {
     ) {
         let mut retention = Retention::new();
         for look in 0..looks {
-            // Up and down once in `period` looks, of a quarter of a second each.
+            // Up and down once in `period` looks, a quarter of a second apart.
             let live = if look % period * 2 < period { most } else { most / 100 };
             let advice = retention.look(SECOND + look * PERIOD, live, 0, look);
             prop_assert!(!advice.silent);

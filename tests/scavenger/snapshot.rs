@@ -1,4 +1,4 @@
-//! Figures that must agree do, and machines can read them.
+//! Figures that must agree do, and are machine-readable.
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -13,7 +13,7 @@ use super::*;
 
 static HEAP: GlobalHeap = new_heap().background(false);
 
-/// Every sum that two figures give.
+/// Every sum that relates figures.
 #[track_caller]
 fn agree(snapshot: &Snapshot) {
     let (stats, pages) = (&snapshot.stats, &snapshot.stats.pages);
@@ -56,7 +56,7 @@ fn agree(snapshot: &Snapshot) {
             "{class:?}"
         );
         assert!(class.fragmentation(pages.page_bytes) <= 100 && class.peak_span_pages >= class.span_pages);
-        // What there was and is no more has been released.
+        // Spans that are no longer there have been released.
         assert!(
             class.span_pages == class.peak_span_pages || class.released_spans > 0,
             "{class:?}"
@@ -67,7 +67,7 @@ fn agree(snapshot: &Snapshot) {
     assert!(sum(|class| class.metadata_bytes) <= pages.metadata_bytes, "{snapshot}");
 }
 
-/// Of a gigabyte half is in blocks: a hundred times that is more than 32 bits can tell.
+/// Half of a gigabyte is in blocks: a hundred times that does not fit 32 bits.
 #[test]
 fn much_has_its_hundredths() {
     let mut class = ClassStats::default();
@@ -79,20 +79,20 @@ fn much_has_its_hundredths() {
     assert_eq!(whole.fragmentation(), 25);
 }
 
-/// Of slots with marks and of slots with flags; the second time what went the first time is counted, too.
+/// For slots with marks and slots with flags; the second time, the spans released the first time still count.
 #[test]
 fn what_describes_a_class_and_the_spans_that_went_are_counted() {
     static HEAP: GlobalHeap = new_heap().background(false);
-    // In classes that have no tables of slots in them. The last has one span, which is released by itself.
+    // Classes whose slots are not used as racks. The last has one span, which is released on its own.
     for (size, count) in [(300, 5000), (300, 5000), (9000, 5000), (9000, 5000), (700, 1)] {
         fill_and_empty(&HEAP, Layout::from_size_align(size, 8).unwrap(), count);
     }
 }
 
-/// Spans of a class that has none are made, and all go.
+/// Makes spans of a class that has none, and releases them all.
 fn fill_and_empty(heap: &GlobalHeap, layout: Layout, count: usize) {
     let before = heap.snapshot();
-    // SAFETY: not of size zero; freed with their layout.
+    // SAFETY: the size is not zero; blocks are freed with their layout.
     let blocks: Vec<_> = (0..count).map(|_| unsafe { heap.alloc(layout) }).collect();
     let full = heap.snapshot();
     agree(&full);
@@ -119,7 +119,7 @@ fn fill_and_empty(heap: &GlobalHeap, layout: Layout, count: usize) {
     let left = class(&empty);
     assert_eq!((left.spans, left.metadata_bytes), (0, 0), "{empty}");
     assert_eq!(left.released_spans, made.released_spans + made.spans as u64, "{empty}");
-    // A difference tells it also of a class of which nothing is left, and that has done nothing else.
+    // A difference reports this even for a class that has nothing left and did nothing else.
     let change = json_of(&empty.since(&spare));
     let classes = change["classes"].as_array().unwrap();
     let told = classes.iter().find(|class| class["slot_bytes"] == made.slot_bytes);
@@ -135,10 +135,10 @@ fn sums_agree_and_machines_can_read_them() {
     for number in 0..30_000_usize {
         let size = [8, 100, 1000, 9000, 40_000][number % 5] + number % 7;
         let layout = Layout::from_size_align(size, 8).unwrap();
-        // SAFETY: not of size zero; freed with its layout.
+        // SAFETY: the size is not zero; the block is freed with its layout.
         let block = unsafe { HEAP.alloc(layout) };
-        // What nobody writes to is not resident.
-        // SAFETY: just allocated, and its first byte.
+        // Pages that are never written to are not resident.
+        // SAFETY: the first byte of a block that was just allocated.
         unsafe { block.write(1) };
         blocks.push((block, layout));
         if number % 3 == 0 {
@@ -160,7 +160,7 @@ fn sums_agree_and_machines_can_read_them() {
     if cfg!(target_os = "linux") {
         assert!(full.resident > full.stats.pages.backed.0 * 8192 / 8, "{full}");
     }
-    // The map says the same.
+    // The map agrees.
     let spans = HEAP.map().filter(|entry| matches!(entry.is, PageUse::Span { .. }));
     assert_eq!(
         spans.map(|entry| entry.run.pages().0).sum::<usize>(),
@@ -185,7 +185,7 @@ fn sums_agree_and_machines_can_read_them() {
     machines_can_read(&full);
 }
 
-/// As JSON, and as Prometheus' text.
+/// As JSON, and as Prometheus text.
 fn machines_can_read(full: &Snapshot) {
     let mut json = String::new();
     full.json(&mut json).unwrap();
@@ -215,7 +215,7 @@ fn machines_can_read(full: &Snapshot) {
     );
 }
 
-/// A snapshot in which every counter and every gauge is another number, the larger the larger `by` is.
+/// A snapshot in which every counter and every gauge has a different value, which grows with `by`.
 fn distinct(by: u64) -> Snapshot {
     let mut last = 1000 * by;
     let mut next = move || {
@@ -293,7 +293,7 @@ fn json_of(snapshot: &Snapshot) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// How many counters there are; each is less by what it was, and all else is as it is now.
+/// Returns the number of counters. Each is reduced by its earlier value; everything else is as it is now.
 fn less(now: &Value, then: &Value, change: &Value) -> usize {
     let mut counters = 0;
     for (name, value) in now.as_object().unwrap() {
@@ -321,7 +321,7 @@ fn a_difference_is_that_of_every_counter_and_of_nothing_else() {
     }
 }
 
-/// As JSON and as Prometheus' text, each layer's figures are those of the layer below and its own.
+/// As JSON and as Prometheus text, each layer reports the figures of the layer below and its own.
 #[test]
 fn pages_and_objects_have_the_same_figures_by_the_same_names() {
     let snapshot = distinct(7);
@@ -361,7 +361,7 @@ fn written(write: impl FnOnce(&mut String) -> std::fmt::Result) -> String {
     text
 }
 
-/// What a heap says it has asked is what the source was asked.
+/// The calls that a heap reports are those its source received.
 #[track_caller]
 fn same<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
     let (calls, asked) = (heap.stats().calls, |verb| heap.source().calls(verb) as u64);
@@ -383,7 +383,7 @@ fn same<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
     assert_eq!(calls.release, asked(Verb::Release) + asked(Verb::ReleaseLazily));
 }
 
-/// Takes pages of all kinds, and gives them back in all ways.
+/// Takes pages in all ways, and gives them back in all ways.
 fn use_up<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
     let cache = heap.cache().unwrap();
     for round in 0..300 {
@@ -411,7 +411,7 @@ fn calls_are_those_of_the_source_verb_by_verb() {
     let committing = PageHeap::<Simulated<true>>::new(Simulated::committing(4096), Config::new(64 << 20)).unwrap();
     use_up(&committing);
     assert!(committing.stats().calls.commit > 0);
-    // Less is reserved than is wished for; and pages are given back, for which there are no tables.
+    // Less is reserved than requested; and the pages are given back when there are no tables for them.
     for refused in [&[0_usize, 1][..], &[1], &[0, 2, 4]] {
         let source = Simulated::new(4096);
         for &after in refused {
@@ -422,7 +422,7 @@ fn calls_are_those_of_the_source_verb_by_verb() {
         same(&heap);
         use_up(&heap);
     }
-    // Tables and pages are refused, too, before the heap is there and afterwards.
+    // Tables and pages are refused too, while the heap is being made and afterwards.
     for (verb, failure) in [
         (Verb::Prepare, Failure::Calls { after: 0, times: 1 }),
         (Verb::Prepare, Failure::Calls { after: 3, times: 4 }),
@@ -437,7 +437,7 @@ fn calls_are_those_of_the_source_verb_by_verb() {
     }
 }
 
-/// The simulated source works a microsecond for each call.
+/// In the simulated source, each call takes a microsecond.
 #[test]
 fn the_time_of_all_who_give_back_is_counted() {
     let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
@@ -468,7 +468,7 @@ fn the_time_of_all_who_give_back_is_counted() {
     check("whoever went above the soft limit");
 }
 
-/// The system, and how often it was asked what.
+/// The system, with a count of each call.
 #[derive(Default)]
 struct Counting {
     reserve: AtomicU64,

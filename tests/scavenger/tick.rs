@@ -1,4 +1,4 @@
-//! The driver, on the simulated source, whose pages are what the operating system's are, and a clock set by hand.
+//! The driver, on the simulated source, whose pages have the operating system's size, and a clock set by hand.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ fn heap(source: Simulated, bytes: usize) -> PageHeap<Simulated> {
     PageHeap::new(source, Config::new(bytes)).unwrap()
 }
 
-/// Ticks, as told, until nothing is left to do, for `most` of the clock's time. How long that took.
+/// Ticks as requested until nothing is left to do, for at most `most` by the clock. Returns how long that took.
 fn until_rest(heap: &PageHeap<Simulated>, clock: &Hand, most: Duration) -> Option<Duration> {
     let begin = clock.now.get();
     while clock.now.get() - begin <= most {
@@ -33,12 +33,12 @@ fn hand() -> Hand {
     }
 }
 
-/// Takes pages, and gives back those of `free`.
+/// Takes `pages` pages, and frees those for which `free` holds.
 fn torn(heap: &PageHeap<Simulated>, pages: usize, free: impl Fn(usize) -> bool) -> usize {
     let runs: Vec<_> = (0..pages).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
     let mut freed: Vec<_> = runs.into_iter().filter(|run| free(run.start().0)).collect();
     let count = freed.len();
-    // SAFETY: just allocated, and nobody uses them.
+    // SAFETY: just allocated; nothing uses them.
     unsafe { heap.free_batch(&mut freed) };
     count
 }
@@ -48,7 +48,7 @@ fn a_silent_heap_holds_what_is_live_whatever_the_systems_page() {
     for granule in [4 << 10, 16 << 10, 64 << 10] {
         let heap = heap(Simulated::new(granule), 64 << 20);
         let per = (granule / PAGE).max(1);
-        // Every other granule, and pieces of the others.
+        // Every other granule, and parts of the others.
         let whole = |page: usize| (page / per).is_multiple_of(2);
         torn(&heap, 4096, |page| whole(page) || per > 1 && page % per == 0);
         let clock = hand();
@@ -86,7 +86,7 @@ fn a_refusal_is_taken_for_an_answer() {
         let calls = heap.source().calls(Verb::Release);
         assert!((32..=256).contains(&calls), "{calls} calls");
         heap.check().unwrap();
-        // What was refused is never told to be zero.
+        // Refused memory is never reported as zero.
         let stats = heap.stats();
         let mut zeroed = 0;
         while let Some(page) = heap.allocate_tracked(PageCount(1)) {
@@ -107,7 +107,7 @@ fn what_is_not_known_is_released_once_a_silence() {
     until_rest(&heap, &clock, Duration::from_secs(60)).expect("it comes to rest");
     let calls = heap.source().calls(Verb::Release);
     assert!((512..=1024).contains(&calls), "{calls} calls");
-    // Gone, and not zero.
+    // Released, but not reported as zero.
     assert_eq!(heap.stats().scavenged.0, 512);
     let zeroed = (0..512).map(|_| heap.allocate_tracked(PageCount(1)).unwrap().scavenged.0);
     assert_eq!(zeroed.sum::<usize>(), 0);
@@ -120,14 +120,14 @@ fn a_load_that_swings_is_left_alone() {
     for _ in 0..30 {
         torn(&heap, 4096, |_| true);
         for _ in 0..4 {
-            // Always something going on.
+            // There is always some activity.
             torn(&heap, 1, |_| true);
             let _kept = heap.allocate(PageCount(1));
             heap.tick(&clock);
             clock.pass(Duration::from_millis(250));
         }
     }
-    // What happens between two looks is found out by what it costs: once in ten seconds, in huge pages.
+    // A peak between two looks is noticed by what it costs: once in ten seconds, in huge pages.
     let calls = heap.source().calls(Verb::Release);
     assert!(calls <= 3 * 4096 / 256, "{calls} calls");
 }
@@ -139,7 +139,7 @@ fn above_the_peak_of_ten_seconds_goes_while_work_goes_on() {
     torn(&heap, 4096, |page| page >= 100);
     let mut second = 0;
     while heap.source().calls(Verb::Release) == 0 && second < 100 {
-        // Small work, low in the heap.
+        // A small load, low in the heap.
         let run = heap.allocate(PageCount(1 + second % 3)).unwrap();
         let mut pause = Duration::ZERO;
         while pause < Duration::from_secs(1) {
@@ -152,11 +152,11 @@ fn above_the_peak_of_ten_seconds_goes_while_work_goes_on() {
         second += 1;
     }
     assert!((9..=13).contains(&second), "after {second} seconds");
-    // The highest first.
+    // The highest pages go first.
     assert!(heap.free_set().words(4095 / 64).1 != 0);
 }
 
-/// Pages of a chunk that are free and marked as scavenged.
+/// The pages of a chunk that are free and marked as scavenged.
 fn gone(heap: &PageHeap<Simulated>, chunk: usize) -> u32 {
     let words = chunk * 8..chunk * 8 + 8;
     words.map(|word| heap.free_set().words(word).1.count_ones()).sum()
@@ -165,9 +165,9 @@ fn gone(heap: &PageHeap<Simulated>, chunk: usize) -> u32 {
 #[test]
 fn whole_huge_pages_go_before_holes_that_lie_higher() {
     let heap = heap(Simulated::new(4096), 64 << 20);
-    // The chunk at the bottom is free, the one above has single pages free.
+    // The lowest chunk is free; in the one above, single pages are free.
     torn(&heap, 1024, |page| page < 512 || page % 2 == 1);
-    // Each look at the clock takes more than half of a quantum: a chunk a tick.
+    // Each reading of the clock takes more than half a quantum, so each tick handles one chunk.
     let clock = Hand {
         step: Duration::from_micros(600),
         ..hand()
@@ -181,20 +181,20 @@ fn whole_huge_pages_go_before_holes_that_lie_higher() {
     assert_eq!((gone(&heap, 0), gone(&heap, 1)), (512, 256));
 }
 
-/// Half of the lowest chunk is live; the other half is in caches that are at work, so that it looks full, though it
-/// is not needed. Seven chunks above, which are not needed any more, go back; that one only when it has not been full
-/// for a generation.
+/// Half of the lowest chunk is live; the other half is in caches that are at work, so the chunk looks full, though it
+/// is not needed. Seven chunks above it that are not needed any more are released; this one only once it has not been
+/// full for a generation.
 #[test]
 fn a_dense_chunk_is_left_alone_for_a_generation_unless_all_is_to_go() {
     let heap = heap(Simulated::new(4096), 64 << 20);
     torn(&heap, 9 * 512, |page| (256..8 * 512).contains(&page));
-    // Of these one is freed now and then: a sign of life.
+    // Pages that are freed now and then, as a sign of life.
     let mut live: Vec<_> = (8 * 512..9 * 512)
         .map(|page| PageRun::new(PageIndex(page), PageCount(1)).unwrap())
         .collect();
     let caches: Vec<_> = (0..4).map(|_| heap.cache().unwrap()).collect();
     let clock = hand();
-    // A quarter of a second, in which something happens, so that nobody takes the program for silent.
+    // A quarter of a second with some activity, so that the program does not count as silent.
     let mut quarter = |at_work: bool| {
         for cache in caches.iter().filter(|_| at_work) {
             let run = cache.allocate(PageCount(1)).unwrap();
@@ -205,7 +205,7 @@ fn a_dense_chunk_is_left_alone_for_a_generation_unless_all_is_to_go() {
             !at_work || (0..8).all(|word| heap.free_set().words(word).0 == 0),
             "full"
         );
-        // SAFETY: of those that `torn` left, each once.
+        // SAFETY: pages that `torn` left allocated, each freed once.
         unsafe { heap.free_batch(&mut [live.pop().expect("enough")]) };
         let mut passed = Duration::ZERO;
         while passed < Duration::from_millis(250) {
@@ -229,7 +229,7 @@ fn a_dense_chunk_is_left_alone_for_a_generation_unless_all_is_to_go() {
         quarter(false);
         gone(&heap, 0) > 0
     });
-    // Caches are emptied within a second; then one generation to two.
+    // Caches are emptied within a second; then it takes one to two generations.
     assert!(
         (5..=12).contains(&quarters.expect("it goes")),
         "after {quarters:?} quarters of a second"
@@ -265,7 +265,7 @@ fn clocks_that_stand_still_or_jump_do_no_harm() {
     heap.check().unwrap();
 }
 
-/// Who allocates and frees from his magazine alone changes nothing that anybody sees, and is not silent for that.
+/// A program that allocates and frees only from its magazine changes nothing visible elsewhere, yet it is not silent.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_program_that_lives_on_its_magazines_keeps_its_peak() {
@@ -292,12 +292,12 @@ fn a_program_that_lives_on_its_magazines_keeps_its_peak() {
         pass(Duration::from_millis(10));
     }
     assert!(HEAP.stats().pages.backed.0 * 10 >= peak * 9, "{}", HEAP.stats());
-    // And then falls silent.
+    // And then it falls silent.
     (0..200).for_each(|_| pass(Duration::from_millis(10)));
     assert!(HEAP.stats().pages.backed.0 < 50, "{}", HEAP.stats());
 }
 
-/// Whichever reading of the clock it is, nothing is half done, and the next tick goes on.
+/// Whichever reading of the clock panics, nothing is left half done, and the next tick continues.
 #[test]
 fn a_clock_that_panics_leaves_a_heap_in_order() {
     for last in 0..12 {

@@ -1,14 +1,14 @@
-//! Tests that the documents name: a claim is as good as the test behind it, which may have another name by now.
+//! Test names that the documents cite: a claim is as good as the test behind it, which may have been renamed.
 
 use super::{House, caught, obeyed};
 
-/// Documents whose claims are tests' names.
+/// Documents whose claims cite test names.
 const DOCUMENTS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"];
 
-/// As many words as a test's name has at least, and other names seldom.
+/// A test's name has at least this many words; other names rarely do.
 const WORDS: usize = 4;
 
-/// Whether this is a test's name, whole: not with a part left out, or with braces.
+/// Whether this is the whole name of a test: no part left out, no braces.
 fn is_name(word: &str) -> bool {
     let ours = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_:/".contains(&byte);
     word.bytes().all(ours) && last(word).split('_').count() >= WORDS
@@ -18,7 +18,7 @@ fn last(word: &str) -> &str {
     word.rsplit([':', '/']).next().unwrap_or(word)
 }
 
-/// What stands in backquotes in a document and looks like a test is one.
+/// Whatever a document puts in backquotes and looks like a test's name must be one.
 fn tests_exist(house: &House) -> Vec<String> {
     // As a function, or as an argument of a macro that makes it one.
     let is_there =

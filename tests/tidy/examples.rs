@@ -1,19 +1,19 @@
-//! Examples that must not compile, and the one that may not be long.
+//! Examples that must not compile, and the one that must stay short.
 
 use super::{House, caught, obeyed};
 
-/// A block of code in the documentation, as it is shown.
+/// A block of code in the documentation, as shown.
 #[derive(Debug)]
 struct Block {
     path: String,
-    /// Where it begins, from 1.
+    /// The line where it begins, from 1.
     line: usize,
-    /// What stands behind the three marks.
+    /// The text after the three backquotes.
     info: String,
     text: Vec<String>,
 }
 
-/// The blocks of the crate's documentation.
+/// All code blocks of the crate's documentation.
 fn blocks(house: &House) -> Vec<Block> {
     let mut blocks = Vec::new();
     for file in house.src() {
@@ -42,8 +42,8 @@ fn blocks(house: &House) -> Vec<Block> {
     blocks
 }
 
-/// An example that must not compile says by which error, and has a twin that differs in one line and compiles: so it is
-/// that line, and nothing else, that the compiler refuses.
+/// An example that must not compile names the error, and has a twin that differs in one line and compiles: so the
+/// compiler refuses that line and nothing else.
 pub(crate) fn refusals(house: &House) -> Vec<String> {
     let blocks = blocks(house);
     let mut findings = Vec::new();

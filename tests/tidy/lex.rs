@@ -1,7 +1,8 @@
-//! As much of Rust's lexis as a rule needs: each line split into its code and its comments, literals blanked.
+//! As much of Rust's lexical structure as the rules need: each line split into its code and its comments, literals
+//! blanked.
 //!
-//! Blanked text keeps its columns and lines, so that a finding can name them. Handled: line comments, nested block
-//! comments, strings with escapes, raw and byte strings, character literals as against lifetimes.
+//! Blanked text keeps its columns and lines, so that a finding can name them. Handled are line comments, nested block
+//! comments, strings with escapes, raw and byte strings, and character literals as opposed to lifetimes.
 
 /// A source file, line by line.
 #[derive(Debug)]
@@ -10,9 +11,9 @@ pub(crate) struct Source {
     pub(crate) path: String,
     /// The lines as they are.
     pub(crate) lines: Vec<String>,
-    /// The lines with comments and the insides of literals made blank.
+    /// The lines with comments and the contents of literals blanked.
     pub(crate) code: Vec<String>,
-    /// The comments of each line, code made blank.
+    /// The comments of each line, with the code blanked.
     pub(crate) comments: Vec<String>,
 }
 
@@ -49,7 +50,7 @@ impl Source {
         }
     }
 
-    /// The code as one text, and where each line begins in it.
+    /// The code as one text.
     pub(crate) fn joined(&self) -> String {
         self.code.join("\n")
     }
@@ -84,7 +85,7 @@ fn step(state: State, rest: &[char], before: Option<char>) -> (State, usize, boo
     }
 }
 
-/// `r"`, `r#"`, `br##"` and their like: how many characters, how many hashes.
+/// `r"`, `r#"`, `br##"` and the like: the number of characters, and of hashes.
 fn raw_start(rest: &[char]) -> Option<(usize, usize)> {
     let prefix = rest.iter().take_while(|&&c| c == 'b' || c == 'c').count();
     if prefix > 1 || rest.get(prefix) != Some(&'r') {
@@ -107,7 +108,7 @@ pub(crate) fn is_word(char: char) -> bool {
     char.is_alphanumeric() || char == '_'
 }
 
-/// Where `word` stands in `text` as a word of its own, as byte offsets.
+/// The byte offsets at which `word` occurs in `text` as a whole word.
 pub(crate) fn find_word<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.match_indices(word).map(|(at, _)| at).filter(move |&at| {
         let clear = |char: Option<char>| !char.is_some_and(is_word);
@@ -115,12 +116,12 @@ pub(crate) fn find_word<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item 
     })
 }
 
-/// The line, from 1, in which the byte at `offset` is.
+/// The line, from 1, that contains the byte at `offset`.
 pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].matches('\n').count() + 1
 }
 
-/// What stands between the bracket at `open` and its partner.
+/// The text between the bracket at `open` and its partner.
 pub(crate) fn bracketed(text: &str, open: usize) -> &str {
     let mut depth = 0;
     for (at, char) in text[open..].char_indices() {

@@ -1,8 +1,8 @@
-//! What `Cargo.toml` and `README.md` promise, and what no file may say.
+//! What `Cargo.toml` and `README.md` promise, and what no file may contain.
 
 use super::House;
 
-/// Lines the workspace's manifest has.
+/// Lines that the workspace's manifest must have.
 pub(crate) const LINTS: [&str; 7] = [
     "unsafe_op_in_unsafe_fn = \"deny\"\n",
     "missing_docs = \"deny\"\n",
@@ -21,11 +21,10 @@ pub(crate) fn lints(house: &House) -> Vec<String> {
         .collect()
 }
 
-/// The README's two commands: the main job, and the tests.
+/// The README's two commands: the main task, and the tests.
 const COMMANDS: [&str; 2] = ["cargo run --release --example census", "cargo test"];
 
-/// The README names the Rust version of the manifest, shows the two commands, and every example and page it names
-/// exists.
+/// The README names the manifest's Rust version, shows the two commands, and names only examples and pages that exist.
 pub(crate) fn readme(house: &House) -> Vec<String> {
     let readme = house.text("README.md").unwrap_or_default();
     let manifest = house.text("Cargo.toml").unwrap_or_default();
@@ -61,7 +60,7 @@ pub(crate) fn readme(house: &House) -> Vec<String> {
     findings
 }
 
-/// The film in the README is one of this crate's pictures: its legend names every kind of page that they do.
+/// The film in the README is one of this crate's pictures: its legend names every kind of page that they show.
 pub(crate) fn film(house: &House) -> Vec<String> {
     let picture = house.text("src/picture.rs").unwrap_or_default();
     let film = house.text("docs/film.svg").unwrap_or_default();

@@ -1,14 +1,14 @@
-//! The law of imports: reading order is import order.
+//! The rule for imports: reading order is import order.
 
 use super::House;
 use super::lex::{Source, bracketed, find_word, is_word, line_of};
 
-/// A module uses only modules declared above it in `lib.rs`; a file of a folder only siblings declared above it in
+/// A module uses only modules declared above it in `lib.rs`; a file in a folder uses only siblings declared above it in
 /// `mod.rs`.
 ///
-/// What counts is a path in code that begins with `crate::` or `super::`, also inside braces. `lib.rs` and
-/// `internals.rs` are doors and may use all. A path to a name that the crate root re-exports is a finding as well: it
-/// would hide whom it uses.
+/// A use is any path in code that begins with `crate::` or `super::`, also inside braces. `lib.rs` and `internals.rs`
+/// are doors and may use everything. A path to a name that the crate root re-exports is a finding as well: it would
+/// hide which module is used.
 pub(crate) fn import_law(house: &House) -> Vec<String> {
     let Some(lib) = house.src().find(|file| file.path == "src/lib.rs") else {
         return vec!["src/lib.rs:1: there is none".to_owned()];
@@ -77,7 +77,7 @@ fn module(path: &str) -> Vec<String> {
     path.split('/').map(str::to_owned).collect()
 }
 
-/// What a path means from inside `own`, from the root of the crate.
+/// The path from the crate root that a path means inside `own`.
 fn resolve(own: &[String], from_crate: bool, path: &str) -> Vec<String> {
     let mut base = if from_crate {
         Vec::new()
@@ -94,7 +94,8 @@ fn resolve(own: &[String], from_crate: bool, path: &str) -> Vec<String> {
     base
 }
 
-/// Every path in a file's code that begins with `crate::` or `super::`: its line, which of the two, what follows.
+/// Every path in a file's code that begins with `crate::` or `super::`: its line, whether it begins with `crate`, and
+/// the rest.
 fn paths(file: &Source) -> Vec<(usize, bool, String)> {
     let code = file.joined();
     let mut found = Vec::new();

@@ -1,11 +1,11 @@
-//! `unsafe`, atomics and `cfg`: where they may be, and what must be said of them.
+//! `unsafe`, atomics and `cfg`: where they may occur, and what must be said about them.
 
 use super::lex::{Source, bracketed, find_word, line_of};
 use super::shape::functions;
 use super::{House, at_home, stale};
 
-/// A file holds `unsafe` and is on the list, or it forbids it; a file above one on the list cannot forbid, and holds
-/// none.
+/// A file either holds `unsafe` and is on the list, or forbids it; a file above one on the list cannot forbid it, and
+/// holds none.
 pub(crate) fn unsafe_homes(house: &House, homes: &[&str]) -> Vec<String> {
     let holds = |file: &Source| {
         find_word(&file.joined(), "unsafe")
@@ -33,11 +33,11 @@ pub(crate) fn unsafe_homes(house: &House, homes: &[&str]) -> Vec<String> {
     findings
 }
 
-/// How many lines of code may stand between the reason and the `unsafe`: a statement that rustfmt has split.
+/// How many lines of code may lie between the reason and the `unsafe`: a statement that rustfmt has split.
 const STATEMENT_LINES: usize = 3;
 
-/// `unsafe {` and `unsafe impl` stand under a SAFETY comment, `unsafe fn` and `unsafe trait` under a `# Safety` section
-/// (but in an implementation of a trait, which has one).
+/// `unsafe {` and `unsafe impl` need a SAFETY comment above them, `unsafe fn` and `unsafe trait` a `# Safety` section
+/// (except in an implementation of a trait, which has one).
 pub(crate) fn safety_comments(house: &House) -> Vec<String> {
     let mut findings = Vec::new();
     for file in house.src() {
@@ -61,7 +61,8 @@ pub(crate) fn safety_comments(house: &House) -> Vec<String> {
     findings
 }
 
-/// Whether the comments above a line, past at most `reach` lines of code, say `word`. Attributes do not count as code.
+/// Whether the comments above a line, past at most `reach` lines of code, contain `word`. Attributes do not count as
+/// code.
 fn said_above(file: &Source, index: usize, word: &str, reach: usize) -> bool {
     let mut code = 0;
     for above in (0..=index).rev() {
@@ -79,7 +80,7 @@ fn said_above(file: &Source, index: usize, word: &str, reach: usize) -> bool {
     false
 }
 
-/// Whether the line is directly inside an `impl … for`, as indentation shows it.
+/// Whether the line is directly inside an `impl … for`, judged by indentation.
 fn implements(file: &Source, index: usize) -> bool {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let own = indent(&file.code[index]);
@@ -90,7 +91,7 @@ fn implements(file: &Source, index: usize) -> bool {
     outer.is_some_and(|line| line.contains("impl") && line.contains(" for "))
 }
 
-/// Words of `cfg` that are said only in their homes.
+/// Words of `cfg` that may occur only in their homes.
 pub(crate) fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<String> {
     let lived_in = |home: &str| {
         house
@@ -107,7 +108,7 @@ pub(crate) fn cfg_homes(house: &House, words: &[&str], homes: &[&str]) -> Vec<St
     findings
 }
 
-/// Where a file's `cfg`, `cfg!` and `cfg_attr` say one of the words.
+/// Where a file's `cfg`, `cfg!` and `cfg_attr` use one of the words.
 fn cfgs<'w>(file: &Source, words: &[&'w str]) -> Vec<(usize, &'w str)> {
     let code = file.joined();
     let mut said = Vec::new();
@@ -124,7 +125,7 @@ fn cfgs<'w>(file: &Source, words: &[&'w str]) -> Vec<(usize, &'w str)> {
     said
 }
 
-/// `core::sync::atomic` is named only in its homes, all others go through `crate::sync`.
+/// `core::sync::atomic` is named only in its homes; everything else uses `crate::sync`.
 pub(crate) fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
     let named = |file: &Source| {
         let code = file.joined();
@@ -148,7 +149,7 @@ pub(crate) fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
     findings
 }
 
-/// Locks of others may allocate; ours does not.
+/// Other crates' locks may allocate; ours does not.
 pub(crate) fn foreign_locks(house: &House, homes: &[&str]) -> Vec<String> {
     let locks = |file: &Source| -> Vec<(usize, &str)> {
         let code = file.joined();

@@ -1,4 +1,4 @@
-//! Sizes, essays, and what must not be left lying about.
+//! Sizes, opening comments, and what must not be left behind.
 
 use super::House;
 use super::lex::{Source, bracketed, find_word, line_of};
@@ -15,7 +15,7 @@ pub(crate) struct Function {
     pub(crate) last: usize,
 }
 
-/// The functions of a file, by brace matching: `fn name`, then the first brace that no bracket of the signature holds.
+/// The functions of a file, by brace matching: `fn name`, then the first brace outside the signature's brackets.
 pub(crate) fn functions(file: &Source) -> Vec<Function> {
     let code = file.joined();
     let mut functions = Vec::new();
@@ -53,8 +53,8 @@ fn body(code: &str) -> Option<usize> {
     None
 }
 
-/// Files of the crate up to 600 lines, functions up to 70, lines up to 120 columns. `long` are files that came before
-/// the law: they may not grow, and leave the list when they obey.
+/// Files of the crate have up to 600 lines, functions up to 70, lines up to 120 columns. `long` are files that predate
+/// the rule: they may not grow, and leave the list when they obey.
 pub(crate) fn sizes(house: &House, long: &[(&str, usize)]) -> Vec<String> {
     let mut findings = Vec::new();
     for file in &house.rust {
@@ -100,7 +100,7 @@ pub(crate) fn sizes(house: &House, long: &[(&str, usize)]) -> Vec<String> {
     findings
 }
 
-/// A file of the crate says first what it is.
+/// A file of the crate first says what it is.
 pub(crate) fn essays(house: &House) -> Vec<String> {
     let without = house
         .src()
@@ -115,7 +115,7 @@ pub(crate) fn essays(house: &House) -> Vec<String> {
         .collect()
 }
 
-/// No macro that stands for work not done or not cleaned up, no comment that asks for it.
+/// No macro that stands for unfinished work or debugging, and no comment that asks for it.
 pub(crate) fn leftovers(house: &House) -> Vec<String> {
     let mut findings = Vec::new();
     for file in &house.rust {
@@ -124,7 +124,7 @@ pub(crate) fn leftovers(house: &House) -> Vec<String> {
             let called = macros
                 .iter()
                 .filter(|name| find_word(code, name).any(|at| code[at + name.len()..].starts_with('!')));
-            // In two, so that who searches for them finds none here.
+            // Split in two, so that a search for them finds nothing here.
             let marks = [concat!("FIX", "ME"), concat!("XX", "X"), concat!("TO", "DO")];
             let marked = marks.iter().filter(|mark| find_word(comment, mark).next().is_some());
             let place = format!("{}:{}", file.path, index + 1);

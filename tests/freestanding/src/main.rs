@@ -1,6 +1,6 @@
-//! A program with neither std nor libc: a page heap, and a global allocator, over arrays of its own.
+//! A program with neither std nor libc: a page heap, and a global allocator, on arrays of its own.
 //!
-//! It checks itself and says so; any failure is a panic, exit code 101. `.ci/run` builds it and runs it.
+//! It checks itself and reports; any failure is a panic, exit code 101. `.ci/run` builds it and runs it.
 
 #![no_std]
 #![no_main]
@@ -37,7 +37,7 @@ static mut PAGES: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
 static mut OBJECTS: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
-// SAFETY: the only mention of OBJECTS; bytes that live as long as the program.
+// SAFETY: the only mention of OBJECTS; the bytes live as long as the program.
 #[global_allocator]
 static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(unsafe { Region::new((&raw mut OBJECTS).cast(), BYTES) });
 
@@ -63,25 +63,25 @@ fn main() {
     misuse()
 }
 
-/// Frees a block twice, which is found, and ends the program by way of its panic handler: that finds no memory, and
-/// does not wait for any, though who stopped holds the heap's lock.
+/// Frees a block twice, which is detected, and ends the program through its panic handler. The handler gets no memory,
+/// and does not wait for any, although the stopped thread holds the heap's lock.
 fn misuse() -> ! {
     let layout = Layout::new::<[u64; 8]>();
-    // SAFETY: a size that is not zero.
+    // SAFETY: the size is not zero.
     let block = core::hint::black_box(unsafe { alloc::alloc::alloc(layout) });
     assert!(!block.is_null(), "there is room");
     system::IS_EXPECTED.store(true, Ordering::Relaxed);
     for _ in 0..2 {
-        // SAFETY: once it is; the second time is what is to be found out.
+        // SAFETY: the first time it is; the second free is the misuse to be detected.
         unsafe { alloc::alloc::dealloc(core::hint::black_box(block), layout) };
     }
     system::IS_EXPECTED.store(false, Ordering::Relaxed);
     panic!("a block was freed twice, and nobody minded");
 }
 
-/// Every page of the region can be had, written, and had again.
+/// Every page of the region can be allocated, written, and allocated again.
 fn page_heap() {
-    // SAFETY: called once, and the only mention of PAGES; bytes that live as long as the program.
+    // SAFETY: called once, and the only mention of PAGES; the bytes live as long as the program.
     let region = unsafe { Region::new((&raw mut PAGES).cast(), BYTES) };
     let heap: PageHeap<Region> =
         PageHeap::new(region, Config::new(BYTES)).expect("four megabytes are enough for a heap");
@@ -90,7 +90,7 @@ fn page_heap() {
         let mut taken = 0;
         while let Some(run) = heap.allocate(PageCount(1 + taken % 3)) {
             let pointer = heap.pointer(run).cast::<u8>();
-            // SAFETY: the run is ours, and its pages are the region's bytes.
+            // SAFETY: the run is ours, and its pages are bytes of the region.
             unsafe { pointer.write_bytes(round, run.pages().0 << 13) };
             runs[taken] = Some(run);
             taken += 1;
@@ -106,7 +106,7 @@ fn page_heap() {
         }
         assert!(heap.stats().in_use == PageCount::ZERO, "all pages came back");
     }
-    // A region keeps its bytes, so nothing goes back; the scavenger finds that out.
+    // A region keeps its bytes, so nothing is given back; the scavenger finds that out.
     rests(|clock| heap.tick(clock));
     assert!(
         heap.stats().released == 0 && heap.check().is_ok(),
@@ -115,7 +115,7 @@ fn page_heap() {
     assert!(heap.allocate(PageCount(200)).is_some(), "nor takes anything");
 }
 
-/// Ticks as a program's own loop would, by a clock of its own, until there is nothing left to do.
+/// Ticks as a program's own loop would, on a clock of its own, until nothing is left to do.
 fn rests(tick: impl Fn(&dyn Clock) -> Duration) {
     let now = Cell::new(Duration::from_secs(1));
     let rest = (0..1000).any(|_| {
@@ -127,9 +127,9 @@ fn rests(tick: impl Fn(&dyn Clock) -> Duration) {
     assert!(now.get() > Duration::from_secs(2), "after a second of silence");
 }
 
-/// The four arenas, on the region that is left.
+/// The four arenas, on the region used before.
 fn arenas() {
-    // SAFETY: `page_heap` has ended, and nobody else mentions PAGES; bytes that live as long as the program.
+    // SAFETY: `page_heap` has returned, and nothing else mentions PAGES; the bytes live as long as the program.
     let region = unsafe { Region::new((&raw mut PAGES).cast(), BYTES) };
     let heap: PageHeap<Region> = PageHeap::new(region, Config::new(BYTES)).expect("a heap");
     let config = ArenaConfig::new().limit(BYTES / 8);
@@ -159,9 +159,9 @@ fn arenas() {
         let guard = owner.enter();
         let slot = SlotBox::into_raw(owner.boxed([2_u64; 8]).expect(full));
         let found = guard.protect(|| slot);
-        // SAFETY: nobody else knows of the slot, and it is given back once.
+        // SAFETY: nothing else refers to the slot, and it is retired once.
         unsafe { owner.retire(slot.cast()) };
-        // SAFETY: protected before it was retired, and still inside.
+        // SAFETY: protected before it was retired, and the guard is still held.
         assert!(unsafe { found.read() } == [2; 8], "a guard holds what is retired");
         drop(guard);
     }

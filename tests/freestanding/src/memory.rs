@@ -1,7 +1,7 @@
-//! The functions that the compiler calls for copies, fills and comparisons. Byte by byte: what is tested here is not
-//! speed.
+//! The functions that the compiler calls for copies, fills and comparisons. They work byte by byte: speed is not what
+//! is tested here.
 //!
-//! `#![no_builtins]` at the root keeps the compiler from turning these loops into calls of themselves.
+//! `#![no_builtins]` at the root keeps the compiler from turning these loops into calls to themselves.
 
 /// # Safety
 ///
@@ -21,7 +21,7 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     if to.addr() <= from.addr() {
-        // SAFETY: the caller's promise; upwards is right, as the target begins below.
+        // SAFETY: the caller's promise; copying upwards is right, as the target begins below.
         return unsafe { memcpy(to, from, bytes) };
     }
     for at in (0..bytes).rev() {

@@ -1,19 +1,19 @@
-//! All there is of an operating system: the entry point, two system calls of Linux, and the end after a panic.
+//! The operating system's part: the entry point, two system calls of Linux, and the end after a panic.
 
 use alloc::alloc::Layout;
 use core::arch::{asm, global_asm};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-// The stack pointer is aligned here and a call misaligns it by 8, as functions expect; no frame is above.
+// The stack pointer is aligned here, and a call misaligns it by 8, as functions expect; there is no frame above.
 #[cfg(target_arch = "x86_64")]
 global_asm!(".globl _start", "_start:", "xor ebp, ebp", "call {main}", "ud2", main = sym start);
 
 #[cfg(target_arch = "aarch64")]
 global_asm!(".globl _start", "_start:", "mov x29, xzr", "bl {main}", "brk #1", main = sym start);
 
-/// What the compiler's own library asks a C library for on ARM: whether there are newer instructions for atomics. It is
-/// told of none.
+/// On ARM, the compiler's own library asks a C library whether newer atomic instructions exist. It is told that none
+/// do.
 #[cfg(target_arch = "aarch64")]
 // SAFETY: nothing else here has this name.
 #[unsafe(no_mangle)]
@@ -93,17 +93,17 @@ pub fn exit(code: usize) -> ! {
     }
 }
 
-/// Whether a panic is looked forward to. There is to be no memory in it.
+/// Whether a panic is expected. No memory must be available in it.
 pub static IS_EXPECTED: AtomicBool = AtomicBool::new(false);
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    // Writing does not fail.
+    // Writing cannot fail.
     let _ = writeln!(Output, "{info}");
     if !IS_EXPECTED.load(Ordering::Relaxed) {
         exit(101);
     }
-    // SAFETY: a size that is not zero.
+    // SAFETY: the size is not zero.
     let memory = core::hint::black_box(unsafe { alloc::alloc::alloc(Layout::new::<u64>()) });
     exit(if memory.is_null() { 0 } else { 102 })
 }
