@@ -275,8 +275,8 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
     HEAP.check().unwrap();
 }
 
-/// A block that was never written may contain the mark of a slot freed there earlier. When it was freed, it was then
-/// mistaken for such a slot, and lost.
+/// A block that was never written may contain the mark of a slot freed there earlier. Freeing it then mistook it for
+/// such a slot, and it was lost.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
 fn a_block_never_written_that_is_shortened_in_a_full_heap_can_be_freed() {

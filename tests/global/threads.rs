@@ -21,7 +21,7 @@ fn blocks_are_freed_by_whoever_has_them() {
         let mut random = Random(index as u64 + 1);
         for number in 0..count {
             let block = Block::new(&HEAP, layout(random.size(13), 8), number as u8).unwrap();
-            // A full ring of channels must not deadlock.
+            // A full channel in the ring must not deadlock it.
             if let Err(mpsc::TrySendError::Full(block) | mpsc::TrySendError::Disconnected(block)) = next.try_send(block)
             {
                 block.free(&HEAP);

@@ -246,7 +246,7 @@ fn forks_and_who_empties_others_do_not_wait_for_each_other() {
         }
         thread::yield_now();
     };
-    // Starts last: once it runs, no thread can be started.
+    // The exhausting threads start last: once they run, no thread can be started.
     let begin = Barrier::new(3);
     thread::scope(|scope| {
         for _ in 0..20 {

@@ -77,7 +77,7 @@ fn when_no_mapping_can_be_undone() {
         return assert!(ends_well(&mut command));
     }
     work(rounds());
-    // Heaps that are opened and dropped, except for their addresses.
+    // Heaps that are opened and dropped leave nothing but their addresses.
     for _ in 0..20 {
         use pageheap::source::System;
         let heap = pageheap::Heap::new(System, pageheap::Config::new(by_width(1 << 28, 4 << 20))).unwrap();
