@@ -1,7 +1,7 @@
-//! Does a program that falls silent hold memory that it does not use? It makes no further call into the allocator.
+//! Does a program that falls silent, and makes no further call into the allocator, hold memory that it does not use?
 //!
-//! Each test fills a process of its own and then sleeps for two seconds. Measured are the process's resident size
-//! afterwards, and the processor time spent meanwhile. The size may be 1.10 times what is live, plus 2 MiB; the time 1
+//! Each test fills a process of its own and then sleeps for two seconds. It measures the process's resident size
+//! afterwards and the processor time spent meanwhile. The size may be 1.10 times what is live, plus 2 MiB; the time, 1
 //! % of the silence, plus 250 ms, plus what emptying caches takes beyond what the scavenger's account is charged.
 //!
 //! On a busy machine a sleeping thread may be woken late. So a process that misses a bound says so by its exit status
