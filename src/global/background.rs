@@ -20,8 +20,8 @@
 //! completes the MiB.)
 //!
 //! The thread runs on a stack that we map ourselves and is created with the C library's functions, so nothing here asks
-//! this allocator for memory. If the system refuses (a limit on threads, a filter), the next attempt follows after twice
-//! as many MiB, up to 1 GiB; the heap works without the thread meanwhile.
+//! this allocator for memory. If the system refuses (a limit on threads, a filter), the next attempt follows after
+//! twice as many MiB, up to 1 GiB; the heap works without the thread meanwhile.
 //!
 //! **Life.** All signals are blocked in it, so handlers run where they always did. Its name is `pageheap`. It reads two
 //! clocks, reads the limits of the process's group once a second, and sleeps. With nothing left to do it waits on a
