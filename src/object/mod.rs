@@ -91,6 +91,7 @@ pub use thread::{Nobody, Seat, Thread, Working};
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
+use crate::fatal;
 use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
@@ -371,10 +372,13 @@ impl<S: Source + 'static> Objects<S> {
         unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size)) };
     }
 
-    /// Visits every thread's structure, including the shared one. Only the counts of its magazines may be read.
+    /// Visits every thread's structure, including the shared one. Only the counts of its magazines may be read. When
+    /// the process ends, none: the thread that stopped may hold their locks, and may be the one that asks.
     fn for_each_thread(&self, mut visit: impl FnMut(&Thread)) {
-        visit(&self.shared());
-        self.register.for_each(visit);
+        if !fatal::is_ending() {
+            visit(&self.shared());
+            self.register.for_each(visit);
+        }
     }
 
     #[inline]

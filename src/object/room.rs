@@ -24,6 +24,10 @@
 //! its room up. But if there is no memory for the shorter block it stays where it is, and so gets room however much
 //! others have (`shorten.rs`).
 //!
+//! **For want of a span.** A span has up to 16 pages, and a torn heap may have no such run although much is free. Then
+//! a block of more than 1 KiB gets a run of its own, as short as it can be, and is roomy, whatever the bounds say: a
+//! block of 8 KiB needs one free page.
+//!
 //! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
 //! may be higher, by what threads that do not exist there were about to count.
 //!
@@ -45,6 +49,7 @@ use core::ptr::NonNull;
 use crate::fatal;
 use crate::source::Source;
 use crate::sync::Ordering;
+use crate::units::PageCount;
 
 use super::length::Length;
 use super::size_class::{PAGE_BYTES, PAGE_SHIFT, SizeClass};
@@ -157,6 +162,21 @@ impl<S: Source + 'static> Objects<S> {
             None => self.discharge(bytes),
         }
         memory
+    }
+
+    /// Memory for a slot of this class in a run of its own, if there is no room for a span, which may be longer.
+    #[cold]
+    pub(super) fn allocate_in_run(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+        let pages = class.bytes().div_ceil(PAGE_BYTES);
+        if !class.is_flagged() || pages >= class.pages() {
+            return None;
+        }
+        let run = self.pages(thread.cache(), PageCount(pages))?.run;
+        let memory = self.enter_run(thread, run)?;
+        self.charge_anyway(pages * PAGE_BYTES);
+        self.spans.enter_room(memory);
+        self.keep_below(thread);
+        Some(memory)
     }
 
     /// What a block of `bytes` bytes that is being freed lies in, if that may be longer. Clears the flag that says so.

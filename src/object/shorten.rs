@@ -25,10 +25,11 @@ use core::ptr::{self, NonNull};
 use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
+use super::length::pages_for;
 use super::mark;
 use super::rack::Few;
 use super::room::has_flag;
-use super::size_class::{MarkedSize, SizeClass, SmallSize};
+use super::size_class::{MarkedSize, PAGE_BYTES, SizeClass, SmallSize};
 use super::spans::Room;
 use super::twice::is_a_mark;
 use super::{Moved, Objects, Thread};
@@ -69,6 +70,8 @@ impl<S: Source + 'static> Objects<S> {
             leave();
             let bytes = match place {
                 Room::Slot(class) => class.bytes(),
+                // A block that lies in a run for want of a span has a shorter one already.
+                Room::Run(run) if run.pages() <= pages_for(SHORTEST_RUN) => run.pages().0 * PAGE_BYTES,
                 Room::Run(run) => {
                     self.resize_run(thread, run, SHORTEST_RUN);
                     Self::usable_size(SHORTEST_RUN)

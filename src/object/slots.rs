@@ -1,7 +1,7 @@
 //! How slots move between a thread's magazines, the classes' stores, and spans: the slow path of `malloc` and `free`.
 //!
 //! ```text
-//!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ everybody else's
+//!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ everybody else's ─▶ a run
 //!   magazine full    more room ─▶ the spare's place ─▶ store ─▶ spans
 //! ```
 //!
@@ -31,8 +31,11 @@ impl<S: Source + 'static> Objects<S> {
         let slot = self
             .pop_or_refill(thread, class)
             .or_else(|| self.take_slot(thread.cache(), class))
-            .or_else(|| self.try_at_last(thread, || self.take_slot(thread.cache(), class)))?;
-        Some(self.hand_out(slot, class))
+            .or_else(|| self.try_at_last(thread, || self.take_slot(thread.cache(), class)));
+        match slot {
+            Some(slot) => Some(self.hand_out(slot, class)),
+            None => self.allocate_in_run(thread, class),
+        }
     }
 
     /// A slot that can be had cheaply: at the heap's limit no span is searched for.

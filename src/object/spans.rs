@@ -339,10 +339,13 @@ impl Spans {
         }
     }
 
-    /// Notes that the block at `memory` has moved there to grow, and `before` times earlier.
+    /// Notes that the block at `memory` has moved there to grow, and `before` times earlier; not of a roomy one, which
+    /// counts as having moved often.
     #[inline(always)]
     pub fn note_move(&self, memory: NonNull<u8>, before: u8) {
-        self.set_flag(memory, 2 * (before + 1).min(MOST_MOVES));
+        if let Some(flag) = self.flag_at(memory).filter(|flag| flag.get() != ROOMY) {
+            flag.set(2 * (before + 1).min(MOST_MOVES));
+        }
     }
 
     /// Whether a block that has moved this often, and grows between these sizes, should get room.

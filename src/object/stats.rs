@@ -4,6 +4,7 @@
 
 use core::fmt::{self, Write};
 
+use crate::fatal;
 use crate::heap::figures::{self, Figure, Kind, less, named};
 use crate::heap::{Joined, MapEntry, PageUse, Stats};
 use crate::source::Source;
@@ -157,7 +158,9 @@ impl<S: Source + 'static> Objects<S> {
         stats.slot_bytes = stats
             .slot_bytes
             .saturating_sub(stats.magazine_bytes + stats.stored_bytes + stats.rack_bytes);
-        (stats.threads, stats.thread_structures) = self.register.counts();
+        if !fatal::is_ending() {
+            (stats.threads, stats.thread_structures) = self.register.counts();
+        }
         let (prepare, bytes) = self.tables.state(&self.spans);
         stats.pages.calls.prepare += prepare;
         stats.pages.calls.reserve += 1;

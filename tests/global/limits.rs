@@ -1,7 +1,11 @@
 //! Running out of memory, and recovering.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+
+use pageheap::source::{Region, System};
+use pageheap::{Config, Heap, PageCount};
 
 use super::*;
 
@@ -305,4 +309,99 @@ fn a_block_never_written_that_is_shortened_in_a_full_heap_can_be_freed() {
         );
         HEAP.check().unwrap();
     }
+}
+
+/// A heap of 16 MiB, half of it free, nowhere more than 5 pages in a row, and what tears it.
+fn torn() -> (Heap<System>, Vec<NonNull<u8>>) {
+    let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(2048))).unwrap();
+    let mut kept: Vec<_> = std::iter::from_fn(|| heap.allocate(layout(40_000, 8))).collect();
+    for number in (0..kept.len()).rev().step_by(2) {
+        // SAFETY: allocated here, freed once, with its layout.
+        unsafe { heap.free(kept.swap_remove(number), layout(40_000, 8)) };
+    }
+    (heap, kept)
+}
+
+/// Regression: a span has up to 16 pages, so blocks of 8 KiB were refused where blocks of 40,000 bytes were not.
+#[test]
+fn a_torn_heap_serves_what_fits_into_its_holes() {
+    let (heap, kept) = torn();
+    for size in [1100, 2064, 5000, 8192, 10_000, 16_384, 20_500, 32_000] {
+        let layout = layout(size, 8);
+        let blocks: Vec<_> = std::iter::from_fn(|| heap.allocate(layout)).collect();
+        let used = blocks.len() * size;
+        println!("{size}: {} blocks, {} KiB", blocks.len(), used >> 10);
+        assert!(used >= 2 << 20, "{size}: {used} bytes of 8 MiB that are free");
+        for (number, block) in blocks.iter().enumerate() {
+            // SAFETY: within the block, this test's.
+            unsafe { block.write_bytes(number as u8, size) };
+        }
+        heap.check().unwrap();
+        for (number, block) in blocks.into_iter().enumerate() {
+            // SAFETY: within the block; freed once, with its layout.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(block.as_ptr(), size);
+                assert!(bytes.iter().all(|&byte| byte == number as u8), "{size}: block {number}");
+                heap.free(block, layout);
+            }
+        }
+        heap.release(usize::MAX);
+        assert_eq!(heap.stats().roomy_bytes, 0);
+    }
+    // SAFETY: allocated in `torn`, freed once, with their layout.
+    kept.into_iter()
+        .for_each(|block| unsafe { heap.free(block, layout(40_000, 8)) });
+    heap.check().unwrap();
+    assert!(heap.allocate(layout(12 << 20, 8)).is_some(), "{}", heap.stats());
+}
+
+/// A block in a run of its own, for want of a span, is resized like any other, and freed by any thread.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_block_in_a_hole_grows_shrinks_and_is_freed_by_others() {
+    let (heap, kept) = torn();
+    let blocks: Vec<_> = std::iter::from_fn(|| heap.allocate(layout(8192, 8))).collect();
+    for (number, &block) in blocks.iter().enumerate() {
+        // SAFETY: within the block, this test's.
+        unsafe { block.write_bytes(number as u8, 8192) };
+    }
+    // Down to each of these, where there is no memory for another, and freed by another thread.
+    for (number, (block, size)) in blocks
+        .into_iter()
+        .zip([7000, 3000, 8192, 12_000].into_iter().cycle())
+        .enumerate()
+    {
+        // SAFETY: this test's block; what is returned has as many bytes, and is freed once, with its layout.
+        unsafe {
+            let resized = heap.resize(block, layout(8192, 8), size);
+            assert!(resized.is_some() || size > 8192, "{size}");
+            let (block, size) = resized.map_or((block, 8192), |resized| (resized, size));
+            let bytes = std::slice::from_raw_parts(block.as_ptr(), size.min(8192));
+            assert!(bytes.iter().all(|&byte| byte == number as u8), "{size}: block {number}");
+            let address = block.expose_provenance();
+            let free = || heap.free(NonNull::with_exposed_provenance(address), layout(size, 8));
+            thread::scope(|scope| scope.spawn(free).join()).unwrap();
+        }
+        heap.check().unwrap();
+    }
+    heap.release(usize::MAX);
+    assert_eq!(heap.stats().roomy_bytes, 0);
+    // SAFETY: allocated in `torn`, freed once, with their layout.
+    kept.into_iter()
+        .for_each(|block| unsafe { heap.free(block, layout(40_000, 8)) });
+    heap.check().unwrap();
+}
+
+/// Regression: of two free pages none could be had for a block of 8 KiB.
+#[test]
+fn little_memory_serves_a_block_of_a_page() {
+    let bytes = Box::leak(Box::new([std::mem::MaybeUninit::uninit(); 64 << 10]));
+    let heap = Heap::new(Region::from_static(bytes), Config::new(usize::MAX)).unwrap();
+    let layout = layout(if cfg!(feature = "checks") { 8000 } else { 8192 }, 8);
+    for _ in 0..100 {
+        let block = heap.allocate(layout).unwrap();
+        // SAFETY: this test's block, freed once, with its layout.
+        unsafe { heap.free(block, layout) };
+    }
+    heap.check().unwrap();
 }
