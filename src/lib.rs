@@ -38,7 +38,9 @@
 //!
 //! * **`tick(clock)`** gives back what the program has not needed for ten seconds, and all free memory once the program
 //!   is idle. It works in steps of about a millisecond and uses 1 % of the time. Call it in a loop, and between calls
-//!   wait for as long as it returns. The background thread of a `GlobalHeap` does just that.
+//!   wait for as long as it returns, but no longer than a second or so: `Duration::MAX` means that there is nothing
+//!   left to do until memory is freed again, and nothing will wake the loop then ([`GlobalHeap::tick`] has the loop).
+//!   The background thread of a `GlobalHeap` does this by itself, and is woken.
 //! * **`scavenge(pages)`** gives back free pages now, on the calling thread, including those in the size classes'
 //!   stores, but not what threads cache for themselves.
 //! * **`release(…)`** gives back all of that now, and also what threads and caches keep, even those of sleeping threads

@@ -116,14 +116,14 @@ impl fmt::Display for ArenaError {
         }
         write!(f, "no room for {asked} bytes aligned to {align}: ")?;
         match self.reason {
-            Reason::Limit => write!(f, "the arena's limit leaves {left}"),
+            Reason::Limit => write!(f, "the arena's limit leaves {left}, in whole blocks of the backing"),
             Reason::NoPages if *left == usize::MAX => write!(f, "the backing has no such pages"),
             Reason::NoPages => write!(
                 f,
                 "the backing has no such pages, though the arena's limit leaves {left}"
             ),
             Reason::TooLarge => write!(f, "an object may have {left} at the most"),
-            Reason::NoSlots => write!(f, "all slots are taken, and the limit leaves {left}"),
+            Reason::NoSlots => write!(f, "no slot is free, and the limit leaves {left}, too little for more"),
             Reason::SlotTooSmall => write!(f, "a slot has {left}"),
             Reason::NoShards => Ok(()),
         }

@@ -131,7 +131,7 @@ const CACHES: usize = 1 << 14;
 ///
 /// A program may have several, each complete in itself. But a thread has its own magazines in only one of them, the
 /// first it calls, for as long as it lives. In the others it works under a lock shared by all such threads, which takes
-/// six times as long for a small block.
+/// some ten times as long for a small block (30 ns instead of 3).
 pub struct GlobalHeap<
     #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
     #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
@@ -190,8 +190,10 @@ impl Default for GlobalHeap<System> {
 }
 
 impl GlobalHeap<Region> {
-    /// A heap over existing bytes, for programs without an operating system. All threads share one structure under a
-    /// spin lock, so an interrupt handler must not use the heap. The README has an example.
+    /// A heap over existing bytes, for programs without an operating system. The README has an example.
+    ///
+    /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
+    /// (With `std` on Unix each thread has its own, 3 KiB and what its magazines hold.)
     #[must_use]
     pub const fn in_region(region: Region) -> Self {
         // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (promised by whoever
@@ -372,8 +374,26 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// One step of the scavenger, for programs with a loop of their own and no background thread. Returns how long to
     /// wait before the next step; [`PageHeap::tick`](crate::PageHeap::tick) says what it gives back, and when.
     ///
+    /// [`Duration::MAX`] means that there is nothing to do for now: everything has been given back, or the heap is not
+    /// open yet. Nothing reports when that changes, so a loop looks again after a while:
+    ///
+    /// ```no_run
+    /// use std::thread::sleep;
+    /// use std::time::{Duration, Instant};
+    /// use pageheap::GlobalHeap;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+    ///
+    /// let begin = Instant::now();
+    /// loop {
+    ///     let pause = HEAP.tick(&|| begin.elapsed());
+    ///     sleep(pause.min(Duration::from_secs(1)));
+    /// }
+    /// ```
+    ///
     /// While there is a background thread, that thread does this work, by its own clock: this then does nothing and
-    /// returns [`Duration::MAX`]. The thread also follows the cgroup's limit and memory pressure; this does not.
+    /// returns `Duration::MAX`. The thread also follows the cgroup's limit and memory pressure; this does not.
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         match self.opened() {
             Some(objects) if !objects.keeper().is_there() => objects.tick(clock),

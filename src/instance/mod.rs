@@ -72,7 +72,7 @@ mod api2;
 ///
 /// # What it costs
 ///
-/// An allocate-free pair takes 16 to 25 ns: all threads share one set of magazines, under a lock. Threads that allocate
+/// An allocate-free pair takes 16 to 30 ns: all threads share one set of magazines, under a lock. Threads that allocate
 /// all the time should have a heap each, or use the global one. To make and drop a heap takes ~15 system calls.
 ///
 /// It has no thread of its own: until it is dropped, it gives memory back only when [`tick`](Self::tick),
@@ -226,7 +226,8 @@ impl<S: Source + 'static> Heap<S> {
     }
 
     /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next step;
-    /// [`PageHeap::tick`](crate::PageHeap::tick) says what it gives back, and when.
+    /// [`PageHeap::tick`](crate::PageHeap::tick) says what it gives back, and when. A loop must not sleep for
+    /// `Duration::MAX`: see [`GlobalHeap::tick`](crate::GlobalHeap::tick).
     pub fn tick<C: Clock + ?Sized>(&self, clock: &C) -> Duration {
         self.objects().tick(clock)
     }
