@@ -55,6 +55,7 @@ use pthread as local;
 
 pub(crate) use local::resident;
 
+mod empty;
 mod exhausted;
 mod options;
 mod calls;
@@ -138,7 +139,7 @@ pub struct GlobalHeap<
 > {
     /// Null until the heap is open; written once, under [`Opening`].
     objects: AtomicPtr<Objects<S>>,
-    /// Here until the heap is open. Only under [`Opening`].
+    /// Here until the heap is open, unless it has no source yet. Only under [`Opening`].
     source: Cell<Option<S>>,
     config: Config,
     /// Applies the environment to the configuration and to whether there is a background thread.
@@ -190,7 +191,8 @@ impl Default for GlobalHeap<System> {
 }
 
 impl GlobalHeap<Region> {
-    /// A heap over existing bytes, for programs without an operating system. The README has an example.
+    /// A heap over existing bytes, for programs without an operating system. The README has an example. If the bytes are
+    /// not known until the program runs, see [`empty`](Self::empty).
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
     /// (With `std` on Unix each thread has its own, 3 KiB and what its magazines hold.)

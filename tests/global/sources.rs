@@ -1,8 +1,10 @@
 //! Sources that refuse, and sources that are not the system.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 
 use pageheap::Config;
 use pageheap::source::{Contents, OverSystem, Purpose, Refused, Region, Reservation, System, Verbs};
@@ -178,6 +180,88 @@ fn a_region_serves_two_threads() {
     });
     heap.flush_thread();
     heap.check().unwrap();
+}
+
+/// A region of new bytes, and their addresses.
+fn region(bytes: usize) -> (Region, Range<usize>) {
+    let memory = vec![MaybeUninit::uninit(); bytes].leak();
+    let start = memory.as_ptr().addr();
+    (Region::from_static(memory), start..start + bytes)
+}
+
+#[test]
+fn an_empty_heap_gets_its_memory_once() {
+    static HEAP: GlobalHeap<Region> = GlobalHeap::empty();
+    for _ in 0..2 {
+        assert!(Block::new(&HEAP, layout(8, 8), 1).is_none());
+    }
+    assert!(!HEAP.set_limit(1 << 20) && HEAP.current_limit().is_none());
+    let ((first, addresses), (second, others)) = (region(384 << 10), region(384 << 10));
+    HEAP.init(first).unwrap();
+    let second = HEAP
+        .init(second)
+        .expect_err("it has a region, though it is not open yet");
+    let block = Block::new(&HEAP, layout(100, 8), 1).unwrap();
+    assert!(addresses.contains(&block.memory.addr()));
+    let second = HEAP.init(second).expect_err("it is open");
+    block.free(&HEAP);
+    HEAP.check().unwrap();
+    // What was refused is as it was.
+    let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(second)));
+    let second = region(384 << 10).0;
+    heap.init(second).expect_err("it came with a region");
+    let block = Block::new(heap, layout(100, 8), 1).unwrap();
+    assert!(others.contains(&block.memory.addr()));
+    block.free(heap);
+}
+
+#[test]
+fn a_region_that_is_too_small_is_kept_all_the_same() {
+    static HEAP: GlobalHeap<Region> = GlobalHeap::empty();
+    HEAP.init(region(8 << 10).0).unwrap();
+    for _ in 0..2 {
+        assert!(Block::new(&HEAP, layout(8, 8), 1).is_none());
+        HEAP.init(region(384 << 10).0).expect_err("it has a region");
+    }
+}
+
+/// Two threads give a heap its memory while two others allocate: one region is taken, and all blocks lie in that.
+#[test]
+fn threads_race_to_give_an_empty_heap_its_memory() {
+    for _ in 0..if cfg!(miri) { 3 } else { 50 } {
+        let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::empty()));
+        let (taken, blocks) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        let (start, answered) = (Barrier::new(4), AtomicUsize::new(0));
+        on_threads(4, |thread| {
+            start.wait();
+            if thread % 2 == 0 {
+                let (region, addresses) = region(128 << 10);
+                if heap.init(region).is_ok() {
+                    taken.lock().unwrap().push(addresses);
+                }
+                // Release: with the load below. Taken or refused, the heap has memory now.
+                answered.fetch_add(1, Ordering::Release);
+            } else {
+                // Acquire: with the addition above.
+                while answered.load(Ordering::Acquire) == 0 {
+                    if let Some(block) = Block::new(heap, layout(1000, 8), 1) {
+                        block.free(heap);
+                    }
+                    std::thread::yield_now();
+                }
+            }
+            let block = Block::new(heap, layout(100, 8), 2).expect("memory after `init`");
+            blocks.lock().unwrap().push(block);
+        });
+        let taken = taken.into_inner().unwrap();
+        assert_eq!(taken.len(), 1, "one region is taken");
+        for block in blocks.into_inner().unwrap() {
+            assert!(taken[0].contains(&block.memory.addr()));
+            block.free(heap);
+        }
+        heap.flush_thread();
+        heap.check().unwrap();
+    }
 }
 
 /// The system, which also allocates from another heap for its notes about pages, and has another thread empty the

@@ -37,11 +37,11 @@ static mut PAGES: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
 static mut OBJECTS: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
-// SAFETY: the only mention of OBJECTS; the bytes live as long as the program.
 #[global_allocator]
-static HEAP: GlobalHeap<Region> = GlobalHeap::in_region(unsafe { Region::new((&raw mut OBJECTS).cast(), BYTES) });
+static HEAP: GlobalHeap<Region> = GlobalHeap::empty();
 
 fn main() {
+    boot();
     page_heap();
     arenas();
     let growths = HEAP.stats().pages.growths;
@@ -77,6 +77,20 @@ fn misuse() -> ! {
     }
     system::IS_EXPECTED.store(false, Ordering::Relaxed);
     panic!("a block was freed twice, and nobody minded");
+}
+
+/// Gives the global allocator its memory, which it has only once.
+fn boot() {
+    // SAFETY: a size that is not zero.
+    let block = core::hint::black_box(unsafe { alloc::alloc::alloc(Layout::new::<u64>()) });
+    assert!(block.is_null(), "no memory before there is a region");
+    // SAFETY: called once, and the only mention of OBJECTS; the bytes live as long as the program.
+    let region = unsafe { Region::new((&raw mut OBJECTS).cast(), BYTES) };
+    assert!(HEAP.init(region).is_ok(), "an empty heap takes a region");
+    assert!(
+        HEAP.init(Region::from_static(&mut [])).is_err(),
+        "a heap with a region takes no other"
+    );
 }
 
 /// Every page of the region can be allocated, written, and allocated again.
