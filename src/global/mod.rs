@@ -191,8 +191,8 @@ impl Default for GlobalHeap<System> {
 }
 
 impl GlobalHeap<Region> {
-    /// A heap over existing bytes, for programs without an operating system. The README has an example. If the bytes are
-    /// not known until the program runs, see [`empty`](Self::empty).
+    /// A heap over existing bytes, for programs without an operating system. The README has an example. If the bytes
+    /// are not known until the program runs, see [`empty`](Self::empty).
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
     /// (With `std` on Unix each thread has its own, 3 KiB and what its magazines hold.)

@@ -142,7 +142,8 @@ impl<S: Source + 'static> Heap<S> {
 
     /// Frees a block. Aborts, with a message that names the address, if it detects misuse. It always detects a block of
     /// another heap, a layout of another size class, or an address inside a block, up to an alignment of 16 MiB and
-    /// except for blocks that grew; a block freed twice it detects mostly (`docs/reliability.md`).
+    /// except for blocks that grew, were shortened, or got pages of their own in a torn heap; a block freed twice it
+    /// detects mostly (`docs/reliability.md`).
     ///
     /// # Safety
     ///

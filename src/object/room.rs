@@ -25,11 +25,12 @@
 //! others have (`shorten.rs`).
 //!
 //! **For want of a span.** A span has up to 16 pages, and a torn heap may have no such run although much is free. Then
-//! a block of more than 1 KiB gets a run of its own, as short as it can be, and is roomy, whatever the bounds say: a
-//! block of 8 KiB needs one free page.
+//! a block of more than 1 KiB gets a run of its own, as short as it can be, if it fills a quarter of it: a block of 8
+//! KiB needs one free page. It is flagged as roomy, which says where it lies, but is not counted: a run that is no
+//! longer than slots are is no room to grow.
 //!
-//! I18: the heap's count of roomy bytes is the sum of the slots and runs whose flag says so. In the child of a fork it
-//! may be higher, by what threads that do not exist there were about to count.
+//! I18: the heap's count of roomy bytes is the sum of the slots, and of the runs longer than slots, whose flag says
+//! so. In the child of a fork it may be higher, by what threads that do not exist there were about to count.
 //!
 //! A block that has grown to the length of its run has no room any more, even if it is shorter by as much as run
 //! lengths are rounded up: it is freed by the fast path, which does not check.
@@ -66,6 +67,9 @@ const SHORT_BYTES: usize = 128 << 10;
 /// Bytes in roomy blocks that every heap may have.
 const ALWAYS_BYTES: usize = 1 << 20;
 
+/// A block gets a run of its own, for want of a span, if that is at most this many times as long.
+const MOST_WASTE: usize = 4;
+
 /// At most this fraction of the memory behind a heap may be in roomy blocks.
 const SHARE: usize = 32;
 
@@ -98,7 +102,7 @@ impl<S: Source + 'static> Objects<S> {
                 let resized = self.resize_run(thread, run, new);
                 if resized {
                     // From now on it is exactly as long as its block.
-                    self.discharge(Room::Run(run).bytes());
+                    self.discharge(Room::Run(run).spare_bytes());
                 } else {
                     self.spans.enter_room(memory);
                 }
@@ -164,16 +168,20 @@ impl<S: Source + 'static> Objects<S> {
         memory
     }
 
-    /// Memory for a slot of this class in a run of its own, if there is no room for a span, which may be longer.
+    /// Memory for a slot of this class in a run of its own, as short as it can be, if there is no room for a span.
     #[cold]
     pub(super) fn allocate_in_run(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
         let pages = class.bytes().div_ceil(PAGE_BYTES);
-        if !class.is_flagged() || pages >= class.pages() {
+        let wastes = class.bytes() < (pages * PAGE_BYTES).div_ceil(MOST_WASTE);
+        if !class.is_flagged() || wastes || pages >= class.pages() {
             return None;
         }
-        let run = self.pages(thread.cache(), PageCount(pages))?.run;
-        let memory = self.enter_run(thread, run)?;
-        self.charge_anyway(pages * PAGE_BYTES);
+        // Where those go that are freed.
+        let shelved = Length::exactly(pages).and_then(|length| self.run_from_shelf(thread, length));
+        let memory = match shelved {
+            Some(memory) => memory,
+            None => self.enter_run(thread, self.pages(thread.cache(), PageCount(pages))?.run)?,
+        };
         self.spans.enter_room(memory);
         self.keep_below(thread);
         Some(memory)
@@ -199,7 +207,7 @@ impl<S: Source + 'static> Objects<S> {
 
     pub(super) fn leave_room(&self, memory: NonNull<u8>, room: Room) {
         self.spans.leave_room(memory);
-        self.discharge(room.bytes());
+        self.discharge(room.spare_bytes());
     }
 
     /// Bytes in roomy blocks.

@@ -225,14 +225,18 @@ impl<S: Source + 'static> Objects<S> {
         self.free_run(thread.cache(), run);
     }
 
-    /// A run of this length for a block that shall have room: from the shelf, or where the hint leads.
-    pub(super) fn run_at_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
-        // SAFETY: the structure is as `Objects::resize` asks.
-        let shelved = unsafe {
+    /// A run of this length from the thread's shelf.
+    pub(super) fn run_from_shelf(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        // SAFETY: the structure is as `Objects::free` asks.
+        unsafe {
             self.take_from_hand(thread, length)
                 .or_else(|| self.take_from_list(thread, length))
-        };
-        shelved.or_else(|| {
+        }
+    }
+
+    /// A run of this length for a block that shall have room: from the shelf, or where the hint leads.
+    pub(super) fn run_at_hand(&self, thread: &Thread, length: Length) -> Option<NonNull<u8>> {
+        self.run_from_shelf(thread, length).or_else(|| {
             self.share_shelves(thread);
             // At the heap's limit, other requests may need it more.
             if self.heap.grown() >= self.heap.limit() {

@@ -5,7 +5,7 @@
 //!   large           large           its end goes back, always (`run.rs`)
 //!   large, 1-32 KiB more than 1 KiB it stays where it is, as a block with room; of a run no more than 40 KiB
 //!   large           up to 1 KiB     its first page becomes a span, of which it is a slot; the rest goes back
-//!   1-32 KiB        up to 1 KiB     refused
+//!   1-32 KiB        up to 1 KiB     refused, unless it lies in a run for want of a span: as a large one
 //! ```
 //!
 //! A caller that shortens a block cannot handle a failure: `Vec::shrink_to_fit` ends the program. And shortening
@@ -29,7 +29,7 @@ use super::length::pages_for;
 use super::mark;
 use super::rack::Few;
 use super::room::has_flag;
-use super::size_class::{MarkedSize, PAGE_BYTES, SizeClass, SmallSize};
+use super::size_class::{MarkedSize, SizeClass, SmallSize};
 use super::spans::Room;
 use super::twice::is_a_mark;
 use super::{Moved, Objects, Thread};
@@ -71,7 +71,7 @@ impl<S: Source + 'static> Objects<S> {
             let bytes = match place {
                 Room::Slot(class) => class.bytes(),
                 // A block that lies in a run for want of a span has a shorter one already.
-                Room::Run(run) if run.pages() <= pages_for(SHORTEST_RUN) => run.pages().0 * PAGE_BYTES,
+                Room::Run(run) if run.pages() < pages_for(SHORTEST_RUN) => place.spare_bytes(),
                 Room::Run(run) => {
                     self.resize_run(thread, run, SHORTEST_RUN);
                     Self::usable_size(SHORTEST_RUN)
@@ -82,7 +82,12 @@ impl<S: Source + 'static> Objects<S> {
             return Some(Moved::Not);
         }
         let Room::Run(run) = place else { return None };
-        let (span, rest) = run.split_at(PageCount(class.pages()))?;
+        let pages = PageCount(class.pages());
+        let (span, rest) = match run.split_at(pages) {
+            Some((span, rest)) => (span, Some(rest)),
+            None if run.pages() == pages => (run, None),
+            None => return None,
+        };
         leave();
         // SAFETY: the caller owns the run, as it owns `memory`, and the run has no room any more; `span` is as long as
         // a span.
@@ -91,7 +96,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Makes the first part of a run a span, and moves the contents of its first `size` bytes into a slot of it; frees
-    /// the second part. (`None` would mean a fresh span without a slot.)
+    /// the second part, if there is one. (`None` would mean a fresh span without a slot.)
     ///
     /// # Safety
     ///
@@ -102,7 +107,7 @@ impl<S: Source + 'static> Objects<S> {
         &self,
         thread: &Thread,
         class: SizeClass,
-        (span, rest): (PageRun, PageRun),
+        (span, rest): (PageRun, Option<PageRun>),
         size: usize,
     ) -> Option<NonNull<u8>> {
         let mut kept = [0_u8; UNFLAGGED_BYTES];
@@ -110,7 +115,9 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: the caller's promise: it owns the memory, a page at least, and `kept` has room for `size` bytes.
         unsafe { ptr::copy_nonoverlapping(self.spans.address(span.start()).as_ptr(), kept.as_mut_ptr(), size) };
         self.spans.entry(span.start()).leave();
-        self.free_run(thread.cache(), rest);
+        if let Some(rest) = rest {
+            self.free_run(thread.cache(), rest);
+        }
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut rack = unsafe { few.rack() };

@@ -1,7 +1,7 @@
 //! How slots move between a thread's magazines, the classes' stores, and spans: the slow path of `malloc` and `free`.
 //!
 //! ```text
-//!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ everybody else's ─▶ a run
+//!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ a run ─▶ everybody else's
 //!   magazine full    more room ─▶ the spare's place ─▶ store ─▶ spans
 //! ```
 //!
@@ -27,15 +27,25 @@ const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
 impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn allocate_slot(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
-        // The second and third attempts are for when there is no memory for a rack, or for a span.
+        // The second attempt is for when there is no memory for a rack.
         let slot = self
             .pop_or_refill(thread, class)
-            .or_else(|| self.take_slot(thread.cache(), class))
-            .or_else(|| self.try_at_last(thread, || self.take_slot(thread.cache(), class)));
+            .or_else(|| self.take_slot(thread.cache(), class));
         match slot {
             Some(slot) => Some(self.hand_out(slot, class)),
-            None => self.allocate_in_run(thread, class),
+            None => self.allocate_without_span(thread, class),
         }
+    }
+
+    /// The same when there is no memory for a span.
+    #[cold]
+    fn allocate_without_span(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+        self.allocate_in_run(thread, class)
+            .or_else(|| {
+                let slot = self.try_at_last(thread, || self.take_slot(thread.cache(), class))?;
+                Some(self.hand_out(slot, class))
+            })
+            .or_else(|| self.allocate_in_run(thread, class))
     }
 
     /// A slot that can be had cheaply: at the heap's limit no span is searched for.

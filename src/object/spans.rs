@@ -22,7 +22,7 @@ use crate::units::{PageIndex, PageRun};
 use super::holes::bytes_of;
 use super::length::Length;
 use super::mark;
-use super::size_class::{FLAG_SHIFT, PAGE_BYTES, PAGE_SHIFT, SizeClass};
+use super::size_class::{FLAG_SHIFT, MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::{Nth, Span};
 use super::store::BatchPlace;
 
@@ -71,6 +71,9 @@ impl Flag {
     }
 }
 
+/// Pages of the longest slot.
+const LONGEST_SLOT_PAGES: usize = MAX_SLOT_BYTES >> PAGE_SHIFT;
+
 /// What a roomy block lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
@@ -90,15 +93,26 @@ impl Room {
         }
     }
 
-    /// Whether a block of `size` bytes can lie in it with room. In a run only if the block would get a shorter run by
-    /// itself: a block whose own run would be as long is freed by the fast path, which does not check.
+    /// What counts as room to grow: all of it, unless it is a run that is no longer than slots are. A block lies in
+    /// such a run for want of a span.
+    #[inline(always)]
+    pub fn spare_bytes(self) -> usize {
+        match self {
+            Self::Run(run) if run.pages().0 <= LONGEST_SLOT_PAGES => 0,
+            _ => self.bytes(),
+        }
+    }
+
+    /// Whether a block of `size` bytes can lie in it with room. One that would get a run by itself only if that is
+    /// shorter: a block whose own run would be as long is freed by the fast path, which does not check.
     ///
     /// Alignment does not matter. A slot was chosen for it: its size is a multiple of the alignment, so a size that
-    /// fits also fits when rounded up. And a roomy run is longer than any slot.
+    /// fits also fits when rounded up. And a run is of whole pages, to which no slot is aligned more.
     #[inline(always)]
     pub fn holds(self, size: usize) -> bool {
         match self {
             Self::Slot(class) => size <= class.bytes(),
+            Self::Run(run) if !SizeClass::is_exceeded_by(size) => size <= run.pages().0 << PAGE_SHIFT,
             Self::Run(run) => Length::of_size(size).is_some_and(|length| length.pages() < run.pages().0),
         }
     }
@@ -397,14 +411,16 @@ impl Spans {
         }
     }
 
-    /// Bytes of the roomy slots, or the roomy run, that begin in a page. For checks.
+    /// Bytes to spare of the roomy slots, or the roomy run, that begin in a page. For checks.
     pub fn roomy_from(&self, page: PageIndex) -> usize {
         let flags = self.flags.row(page.0 * PAGE_FLAGS, PAGE_FLAGS);
         let roomy = flags.iter().filter(|flag| flag.get() == ROOMY).count();
         let entry = self.entry(page);
         let bytes = match entry.tag() {
             Some((class, _)) => class.bytes(),
-            None => entry.large_pages().unwrap_or(0) << PAGE_SHIFT,
+            None => entry
+                .large_pages()
+                .map_or(0, |pages| Room::Run(PageRun::known(page.0, pages)).spare_bytes()),
         };
         roomy * bytes
     }

@@ -103,6 +103,8 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     if !IS_EXPECTED.load(Ordering::Relaxed) {
         exit(101);
     }
+    // The thread that stopped holds locks that statistics must not wait for.
+    let _ = writeln!(Output, "{}", crate::HEAP.stats());
     // SAFETY: the size is not zero.
     let memory = core::hint::black_box(unsafe { alloc::alloc::alloc(Layout::new::<u64>()) });
     exit(if memory.is_null() { 0 } else { 102 })
