@@ -55,40 +55,81 @@ use super::backing::Backing;
 use super::boxed::ArenaBox;
 use super::config::ArenaConfig;
 use super::error::ArenaError;
+use super::lists::Large;
 use super::process::ProcessHeap;
-use super::slabs::{Large, Slabs};
+use super::slabs::Slabs;
 use super::stats::ArenaStats;
 use super::typed::{self, Raw, typed_methods};
 use crate::sync::{AtomicPtr, Ordering};
 
 /// The head of a piece of an arena that a [`Local`](super::Local) has, or had.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C, align(16))]
 pub(super) struct Piece {
     /// The previous piece, in whichever list it is.
     pub(super) link: *mut Piece,
-    /// Bytes of the piece, including this head.
-    pub(super) bytes: usize,
+    /// Bytes of the piece, including this head: whole grains. One more if the piece is a block of its own.
+    size: usize,
 }
 
 /// How many pieces are examined for one that fits.
-const LOOKS: usize = 8;
+pub(super) const LOOKS: usize = 8;
+
+/// The largest piece that is not for one object.
+pub(super) const LARGEST_BYTES: usize = 64 << 10;
 
 impl Piece {
-    /// Takes from the list that begins at `first` one of its first pieces that has `room` bytes behind its head.
-    /// Returns the piece, and the new first of the list.
+    /// The head of a piece of so many bytes, in no list.
+    pub(super) const fn new(bytes: usize, is_block: bool) -> Self {
+        Self {
+            link: ptr::null_mut(),
+            size: bytes | is_block as usize,
+        }
+    }
+
+    /// Bytes of the piece, including this head.
+    pub(super) const fn bytes(self) -> usize {
+        self.size & !1
+    }
+
+    /// Whether the piece is a block of its own, which the arena can take back at any time.
+    pub(super) const fn is_block(self) -> bool {
+        self.size & 1 == 1
+    }
+
+    /// Whether the piece is a block of its own, and for one object. (With small slabs, the largest pieces that are not
+    /// may be blocks too, rounded up to pages.)
+    pub(super) const fn is_large_block(self) -> bool {
+        self.is_block() && self.bytes() > 2 * LARGEST_BYTES
+    }
+
+    /// Records that the piece has become longer.
+    pub(super) const fn lengthen(&mut self, bytes: usize) {
+        self.size += bytes;
+    }
+
+    /// Whether the piece serves an object that needs `room` bytes behind the head. A large block does if it was for an
+    /// object of at most twice the size (it may be an eighth longer than that): at a limit others may need the rest.
+    const fn serves(self, room: usize) -> bool {
+        let has = self.bytes() - size_of::<Self>();
+        has >= room && !(self.is_large_block() && has / 2 > room + room / 8)
+    }
+
+    /// Takes from the list that begins at `first` one of its first `looks` pieces that serves an object that needs
+    /// `room` bytes. Returns the piece, and the new first of the list.
     ///
     /// # Safety
     ///
     /// The pieces of the list live and are the caller's.
-    pub(super) unsafe fn take_from(first: *mut Self, room: usize) -> Option<(NonNull<Self>, *mut Self)> {
+    pub(super) unsafe fn take_from(first: *mut Self, room: usize, looks: usize) -> Option<(NonNull<Self>, *mut Self)> {
         let mut before: Option<NonNull<Self>> = None;
         let mut at = first;
-        for _ in 0..LOOKS {
+        for _ in 0..looks {
             let piece = NonNull::new(at)?;
             // SAFETY: the caller's promise.
-            let Self { link, bytes } = unsafe { piece.read() };
-            if bytes - size_of::<Self>() >= room {
+            let head = unsafe { piece.read() };
+            let link = head.link;
+            if head.serves(room) {
                 let Some(before) = before else {
                     return Some((piece, link));
                 };
@@ -178,7 +219,7 @@ impl<B: Backing> Arena<B> {
     /// A round that allocates the same objects in the same order as the last is served from the same memory and takes
     /// nothing more (with exceptions if the last round began with memory left by rounds unlike it). Blocks of large
     /// objects that were not used in this round are returned to the backing, as far as they and the used ones exceed
-    /// twice the most that any round has had of them. O(1), plus a call to the backing for each such block.
+    /// twice the most that was in use at one time. O(1), plus a call to the backing for each such block.
     pub fn reset(&mut self) {
         // Relaxed: with exclusive access to the arena.
         self.left.store(ptr::null_mut(), Ordering::Relaxed);
@@ -221,8 +262,22 @@ impl<B: Backing> Arena<B> {
         self.slabs.account().backing()
     }
 
-    /// Takes a piece that a local has left and that has `room` bytes behind its head.
-    pub(super) fn take_left(&self, room: usize) -> Option<NonNull<Piece>> {
+    /// Whether a piece of so many bytes would probably be cut from a slab, and not be a block of its own.
+    pub(super) fn would_cut(&self, bytes: usize) -> bool {
+        self.slabs.would_cut(bytes)
+    }
+
+    /// Takes a new piece for `layout`, head included.
+    pub(super) fn take_piece(&self, layout: Layout) -> Result<NonNull<Piece>, ArenaError> {
+        let (memory, bytes, is_block) = self.slabs.take_piece(layout)?;
+        let piece = memory.cast::<Piece>();
+        // SAFETY: new, the caller's alone, at least as large and aligned as its head.
+        unsafe { piece.write(Piece::new(bytes, is_block)) };
+        Ok(piece)
+    }
+
+    /// Takes a piece that a local has left and that serves an object that needs `room` bytes; of the last `looks`.
+    pub(super) fn take_left(&self, room: usize, looks: usize) -> Option<NonNull<Piece>> {
         // Relaxed, here and in `leave`: changed only under the lock; the check before it merely saves taking the lock.
         if self.left.load(Ordering::Relaxed).is_null() {
             return None;
@@ -230,23 +285,37 @@ impl<B: Backing> Arena<B> {
         self.slabs.locked(|| {
             let first = self.left.load(Ordering::Relaxed);
             // SAFETY: pieces in the list live as long as the arena is not reset, and belong to nobody; under the lock.
-            let (piece, first) = unsafe { Piece::take_from(first, room) }?;
+            let (piece, first) = unsafe { Piece::take_from(first, room, looks) }?;
             self.left.store(first, Ordering::Relaxed);
             Some(piece)
         })
     }
 
-    /// Sets a piece aside for the next local.
+    /// Takes a piece back: puts it back to where it was taken from, if it is a block of its own or the latest
+    /// allocation; otherwise sets it aside for the next local. Returns whether it is back.
     ///
     /// # Safety
     ///
     /// The piece is of this arena, its head says how long it is, and nothing uses it.
-    pub(super) unsafe fn leave(&self, piece: NonNull<Piece>) {
+    pub(super) unsafe fn leave(&self, piece: NonNull<Piece>) -> bool {
+        // SAFETY: the caller's promise.
+        let head = unsafe { piece.read() };
+        let start = piece.cast::<u8>();
+        if head.is_block() {
+            // SAFETY: the caller's promise.
+            unsafe { self.slabs.give_piece(start, head.bytes()) };
+            return true;
+        }
+        let end = start.as_ptr().wrapping_add(head.bytes());
+        if self.slabs.move_end(start, end, start.as_ptr()) {
+            return true;
+        }
         self.slabs.locked(|| {
             // SAFETY: the caller's promise. Relaxed: under the lock.
             unsafe { (*piece.as_ptr()).link = self.left.load(Ordering::Relaxed) };
             self.left.store(piece.as_ptr(), Ordering::Relaxed);
         });
+        false
     }
 }
 

@@ -212,6 +212,13 @@ impl Cursor {
         if offset == CLOSED { 0 } else { offset as usize }
     }
 
+    /// How much room the open slab has; 0 if there is none. Without the lock this may be outdated.
+    pub(super) fn left(&self) -> usize {
+        // Relaxed, twice: numbers by themselves.
+        let offset = (self.state.load(Ordering::Relaxed) & CLOSED) as usize;
+        self.bytes.load(Ordering::Relaxed).saturating_sub(offset)
+    }
+
     /// Resets to the initial state. With exclusive access to the arena.
     pub(super) fn clear(&mut self) {
         *self = Self::new();

@@ -7,8 +7,8 @@
 //!           < 8 KiB   < 16 KiB   < 32 KiB    …    < 2 MiB   …    128 MiB and all that is larger
 //! ```
 //!
-//! A foot is the last thing in its slab, and links it, so an arena's lists need no other memory. Lists are first in,
-//! first out, so that a round like the last finds what it needs at the front.
+//! A foot is the last thing in its slab, and links it both ways, so an arena's lists need no other memory, and any slab
+//! can leave its list. Lists are first in, first out, so that a round like the last finds what it needs at the front.
 //!
 //! Worked: blocks of 104 KiB are in bin 4, one of 10 MiB is in bin 11.
 //!
@@ -43,8 +43,9 @@ const LOOKS: usize = 16;
 #[repr(C)]
 pub(super) struct Foot {
     next: *mut Foot,
-    /// The whole block, the foot included.
-    pub(super) block: NonNull<[u8]>,
+    before: *mut Foot,
+    /// Bytes of the whole block, the foot included.
+    pub(super) bytes: usize,
     /// Bytes that have been cut off at least once since the block was taken.
     pub(super) high: usize,
 }
@@ -57,15 +58,30 @@ impl Foot {
     fn new(block: NonNull<[u8]>) -> Self {
         Self {
             next: ptr::null_mut(),
-            block,
+            before: ptr::null_mut(),
+            bytes: block.len(),
             high: 0,
+        }
+    }
+
+    /// The block whose foot this is.
+    ///
+    /// # Safety
+    ///
+    /// The foot lives, and the pointer comes from `take_block`, or from one to the block's memory.
+    pub(super) unsafe fn block(foot: NonNull<Self>) -> NonNull<[u8]> {
+        // SAFETY: the caller's promise; the block begins so many bytes before its foot.
+        unsafe {
+            let bytes = foot.as_ref().bytes;
+            NonNull::slice_from_raw_parts(foot.cast::<u8>().sub(bytes - FOOT_BYTES), bytes)
         }
     }
 
     /// Whether the slab has room for `bytes` bytes aligned to `align`, and a cursor can count that far.
     pub(super) fn fits(&self, bytes: usize, align: usize) -> bool {
-        let need = padding(self.block.addr().get(), align) + bytes;
-        (need..=MOST_BYTES).contains(&room(self.block))
+        let room = self.bytes - FOOT_BYTES;
+        let need = padding(ptr::from_ref(self).addr() - room, align) + bytes;
+        (need..=MOST_BYTES).contains(&room)
     }
 }
 
@@ -73,6 +89,15 @@ impl Foot {
 pub(super) fn room(block: NonNull<[u8]>) -> usize {
     block.len() - FOOT_BYTES
 }
+
+/// Where the first object in a block lies: its first byte and its end.
+pub(super) fn place(block: NonNull<[u8]>, layout: Layout) -> (usize, usize) {
+    let start = padding(block.addr().get(), layout.align());
+    (start, start + grains(layout.size()))
+}
+
+/// An allocation, and the foot of its block, if that is for nothing else.
+pub(super) type Cut = (NonNull<u8>, Option<NonNull<Foot>>);
 
 impl<B: Backing> Account<B> {
     /// Takes a block that holds `bytes` bytes and its foot.
@@ -133,16 +158,20 @@ impl List {
     ///
     /// The lists are the caller's; the foot lives and is in none.
     pub(super) unsafe fn push(&self, foot: NonNull<Foot>) {
+        let last = self.last.load(Ordering::Relaxed);
         // SAFETY: the caller's promise.
-        unsafe { (*foot.as_ptr()).next = ptr::null_mut() };
-        match NonNull::new(self.last.load(Ordering::Relaxed)) {
+        unsafe {
+            (*foot.as_ptr()).next = ptr::null_mut();
+            (*foot.as_ptr()).before = last;
+        }
+        match NonNull::new(last) {
             None => self.first.store(foot.as_ptr(), Ordering::Relaxed),
             // SAFETY: feet in a list live, and the list is the caller's.
             Some(last) => unsafe { (*last.as_ptr()).next = foot.as_ptr() },
         }
         self.last.store(foot.as_ptr(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
-        self.count(unsafe { foot.as_ref().block.len() });
+        self.count(unsafe { foot.as_ref().bytes });
     }
 
     /// Takes the first slab.
@@ -162,8 +191,8 @@ impl List {
     ///
     /// The lists are the caller's.
     pub(super) unsafe fn take(&self, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
-        let (mut before, mut at) = (ptr::null_mut::<Foot>(), self.first.load(Ordering::Relaxed));
-        let mut best: Option<(usize, *mut Foot, NonNull<Foot>)> = None;
+        let mut at = self.first.load(Ordering::Relaxed);
+        let mut best: Option<(usize, NonNull<Foot>)> = None;
         for _ in 0..LOOKS {
             let Some(foot) = NonNull::new(at) else { break };
             // SAFETY: feet in a list live, and the list is the caller's.
@@ -171,32 +200,36 @@ impl List {
             if let Some(cost) = cost
                 && best.is_none_or(|(least, ..)| cost < least)
             {
-                best = Some((cost, before, foot));
+                best = Some((cost, foot));
                 if cost == 0 {
                     break;
                 }
             }
-            (before, at) = (at, next);
+            at = next;
         }
-        let (_, before, foot) = best?;
-        // SAFETY: both are of this list, one behind the other.
-        unsafe { self.unlink(before, foot) };
+        let (_, foot) = best?;
+        // SAFETY: it is of this list.
+        unsafe { self.unlink(foot) };
         Some(foot)
     }
 
     /// # Safety
     ///
-    /// The lists are the caller's; `foot` is in this one, behind `before`, or the first if that is null.
-    unsafe fn unlink(&self, before: *mut Foot, foot: NonNull<Foot>) {
+    /// The lists are the caller's; `foot` is in this one.
+    unsafe fn unlink(&self, foot: NonNull<Foot>) {
         // SAFETY: feet in a list live, and the list is the caller's.
-        let (next, bytes) = unsafe { (foot.as_ref().next, foot.as_ref().block.len()) };
+        let Foot {
+            next, before, bytes, ..
+        } = unsafe { foot.read() };
         match NonNull::new(before) {
             None => self.first.store(next, Ordering::Relaxed),
             // SAFETY: as above.
             Some(before) => unsafe { (*before.as_ptr()).next = next },
         }
-        if next.is_null() {
-            self.last.store(before, Ordering::Relaxed);
+        match NonNull::new(next) {
+            None => self.last.store(before, Ordering::Relaxed),
+            // SAFETY: as above.
+            Some(next) => unsafe { (*next.as_ptr()).before = before },
         }
         self.bytes.store(self.bytes() - bytes, Ordering::Relaxed);
     }
@@ -211,10 +244,12 @@ impl List {
             return;
         };
         let own = self.first.load(Ordering::Relaxed);
-        // SAFETY: the last foot of a list lives, and the lists are the caller's.
+        // SAFETY: feet in a list live, and the lists are the caller's.
         unsafe { (*end.as_ptr()).next = own };
-        if own.is_null() {
-            self.last.store(end.as_ptr(), Ordering::Relaxed);
+        match NonNull::new(own) {
+            None => self.last.store(end.as_ptr(), Ordering::Relaxed),
+            // SAFETY: as above.
+            Some(own) => unsafe { (*own.as_ptr()).before = end.as_ptr() },
         }
         self.first.store(other.first.load(Ordering::Relaxed), Ordering::Relaxed);
         self.count(other.bytes());
@@ -224,7 +259,7 @@ impl List {
     }
 
     fn count(&self, bytes: usize) {
-        self.bytes.store(self.bytes() + bytes, Ordering::Relaxed);
+        add(&self.bytes, bytes);
     }
 }
 
@@ -290,7 +325,7 @@ impl Bins {
     /// The lists are the caller's; the foot lives and is in none.
     pub(super) unsafe fn push(&self, foot: NonNull<Foot>) {
         // SAFETY: the caller's promise.
-        let bin = Self::of(unsafe { foot.as_ref().block.len() });
+        let bin = Self::of(unsafe { foot.as_ref().bytes });
         // SAFETY: passed on.
         unsafe { self.lists[bin].push(foot) };
         self.filled.store(self.filled() | 1 << bin, Ordering::Relaxed);
@@ -323,10 +358,26 @@ impl Bins {
     unsafe fn take_from(&self, bin: usize, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
         // SAFETY: passed on.
         let foot = unsafe { self.lists[bin].take(cost) };
+        self.note_empty(bin);
+        foot
+    }
+
+    /// # Safety
+    ///
+    /// The lists are the caller's; `foot` is in one of these.
+    unsafe fn remove(&self, foot: NonNull<Foot>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bin = Self::of(foot.as_ref().bytes);
+            self.lists[bin].unlink(foot);
+            self.note_empty(bin);
+        }
+    }
+
+    fn note_empty(&self, bin: usize) {
         if self.lists[bin].is_empty() {
             self.filled.store(self.filled() & !(1 << bin), Ordering::Relaxed);
         }
-        foot
     }
 
     /// Puts all blocks of `other` in front, and leaves `other` empty.
@@ -342,6 +393,83 @@ impl Bins {
         self.filled.store(self.filled() | other.filled(), Ordering::Relaxed);
         other.filled.store(0, Ordering::Relaxed);
     }
+}
+
+/// What a reset does with blocks of large objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Large {
+    /// Keeps them for the large objects of the next round.
+    Keep,
+    /// Returns them to the backing.
+    Return,
+}
+
+/// Blocks of one object each: those in use, and kept ones, in which nothing lies.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    pub(super) used: Bins,
+    pub(super) kept: Bins,
+    /// The most bytes in use at one time, as far as recorded.
+    most: AtomicUsize,
+}
+
+impl Blocks {
+    pub(super) fn new() -> Self {
+        Self {
+            used: Bins::new(),
+            kept: Bins::new(),
+            most: AtomicUsize::new(0),
+        }
+    }
+
+    /// Records how much is in use, before that becomes less.
+    pub(super) fn note_most(&self) {
+        let most = self.most.load(Ordering::Relaxed).max(self.used.bytes());
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// Keeps a block that was in use.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's; the foot is in the used ones, and nothing in its block is used.
+    pub(super) unsafe fn keep(&self, foot: NonNull<Foot>) {
+        self.note_most();
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.used.remove(foot);
+            self.kept.push(foot);
+        }
+    }
+
+    /// Takes a kept block, if they and the used ones exceed twice the most that was in use at one time.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's.
+    pub(super) unsafe fn pop_excess(&self) -> Option<NonNull<Foot>> {
+        let most = 2 * self.most.load(Ordering::Relaxed);
+        if self.kept.bytes() + self.used.bytes() <= most {
+            return None;
+        }
+        // SAFETY: passed on.
+        unsafe { self.kept.pop() }
+    }
+
+    /// Takes any block, a used one first.
+    ///
+    /// # Safety
+    ///
+    /// The lists are the caller's, and nothing in the blocks is used.
+    pub(super) unsafe fn pop(&self) -> Option<NonNull<Foot>> {
+        // SAFETY: passed on.
+        unsafe { self.used.pop().or_else(|| self.kept.pop()) }
+    }
+}
+
+/// Adds to a count, under the lock.
+pub(super) fn add(count: &AtomicUsize, amount: usize) {
+    count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
 }
 
 /// The set bits, from the lowest up.

@@ -16,6 +16,12 @@
 //! All pieces are linked in the order in which they were taken. Rewinding to a [`Checkpoint`] unlinks those newer than
 //! it. They wait in a list to be reused, so a scope that is entered a million times takes its pieces once.
 //!
+//! **A local has no spare pieces when it takes a new one.** If none of the first few serves, all go back to the arena,
+//! which makes what it can of them. So a local never has more than was in use at one time. A piece that is a block of
+//! its own is kept by the arena for large objects, or returned to the backing, also before a refusal; one that was cut
+//! last is undone. Others are left for later pieces, of this local or another. From then on pieces that are cut for one
+//! object are of few sizes, so that they serve again.
+//!
 //! [`Room`] and [`Pieces`] are values. A handle stores them, and passes copies to functions that are not inlined;
 //! [`local`](super::local) says why.
 //!
@@ -23,7 +29,8 @@
 //! the arena's cursor, and both advance by 16 KiB.
 //!
 //! Cost: a cut is an addition and a comparison. To extend or take a piece, once in kilobytes, is a compare-exchange on
-//! the arena.
+//! the arena. A scope with one object of 1 MiB takes 24 ns if its piece is spare, and 50 to 60 if a piece of another
+//! size goes back for it.
 
 use core::alloc::Layout;
 use core::iter;
@@ -31,7 +38,7 @@ use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
 use super::backing::Backing;
-use super::bump::{Arena, Piece};
+use super::bump::{Arena, LARGEST_BYTES, LOOKS, Piece};
 use super::cursor::{GRAIN, grains, padding};
 use super::error::ArenaError;
 use super::typed::Raw;
@@ -45,9 +52,6 @@ const FIRST_BYTES: usize = 4 << 10;
 
 /// The factor by which each piece is longer than the one before, up to the largest.
 const GROWTH: usize = 4;
-
-/// The largest piece that is not for one object.
-const LARGEST_BYTES: usize = 64 << 10;
 
 /// The smallest piece worth keeping to be cut further.
 const LEAST_BYTES: usize = 512;
@@ -75,6 +79,8 @@ pub(super) struct Pieces {
     spare: *mut Piece,
     /// The size of the next piece.
     step: usize,
+    /// Whether a spare piece could not go back to where it was cut from.
+    has_left: bool,
 }
 
 /// A position of a [`Local`](super::Local) at some time. It borrows the arena, because after a reset the memory is
@@ -118,6 +124,7 @@ impl Pieces {
             taken: ptr::null_mut(),
             spare: ptr::null_mut(),
             step: FIRST_BYTES,
+            has_left: false,
         }
     }
 
@@ -139,8 +146,10 @@ impl Pieces {
         }
         let is_large = size > step / 2 || layout.align() > step / 8;
         if is_large {
-            let piece = self
-                .take(arena, layout, layout)
+            let roomy = Some(roomy(layout)).filter(|wish| self.has_left && arena.would_cut(HEAD_BYTES + wish.size()));
+            let piece = roomy
+                .and_then(|wish| self.take(arena, layout, wish).ok())
+                .map_or_else(|| self.take(arena, layout, layout), Ok)
                 .map_err(|error| error.asked_for(layout))?;
             return Self::whole(piece, layout);
         }
@@ -180,7 +189,7 @@ impl Pieces {
             return false;
         }
         // SAFETY: a piece in use is ours, its head too.
-        unsafe { (*piece.as_ptr()).bytes += bytes };
+        unsafe { (*piece.as_ptr()).lengthen(bytes) };
         self.end = new_end;
         room.end = new_end;
         self.step = (self.step * GROWTH).min(LARGEST_BYTES);
@@ -194,7 +203,8 @@ impl Pieces {
         NonNull::new(aligned).ok_or(ArenaError::too_large::<u8>(layout.size()))
     }
 
-    /// Takes a piece with room for `least`: a rewound one, one that another local has left, or a new one for `wish`.
+    /// Takes a piece with room for `least`: a rewound one, one that another local has left, or a new one for `wish`,
+    /// for which all rewound ones are given back.
     fn take<B: Backing>(
         &mut self,
         arena: &Arena<B>,
@@ -207,19 +217,13 @@ impl Pieces {
         let (Some(least), Some(new)) = (room(least), new) else {
             return Err(ArenaError::too_large::<u8>(wish.size()));
         };
-        let piece = match self.take_spare(least).or_else(|| arena.take_left(least)) {
+        let piece = match self.take_spare(least).or_else(|| arena.take_left(least, LOOKS)) {
             Some(piece) => piece,
             None => {
-                let piece = arena.raw(new)?.cast::<Piece>();
-                let bytes = grains(new.size());
-                // SAFETY: new, ours alone, at least as large and aligned as its head.
-                unsafe {
-                    piece.write(Piece {
-                        link: ptr::null_mut(),
-                        bytes,
-                    });
-                }
-                piece
+                self.give_back(arena);
+                // Before a refusal all that was left is examined.
+                let any_left = |error| arena.take_left(least, usize::MAX).ok_or(error);
+                arena.take_piece(new).or_else(any_left)?
             }
         };
         // SAFETY: the piece is ours, and in no list.
@@ -228,10 +232,27 @@ impl Pieces {
         Ok(piece)
     }
 
-    /// Takes one of the first spare pieces that has `room` bytes.
+    /// Gives the spare pieces back to the arena: the newest first, since the latest allocation can be undone.
+    fn give_back<B: Backing>(&mut self, arena: &Arena<B>) {
+        let mut newest = ptr::null_mut::<Piece>();
+        // SAFETY: pieces in our lists are ours, heads included, and we use none of these again.
+        unsafe {
+            while let Some(piece) = NonNull::new(self.spare) {
+                self.spare = piece.as_ref().link;
+                (*piece.as_ptr()).link = newest;
+                newest = piece.as_ptr();
+            }
+            while let Some(piece) = NonNull::new(newest) {
+                newest = piece.as_ref().link;
+                self.has_left |= !arena.leave(piece);
+            }
+        }
+    }
+
+    /// Takes one of the first spare pieces that serves an object that needs `room` bytes.
     fn take_spare(&mut self, room: usize) -> Option<NonNull<Piece>> {
         // SAFETY: pieces in our lists are ours, heads included.
-        let (piece, first) = unsafe { Piece::take_from(self.spare, room) }?;
+        let (piece, first) = unsafe { Piece::take_from(self.spare, room, LOOKS) }?;
         self.spare = first;
         Some(piece)
     }
@@ -265,8 +286,8 @@ impl Pieces {
     }
 
     /// Rewinds to a checkpoint like [`put_back_all`](Self::put_back_all). But if no piece was being cut at that time,
-    /// the first piece taken since stays, empty. So a program that enters scopes and allocates nothing outside of them
-    /// does not come here each time. Returns the room.
+    /// the first piece taken since stays, empty, unless it was for a large object. So a program that enters scopes and
+    /// allocates nothing outside of them does not come here each time. Returns the room.
     ///
     /// # Safety
     ///
@@ -279,7 +300,7 @@ impl Pieces {
         unsafe {
             let room = self.put_back_all(checkpoint);
             match NonNull::new(self.spare) {
-                Some(first) if checkpoint.piece.is_null() => {
+                Some(first) if checkpoint.piece.is_null() && !first.as_ref().is_large_block() => {
                     self.spare = first.as_ref().link;
                     (*first.as_ptr()).link = self.taken;
                     self.taken = first.as_ptr();
@@ -356,13 +377,10 @@ impl Pieces {
 
     /// Gives unused memory back to the arena, for others.
     pub(super) fn leave<B: Backing>(mut self, room: Room, arena: &Arena<B>) {
-        // SAFETY: pieces in our lists are ours, and we use none of them again. What was allocated in pieces that are
-        // not spare stays; of the one being cut, the rest is left, with a head of its own.
+        self.give_back(arena);
+        // SAFETY: what was allocated in pieces that are not spare stays; of the one being cut, the rest is left, with a
+        // head of its own.
         unsafe {
-            while let Some(piece) = NonNull::new(self.spare) {
-                self.spare = piece.as_ref().link;
-                arena.leave(piece);
-            }
             let (pointer, end) = (room.pointer, self.end);
             let Some(piece) = NonNull::new(self.piece) else {
                 return;
@@ -375,10 +393,7 @@ impl Pieces {
             if let Some(rest) = NonNull::new(head.cast::<Piece>())
                 && bytes >= LEAST_BYTES + HEAD_BYTES
             {
-                rest.write(Piece {
-                    link: ptr::null_mut(),
-                    bytes,
-                });
+                rest.write(Piece::new(bytes, false));
                 arena.leave(rest);
             }
         }
@@ -399,6 +414,15 @@ fn steps(step: usize, need: usize) -> impl Iterator<Item = usize> {
     iter::successors(Some(step), move |step| Some(step / GROWTH).filter(|&less| less >= need))
 }
 
+/// A layout up to a quarter larger, and one of few: pieces that cannot go back must serve objects a little larger.
+fn roomy(layout: Layout) -> Layout {
+    let size = layout.size();
+    let unit = size.next_power_of_two() / 8;
+    size.checked_next_multiple_of(unit.max(GRAIN))
+        .and_then(|size| Layout::from_size_align(size, layout.align()).ok())
+        .unwrap_or(layout)
+}
+
 fn start_of(piece: NonNull<Piece>) -> NonNull<u8> {
     // SAFETY: a piece is at least as long as its head.
     unsafe { piece.add(1).cast() }
@@ -406,7 +430,7 @@ fn start_of(piece: NonNull<Piece>) -> NonNull<u8> {
 
 fn end_of(piece: NonNull<Piece>) -> *mut u8 {
     // SAFETY: the holder of a piece may read its head, which says how long it is.
-    unsafe { piece.cast::<u8>().add(piece.as_ref().bytes).as_ptr() }
+    unsafe { piece.cast::<u8>().add(piece.as_ref().bytes()).as_ptr() }
 }
 
 #[cfg(test)]

@@ -72,8 +72,9 @@ use super::boxed::ArenaBox;
 use super::config::ArenaConfig;
 use super::error::ArenaError;
 use super::generation::Generation;
+use super::lists::Large;
 use super::process::ProcessHeap;
-use super::slabs::{Large, Slabs};
+use super::slabs::Slabs;
 use super::stats::ArenaStats;
 use super::typed::{self, Raw, typed_methods};
 

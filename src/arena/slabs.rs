@@ -4,8 +4,8 @@
 //!   current                                     ┌────────────────── slab ──────────────────┬──────┐
 //!   reserved, demanded:  used  full ──▶ full    │ cut ████████████░░░░░░ not yet cut        │ foot │
 //!                        spare kept ──▶ kept    └──────────────────────────────────────────┴──────┘
-//!   large  blocks of one object each
-//!   kept   the same, in which nothing lies
+//!   blocks  used  one object each, or one piece of a Local
+//!           kept  the same, in which nothing lies
 //! ```
 //!
 //! A thread that finds the current slab full comes here and takes the lock. It looks again (another thread may have
@@ -20,8 +20,8 @@
 //! no slab is open, as in a new arena. So a round like the last makes the same choices, finds the same slabs and blocks
 //! for the same objects, and takes nothing new: large objects first look for blocks of exactly their size, and slabs
 //! taken for small objects are opened for them only before a refusal. (Not always, if the last round began with what
-//! rounds unlike it had left.) Of the blocks that no object used, as many are kept as bring the total to twice what the
-//! largest round had.
+//! rounds unlike it had left.) Of the blocks that no object used, as many are kept as bring the total to twice the most
+//! that was ever in use at one time. The same holds for a block that a [`Local`](super::Local) gives back.
 //!
 //! **Before a request is refused**, any spare slab will do for it; then spare memory is returned to the backing, if
 //! that may make room. Reserved memory stays.
@@ -42,9 +42,9 @@ use core::ptr::{self, NonNull};
 use super::account::{Account, HUGE_BYTES};
 use super::backing::Backing;
 use super::config::ArenaConfig;
-use super::cursor::{Cursor, MOST_SLAB_BYTES, grains, padding};
+use super::cursor::{Cursor, MOST_SLAB_BYTES, grains};
 use super::error::{ArenaError, Reason};
-use super::lists::{Bins, FOOT_BYTES, Foot, Queue, room};
+use super::lists::{Blocks, Cut, FOOT_BYTES, Foot, Large, Queue, add, place, room};
 use super::stats::ArenaStats;
 use crate::sync::{AtomicPtr, AtomicUsize, Lock, Ordering};
 
@@ -72,15 +72,6 @@ const DEMANDED: usize = 1;
 /// Reserved slabs are used first.
 const QUEUES: [usize; 2] = [RESERVED, DEMANDED];
 
-/// What a reset does with large blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Large {
-    /// Keeps them for the large objects of the next round.
-    Keep,
-    /// Returns them to the backing.
-    Return,
-}
-
 /// All memory of an arena, cut by one cursor.
 #[derive(Debug)]
 pub(super) struct Slabs<B: Backing> {
@@ -91,10 +82,7 @@ pub(super) struct Slabs<B: Backing> {
     /// The queue it belongs to.
     current_queue: AtomicUsize,
     queues: [Queue; 2],
-    large: Bins,
-    kept: Bins,
-    /// Bytes of the large blocks in the round that had most.
-    most_large: usize,
+    blocks: Blocks,
     /// Bytes cut off slabs that are no longer current, and bytes of large blocks in use.
     full: AtomicUsize,
     /// Bytes ever cut off, as far as the feet record it.
@@ -123,9 +111,7 @@ impl<B: Backing> Slabs<B> {
             current: AtomicPtr::new(ptr::null_mut()),
             current_queue: AtomicUsize::new(DEMANDED),
             queues: [Queue::new(), Queue::new()],
-            large: Bins::new(),
-            kept: Bins::new(),
-            most_large: 0,
+            blocks: Blocks::new(),
             full: AtomicUsize::new(0),
             committed: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
@@ -173,12 +159,61 @@ impl<B: Backing> Slabs<B> {
         self.cursor.move_end(start, end, new_end)
     }
 
+    /// Whether a piece of so many bytes would be cut from a slab, as far as one can tell without the lock.
+    pub(super) fn would_cut(&self, bytes: usize) -> bool {
+        bytes <= self.large_bytes || bytes <= self.cursor.left()
+    }
+
+    /// Allocates a piece of at least the layout's size, aligned to no more than a page. Returns how many bytes it has,
+    /// and whether it is a block of its own, up to the foot: such a piece can be [given back](Self::give_piece).
+    pub(super) fn take_piece(&self, layout: Layout) -> Result<(NonNull<u8>, usize, bool), ArenaError> {
+        let bytes = grains(layout.size());
+        if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
+            return Ok((memory, bytes, false));
+        }
+        let _guard = self.lock.lock();
+        let (memory, block) = self.grow_locked(layout)?;
+        let Some(foot) = block else {
+            return Ok((memory, bytes, false));
+        };
+        // SAFETY: under the lock; the block has just been given to this piece.
+        unsafe {
+            let whole = room(Foot::block(foot));
+            self.cut(foot, whole);
+            add(&self.full, whole - bytes);
+            Ok((memory, whole, true))
+        }
+    }
+
+    /// Takes a piece back: its block is kept for later objects, or returned to the backing if that is too many.
+    ///
+    /// # Safety
+    ///
+    /// The piece is a block of its own, of so many bytes, and nothing uses it any more.
+    pub(super) unsafe fn give_piece(&self, piece: NonNull<u8>, bytes: usize) {
+        let _guard = self.lock.lock();
+        self.note_fall();
+        self.note_peak();
+        self.full
+            .store(self.full.load(Ordering::Relaxed) - bytes, Ordering::Relaxed);
+        // SAFETY: under the lock; the caller's promise; and the foot lies behind the piece.
+        unsafe {
+            self.blocks.keep(piece.add(bytes).cast());
+            self.give_excess();
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn grow(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
         let _guard = self.lock.lock();
+        Ok(self.grow_locked(layout)?.0)
+    }
+
+    /// Allocates under the lock. Also returns the foot of the block, if it is for this object alone.
+    fn grow_locked(&self, layout: Layout) -> Result<Cut, ArenaError> {
         if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
-            return Ok(memory);
+            return Ok((memory, None));
         }
         // Slabs are aligned to pages; an object aligned to more gets a block aligned to it.
         let bytes = grains(layout.size());
@@ -186,44 +221,44 @@ impl<B: Backing> Slabs<B> {
             return self.grow_large(layout);
         }
         if let Some(memory) = QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
-            return Ok(memory);
+            return Ok((memory, None));
         }
         let slab_bytes = self.next_slab_bytes();
         let slab = self.insist(bytes, 1, || self.new_slab(slab_bytes, bytes + FOOT_BYTES));
         let slab = slab.map_err(|error| error.asked_for(layout))?;
         // SAFETY: under the lock; the slab is new, and has the room.
-        Ok(unsafe { self.open(DEMANDED, slab, layout) })
+        Ok((unsafe { self.open(DEMANDED, slab, layout) }, None))
     }
 
     /// Allocates one object that is large, or has a large alignment.
-    fn grow_large(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
+    fn grow_large(&self, layout: Layout) -> Result<Cut, ArenaError> {
         // Slabs whose size was configured are for small objects, as long as there is anything else.
         if self.slab_bytes == 0
             && let Some(memory) = self.grow_into(RESERVED, layout)
         {
-            return Ok(memory);
+            return Ok((memory, None));
         }
         let (bytes, align) = (grains(layout.size()), layout.align());
         // A block of exactly this size, or else the shortest that is at most an eighth longer.
         let (need, unit) = (bytes + FOOT_BYTES, self.account.unit(bytes + FOOT_BYTES));
         let near = |foot: &Foot| {
-            let more = foot.block.len().checked_sub(need)?;
+            let more = foot.bytes.checked_sub(need)?;
             let cost = if more < unit { 0 } else { more };
             (cost <= need / 8 && foot.fits(bytes, align)).then_some(cost)
         };
         // SAFETY: under the lock.
-        let kept = unsafe { self.kept.take(need.max(unit), near) };
+        let kept = unsafe { self.blocks.kept.take(need.max(unit), near) };
         let block = match kept.map_or_else(|| self.account.take_block(bytes, align), Ok) {
             Ok(block) => block,
             Err(_) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
-                Some(memory) => return Ok(memory),
+                Some(memory) => return Ok((memory, None)),
                 None => self
                     .insist(bytes, align, || self.account.take_block(bytes, align))
                     .map_err(|error| error.asked_for(layout))?,
             },
         };
         // SAFETY: under the lock; the block is ours, in no list, and has the room.
-        Ok(unsafe { self.give_block(block, layout) })
+        Ok((unsafe { self.give_block(block, layout) }, Some(block)))
     }
 
     /// Cuts an object off a spare slab of a queue that has room for it, which becomes the current slab.
@@ -251,7 +286,7 @@ impl<B: Backing> Slabs<B> {
         self.current_queue.store(queue, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe {
-            let block = slab.as_ref().block;
+            let block = Foot::block(slab);
             let (start, end) = place(block, layout);
             self.cursor.open(block.cast(), room(block), end);
             block.cast().add(start)
@@ -267,10 +302,10 @@ impl<B: Backing> Slabs<B> {
         self.note_fall();
         // SAFETY: the caller's promise.
         unsafe {
-            let block = foot.as_ref().block;
+            let block = Foot::block(foot);
             let (start, end) = place(block, layout);
             self.cut(foot, end);
-            self.large.push(foot);
+            self.blocks.used.push(foot);
             add(&self.full, end);
             block.cast().add(start)
         }
@@ -335,8 +370,8 @@ impl<B: Backing> Slabs<B> {
         };
         let demanded = &self.queues[DEMANDED];
         // SAFETY: under the lock the current slab stays.
-        let uncut = self.uncut().map_or(0, |foot| unsafe { foot.as_ref().block.len() });
-        let spare = self.kept.bytes() + demanded.spare.bytes() + uncut;
+        let uncut = self.uncut().map_or(0, |foot| unsafe { foot.as_ref().bytes });
+        let spare = self.blocks.kept.bytes() + demanded.spare.bytes() + uncut;
         // A request that is too large is refused without side effects.
         if whole > self.account.left_without(spare) {
             return false;
@@ -346,7 +381,7 @@ impl<B: Backing> Slabs<B> {
         while given() < enough {
             // SAFETY: under the lock, which is all the lists need; nothing lies in spare memory.
             unsafe {
-                let mut foot = self.kept.pop().or_else(|| demanded.spare.pop());
+                let mut foot = self.blocks.kept.pop().or_else(|| demanded.spare.pop());
                 if foot.is_none() && self.uncut().is_some() {
                     // If something is being cut off it at this moment, it is not spare.
                     self.leave();
@@ -430,8 +465,16 @@ impl<B: Backing> Slabs<B> {
             }
             self.queues.iter().for_each(|queue| queue.renew());
             match large {
-                Large::Keep => self.keep_large(),
-                Large::Return => self.give_all(&self.large),
+                Large::Keep => {
+                    self.blocks.note_most();
+                    self.give_excess();
+                    self.blocks.kept.join(&self.blocks.used);
+                }
+                Large::Return => {
+                    while let Some(foot) = self.blocks.used.pop() {
+                        self.give(foot);
+                    }
+                }
             }
         }
         // No slab is open, as in a new arena: if one were, large objects could be put into it.
@@ -439,32 +482,18 @@ impl<B: Backing> Slabs<B> {
         self.full.store(0, Ordering::Relaxed);
     }
 
-    /// Keeps the blocks of this round, and so many unused ones that the total is at most twice what the largest round
-    /// had.
+    /// Returns kept blocks to the backing, as far as all blocks exceed twice the most that was in use.
     ///
     /// # Safety
     ///
-    /// Nothing lies in the blocks any more.
-    unsafe fn keep_large(&mut self) {
-        let used = self.large.bytes();
-        self.most_large = self.most_large.max(used);
-        // SAFETY: with exclusive access to the arena; the caller's promise.
+    /// The lists are the caller's.
+    unsafe fn give_excess(&self) {
+        // SAFETY: the caller's promise; nothing lies in kept blocks.
         unsafe {
-            while self.kept.bytes() > 2 * self.most_large - used
-                && let Some(foot) = self.kept.pop()
-            {
+            while let Some(foot) = self.blocks.pop_excess() {
                 self.give(foot);
             }
-            self.kept.join(&self.large);
         }
-    }
-
-    /// Takes the first spare slab, and its queue.
-    fn pop_spare(&mut self) -> Option<(usize, NonNull<Foot>)> {
-        // SAFETY: with exclusive access to the arena.
-        QUEUES
-            .into_iter()
-            .find_map(|queue| unsafe { Some((queue, self.queues[queue].spare.pop()?)) })
     }
 
     /// Returns empty slabs to the backing until at most `bytes` bytes are reserved or no empty slab is left.
@@ -476,6 +505,7 @@ impl<B: Backing> Slabs<B> {
         unsafe {
             while self.account.reserved() > bytes
                 && let Some(foot) = self
+                    .blocks
                     .kept
                     .pop()
                     .or_else(|| demanded.spare.pop())
@@ -501,24 +531,10 @@ impl<B: Backing> Slabs<B> {
     unsafe fn give(&self, foot: NonNull<Foot>) {
         // SAFETY: the caller's promise.
         unsafe {
-            let Foot { block, high, .. } = foot.read();
+            let high = foot.as_ref().high;
             self.committed
                 .store(self.committed.load(Ordering::Relaxed) - high, Ordering::Relaxed);
-            self.account.give(block);
-        }
-    }
-
-    /// Returns all blocks to the backing.
-    ///
-    /// # Safety
-    ///
-    /// The lists are the caller's, and nothing in the blocks is used.
-    unsafe fn give_all(&self, blocks: &Bins) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            while let Some(foot) = blocks.pop() {
-                self.give(foot);
-            }
+            self.account.give(Foot::block(foot));
         }
     }
 
@@ -573,22 +589,10 @@ impl<B: Backing> Drop for Slabs<B> {
             for queue in &self.queues {
                 queue.renew();
             }
-            while let Some((_, foot)) = self.pop_spare() {
+            let spare = || self.queues.iter().find_map(|queue| queue.spare.pop());
+            while let Some(foot) = spare().or_else(|| self.blocks.pop()) {
                 self.give(foot);
             }
-            self.give_all(&self.large);
-            self.give_all(&self.kept);
         }
     }
-}
-
-/// Where the first object in a block lies: its first byte and its end.
-fn place(block: NonNull<[u8]>, layout: Layout) -> (usize, usize) {
-    let start = padding(block.addr().get(), layout.align());
-    (start, start + grains(layout.size()))
-}
-
-/// Adds to a count, under the lock.
-fn add(count: &AtomicUsize, amount: usize) {
-    count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
 }

@@ -12,6 +12,7 @@ mod misuse;
 mod pool;
 mod promises;
 mod rounds;
+mod scopes;
 mod stories;
 mod unmade;
 #[path = "../model/blocks.rs"]

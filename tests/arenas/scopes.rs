@@ -1,0 +1,187 @@
+//! What scopes unlike each other hold of the arena: a few times as much as was in use at one time.
+
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, Local, Scope};
+use pageheap::source::System;
+use pageheap::{Config, PageHeap};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::common::addresses;
+use super::stories::cases;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+fn heap() -> PageHeap<System> {
+    PageHeap::new(System, Config::new(addresses(1 << 30))).expect("a heap")
+}
+
+/// Enters a scope with objects of these sizes. `between` runs after each.
+fn scope_of(
+    local: &mut Local<'_>,
+    sizes: impl IntoIterator<Item = usize>,
+    mut between: impl FnMut() -> Result<(), ArenaError>,
+) -> Result<(), ArenaError> {
+    local.scoped(|scope| {
+        for bytes in sizes {
+            scope.alloc_uninit_slice::<u8>(bytes)?;
+            between()?;
+        }
+        Ok(())
+    })
+}
+
+/// Regression: each scope took a block for its object, and kept those of all before it: 2 GiB for 2 MiB in use.
+#[test]
+fn an_object_that_is_longer_in_each_scope_holds_a_few_times_its_size() -> Result<(), ArenaError> {
+    for (objects, step) in [(1, KIB), (1, 16 * KIB), (5, 4 * KIB)] {
+        let arena = Arena::new();
+        let mut local = arena.local();
+        for bytes in (1..=2 * MIB / objects).step_by(step) {
+            scope_of(&mut local, vec![bytes; objects], || Ok(()))?;
+            let reserved = arena.stats().reserved;
+            assert!(
+                reserved <= 4 * objects * bytes + 256 * KIB,
+                "{objects} objects of {bytes} bytes: {reserved}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Regression: as above. Eight of all spare pieces were looked at, and none was given back before a refusal.
+#[test]
+fn scopes_in_turn_are_not_refused_what_each_alone_may_have() -> Result<(), ArenaError> {
+    let limit = 8 * MIB;
+    let arena = Arena::with_config(ArenaConfig::new().limit(limit))?;
+    let mut local = arena.local();
+    // The rest is for a slab of small objects.
+    for bytes in (KIB..limit - 256 * KIB).step_by(8 * KIB) {
+        scope_of(&mut local, [bytes], || Ok(()))?;
+    }
+    for round in 0..50 {
+        let small = 70 * KIB + 64 * round;
+        scope_of(&mut local, [vec![small; 20], vec![4 * MIB + round]].concat(), || Ok(()))?;
+        scope_of(&mut local, [7 * MIB - round], || Ok(()))?;
+        scope_of(&mut local, [vec![2 * MIB + round; 3], vec![small; 10]].concat(), || {
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Regression: as above. Other objects lie between the pieces, so they cannot go back to where they were cut from.
+#[test]
+fn pieces_in_the_middle_of_a_slab_are_used_again() -> Result<(), ArenaError> {
+    for objects in [1, 12] {
+        let arena = Arena::new();
+        let mut local = arena.local();
+        for bytes in (2 * KIB..60 * KIB).step_by(40) {
+            scope_of(&mut local, vec![bytes; objects], || arena.alloc(0_u64).map(|_| ()))?;
+        }
+        let reserved = arena.stats().reserved;
+        assert!(
+            reserved <= objects * 600 * KIB + MIB,
+            "{objects} objects of up to 60 KiB: {reserved}"
+        );
+    }
+    Ok(())
+}
+
+/// A piece that is too deep in the list of those that locals left, which are looked at from the front.
+#[test]
+fn all_that_locals_left_is_looked_at_before_a_refusal() -> Result<(), ArenaError> {
+    let limit = MIB;
+    let arena = Arena::with_config(ArenaConfig::new().slab(limit).limit(limit))?;
+    let mut local = arena.local();
+    let sizes = [vec![100 * KIB], vec![33 * KIB; 20]].concat();
+    // What the arena allocates keeps pieces from being the last.
+    let cut = || arena.alloc(0_u64).map(|_| ());
+    local.alloc(0_u64)?;
+    cut()?;
+    scope_of(&mut local, sizes.iter().copied(), cut)?;
+    while arena.alloc([0_u8; 512]).is_ok() {}
+    drop(local);
+    for bytes in [90 * KIB, 33 * KIB] {
+        let mut local = arena.local();
+        scope_of(&mut local, [bytes], || Ok(()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn statistics_know_what_scopes_gave_back() -> Result<(), ArenaError> {
+    let heap = heap();
+    let mut arena = Arena::new_in(&heap);
+    let mut local = arena.local();
+    local.alloc(0_u64)?;
+    for bytes in [4 * MIB, MIB, 5 * MIB] {
+        local.scoped(|scope| {
+            scope.alloc_uninit_slice::<u8>(bytes)?;
+            let stats = arena.stats();
+            assert!(
+                (bytes..bytes + 64 * KIB).contains(&stats.allocated),
+                "what lies in no scope is not allocated: {stats:?}"
+            );
+            assert!(stats.allocated <= stats.committed && stats.committed <= stats.reserved);
+            Ok::<_, ArenaError>(())
+        })?;
+    }
+    drop(local);
+    let stats = arena.stats();
+    assert!(stats.allocated < 64 * KIB && stats.peak >= 5 * MIB, "{stats:?}");
+    arena.reset();
+    arena.shrink_to(0);
+    let stats = arena.stats();
+    assert_eq!((stats.reserved, stats.committed, stats.slabs), (0, 0, 0));
+    assert_eq!(heap.stats().in_use.0, 0);
+    Ok(())
+}
+
+/// Objects in scopes in scopes: one for each size, of which every third begins a scope. Each is filled, and read again
+/// when those after it are gone.
+fn nested(scope: &mut Scope<'_>, sizes: &[usize]) -> Result<(), ArenaError> {
+    let Some((&bytes, rest)) = sizes.split_first() else {
+        return Ok(());
+    };
+    let fill = bytes as u8 ^ sizes.len() as u8;
+    let object = scope.alloc_slice_with(bytes, |_| fill)?;
+    if sizes.len().is_multiple_of(3) {
+        scope.scoped(|mut inner| nested(&mut inner, rest))?;
+    } else {
+        nested(scope, rest)?;
+    }
+    assert!(object.iter().all(|&byte| byte == fill), "{bytes} bytes are overwritten");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(20))]
+
+    /// Two threads enter scopes of all kinds at once.
+    #[test]
+    fn scopes_of_all_kinds_keep_what_lies_in_them_and_no_more(
+        slab in prop_oneof![Just(None), (12_u32..20).prop_map(|shift| Some(1_usize << shift))],
+        scopes in vec(vec((0_u32..18, 0_usize..1 << 17), 1..20), 1..16),
+    ) {
+        let config = ArenaConfig::new();
+        let arena = Arena::with_config(slab.map_or(config, |slab| config.slab(slab)))?;
+        let scopes: Vec<Vec<usize>> = scopes
+            .iter()
+            .map(|sizes| sizes.iter().map(|(shift, more)| (1 << shift) + (more & ((1 << shift) - 1))).collect())
+            .collect();
+        let most = scopes.iter().map(|sizes| sizes.iter().sum::<usize>()).max().unwrap_or(0);
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    let mut local = arena.local();
+                    for sizes in scopes.iter().chain(scopes.iter().rev()) {
+                        local.scoped(|mut scope| nested(&mut scope, sizes)).expect("room");
+                    }
+                });
+            }
+        });
+        let reserved = arena.stats().reserved;
+        prop_assert!(reserved <= 2 * 4 * most + 6 * MIB, "{most} bytes at most, twice: {reserved}");
+    }
+}
