@@ -448,7 +448,7 @@ impl Blocks {
     ///
     /// The lists are the caller's.
     pub(super) unsafe fn pop_excess(&self) -> Option<NonNull<Foot>> {
-        let most = 2 * self.most.load(Ordering::Relaxed);
+        let most = self.most.load(Ordering::Relaxed).saturating_mul(2);
         if self.kept.bytes() + self.used.bytes() <= most {
             return None;
         }

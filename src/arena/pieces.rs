@@ -44,6 +44,9 @@ use super::error::ArenaError;
 use super::typed::Raw;
 use crate::fatal;
 
+/// How many of the pieces that locals have left are examined before a refusal: some microseconds, under the lock.
+const LAST_LOOKS: usize = 1024;
+
 /// Bytes of the head of a piece.
 const HEAD_BYTES: usize = size_of::<Piece>();
 
@@ -221,8 +224,8 @@ impl Pieces {
             Some(piece) => piece,
             None => {
                 self.give_back(arena);
-                // Before a refusal all that was left is examined.
-                let any_left = |error| arena.take_left(least, usize::MAX).ok_or(error);
+                // Before a refusal more of what was left is examined.
+                let any_left = |error| arena.take_left(least, LAST_LOOKS).ok_or(error);
                 arena.take_piece(new).or_else(any_left)?
             }
         };

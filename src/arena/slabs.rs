@@ -165,7 +165,7 @@ impl<B: Backing> Slabs<B> {
     }
 
     /// Allocates a piece of at least the layout's size, aligned to no more than a page. Returns how many bytes it has,
-    /// and whether it is a block of its own, up to the foot: such a piece can be [given back](Self::give_piece).
+    /// and whether it is a block of its own, all of it: such a piece can be [given back](Self::give_piece).
     pub(super) fn take_piece(&self, layout: Layout) -> Result<(NonNull<u8>, usize, bool), ArenaError> {
         let bytes = grains(layout.size());
         if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
@@ -173,11 +173,12 @@ impl<B: Backing> Slabs<B> {
         }
         let _guard = self.lock.lock();
         let (memory, block) = self.grow_locked(layout)?;
-        let Some(foot) = block else {
-            return Ok((memory, bytes, false));
-        };
-        // SAFETY: under the lock; the block has just been given to this piece.
+        // SAFETY: under the lock; the block has just been given to this piece. (Where pages are less aligned than a
+        // piece, it may begin behind the block's first byte.)
         unsafe {
+            let Some(foot) = block.filter(|&foot| Foot::block(foot).cast() == memory) else {
+                return Ok((memory, bytes, false));
+            };
             let whole = room(Foot::block(foot));
             self.cut(foot, whole);
             add(&self.full, whole - bytes);

@@ -2,7 +2,7 @@
 
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Local, Scope};
 use pageheap::source::System;
-use pageheap::{Config, PageHeap};
+use pageheap::{Config, Geometry, PageCount, PageHeap};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -184,4 +184,27 @@ proptest! {
         let reserved = arena.stats().reserved;
         prop_assert!(reserved <= 2 * 4 * most + 6 * MIB, "{most} bytes at most, twice: {reserved}");
     }
+}
+
+/// Regression: with pages of 8 bytes a block may begin where a piece cannot, which then overlapped the block's foot.
+#[test]
+fn pages_less_aligned_than_a_piece_are_right() -> Result<(), ArenaError> {
+    let heap: PageHeap<System, Geometry<5, 3>> =
+        PageHeap::new(System, Config::new(addresses(64 << 20))).expect("a heap");
+    let mut arena = Arena::new_in(&heap);
+    for bytes in [301_000, 301_008] {
+        arena.alloc_uninit_slice::<u8>(bytes)?;
+        arena.alloc_uninit_slice::<u8>(bytes)?;
+    }
+    arena.reset();
+    let mut local = arena.local();
+    for _ in 0..3 {
+        for (bytes, count) in [(300_000, 4), (900_000, 1)] {
+            local.scoped(|scope| (0..count).try_for_each(|_| scope.alloc_slice_with(bytes, |_| 1_u8).map(|_| ())))?;
+        }
+    }
+    drop(local);
+    drop(arena);
+    assert_eq!(heap.stats().in_use, PageCount::ZERO);
+    Ok(())
 }
