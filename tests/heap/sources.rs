@@ -165,7 +165,7 @@ fn a_heap_without_room_is_an_error_with_words() {
     let pages = Simulated::new(4096).failing(Verb::Reserve, Failure::Every(1));
     let tables = Simulated::new(4096).failing(Verb::Prepare, Failure::Every(1));
     let said = [
-        "the source would not reserve address space for the smallest heap",
+        "the source would not reserve address space for the smallest heap, aligned as requested",
         "the source has no memory for the tables of the smallest heap",
     ];
     assert_eq!(new(&pages).as_deref(), Some(said[0]));

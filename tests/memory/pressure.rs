@@ -44,7 +44,8 @@ fn write(path: impl AsRef<Path>, text: &str) {
 
 /// Runs a test of this file in a folder of its own.
 fn run_in_folder(name: &str) {
-    let folder: PathBuf = std::env::temp_dir().join(format!("pageheap-{}-{}", std::process::id(), name.len()));
+    let own = format!("pageheap-{}-{}", std::process::id(), name.replace(':', "-"));
+    let folder: PathBuf = std::env::temp_dir().join(own);
     std::fs::create_dir_all(&folder).unwrap();
     let well = ends_well(command(name).current_dir(&folder));
     std::fs::remove_dir_all(&folder).unwrap();
