@@ -404,8 +404,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Whether the heap has a background thread now. Not before the first MiB or so has been freed, nor with
-    /// [`background(false)`](Self::background). If the system refuses a thread, the heap tries again after twice as
-    /// many freed bytes each time, up to 1 GiB.
+    /// `background(false)`. If the system refuses a thread, the heap tries again after twice as many freed bytes each
+    /// time, up to 1 GiB.
     #[must_use]
     pub fn has_background_thread(&self) -> bool {
         self.opened().is_some_and(|objects| objects.keeper().is_there())
