@@ -68,16 +68,14 @@ impl<S: Source + 'static> Objects<S> {
         if class.is_flagged() {
             // Before it may be shorter, as in `stays`.
             leave();
-            let bytes = match place {
-                Room::Slot(class) => class.bytes(),
-                // A block that lies in a run for want of a span has a shorter one already.
-                Room::Run(run) if run.pages() < pages_for(SHORTEST_RUN) => place.spare_bytes(),
-                Room::Run(run) => {
+            let place = match place {
+                Room::Run(run) => Room::Run(run.split_at(pages_for(SHORTEST_RUN)).map_or(run, |(head, _)| {
                     self.resize_run(thread, run, SHORTEST_RUN);
-                    Self::usable_size(SHORTEST_RUN)
-                }
+                    head
+                })),
+                slot => slot,
             };
-            self.charge_anyway(bytes);
+            self.charge_anyway(place.spare_bytes());
             self.spans.enter_room(memory);
             return Some(Moved::Not);
         }
