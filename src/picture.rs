@@ -1,7 +1,7 @@
 //! A heap as a picture: text for a terminal, SVG for a page.
 //!
 //! ```text
-//!   ####==####c.  ####....      # spans, = runs, c cached, . free, blank released, m the heap's tables;
+//!   ####==####c.  ####....      # spans, = runs, c cached, . free, blank released, / not memory, m tables;
 //!   ####======..m               one character stands for several pages, and shows what most of them are
 //! ```
 //!
@@ -19,10 +19,12 @@ use core::fmt;
 use crate::heap::{MapEntry, PageUse};
 
 /// The number of kinds of pages, in the order of a cell's counts.
-const KINDS: usize = 6;
-const SIGNS: [char; KINDS] = ['#', '=', 'c', '.', ' ', 'm'];
-const COLORS: [&str; KINDS] = ["#1f6f8b", "#e0803c", "#d9b93b", "#b9c4c9", "#f4f4f2", "#6b4e8e"];
-const NAMES: [&str; KINDS] = ["spans", "runs", "cached", "free", "released", "metadata"];
+const KINDS: usize = 7;
+const SIGNS: [char; KINDS] = ['#', '=', 'c', '.', ' ', '/', 'm'];
+const COLORS: [&str; KINDS] = [
+    "#1f6f8b", "#e0803c", "#d9b93b", "#b9c4c9", "#f4f4f2", "#4a4a4a", "#6b4e8e",
+];
+const NAMES: [&str; KINDS] = ["spans", "runs", "cached", "free", "released", "gaps", "metadata"];
 
 /// Width and height of a cell, in units of an SVG picture.
 const CELL: usize = 10;
@@ -38,7 +40,8 @@ fn kind(is: PageUse) -> usize {
         PageUse::Cached => 2,
         PageUse::Free => 3,
         PageUse::Released => 4,
-        PageUse::Metadata => 5,
+        PageUse::Gap => 5,
+        PageUse::Metadata => 6,
     }
 }
 

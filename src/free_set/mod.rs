@@ -184,6 +184,13 @@ impl<G: Shape> FreeSet<G> {
         self.hints.lower(start, usize::MAX);
     }
 
+    /// Adds `pages` pages at the end that nobody will ever get: as new tables have them, they are not free. Only under
+    /// the heap's lock, and after the tables up to the new end have been prepared.
+    pub fn skip(&self, pages: usize) {
+        // Release: pairs with the acquire in `grown`; the tables are prepared.
+        self.seldom.grown.store(self.grown() + pages, Ordering::Release);
+    }
+
     /// Puts a held run back, marked as scavenged if it is.
     ///
     /// # Errors

@@ -13,12 +13,13 @@
 #![forbid(unsafe_code)]
 
 use core::cell::Cell;
+use core::ptr;
 
 use crate::source::Region;
 
 use super::{GlobalHeap, Opening};
 
-impl GlobalHeap<Region> {
+impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// A heap without memory, for programs that find out at run time which bytes are free, as a kernel does at boot.
     /// Until [`init`](Self::init) every allocation returns null; after that it is a heap as by
     /// [`in_region`](Self::in_region).
@@ -50,7 +51,8 @@ impl GlobalHeap<Region> {
     /// ```
     #[must_use]
     pub const fn empty() -> Self {
-        let mut heap = Self::in_region(Region::from_static(&mut []));
+        let mut heap =
+            Self::in_region(Region::from_static(&mut []).with_gaps([const { ptr::null_mut()..ptr::null_mut() }; GAPS]));
         heap.source = Cell::new(None);
         heap
     }
@@ -61,7 +63,7 @@ impl GlobalHeap<Region> {
     ///
     /// # Errors
     /// The heap has a region already. It keeps that one, and this one is returned, unused.
-    pub fn init(&self, region: Region) -> Result<(), Region> {
+    pub fn init(&self, region: Region<GAPS>) -> Result<(), Region<GAPS>> {
         let _opening = Opening::begin();
         // Under `Opening` the source is either in the cell or in the open heap, or there is none.
         let present = self.source.take();

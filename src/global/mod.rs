@@ -190,14 +190,14 @@ impl Default for GlobalHeap<System> {
     }
 }
 
-impl GlobalHeap<Region> {
+impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// A heap over existing bytes, for programs without an operating system. The README has an example. If the bytes
     /// are not known until the program runs, see [`empty`](Self::empty).
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
     /// (With `std` on Unix each thread has its own, 3 KiB and what its magazines hold.)
     #[must_use]
-    pub const fn in_region(region: Region) -> Self {
+    pub const fn in_region(region: Region<GAPS>) -> Self {
         // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (promised by whoever
         // created the region).
         unsafe { Self::with_source(region, Config::new(usize::MAX).caches(1)) }

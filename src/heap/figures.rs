@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 /// One figure: its name, its meaning, its kind, its value.
 pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
-const GAUGES: [(&str, &str); 9] = [
+const GAUGES: [(&str, &str); 10] = [
     ("backed_bytes", "Pages with memory behind them"),
     ("peak_backed_bytes", "The most of them there ever were"),
     ("holes_bytes", "Pages allocated without memory: free parts of spans"),
@@ -41,6 +41,7 @@ const GAUGES: [(&str, &str); 9] = [
     ("cached_bytes", "Pages in caches of threads"),
     ("free_bytes", "Pages free"),
     ("released_bytes", "Pages free or cached without memory"),
+    ("gap_bytes", "Pages that are not memory"),
     ("metadata_bytes", "The heap's own tables, prepared"),
 ];
 const COUNTERS: [(&str, &str); 16] = [
@@ -131,6 +132,7 @@ impl Stats {
             bytes(self.cached),
             bytes(self.free),
             bytes(self.scavenged),
+            bytes(self.gaps),
             self.metadata_bytes as u64,
         ];
         let mut copy = *self;

@@ -44,7 +44,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Marks have gone with their pages, and a thread may have been between a mark and its count.
         let (grown, _, mut scavenged) = self.set.count();
         self.for_each_slot(|slot| scavenged += slot.state().scavenged);
-        self.driver.ceiling.recount(grown.saturating_sub(scavenged));
+        let memory = grown.saturating_sub(self.gap_pages());
+        self.driver.ceiling.recount(memory.saturating_sub(scavenged));
     }
 
     /// In the child, before it lets go: takes back the cache of a thread that does not exist in the child. Its pages

@@ -13,7 +13,7 @@ use crate::geometry::{SEARCHES_TO_GROW, Shape};
 use crate::metadata::offset;
 use crate::source::{Contents, Purpose, Source};
 use crate::sync::{Ordering, relax};
-use crate::units::PageCount;
+use crate::units::{PageCount, PageIndex};
 
 use super::{Allocation, PageHeap};
 
@@ -148,17 +148,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.set.grown().saturating_add(pages.0) > self.limit().0 || self.stuck.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether every page from `page` to the end of the grown part is free at this moment.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
+        let behind = self.set.grown().saturating_sub(page.0);
+        self.set.free_at_end(behind) == behind
+    }
+
     /// Under the lock. `end` is above `grown` and at most the limit.
     fn grow_locked(&self, end: usize) -> Option<()> {
-        let grown = self.set.grown();
         let calls = self.metadata.cover::<G, S>(&self.source, end);
         let (Ok(asked) | Err(asked)) = calls;
         self.counters.prepare.add(asked as u64);
         calls.ok()?;
         let contents = self.prepare_pages(end)?;
-        let mark = self.to_mark(contents, false);
-        self.driver.ceiling.change(if mark { 0 } else { end - grown }, 0);
-        self.set.extend(end - grown, mark);
+        self.add_pages(end, self.to_mark(contents, false));
         self.counters.growths.add(1);
         Some(())
     }

@@ -39,6 +39,8 @@ pub enum PageUse {
     Free,
     /// Free, with no memory behind it.
     Released,
+    /// Not memory, by what the source [says](Source::gap).
+    Gap,
     /// The heap's tables. They lie in a separate range; a map lists them last, as if they followed the last page.
     Metadata,
 }
@@ -137,6 +139,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                     (true, true, _) => PageUse::Released,
                     (true, false, _) => PageUse::Free,
                     (false, _, true) => PageUse::Cached,
+                    (false, _, false) if self.is_in_gap(PageIndex(word * WORD_PAGES + page)) => PageUse::Gap,
                     (false, _, false) => PageUse::Run,
                 }
             })

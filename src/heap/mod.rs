@@ -31,6 +31,7 @@ mod driver;
 mod end;
 mod error;
 mod fork;
+mod gaps;
 mod grow;
 mod ladder;
 mod map;
@@ -560,13 +561,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline]
     pub(crate) fn is_free(&self, page: PageIndex) -> bool {
         self.set.free.load(page.0 / WORD_PAGES) >> (page.0 % WORD_PAGES) & 1 == 1
-    }
-
-    /// Whether every page from `page` to the end of the grown part is free at this moment.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
-    pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
-        let behind = self.set.grown().saturating_sub(page.0);
-        self.set.free_at_end(behind) == behind
     }
 
     /// Pages in the reservation; no limit can exceed it.

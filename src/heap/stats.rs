@@ -102,7 +102,7 @@ pub struct Calls {
 pub struct Stats {
     /// Bytes in a page.
     pub page_bytes: usize,
-    /// Pages the heap has grown to: in use + cached + free.
+    /// Pages the heap has grown to: in use + cached + free + gaps.
     pub grown: PageCount,
     /// Pages allocated.
     pub in_use: PageCount,
@@ -112,6 +112,8 @@ pub struct Stats {
     pub free: PageCount,
     /// Free or cached pages with no memory behind them.
     pub scavenged: PageCount,
+    /// Pages that are not memory, by what the source [says](Source::gap).
+    pub gaps: PageCount,
     /// Bytes prepared for the heap's own tables. Only the parts that have been written are resident.
     pub metadata_bytes: usize,
     /// Words taken by caches.
@@ -126,8 +128,8 @@ pub struct Stats {
     /// [`grow_in_place`](PageHeap::grow_in_place)). Under an object layer every refused block counts, whatever was
     /// requested.
     pub refusals: u64,
-    /// Pages with memory behind them: grown, and neither scavenged nor holes. Pages that were released lazily count
-    /// too, because nobody knows whether the system has taken them yet.
+    /// Pages with memory behind them: grown, and neither scavenged nor holes nor gaps. Pages that were released lazily
+    /// count too, because nobody knows whether the system has taken them yet.
     pub backed: PageCount,
     /// The maximum of `backed` so far.
     pub peak_backed: PageCount,
@@ -175,7 +177,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (grown, free, scavenged) = self.set.count();
         (stats.grown, stats.free) = (PageCount(grown), PageCount(free));
         stats.scavenged.0 += scavenged;
-        stats.in_use = PageCount(grown.saturating_sub(free).saturating_sub(stats.cached.0));
+        stats.gaps = PageCount(self.gap_pages());
+        let in_use = grown.saturating_sub(free).saturating_sub(stats.cached.0);
+        stats.in_use = PageCount(in_use.saturating_sub(stats.gaps.0));
         stats.metadata_bytes = self.metadata.bytes();
         stats.growths = self.counters.growths.get();
         stats.refusals = self.counters.refusals.get();
@@ -224,6 +228,9 @@ impl fmt::Display for Stats {
         writeln!(f, "  in use  {:>9}  {:>9.1} MiB", self.in_use.0, mib(self.in_use))?;
         writeln!(f, "  cached  {:>9}  {:>9.1} MiB", self.cached.0, mib(self.cached))?;
         writeln!(f, "  free    {:>9}  {:>9.1} MiB", self.free.0, mib(self.free))?;
+        if self.gaps.0 > 0 {
+            writeln!(f, "  gaps    {:>9}  {:>9.1} MiB", self.gaps.0, mib(self.gaps))?;
+        }
         writeln!(
             f,
             "  (scavenged {:>6}  {:>9.1} MiB of the cached and free)",

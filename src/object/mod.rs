@@ -388,7 +388,9 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Whether the address lies in the part of the heap that has grown.
     pub fn contains(&self, address: *const u8) -> bool {
-        self.heap.page_of(address).is_some()
+        self.heap
+            .page_of(address)
+            .is_some_and(|page| !self.heap.is_in_gap(page))
     }
 
     /// Where an address lies. `None` outside the heap.

@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits of an edge.
@@ -114,8 +115,16 @@ impl Ledger {
         grid.units.saturating_sub(taken.bottom.edge + taken.top.edge) << self.unit_shift
     }
 
-    /// Takes at least `bytes`, at an address that is a multiple of `align`. `None` if there is no such part.
-    pub(super) fn take(&self, first: usize, end: End, bytes: usize, align: usize) -> Option<Part> {
+    /// Takes at least `bytes`, at an address that is a multiple of `align`; from the top, also outside of `gaps`, which
+    /// are ranges of addresses. `None` if there is no such part.
+    pub(super) fn take(
+        &self,
+        first: usize,
+        end: End,
+        bytes: usize,
+        align: usize,
+        gaps: &[Range<*mut u8>],
+    ) -> Option<Part> {
         if bytes == 0 || !align.is_power_of_two() {
             return None;
         }
@@ -126,7 +135,7 @@ impl Ledger {
         // in `give`, for the part of the state that this update keeps.
         let update = self.taken.try_update(Ordering::AcqRel, Ordering::Relaxed, |packed| {
             let taken = Taken::unpack(packed);
-            let (run, next) = self.place(grid, taken, end, units, align)?;
+            let (run, next) = self.place(grid, taken, end, units, align, gaps)?;
             let offset = grid.skip + (run.start << self.unit_shift);
             part = Some(Part {
                 offset,
@@ -167,7 +176,15 @@ impl Ledger {
     }
 
     /// The place for `units` at one end, and the state once it is taken.
-    fn place(&self, grid: Grid, taken: Taken, end: End, units: usize, align: usize) -> Option<(Run, Taken)> {
+    fn place(
+        &self,
+        grid: Grid,
+        taken: Taken,
+        end: End,
+        units: usize,
+        align: usize,
+        gaps: &[Range<*mut u8>],
+    ) -> Option<(Run, Taken)> {
         // A unit is a multiple of any smaller alignment; a larger alignment is a whole number of units.
         let past_align = |unit: usize| grid.origin.wrapping_add(unit << self.unit_shift) & (align - 1);
         let ceiling = grid.units.checked_sub(taken.top.edge)?;
@@ -180,10 +197,18 @@ impl Ledger {
                 (next.bottom.edge <= ceiling).then_some((Run { start, units }, next))
             }
             End::Top => {
-                let highest = ceiling.checked_sub(units)?;
-                let start = highest.checked_sub(past_align(highest) >> self.unit_shift)?;
-                // The gap that alignment leaves below the reservation above belongs to this one, so giving back is
-                // exact.
+                let mut ceiling = ceiling;
+                let start = loop {
+                    let highest = ceiling.checked_sub(units)?;
+                    let start = highest.checked_sub(past_align(highest) >> self.unit_shift)?;
+                    let address = |unit: usize| grid.origin.saturating_add(unit << self.unit_shift);
+                    let Some(gap) = gaps.iter().find(|gap| touches(gap, address(start), address(ceiling))) else {
+                        break start;
+                    };
+                    // Below it. The units above are lost until this end holds nothing more.
+                    ceiling = gap.start.addr().checked_sub(grid.origin)? >> self.unit_shift;
+                };
+                // What alignment leaves below the reservation above belongs to this one, so giving back is exact.
                 next.top = taken.top.grown_to(grid.units - start)?;
                 (taken.bottom.edge <= start).then_some((
                     Run {
@@ -195,6 +220,12 @@ impl Ledger {
             }
         }
     }
+}
+
+/// Whether a gap has addresses from `start` on and below `end`.
+pub(super) fn touches(gap: &Range<*mut u8>, start: usize, end: usize) -> bool {
+    let gap = gap.start.addr()..gap.end.addr();
+    gap.start < gap.end && gap.start < end && gap.end > start
 }
 
 /// Units of a range.

@@ -27,6 +27,7 @@
 //! Every failure means "not done": the state is as before, and the heap goes on. Contents are as before too, except
 //! after `release`, `release_lazily` and `clear`, which may have destroyed some of them.
 
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::time::Duration;
 
@@ -163,8 +164,11 @@ impl Reservation {
 ///   overwrites, discards or unreserves it;
 /// * after `prepare` of [`Purpose::Metadata`] the range is Ready: readable, writable, and all zero;
 /// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what
-///   the source's users take it for: memory that may be read and written, if the source is [`Memory`];
-/// * [`Contents::Zero`] is returned only if every byte of the range reads as zero until it is next written;
+///   the source's users take it for, outside its gaps: memory that may be read and written, if the source is
+///   [`Memory`];
+/// * [`gap`](Self::gap) returns the same for a range at every call;
+/// * [`Contents::Zero`] is returned only if every byte of the range, outside its gaps, reads as zero until it is next
+///   written;
 /// * a failed verb changes no state, and no contents except those that it was to destroy; and a verb touches nothing
 ///   outside the range it is given.
 pub unsafe trait Source {
@@ -288,6 +292,15 @@ pub unsafe trait Source {
         let _ = (purpose, start, bytes);
     }
 
+    /// The first gap in a range of [`Purpose::Pages`], in bytes from `start`: a part that is not memory and never will
+    /// be, such as device registers between two pieces of RAM. The heap never hands out a page that touches a gap.
+    /// `prepare` and `advise` may be called for a range with gaps in it, and do nothing there; the other verbs are not.
+    /// By default there are none.
+    fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
+        let _ = (start, bytes);
+        None
+    }
+
     /// The processor time of this thread, from an arbitrary start: the cost of giving memory back is measured with it.
     /// By default unknown, and that cost is not counted.
     fn worked(&self) -> Option<Duration> {
@@ -300,5 +313,5 @@ pub unsafe trait Source {
 /// # Safety
 ///
 /// Pages that are Ready (or Prepared, where nothing [commits](Source::COMMITS)) may be read and written through the
-/// addresses of their reservation, until they are released or unreserved.
+/// addresses of their reservation, until they are released or unreserved, unless they touch a [gap](Source::gap).
 pub unsafe trait Memory: Source {}

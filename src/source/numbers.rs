@@ -91,7 +91,7 @@ unsafe impl Source for Numbers {
         if purpose != Purpose::Pages {
             return None;
         }
-        let part = self.ledger.take(self.first.get(), End::Bottom, bytes, align)?;
+        let part = self.ledger.take(self.first.get(), End::Bottom, bytes, align, &[])?;
         let base = NonNull::without_provenance(self.first.checked_add(part.offset)?);
         Some(Reservation {
             base,

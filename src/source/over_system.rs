@@ -6,7 +6,7 @@
 //!
 //! Example: to count releases, `T` has a counter and a `release` that adds one and then calls that of [`System`].
 
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::time::Duration;
 
@@ -85,6 +85,11 @@ pub unsafe trait Verbs {
         let _ = (start, bytes);
     }
 
+    /// See [`Source::gap`].
+    fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
+        System.gap(start, bytes)
+    }
+
     /// See [`Source::unreserve`].
     ///
     /// # Safety
@@ -153,6 +158,10 @@ unsafe impl<T: Verbs> Source for OverSystem<T> {
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         // SAFETY: the caller's promise.
         unsafe { self.0.unreserve(purpose, reservation) }
+    }
+
+    fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
+        self.0.gap(start, bytes)
     }
 
     fn worked(&self) -> Option<Duration> {

@@ -15,12 +15,22 @@
 //! The owner may [promise](Region::zeroed) that they are zero; a page then counts as zero the first time it is
 //! prepared, and never again. Two marks are enough to recognise the first time: pages have been prepared only below
 //! one, metadata only above the other.
+//!
+//! **Several pieces.** Memory maps have gaps. A region reaches from the lowest piece to the highest, and is told what
+//! between them is [not memory](Region::with_gaps). Pages may be reserved across a gap, as the heap does not use those
+//! that touch it. Metadata lies in one piece: in the highest that has room.
+//!
+//! ```text
+//!   base
+//!    ├── Pages ──▶ ╌╌╌╌╌╌╌╌╌┤░░ gap ░░├╌╌╌╌╌╌╌╌╌ left ╌╌╌╌╌╌ ◀── Metadata ──┤
+//! ```
 
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ledger::{End, Ledger, Part};
+use super::ledger::{End, Ledger, Part, touches};
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] over bytes that the caller owns.
@@ -50,8 +60,10 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 /// # // SAFETY: just reserved, not used.
 /// # unsafe { REGION.unreserve(Purpose::Pages, pages) };
 /// ```
+///
+/// `GAPS` is the number of its [gaps](Self::with_gaps).
 #[derive(Debug)]
-pub struct Region {
+pub struct Region<const GAPS: usize = 0> {
     /// Lowest byte. All pointers handed out are derived from it.
     base: *mut u8,
     /// Which bytes are reserved.
@@ -62,13 +74,15 @@ pub struct Region {
     pages_below: AtomicUsize,
     /// Offset below which no metadata has ever been prepared. Only falls; written by any thread.
     metadata_above: AtomicUsize,
+    /// Addresses that are not memory; in any order, and they may overlap.
+    gaps: [Range<*mut u8>; GAPS],
 }
 
 // SAFETY: the bytes are the region's own (promise of `new`), and parts of them are handed out without overlap by
 // compare-exchange; the other fields are atomics and constants.
-unsafe impl Send for Region {}
+unsafe impl<const GAPS: usize> Send for Region<GAPS> {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl<const GAPS: usize> Sync for Region<GAPS> {}
 
 impl Region {
     /// The default granule, 4 KiB; [`with_granule`](Self::with_granule) sets another.
@@ -80,6 +94,8 @@ impl Region {
     /// * `base` is not null, and `bytes` bytes from it may be read and written through it, for as long as the region or
     ///   anything taken from it is in use;
     /// * nothing else uses them in that time.
+    ///
+    /// Both except in [gaps](Self::with_gaps), if it is given any before it is used.
     #[must_use]
     pub const unsafe fn new(base: *mut u8, bytes: usize) -> Region {
         Region {
@@ -88,6 +104,7 @@ impl Region {
             zeroed: false,
             pages_below: AtomicUsize::new(0),
             metadata_above: AtomicUsize::new(usize::MAX),
+            gaps: [],
         }
     }
 
@@ -98,10 +115,57 @@ impl Region {
         unsafe { Region::new(bytes.as_mut_ptr().cast(), bytes.len()) }
     }
 
+    /// The same region with gaps: ranges of addresses in it that are not memory, or that something else uses. Nothing
+    /// there is read, written or handed out, nor is any other byte of a page that touches one. They may come in any
+    /// order, overlap, be empty, or reach beyond the region; so an array can be longer than a memory map.
+    ///
+    /// **Cost.** Gaps count as part of the heap: in its limit, and in its tables, which take 0.3 bytes for each page of
+    /// a [`PageHeap`](crate::PageHeap), and a 230th of the range for a [`Heap`](crate::Heap) or a `GlobalHeap`: 4 MiB
+    /// for 1 GiB. Tables lie in the highest piece that has room for them, and pieces above that are not used. If pieces
+    /// lie very far apart, give each a heap of its own.
+    ///
+    /// ```
+    /// use core::ops::Range;
+    ///
+    /// use pageheap::source::Region;
+    /// use pageheap::{Config, Heap};
+    /// # use core::mem::MaybeUninit;
+    ///
+    /// /// # Safety
+    /// /// The pieces, in order, belong to the heap from now on. All may be reached through the first one's pointer.
+    /// unsafe fn heap_of(pieces: [Range<*mut u8>; 3]) -> Heap<Region<2>> {
+    ///     let [first, second, third] = pieces;
+    ///     // SAFETY: the pieces are ours, and what lies between them is a gap.
+    ///     let region = unsafe { Region::new(first.start, third.end.addr() - first.start.addr()) };
+    ///     let region = region.with_gaps([first.end..second.start, second.end..third.start]);
+    ///     Heap::new(region, Config::new(usize::MAX)).unwrap()
+    /// }
+    /// # let memory = vec![MaybeUninit::<u8>::uninit(); 1 << 20].leak().as_mut_ptr().cast::<u8>();
+    /// # // SAFETY: the bytes live for ever and nothing else uses them.
+    /// # let heap = unsafe {
+    /// #     let piece = |start: usize, end: usize| memory.add(start)..memory.add(end);
+    /// #     heap_of([piece(0, 200_000), piece(300_000, 400_000), piece(600_000, 1 << 20)])
+    /// # };
+    /// # assert!(heap.allocate(core::alloc::Layout::new::<[u8; 150_000]>()).is_some());
+    /// ```
+    #[must_use]
+    pub const fn with_gaps<const GAPS: usize>(self, gaps: [Range<*mut u8>; GAPS]) -> Region<GAPS> {
+        Region {
+            base: self.base,
+            ledger: self.ledger,
+            zeroed: self.zeroed,
+            pages_below: self.pages_below,
+            metadata_above: self.metadata_above,
+            gaps,
+        }
+    }
+}
+
+impl<const GAPS: usize> Region<GAPS> {
     /// The same region with another granule. `bytes` is rounded up to a power of two of at least 64.
     #[must_use]
-    pub const fn with_granule(self, bytes: usize) -> Region {
-        Region {
+    pub const fn with_granule(self, bytes: usize) -> Self {
+        Self {
             ledger: Ledger::new(self.ledger.bytes(), bytes),
             ..self
         }
@@ -110,10 +174,10 @@ impl Region {
     /// The same region, with the promise that its bytes are zero.
     ///
     /// # Safety
-    /// Every byte reads as zero, and is initialised as far as the language is concerned.
+    /// Every byte outside the gaps reads as zero, and is initialised as far as the language is concerned.
     #[must_use]
-    pub const unsafe fn zeroed(self) -> Region {
-        Region { zeroed: true, ..self }
+    pub const unsafe fn zeroed(self) -> Self {
+        Self { zeroed: true, ..self }
     }
 
     /// Offset of `start`, which lies in the region.
@@ -134,11 +198,12 @@ impl Region {
 }
 
 // SAFETY:
-// * the ledger hands out disjoint, aligned parts of bytes that are the region's own;
+// * the ledger hands out disjoint, aligned parts of bytes that are the region's own, those for metadata without gaps;
+// * `gap` reports all others that are not, and `prepare` touches no pages;
 // * `prepare` clears metadata before it reports zero, and memory is always readable and writable;
 // * pages are reported as zero only on the owner's promise and before their first use (`first_use`);
 // * nothing fails half way.
-unsafe impl Source for Region {
+unsafe impl<const GAPS: usize> Source for Region<GAPS> {
     const COMMITS: bool = false;
 
     fn granule(&self) -> usize {
@@ -151,7 +216,8 @@ unsafe impl Source for Region {
     }
 
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        let part = self.ledger.take(self.base.addr(), end_for(purpose), bytes, align)?;
+        let (first, end) = (self.base.addr(), end_for(purpose));
+        let part = self.ledger.take(first, end, bytes, align, &self.gaps)?;
         // SAFETY: the part lies within the bytes that `new` was promised, all of one object.
         let base = NonNull::new(unsafe { self.base.add(part.offset) })?;
         Some(Reservation {
@@ -189,6 +255,14 @@ unsafe impl Source for Region {
         Err(Refused)
     }
 
+    fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
+        let start = start.addr().get();
+        let end = start.saturating_add(bytes);
+        let gaps = self.gaps.iter().filter(|gap| touches(gap, start, end));
+        let within = gaps.map(|gap| gap.start.addr().max(start) - start..gap.end.addr().min(end) - start);
+        within.min_by_key(|gap| gap.start)
+    }
+
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
         let part = Part {
             offset: self.offset(reservation.base),
@@ -198,8 +272,8 @@ unsafe impl Source for Region {
     }
 }
 
-// SAFETY: the bytes are the region's, and memory (promise of `new`).
-unsafe impl Memory for Region {}
+// SAFETY: the bytes are the region's, and memory, except in gaps (promise of `new`).
+unsafe impl<const GAPS: usize> Memory for Region<GAPS> {}
 
 /// Pages from the bottom, metadata from the top.
 fn end_for(purpose: Purpose) -> End {

@@ -9,6 +9,7 @@
 //! A `Box`, `Rc` or `Arc` lies in memory of the program's allocator, so it is no source for the heap that is that
 //! allocator.
 
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::time::Duration;
 
@@ -82,6 +83,10 @@ macro_rules! pass_on {
             unsafe fn trim(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { (**self).trim(purpose, start, bytes) }
+            }
+
+            fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
+                (**self).gap(start, bytes)
             }
 
             fn worked(&self) -> Option<Duration> {

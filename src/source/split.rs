@@ -7,6 +7,7 @@
 //! The contract has only one granule: the larger of the two. Both are powers of two, so its multiples are multiples of
 //! either, and each source sees only whole granules of its own.
 
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::time::Duration;
 
@@ -121,6 +122,10 @@ unsafe impl<P: Source, M: Source> Source for Split<P, M> {
             // SAFETY: as above.
             Purpose::Metadata => unsafe { self.metadata.trim(purpose, start, bytes) },
         }
+    }
+
+    fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
+        self.pages.gap(start, bytes)
     }
 
     fn worked(&self) -> Option<Duration> {

@@ -159,6 +159,49 @@ fn a_small_region_is_a_small_heap() {
     }
 }
 
+/// A kernel's heap in three pieces: blocks of every kind lie in them, and nothing else is written to.
+#[test]
+fn a_heap_in_several_pieces_leaves_gaps_alone() {
+    static HEAP: GlobalHeap<Region<2>> = GlobalHeap::empty();
+    const FOREIGN: u8 = 0xA5;
+    let memory = vec![FOREIGN; 4 << 20].leak().as_mut_ptr();
+    let at = |offset: usize| memory.wrapping_add(offset);
+    let gaps = [300_000..700_000, 1_000_000..3_000_001].map(|gap| at(gap.start)..at(gap.end));
+    // SAFETY: bytes that live for ever, and that nothing else uses.
+    let region = unsafe { Region::new(memory, 4 << 20) }.with_gaps(gaps.clone());
+    HEAP.init(region).unwrap();
+    for size in [16, 1000, 9000, 40_000, 200_000] {
+        let mut blocks = Vec::new();
+        while let Some(block) = Block::new(&HEAP, layout(size, 8), size as u8) {
+            let (start, end) = (block.memory.addr(), block.memory.addr() + size);
+            assert!(
+                gaps.iter()
+                    .all(|gap| end <= gap.start.addr() || gap.end.addr() <= start),
+                "{size}"
+            );
+            blocks.push(block);
+        }
+        assert!(blocks.len() * size > 400_000, "{size}: {}", blocks.len());
+        if let Some(block) = blocks.first_mut() {
+            // In place, across a gap, or by a move: there is no room for any.
+            assert!(!block.resize(&HEAP, 3_000_000));
+        }
+        HEAP.check().unwrap();
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+        HEAP.flush_thread();
+    }
+    HEAP.check().unwrap();
+    for gap in gaps {
+        let length = gap.end.addr() - gap.start.addr();
+        // SAFETY: bytes of the vector, which nothing writes to.
+        let bytes = unsafe { std::slice::from_raw_parts(gap.start, length) };
+        assert!(bytes.iter().all(|&byte| byte == FOREIGN));
+        assert!(!HEAP.contains(&bytes[length / 2]));
+    }
+    let stats = HEAP.stats().pages;
+    assert!(stats.gaps.0 > (2_400_001 >> 13) - 4, "{stats}");
+}
+
 /// Small enough for Miri: every path except growth, from two threads at once.
 #[test]
 fn a_region_serves_two_threads() {

@@ -7,6 +7,7 @@ mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod free;
+mod gaps;
 mod scavenge;
 mod sources;
 

@@ -190,3 +190,41 @@ proptest! {
         prop_assert_eq!(region.budget(), all);
     }
 }
+
+#[test]
+fn metadata_lies_above_a_gap_or_below_it() {
+    let memory = bytes(64 * GRANULE, 0);
+    let first = memory.as_mut_ptr().cast::<u8>();
+    let (start, granule) = (first.addr(), |number: usize| first.wrapping_add(number * GRANULE));
+    let region = Region::from_static(memory).with_gaps([granule(50).wrapping_add(1)..granule(60)]);
+    let all = region.budget();
+    let place = |granules, align| {
+        let one = region.reserve(Purpose::Metadata, granules * GRANULE, align)?;
+        Some((one, (one.base.addr().get() - start) / GRANULE))
+    };
+    let (above, at_60) = place(4, GRANULE).expect("room above");
+    assert_eq!((at_60, above.bytes), (60, 4 * GRANULE));
+    let (below, at_48) = place(2, GRANULE).expect("room below");
+    assert_eq!(
+        (at_48, below.bytes),
+        (48, 2 * GRANULE),
+        "the granule in which the gap begins is part of it"
+    );
+    // SAFETY: reserved above, and unused.
+    unsafe { region.unreserve(Purpose::Metadata, below) };
+    // SAFETY: as above.
+    unsafe { region.unreserve(Purpose::Metadata, above) };
+    assert_eq!(region.budget(), all);
+    let (one, at_45) = place(5, GRANULE).expect("room below");
+    assert_eq!(at_45, 45, "too long for the piece above");
+    // SAFETY: as above.
+    unsafe { region.unreserve(Purpose::Metadata, one) };
+    assert!(place(51, GRANULE).is_none(), "longer than any piece");
+    let pages = region
+        .reserve(Purpose::Pages, 64 * GRANULE, GRANULE)
+        .expect("pages may lie across a gap");
+    let gap = region.gap(pages.base, pages.bytes);
+    assert_eq!(gap, Some(50 * GRANULE + 1..60 * GRANULE));
+    assert_eq!(region.gap(at(pages, 60 * GRANULE), GRANULE), None);
+    assert_eq!(region.gap(at(pages, 55 * GRANULE), GRANULE), Some(0..GRANULE));
+}

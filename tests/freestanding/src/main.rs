@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
@@ -38,7 +39,11 @@ static mut PAGES: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 static mut OBJECTS: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
 #[global_allocator]
-static HEAP: GlobalHeap<Region> = GlobalHeap::empty();
+static HEAP: GlobalHeap<Region<1>> = GlobalHeap::empty();
+
+/// Bytes of OBJECTS that are not the heap's, as between two pieces of RAM; and what they hold.
+const GAP: Range<usize> = BYTES / 8..BYTES / 4;
+const FOREIGN: u8 = 0xA5;
 
 fn main() {
     boot();
@@ -59,6 +64,7 @@ fn main() {
         "silence empties magazines and stores, and nothing else"
     );
     assert!(HEAP.check().is_ok(), "the global heap's books are right");
+    gap_is_left_alone();
     let _ = writeln!(system::Output, "freestanding: ok, but for a block freed twice:");
     misuse()
 }
@@ -84,13 +90,39 @@ fn boot() {
     // SAFETY: a size that is not zero.
     let block = core::hint::black_box(unsafe { alloc::alloc::alloc(Layout::new::<u64>()) });
     assert!(block.is_null(), "no memory before there is a region");
-    // SAFETY: called once, and the only mention of OBJECTS; the bytes live as long as the program.
+    let gap = gap();
+    for byte in 0..GAP.len() {
+        // SAFETY: a byte of OBJECTS, of which nothing else knows yet.
+        unsafe { gap.start.add(byte).write(FOREIGN) };
+    }
+    // SAFETY: called once; the bytes live as long as the program, and only those of the gap are mentioned elsewhere.
     let region = unsafe { Region::new((&raw mut OBJECTS).cast(), BYTES) };
-    assert!(HEAP.init(region).is_ok(), "an empty heap takes a region");
     assert!(
-        HEAP.init(Region::from_static(&mut [])).is_err(),
+        HEAP.init(region.with_gaps([gap.clone()])).is_ok(),
+        "an empty heap takes a region"
+    );
+    assert!(
+        HEAP.init(Region::from_static(&mut []).with_gaps([gap])).is_err(),
         "a heap with a region takes no other"
     );
+}
+
+/// The addresses of the gap.
+fn gap() -> Range<*mut u8> {
+    let start = (&raw mut OBJECTS).cast::<u8>();
+    start.wrapping_add(GAP.start)..start.wrapping_add(GAP.end)
+}
+
+/// The heap has grown across the gap, and has not written to it.
+fn gap_is_left_alone() {
+    let pages = HEAP.stats().pages;
+    assert!(pages.gaps.0 == GAP.len() >> 13, "the heap knows of the gap");
+    assert!(pages.grown.0 > GAP.end >> 13, "the heap has pages behind the gap");
+    for byte in 0..GAP.len() {
+        // SAFETY: a byte of OBJECTS that the heap does not use.
+        let value = unsafe { gap().start.add(byte).read() };
+        assert!(value == FOREIGN, "nothing has written to the gap");
+    }
 }
 
 /// Every page of the region can be allocated, written, and allocated again.
