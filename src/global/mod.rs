@@ -297,8 +297,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().into_iter().flat_map(Objects::map)
     }
 
-    /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages.
-    /// O(1); does not touch memory at the address.
+    /// Whether an address lies in the part of the heap that has grown: in a block, between blocks, or in free pages,
+    /// but not in a [gap](Source::gap). O(1), or O(gaps); does not touch memory at the address.
     ///
     /// ```
     /// # use std::alloc::{GlobalAlloc, Layout};

@@ -160,7 +160,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
             heap.place(address),
         );
     };
-    // SAFETY: inside the grown part of the heap, which is memory; aligned; plain numbers.
+    // SAFETY: inside the grown part of the heap and in no gap, so memory; aligned; plain numbers.
     let header = unsafe { memory.cast::<Header>().sub(1).read() };
     let sealed = |state| header.seal == Header::seal(state, address, header.size, header.align);
     if sealed(FREED) {

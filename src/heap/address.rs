@@ -16,7 +16,7 @@ use crate::metadata::offset;
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
-use super::PageHeap;
+use super::{FreeError, PageHeap};
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Bytes in a page.
@@ -50,8 +50,26 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (page < self.set.grown()).then_some(PageIndex(page))
     }
 
-    /// The run of pages that `bytes` bytes from `address` occupy, if it begins on a page and lies in the grown part of
-    /// the heap.
+    /// Whether part of a run has not been grown, or lies in a gap: then it cannot have been allocated.
+    #[inline(always)]
+    pub(super) fn is_outside(&self, run: PageRun) -> bool {
+        run.end().0 > self.set.grown() || self.gap_page_of(run).is_some()
+    }
+
+    /// The error for such a run, with its first page outside.
+    #[cold]
+    pub(super) fn outside(&self, run: PageRun) -> FreeError {
+        let grown = self.set.grown();
+        // Clamped, because other threads may grow the heap meanwhile.
+        let page = match self.gap_page_of(run) {
+            Some(page) if page.0 < grown => page.0,
+            _ => grown.clamp(run.start().0, run.end().0 - 1),
+        };
+        FreeError::outside(page, G::PAGE_BYTES, self.base, grown << G::PAGE_SHIFT)
+    }
+
+    /// The run of pages that `bytes` bytes from `address` occupy, if it begins on a page, lies in the grown part of the
+    /// heap, and touches no gap.
     #[inline(always)]
     #[must_use]
     pub fn run_of(&self, address: *const u8, bytes: usize) -> Option<PageRun> {
@@ -61,6 +79,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if offset & (G::PAGE_BYTES - 1) != 0 || start >= grown || pages.0 > grown - start {
             return None;
         }
-        PageRun::new(PageIndex(start), pages)
+        PageRun::new(PageIndex(start), pages).filter(|run| self.gap_page_of(*run).is_none())
     }
 }

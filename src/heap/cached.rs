@@ -420,7 +420,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline(always)]
     unsafe fn free_through(&self, slot: &Slot, run: PageRun) -> Result<(), FreeError> {
         let (start, pages) = (run.start().0, run.pages().0);
-        if start % WORD_PAGES + pages > WORD_PAGES || run.end().0 > self.set.grown() {
+        if start % WORD_PAGES + pages > WORD_PAGES || self.is_outside(run) {
             // SAFETY: the caller's promise.
             return unsafe { self.try_free(run) };
         }

@@ -472,7 +472,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             look.print = mix(look.print, state.refills);
         });
-        look.live = grown.saturating_sub(free).saturating_sub(look.cached);
+        look.live = self.memory_in(grown).saturating_sub(free).saturating_sub(look.cached);
         look
     }
 

@@ -9,6 +9,22 @@ use super::PageHeap;
 
 impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
     fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// Gives everything back, and returns the source: to a layer above that reserved something before the heap did, and
+    /// gives it back after.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn into_source(self) -> S {
+        let mut heap = core::mem::ManuallyDrop::new(self);
+        heap.give_up();
+        // SAFETY: read once; the heap is not dropped or used again, and nothing else in it has a drop.
+        unsafe { core::ptr::read(&raw const heap.source) }
+    }
+
+    fn give_up(&mut self) {
         // SAFETY: `&mut self`: no run, handle or table is in use any more. Both reservations are what `reserve`
         // returned, and are given up once: a table has no drop, and nothing below touches one.
         unsafe {

@@ -44,8 +44,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Marks have gone with their pages, and a thread may have been between a mark and its count.
         let (grown, _, mut scavenged) = self.set.count();
         self.for_each_slot(|slot| scavenged += slot.state().scavenged);
-        let memory = grown.saturating_sub(self.gap_pages());
-        self.driver.ceiling.recount(memory.saturating_sub(scavenged));
+        self.driver
+            .ceiling
+            .recount(self.memory_in(grown).saturating_sub(scavenged));
     }
 
     /// In the child, before it lets go: takes back the cache of a thread that does not exist in the child. Its pages
@@ -90,5 +91,19 @@ mod tests {
         let found = heap.allocate(PageCount(8)).unwrap();
         assert_eq!(found.start().0, word * WORD_PAGES + 8);
         assert!(heap.allocate(PageCount(1)).is_none());
+    }
+
+    #[test]
+    fn gaps_are_not_counted_as_memory() {
+        let base: usize = 1 << (usize::BITS / 16 * 11);
+        let gap = base..base + (1 << 20);
+        let source = Simulated::new(4096).with_gaps(core::slice::from_ref(&gap));
+        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(4 << 20)).unwrap();
+        heap.allocate(PageCount(200)).unwrap();
+        let before = heap.backed();
+        heap.hold();
+        heap.recover();
+        heap.let_go();
+        assert_eq!(heap.backed(), before);
     }
 }

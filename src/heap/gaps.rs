@@ -17,9 +17,11 @@
 
 use core::ops::Range;
 
-use crate::geometry::Shape;
-use crate::source::Source;
-use crate::units::{PageCount, PageIndex};
+use crate::bitmap;
+use crate::geometry::{Shape, WORD_PAGES};
+use crate::metadata::offset;
+use crate::source::{Reservation, Source};
+use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::PageHeap;
 
@@ -54,19 +56,61 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         first..behind.clamp(first + 1, end)
     }
 
-    /// Grown pages that lie in gaps. O(gaps).
-    pub(super) fn gap_pages(&self) -> usize {
-        let (mut start, end, mut pages) = (0, self.set.grown(), 0);
-        while start < end {
-            let gap = self.gap(start, end);
-            pages += gap.len();
+    /// The gaps between two pages, in order.
+    fn gaps(&self, start: usize, end: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut start = start;
+        core::iter::from_fn(move || {
+            let gap = (start < end).then(|| self.gap(start, end))?;
             start = gap.end;
-        }
-        pages
+            (!gap.is_empty()).then_some(gap)
+        })
     }
 
-    /// Whether a page lies in a gap. O(gaps).
-    pub(crate) fn is_in_gap(&self, page: PageIndex) -> bool {
-        !self.gap(page.0, page.0 + 1).is_empty()
+    /// Of the first `grown` pages, how many are memory. Looks at all gaps for each gap.
+    #[inline]
+    pub(super) fn memory_in(&self, grown: usize) -> usize {
+        grown - self.gaps(0, grown).map(|gap| gap.len()).sum::<usize>()
+    }
+
+    /// The pages of a word that lie in gaps, below page `end`.
+    #[inline]
+    pub(super) fn gaps_in_word(&self, word: usize, end: usize) -> u64 {
+        let start = word * WORD_PAGES;
+        let gaps = self.gaps(start, end.min(start + WORD_PAGES));
+        gaps.fold(0, |bits, gap| bits | bitmap::mask(gap.start - start, gap.len()))
+    }
+
+    /// The first page of a grown run that lies in a gap.
+    #[inline(always)]
+    pub(crate) fn gap_page_of(&self, run: PageRun) -> Option<PageIndex> {
+        let (start, end) = (run.start().0, run.end().0);
+        let gap = self.gap(start, end);
+        (!gap.is_empty()).then_some(PageIndex(gap.start))
+    }
+
+    /// Whether all pages of a chunk lie in one gap.
+    #[inline]
+    pub(super) fn is_gap(&self, chunk: usize) -> bool {
+        let start = chunk << G::CHUNK_SHIFT;
+        self.gap(start, start + G::CHUNK_PAGES) == (start..start + G::CHUNK_PAGES)
+    }
+
+    /// The page that contains an address, if it lies in the grown part of the heap and in no gap.
+    #[allow(dead_code, reason = "for the object layer, which models leave out")]
+    pub(crate) fn memory_page_of(&self, address: *const u8) -> Option<PageIndex> {
+        let page = self.page_of(address)?;
+        self.gap(page.0, page.0 + 1).is_empty().then_some(page)
+    }
+
+    /// Bytes from the start of a reservation to its last gap, if it has any.
+    pub(super) fn bytes_below_gap(source: &S, pages: Reservation) -> Option<usize> {
+        let (mut from, mut last) = (0, None);
+        while from < pages.bytes
+            && let Some(gap) = source.gap(offset(pages.base, from), pages.bytes - from)
+        {
+            last = Some(from.saturating_add(gap.start));
+            from = from.saturating_add(gap.end.max(1));
+        }
+        last
     }
 }

@@ -4,6 +4,9 @@
 //!   wish ─▶ what fits the budget with its tables ─▶ refused? half (an eighth less below 1 GiB *) ─▶ … ─▶ the least
 //! ```
 //!
+//! In memory of several pieces, tables that do not fit into the highest lie below the last gap, and the pages below
+//! them: so when tables are refused, the next wish is what fits there together with them.
+//!
 //! (* And above 1 GiB too if pointers have 32 bits: there, 2 GiB cannot be reserved at once, but 1.7 can.)
 //!
 //! Worked example: a request for 1 TiB under an address-space limit of 256 MiB. Only some 248 MiB of pages fit together
@@ -43,10 +46,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let (mut wish, spared) = (all.max(unit), spared.max(unit));
         // If the source does not have even the minimum, take as much as it has.
-        let least = least.min(spared & !(unit - 1));
+        let mut least = least.min(spared & !(unit - 1));
         let mut failure = NewHeapError::NoPages;
         loop {
             let bytes = wish & !(unit - 1);
+            let mut below_gap = 0;
             if let Some(pages) = Self::reserve_pages(source, bytes, align, config.huge_pages, &mut calls) {
                 let capacity = bytes >> G::PAGE_SHIFT;
                 let plan = Plan::new::<G>(capacity, slots, granule);
@@ -64,14 +68,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                     }
                 }
                 failure = NewHeapError::NoMetadata;
+                // Perhaps they have no room above the last gap: so try what has room below it, together with them.
+                below_gap = Self::bytes_below_gap(source, pages)
+                    .filter(|_| !S::APART)
+                    .map_or(0, |bytes| Self::fitting(wish - 1, bytes, slots, granule));
                 calls.unreserve += 1;
                 // SAFETY: just reserved, and nothing refers to it.
                 unsafe { source.unreserve(Purpose::Pages, pages) };
             }
+            if below_gap > 0 {
+                least = least.min(below_gap);
+            }
             if wish <= least {
                 return Err(failure);
             }
-            wish = if wish > spared { spared } else { lower(wish) }.max(least);
+            wish = if wish > spared { spared } else { lower(wish) }
+                .max(below_gap)
+                .max(least);
         }
     }
 

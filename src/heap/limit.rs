@@ -160,7 +160,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// Pages with memory behind them: grown, and neither scavenged nor, under an object layer, holes. O(1).
+    /// Pages with memory behind them: grown, and neither scavenged nor gaps nor, under an object layer, holes. O(1).
     #[must_use]
     pub fn backed(&self) -> PageCount {
         PageCount(self.driver.ceiling.backed())
@@ -318,12 +318,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
         let (mut end, mut released) = (ceiling.end.load(Ordering::Relaxed), 0);
-        for _ in 0..chunks.min(MOST_CHUNKS.max(taken >> G::CHUNK_SHIFT)) {
-            if granule > G::CHUNK_PAGES || released >= wanted {
+        let mut looks = MOST_CHUNKS.max(taken >> G::CHUNK_SHIFT);
+        for _ in 0..chunks {
+            if granule > G::CHUNK_PAGES || released >= wanted || looks == 0 {
                 break;
             }
             end = if end == 0 || end > chunks { chunks } else { end } - 1;
-            released += self.scavenge_chunk(end, granule, wanted - released, false).pages;
+            if !self.is_gap(end) {
+                looks -= 1;
+                released += self.scavenge_chunk(end, granule, wanted - released, false).pages;
+            }
         }
         ceiling.short.store(wanted.saturating_sub(released), Ordering::Relaxed);
         // The last chunk may have more.

@@ -132,14 +132,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let grown = self.set.grown();
         (0..grown.div_ceil(WORD_PAGES)).flat_map(move |word| {
             let (free, scavenged) = (self.set.free.load(word), self.set.scavenged.load(word));
-            let cached = if free == u64::MAX { 0 } else { self.cached_in(word) };
+            let (cached, gaps) = if free == u64::MAX {
+                (0, 0)
+            } else {
+                (self.cached_in(word), self.gaps_in_word(word, grown))
+            };
             (0..WORD_PAGES.min(grown - word * WORD_PAGES)).map(move |page| {
                 let is = |bits: u64| bits >> page & 1 == 1;
                 match (is(free), is(scavenged), is(cached)) {
                     (true, true, _) => PageUse::Released,
                     (true, false, _) => PageUse::Free,
                     (false, _, true) => PageUse::Cached,
-                    (false, _, false) if self.is_in_gap(PageIndex(word * WORD_PAGES + page)) => PageUse::Gap,
+                    (false, _, false) if is(gaps) => PageUse::Gap,
                     (false, _, false) => PageUse::Run,
                 }
             })

@@ -450,7 +450,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// spite of the error.
     #[inline]
     pub unsafe fn try_free(&self, run: PageRun) -> Result<(), FreeError> {
-        if run.end().0 > self.set.grown() {
+        if self.is_outside(run) {
             return Err(self.outside(run));
         }
         self.set
@@ -483,10 +483,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As for [`try_free`](Self::try_free), for every run.
     pub unsafe fn try_free_batch(&self, runs: &mut [PageRun]) -> Result<(), FreeError> {
         runs.sort_unstable();
-        let grown = self.set.grown();
         let mut end = 0;
         for &run in runs.iter() {
-            if run.end().0 > grown {
+            if self.is_outside(run) {
                 return Err(self.outside(run));
             }
             if run.start().0 < end {
@@ -518,14 +517,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if let Err(page) = self.set.release(start, pages) {
             self.free_already(page).abort();
         }
-    }
-
-    #[cold]
-    fn outside(&self, run: PageRun) -> FreeError {
-        let grown = self.set.grown();
-        // The first page outside. Clamped, because other threads may grow the heap meanwhile.
-        let page = grown.clamp(run.start().0, run.end().0 - 1);
-        FreeError::outside(page, G::PAGE_BYTES, self.base, grown << G::PAGE_SHIFT)
     }
 
     #[cold]

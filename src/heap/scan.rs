@@ -86,13 +86,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Pages in a huge page, or in a chunk, if that is less. One if the heap is smaller than two huge pages: then huge
     /// pages are not kept whole.
     pub(super) fn huge_pages(&self) -> usize {
-        Self::in_hand(self.set.grown(), 1).1
+        Self::in_hand(self.memory_in(self.set.grown()), 1).1
     }
 
-    /// For a heap of `grown` pages: how many a scavenging thread may hold at once, an eighth or one huge page if there
-    /// are two; and how many pages a huge page has, as above, at most the former. The bound keeps most free memory
-    /// available to others when the heap cannot grow. Both follow from one size, because the heap may grow between two
-    /// reads.
+    /// For a heap of `grown` pages of memory: how many a scavenging thread may hold at once, an eighth or one huge page
+    /// if there are two; and how many pages a huge page has, as above, at most the former. The bound keeps most free
+    /// memory available to others when the heap cannot grow. Both follow from one size, because the heap may grow
+    /// between two reads.
     fn in_hand(grown: usize, granule: usize) -> (usize, usize) {
         let huge = Self::HUGE_PAGES;
         let least = if grown < 2 * huge { 0 } else { huge };
@@ -117,7 +117,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Released, but the source does not say that they are zero.
         let mut unmarked = [0; MAX_CHUNK_WORDS];
         while released.pages < pages {
-            let (most, huge) = Self::in_hand(self.set.grown(), granule);
+            let (most, huge) = Self::in_hand(self.memory_in(self.set.grown()), granule);
             let limits = Limits {
                 least: granule,
                 most: most.min(pages - released.pages),

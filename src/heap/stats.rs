@@ -177,7 +177,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (grown, free, scavenged) = self.set.count();
         (stats.grown, stats.free) = (PageCount(grown), PageCount(free));
         stats.scavenged.0 += scavenged;
-        stats.gaps = PageCount(self.gap_pages());
+        stats.gaps = PageCount(grown - self.memory_in(grown));
         let in_use = grown.saturating_sub(free).saturating_sub(stats.cached.0);
         stats.in_use = PageCount(in_use.saturating_sub(stats.gaps.0));
         stats.metadata_bytes = self.metadata.bytes();

@@ -177,7 +177,8 @@ impl<S: Source + 'static> Heap<S> {
         guard::usable_size(layout, Objects::<S>::usable_size(layout))
     }
 
-    /// Whether an address lies in the part of the heap that has grown. O(1); does not touch memory at the address.
+    /// Whether an address lies in the part of the heap that has grown, and in no [gap](Source::gap). O(1), or O(gaps);
+    /// does not touch memory at the address.
     #[must_use]
     pub fn contains(&self, address: *const u8) -> bool {
         self.objects().contains(address)

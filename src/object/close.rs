@@ -10,7 +10,7 @@
 use core::ptr::{self, NonNull};
 
 use crate::heap::PageHeap;
-use crate::source::{Purpose, Source};
+use crate::source::{Purpose, Reservation, Source};
 
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
@@ -26,8 +26,12 @@ impl<S: Source + 'static> Objects<S> {
         let this = heap.cast::<Self>();
         // SAFETY: it has been a heap until now (the caller's promise).
         unsafe { this.as_ref() }.settle_up();
-        // SAFETY: as promised; what is moved out is no longer used at its old place.
-        unsafe { Self::move_out(this).abandon() };
+        // SAFETY: as promised; what is moved out is no longer used at its old place, and the tables are given up once.
+        unsafe {
+            let (heap, tables) = Self::move_out(this);
+            heap.source().unreserve(Purpose::Metadata, tables);
+            heap.abandon();
+        }
     }
 
     /// Ends a heap and all its blocks. O(1), apart from the system's work.
@@ -36,26 +40,26 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// Nobody uses the heap, its tables, its threads' structures or its blocks now, or ever will.
     pub unsafe fn close(this: NonNull<Self>) {
-        // SAFETY: as promised; what is moved out is no longer used at its old place.
-        drop(unsafe { Self::move_out(this) });
+        // SAFETY: as promised; what is moved out is no longer used at its old place. The tables are given up once:
+        // after what was reserved after them, so that a source which stacks reservations has the room again at once.
+        unsafe {
+            let (heap, tables) = Self::move_out(this);
+            heap.into_source().unreserve(Purpose::Metadata, tables);
+        }
     }
 
-    /// Moves the heap of pages out of the tables, and releases the tables.
+    /// Moves the heap of pages out of the tables, which the caller has to give up.
     ///
     /// # Safety
     ///
     /// As for [`abandon`](Self::abandon).
-    unsafe fn move_out(this: NonNull<Self>) -> PageHeap<S> {
+    unsafe fn move_out(this: NonNull<Self>) -> (PageHeap<S>, Reservation) {
         // SAFETY: read once; nobody looks at the original again. Nothing else in the object layer needs to be dropped.
-        // The reservation is one for metadata, given up once, with all that refers to it.
-        unsafe {
-            let tables = this.as_ref().tables.reservation();
-            let heap = ptr::read(&raw const (*this.as_ptr()).heap);
-            // A release from here on must not discard entries that no longer exist.
-            heap.driver().forget_beside();
-            heap.source().unreserve(Purpose::Metadata, tables);
-            heap
-        }
+        let heap = unsafe { ptr::read(&raw const (*this.as_ptr()).heap) };
+        // A release from here on must not discard entries that will no longer exist.
+        heap.driver().forget_beside();
+        // SAFETY: still in place.
+        (heap, unsafe { this.as_ref() }.tables.reservation())
     }
 
     /// Returns what threads hold to the classes, and what is free there to the heap, the structures included.

@@ -388,15 +388,13 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Whether the address lies in the part of the heap that has grown.
     pub fn contains(&self, address: *const u8) -> bool {
-        self.heap
-            .page_of(address)
-            .is_some_and(|page| !self.heap.is_in_gap(page))
+        self.heap.memory_page_of(address).is_some()
     }
 
-    /// Where an address lies. `None` outside the heap.
+    /// Where an address lies. `None` outside the heap, and in its gaps.
     #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
     pub fn place(&self, address: usize) -> Option<Place> {
-        let page = self.heap.page_of(ptr::without_provenance(address))?;
+        let page = self.heap.memory_page_of(ptr::without_provenance(address))?;
         let tag = (page.0 < self.spans.covered()).then(|| self.span_at(page)).flatten();
         let (class, back) = tag.map_or((0, 0), |(class, back)| (class.bytes(), back));
         let span = page.0.saturating_sub(back);

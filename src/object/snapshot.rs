@@ -7,10 +7,10 @@
 //!                              since(earlier)            counters less, gauges as they are now
 //! ```
 //!
-//! **These sums agree** when nobody is at work: grown = in use + cached + free pages; backed = grown - released pages;
-//! the spans of all classes are the spans of the heap; each slot of a class is live, cached, a rack or free. A
-//! dissolved span counts as released: spans + released >= peak. The system's figure of resident memory is given beside
-//! ours; what it has in excess is code, stacks, and other mappings.
+//! **These sums agree** when nobody is at work: grown = in use + cached + free + gap pages; backed = grown - released -
+//! gap pages; the spans of all classes are the spans of the heap; each slot of a class is live, cached, a rack or free.
+//! A dissolved span counts as released: spans + released >= peak. The system's figure of resident memory is given
+//! beside ours; what it has in excess is code, stacks, and other mappings.
 //!
 //! Nothing here allocates: a snapshot is 8 KiB of plain numbers, and text goes to any writer.
 

@@ -222,10 +222,16 @@ impl Ledger {
     }
 }
 
+/// The addresses of a gap. One that ends before it begins ends with the address space.
+pub(super) fn addresses(gap: &Range<*mut u8>) -> Range<usize> {
+    let (start, end) = (gap.start.addr(), gap.end.addr());
+    start..if end < start { usize::MAX } else { end }
+}
+
 /// Whether a gap has addresses from `start` on and below `end`.
 pub(super) fn touches(gap: &Range<*mut u8>, start: usize, end: usize) -> bool {
-    let gap = gap.start.addr()..gap.end.addr();
-    gap.start < gap.end && gap.start < end && gap.end > start
+    let gap = addresses(gap);
+    !gap.is_empty() && gap.start < end && gap.end > start
 }
 
 /// Units of a range.

@@ -294,8 +294,9 @@ pub unsafe trait Source {
 
     /// The first gap in a range of [`Purpose::Pages`], in bytes from `start`: a part that is not memory and never will
     /// be, such as device registers between two pieces of RAM. The heap never hands out a page that touches a gap.
-    /// `prepare` and `advise` may be called for a range with gaps in it, and do nothing there; the other verbs are not.
-    /// By default there are none.
+    /// Reservations contain gaps, and so may ranges for `prepare` and `advise`, which do nothing there; ranges for
+    /// `commit`, `release`, `release_lazily` and `clear` do not. By default there are none. Time: it is called for each
+    /// free of a page or run without a layer above.
     fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
         let _ = (start, bytes);
         None

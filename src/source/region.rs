@@ -30,7 +30,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ledger::{End, Ledger, Part, touches};
+use super::ledger::{End, Ledger, Part, addresses, touches};
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] over bytes that the caller owns.
@@ -117,12 +117,14 @@ impl Region {
 
     /// The same region with gaps: ranges of addresses in it that are not memory, or that something else uses. Nothing
     /// there is read, written or handed out, nor is any other byte of a page that touches one. They may come in any
-    /// order, overlap, be empty, or reach beyond the region; so an array can be longer than a memory map.
+    /// order, overlap, be empty, or reach beyond the region; so an array can be longer than a memory map. One that ends
+    /// before it begins reaches to the end of the address space.
     ///
     /// **Cost.** Gaps count as part of the heap: in its limit, and in its tables, which take 0.3 bytes for each page of
-    /// a [`PageHeap`](crate::PageHeap), and a 230th of the range for a [`Heap`](crate::Heap) or a `GlobalHeap`: 4 MiB
+    /// a [`PageHeap`](crate::PageHeap), and a 200th of the range for a [`Heap`](crate::Heap) or a `GlobalHeap`: 5 MiB
     /// for 1 GiB. Tables lie in the highest piece that has room for them, and pieces above that are not used. If pieces
-    /// lie very far apart, give each a heap of its own.
+    /// lie very far apart, give each a heap of its own. Where several heaps share a region, what tables below a gap
+    /// have left unused above it is available again once the last of the heaps is dropped.
     ///
     /// ```
     /// use core::ops::Range;
@@ -218,8 +220,7 @@ unsafe impl<const GAPS: usize> Source for Region<GAPS> {
     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         let (first, end) = (self.base.addr(), end_for(purpose));
         let part = self.ledger.take(first, end, bytes, align, &self.gaps)?;
-        // SAFETY: the part lies within the bytes that `new` was promised, all of one object.
-        let base = NonNull::new(unsafe { self.base.add(part.offset) })?;
+        let base = NonNull::new(self.base.wrapping_add(part.offset))?;
         Some(Reservation {
             base,
             bytes: part.bytes,
@@ -259,7 +260,9 @@ unsafe impl<const GAPS: usize> Source for Region<GAPS> {
         let start = start.addr().get();
         let end = start.saturating_add(bytes);
         let gaps = self.gaps.iter().filter(|gap| touches(gap, start, end));
-        let within = gaps.map(|gap| gap.start.addr().max(start) - start..gap.end.addr().min(end) - start);
+        let within = gaps
+            .map(addresses)
+            .map(|gap| gap.start.max(start) - start..gap.end.min(end) - start);
         within.min_by_key(|gap| gap.start)
     }
 

@@ -30,6 +30,7 @@
 
 extern crate std;
 
+use core::ops;
 use core::ptr::NonNull;
 use core::time::Duration;
 use std::format;
@@ -52,6 +53,8 @@ const BASE: usize = 1 << (usize::BITS / 16 * 11);
 #[derive(Debug)]
 pub struct Simulated<const COMMITS: bool = false> {
     granule: usize,
+    /// Addresses.
+    gaps: Vec<ops::Range<usize>>,
     map: Mutex<Map>,
 }
 
@@ -139,6 +142,7 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         };
         Simulated {
             granule,
+            gaps: Vec::new(),
             map: Mutex::new(map),
         }
     }
@@ -155,6 +159,13 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
     pub fn with_base(self, base: usize) -> Self {
         self.map().base = base;
         self
+    }
+
+    /// Has gaps at these addresses; no two of them touch.
+    #[must_use]
+    pub fn with_gaps(self, gaps: &[ops::Range<usize>]) -> Self {
+        let gaps = gaps.to_vec();
+        Self { gaps, ..self }
     }
 
     /// Reports `contents` for prepared and released pages; by default [`Contents::Zero`].
@@ -237,6 +248,7 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         };
         let map = self.map();
         let checked = map.find(Purpose::Pages, start, bytes).and_then(|(index, offset)| {
+            self.check_gaps(start, bytes)?;
             let range = &map.ranges[index];
             let mask = self.granule - 1;
             let end = ((offset + bytes + mask) & !mask).min(range.bytes);
@@ -261,6 +273,14 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         refute(complaint);
     }
 
+    /// Checks that a range touches no gap.
+    fn check_gaps(&self, start: NonNull<u8>, bytes: usize) -> Result<(), String> {
+        match self.gap(start, bytes) {
+            Some(gap) => Err(format!("{gap:#x?} of it is a gap")),
+            None => Ok(()),
+        }
+    }
+
     /// Locks the map, even after a panic of a thread that held it: it is changed only after all checks.
     fn map(&self) -> MutexGuard<'_, Map> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
@@ -278,6 +298,9 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         let fails = map.count(verb, bytes);
         let checked = map.find(purpose, start, bytes).and_then(|(index, offset)| {
             map.ranges[index].check(offset..offset + bytes, from, self.granule)?;
+            if purpose == Purpose::Pages && verb != Verb::Prepare {
+                self.check_gaps(start, bytes)?;
+            }
             if purpose == Purpose::Metadata && !fails {
                 map.ranges[index].clear(offset, bytes)?;
             }
@@ -438,6 +461,14 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
                 panic!("{complaint}");
             }
         }
+    }
+
+    fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<ops::Range<usize>> {
+        let start = start.addr().get();
+        let within = |gap: &ops::Range<usize>| gap.start.max(start)..gap.end.min(start + bytes);
+        let gaps = self.gaps.iter().map(within).filter(|gap| !gap.is_empty());
+        gaps.map(|gap| gap.start - start..gap.end - start)
+            .min_by_key(|gap| gap.start)
     }
 
     /// A microsecond for each call of a verb.

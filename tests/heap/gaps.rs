@@ -1,11 +1,17 @@
 //! Memory in several pieces: what lies between them is never handed out and never touched.
 
+#![allow(
+    clippy::single_range_in_vec_init,
+    clippy::cloned_ref_to_slice_refs,
+    reason = "a list of one gap is one"
+)]
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::ptr::NonNull;
 
 use pageheap::PageUse;
-use pageheap::source::{Memory, OverSystem, Region, Source, Verbs};
+use pageheap::source::{Memory, OverSystem, Region, Source, Split, Verbs};
 use proptest::prelude::*;
 
 use super::*;
@@ -151,6 +157,130 @@ fn a_run_is_not_extended_into_a_gap() {
             .is_none()
     );
     assert!(heap.grow_in_place(run, PageCount(21)).is_some());
+}
+
+/// As many pages as fit below a gap, or above it, with their tables: what cannot be used is what the documents say.
+#[test]
+fn a_heap_opens_with_what_its_pieces_have() {
+    const KIB: usize = 1 << 10;
+    for (length, gap, least) in [
+        // RAM below the gap only.
+        (16 * KIB, 640..16 * KIB, 600),
+        (4 * KIB, 300..4 * KIB, 250),
+        (2 * KIB, 48..2 * KIB, 16),
+        // The piece above is too short for the tables.
+        (16 * KIB, 12_000..16 * KIB - 16, 11_800),
+        (16 * KIB, 16 * KIB - 65..16 * KIB - 64, 16_100),
+        (64 * KIB, 64 * KIB - 17..64 * KIB - 16, 64_800),
+        // It is not.
+        (16 * KIB, 12_000..15_000, 16_200),
+    ] {
+        let (gap, length) = (gap.start * KIB..gap.end * KIB, length * KIB);
+        let mut bytes = Bytes::new(length);
+        let heap: PageHeap<_> = PageHeap::new(bytes.region(&[gap.clone()]), Config::new(usize::MAX).caches(1))
+            .unwrap_or_else(|error| panic!("{length}, {gap:?}: {error}"));
+        let capacity = heap.capacity().0 * PAGE;
+        assert!(capacity >= least * KIB, "{length}, {gap:?}: {}", capacity / KIB);
+        drop(heap);
+        exercise(&mut bytes, &[gap]).expect("a heap");
+    }
+    // Behind several gaps, none of which leaves room above.
+    let gaps = [
+        2000 * KIB..2100 * KIB,
+        2110 * KIB..2200 * KIB,
+        2204 * KIB..3000 * KIB - 5,
+    ];
+    let mut bytes = Bytes::new(3000 * KIB);
+    let heap: PageHeap<_> = PageHeap::new(bytes.region(&gaps), Config::new(usize::MAX).caches(1)).expect("a heap");
+    assert!(heap.capacity().0 * PAGE > 1900 * KIB);
+    drop(heap);
+    exercise(&mut bytes, &gaps).expect("a heap");
+}
+
+#[test]
+fn a_source_behind_another_has_its_gaps() {
+    fn gaps_of<S: Memory>(source: S) -> usize {
+        let heap: PageHeap<S> = PageHeap::new(source, Config::new(usize::MAX)).expect("a heap");
+        exhaust(&heap, 1);
+        heap.stats().gaps.0
+    }
+    let gap = 100_000..200_000;
+    let mut bytes = Bytes::new(1 << 20);
+    assert_eq!(gaps_of::<&Region<1>>(&bytes.region(&[gap.clone()])), 13);
+    assert_eq!(gaps_of(Box::new(bytes.region(&[gap.clone()]))), 13);
+    assert_eq!(gaps_of(std::sync::Arc::new(bytes.region(&[gap.clone()]))), 13);
+    let mut tables = Bytes::new(1 << 16);
+    assert_eq!(
+        gaps_of(Split::new(bytes.region(&[gap.clone()]), tables.region(&[]))),
+        13
+    );
+    bytes.assert_untouched(&[gap]);
+}
+
+#[test]
+fn a_gap_that_ends_before_it_begins_reaches_to_the_end() {
+    let mut bytes = Bytes::new(1 << 20);
+    let base = bytes.0.as_mut_ptr();
+    // SAFETY: the heap is dropped before its bytes.
+    let region = unsafe { Region::new(base, 1 << 20) };
+    let region = region.with_gaps([base.wrapping_add(500_000)..std::ptr::null_mut()]);
+    let heap: PageHeap<_> = PageHeap::new(region, Config::new(usize::MAX)).expect("a heap");
+    exhaust(&heap, 1);
+    drop(heap);
+    let gap = 500_000..1 << 20;
+    bytes.assert_untouched(&[gap]);
+}
+
+#[test]
+fn pages_of_a_gap_cannot_be_freed() {
+    let source = Simulated::new(4096).with_gaps(&[BASE + 10 * PAGE + 1..BASE + 12 * PAGE]);
+    let heap = over(source, Config::new(64 * PAGE).caches(1));
+    while heap.allocate(PageCount(1)).is_some() {}
+    let cache = heap.cache().expect("a cache");
+    for (start, pages) in [(10, 1), (11, 1), (9, 2), (9, 4), (0, 64)] {
+        let run = run(start, pages);
+        // SAFETY: pages of a simulated source are numbers.
+        let errors = unsafe { [heap.try_free(run), cache.try_free(run), heap.try_free_batch(&mut [run])] };
+        for error in errors {
+            let error = error.expect_err("part of it is a gap");
+            assert!(!error.is_free_already());
+            assert_eq!(error.address(), BASE + start.max(10) * PAGE, "{error}");
+        }
+        assert!(
+            heap.run_of(heap.address(PageIndex(start)).as_ptr(), pages * PAGE)
+                .is_none()
+        );
+    }
+    assert!(heap.allocate(PageCount(1)).is_none());
+    give(&heap, 12, 1);
+    give(&heap, 0, 10);
+    assert_eq!(heap.check(), Ok(()));
+}
+
+/// A source that knows the state of every page sees no verb for a gap, whatever the granule.
+#[test]
+fn no_verb_is_called_for_a_gap() {
+    fn work<const COMMITS: bool>(source: Simulated<COMMITS>) {
+        let gaps = [BASE + 70_000..BASE + 80_000, BASE + (3 << 20)..BASE + (9 << 20) + 1];
+        let heap = over(source.with_gaps(&gaps), Config::new(16 << 20).caches(1));
+        for pages in [1, 5, 40, 300] {
+            let mut runs: Vec<PageRun> = std::iter::from_fn(|| heap.allocate(PageCount(pages))).collect();
+            assert!(runs.len() * pages > 700, "{pages}");
+            for run in &runs {
+                let bytes = heap.pointer(*run);
+                heap.source().assert_ready(bytes.cast(), bytes.len());
+            }
+            // SAFETY: pages of a simulated source are numbers.
+            unsafe { heap.free_batch(&mut runs) };
+            assert!(heap.scavenge(PageCount(usize::MAX)).0 > 700);
+            assert_eq!(heap.check(), Ok(()));
+            let stats = heap.stats();
+            assert_eq!(stats.free.0 + stats.gaps.0, stats.grown.0, "{stats}");
+        }
+    }
+    work(Simulated::new(4 << 10));
+    work(Simulated::new(64 << 10));
+    work(Simulated::committing(4 << 10));
 }
 
 /// A source whose gaps are none.

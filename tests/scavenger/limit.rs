@@ -45,6 +45,38 @@ fn a_soft_limit_is_kept_by_those_who_allocate() {
     }
 }
 
+/// A gap neither counts as memory in use, nor uses up what a thread that assists may look at.
+#[test]
+fn a_gap_is_no_memory_to_the_scavenger() {
+    const MIB: usize = 1 << 20;
+    let gap = BASE + 32 * MIB..BASE + addresses(16 << 30).max(64 * MIB) - 32 * MIB;
+    let reserve = gap.end - BASE + 128 * MIB;
+    let source = Simulated::new(4096).with_gaps(std::slice::from_ref(&gap));
+    let heap = PageHeap::<Simulated>::new(source, Config::new(reserve)).unwrap();
+    // All of the low piece, a run above the gap, and another one, which needs memory where the low piece has some free.
+    let low: Vec<_> = (0..4096).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
+    heap.allocate(PageCount(1024)).unwrap();
+    heap.set_soft_limit(PageCount(6144));
+    // SAFETY: numbers, allocated above.
+    low[1..].iter().for_each(|run| unsafe { heap.free(*run) });
+    let high = heap.allocate(PageCount(5000)).unwrap();
+    assert!(heap.backed().0 <= 6144 + 256, "{}", heap.stats());
+    heap.set_soft_limit(PageCount(usize::MAX));
+    // SAFETY: as above.
+    unsafe { heap.free(high) };
+    // At work all the time: a tenth more than the peak stays backed.
+    let clock = Hand::default();
+    for _ in 0..2000 {
+        clock.pass(Duration::from_millis(100));
+        let run = heap.allocate(PageCount(1)).unwrap();
+        heap.tick(&clock);
+        // SAFETY: as above.
+        unsafe { heap.free(run) };
+    }
+    assert!(heap.backed().0 < 1500, "{}", heap.stats());
+    heap.check().unwrap();
+}
+
 #[test]
 fn where_all_is_live_a_soft_limit_costs_little_and_refuses_nothing() {
     let config = Config::new(1 << 28).soft_limit(PageCount(1000));

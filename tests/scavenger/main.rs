@@ -18,7 +18,7 @@ mod retention;
 mod snapshot;
 mod tick;
 
-use common::{by_width, new_heap};
+use common::{BASE, addresses, by_width, new_heap};
 
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;

@@ -209,7 +209,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 47 && full.to_string().contains("resident"),
+        names.len() == 48 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
@@ -338,7 +338,7 @@ fn pages_and_objects_have_the_same_figures_by_the_same_names() {
     let (pages, objects, all) = (parse(&pages), parse(&objects), json_of(&snapshot));
     assert_eq!(
         (pages.len(), objects.len(), all.as_object().unwrap().len()),
-        (25, 34, 37)
+        (26, 35, 38)
     );
     assert!(pages.iter().all(|(name, value)| objects[name] == *value));
     assert!(objects.iter().all(|(name, value)| all[name] == *value));

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 
+use pageheap::{Config, Heap};
 use proptest::prelude::*;
 
 use super::*;
@@ -227,4 +228,18 @@ fn metadata_lies_above_a_gap_or_below_it() {
     assert_eq!(gap, Some(50 * GRANULE + 1..60 * GRANULE));
     assert_eq!(region.gap(at(pages, 60 * GRANULE), GRANULE), None);
     assert_eq!(region.gap(at(pages, 55 * GRANULE), GRANULE), Some(0..GRANULE));
+}
+
+/// A heap that is dropped leaves a shared region as it was, also while another heap lives.
+#[test]
+fn heaps_that_come_and_go_leave_a_shared_region_as_it_was() {
+    let region: &'static Region = Box::leak(Box::new(Region::from_static(bytes(512 * GRANULE, 0))));
+    let config = Config::new(128 * GRANULE);
+    let first = Heap::new(region, config).expect("room");
+    let left = region.budget();
+    for _ in 0..20 {
+        drop(Heap::new(region, config).expect("room again"));
+        assert_eq!(region.budget(), left);
+    }
+    drop(first);
 }
