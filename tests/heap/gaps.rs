@@ -206,13 +206,15 @@ fn a_source_behind_another_has_its_gaps() {
     }
     let gap = 100_000..200_000;
     let mut bytes = Bytes::new(1 << 20);
-    assert_eq!(gaps_of::<&Region<1>>(&bytes.region(&[gap.clone()])), 13);
-    assert_eq!(gaps_of(Box::new(bytes.region(&[gap.clone()]))), 13);
-    assert_eq!(gaps_of(std::sync::Arc::new(bytes.region(&[gap.clone()]))), 13);
     let mut tables = Bytes::new(1 << 16);
+    let (alone, boxed) = (bytes.region(&[gap.clone()]), Box::new(bytes.region(&[gap.clone()])));
+    let shared = std::sync::Arc::new(bytes.region(&[gap.clone()]));
+    let split = Split::new(bytes.region(&[gap.clone()]), tables.region(&[]));
+    let pages = gaps_of(bytes.region(&[gap.clone()]));
+    assert!((13..=14).contains(&pages), "{pages}, depending on where the bytes lie");
     assert_eq!(
-        gaps_of(Split::new(bytes.region(&[gap.clone()]), tables.region(&[]))),
-        13
+        [gaps_of(&alone), gaps_of(boxed), gaps_of(shared), gaps_of(split)],
+        [pages; 4]
     );
     bytes.assert_untouched(&[gap]);
 }
