@@ -88,11 +88,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (!gap.is_empty()).then_some(PageIndex(gap.start))
     }
 
-    /// Whether all pages of a chunk lie in one gap.
+    /// Whether all pages of a chunk, part of which has been grown, lie in one gap.
     #[inline]
     pub(super) fn is_gap(&self, chunk: usize) -> bool {
         let start = chunk << G::CHUNK_SHIFT;
-        self.gap(start, start + G::CHUNK_PAGES) == (start..start + G::CHUNK_PAGES)
+        let end = (start + G::CHUNK_PAGES).min(self.set.grown());
+        self.gap(start, end) == (start..end)
     }
 
     /// The page that contains an address, if it lies in the grown part of the heap and in no gap.
