@@ -61,10 +61,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(super) fn outside(&self, run: PageRun) -> FreeError {
         let grown = self.set.grown();
         // Clamped, because other threads may grow the heap meanwhile.
-        let page = match self.gap_page_of(run) {
-            Some(page) if page.0 < grown => page.0,
-            _ => grown.clamp(run.start().0, run.end().0 - 1),
-        };
+        let end = grown.clamp(run.start().0, run.end().0 - 1);
+        let inside = PageRun::new(
+            run.start(),
+            PageCount(run.end().0.min(grown).saturating_sub(run.start().0)),
+        );
+        let page = inside.and_then(|run| self.gap_page_of(run)).map_or(end, |page| page.0);
         FreeError::outside(page, G::PAGE_BYTES, self.base, grown << G::PAGE_SHIFT)
     }
 

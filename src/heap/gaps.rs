@@ -16,11 +16,12 @@
 #![forbid(unsafe_code)]
 
 use core::ops::Range;
+use core::ptr::NonNull;
 
 use crate::bitmap;
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::metadata::offset;
-use crate::source::{Reservation, Source};
+use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::PageHeap;
@@ -38,6 +39,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 self.set.extend(pages, mark);
             }
             if !gap.is_empty() {
+                self.counters.gaps.add(gap.len() as u64);
                 self.set.skip(gap.len());
             }
             start = gap.end;
@@ -56,7 +58,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         first..behind.clamp(first + 1, end)
     }
 
-    /// The gaps between two pages, in order.
+    /// The gaps between two pages, in order. Looks at all gaps for each gap.
     fn gaps(&self, start: usize, end: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         let mut start = start;
         core::iter::from_fn(move || {
@@ -66,10 +68,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         })
     }
 
-    /// Of the first `grown` pages, how many are memory. Looks at all gaps for each gap.
+    /// Of the first `grown` pages, how many are memory. (If the heap is just growing, about as many.)
     #[inline]
     pub(super) fn memory_in(&self, grown: usize) -> usize {
-        grown - self.gaps(0, grown).map(|gap| gap.len()).sum::<usize>()
+        grown.saturating_sub(self.counters.gaps.get() as usize)
     }
 
     /// The pages of a word that lie in gaps, below page `end`.
@@ -103,14 +105,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.gap(page.0, page.0 + 1).is_empty().then_some(page)
     }
 
-    /// Bytes from the start of a reservation to its last gap, if it has any.
-    pub(super) fn bytes_below_gap(source: &S, pages: Reservation) -> Option<usize> {
+    /// Bytes from `base` to the last gap in `bytes` bytes, if there is one.
+    pub(super) fn bytes_below_gap(source: &S, base: NonNull<u8>, bytes: usize) -> Option<usize> {
+        let bytes = bytes.min(usize::MAX - base.addr().get());
         let (mut from, mut last) = (0, None);
-        while from < pages.bytes
-            && let Some(gap) = source.gap(offset(pages.base, from), pages.bytes - from)
+        while from < bytes
+            && let Some(gap) = source.gap(offset(base, from), bytes - from)
         {
-            last = Some(from.saturating_add(gap.start));
-            from = from.saturating_add(gap.end.max(1));
+            last = Some(from.saturating_add(gap.start).min(bytes));
+            // At least a page, whatever a source says.
+            from = from.saturating_add(gap.end.max(G::PAGE_BYTES));
         }
         last
     }

@@ -47,10 +47,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (mut wish, spared) = (all.max(unit), spared.max(unit));
         // If the source does not have even the minimum, take as much as it has.
         let mut least = least.min(spared & !(unit - 1));
-        let mut failure = NewHeapError::NoPages;
+        let (mut failure, mut has_shrunk) = (NewHeapError::NoPages, false);
         loop {
             let bytes = wish & !(unit - 1);
-            let mut below_gap = 0;
+            let mut fallback = 0;
             if let Some(pages) = Self::reserve_pages(source, bytes, align, config.huge_pages, &mut calls) {
                 let capacity = bytes >> G::PAGE_SHIFT;
                 let plan = Plan::new::<G>(capacity, slots, granule);
@@ -68,22 +68,27 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                     }
                 }
                 failure = NewHeapError::NoMetadata;
-                // Perhaps they have no room above the last gap: so try what has room below it, together with them.
-                below_gap = Self::bytes_below_gap(source, pages)
-                    .filter(|_| !S::APART)
-                    .map_or(0, |bytes| Self::fitting(wish - 1, bytes, slots, granule));
+                // Perhaps they have no room above the last gap: so try what has room below it, together with them. Or
+                // the source counts in longer units than its granule, so that a little less would do.
+                let tables = plan.map_or(0, |plan| plan.total().saturating_add(2 * unit));
+                let below = Self::bytes_below_gap(source, pages.base, bytes.saturating_add(tables));
+                let fitting = below.map_or(0, |below| Self::fitting(bytes - unit, below, slots, granule));
+                fallback = fitting & !(unit - 1);
+                if !core::mem::replace(&mut has_shrunk, true) {
+                    fallback = fallback.max(bytes.saturating_sub(tables) & !(unit - 1));
+                }
                 calls.unreserve += 1;
                 // SAFETY: just reserved, and nothing refers to it.
                 unsafe { source.unreserve(Purpose::Pages, pages) };
             }
-            if below_gap > 0 {
-                least = least.min(below_gap);
+            if fallback > 0 {
+                least = least.min(fallback);
             }
             if wish <= least {
                 return Err(failure);
             }
             wish = if wish > spared { spared } else { lower(wish) }
-                .max(below_gap)
+                .max(fallback)
                 .max(least);
         }
     }

@@ -25,7 +25,8 @@ impl Counter {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    #[inline]
+    pub(super) fn get(&self) -> u64 {
         // Relaxed: a statistic.
         self.0.load(Ordering::Relaxed)
     }
@@ -34,6 +35,8 @@ impl Counter {
 #[derive(Debug)]
 pub(super) struct Counters {
     pub(super) growths: Counter,
+    /// Pages grown across that are not memory.
+    pub(super) gaps: Counter,
     pub(super) refusals: Counter,
     pub(super) reserve: Counter,
     pub(super) prepare: Counter,
@@ -54,6 +57,7 @@ impl Counters {
         let zero = || Counter(AtomicU64::new(0));
         Self {
             growths: zero(),
+            gaps: zero(),
             refusals: zero(),
             reserve: zero(),
             prepare: zero(),
@@ -177,7 +181,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (grown, free, scavenged) = self.set.count();
         (stats.grown, stats.free) = (PageCount(grown), PageCount(free));
         stats.scavenged.0 += scavenged;
-        stats.gaps = PageCount(grown - self.memory_in(grown));
+        stats.gaps = PageCount(self.counters.gaps.get() as usize);
         let in_use = grown.saturating_sub(free).saturating_sub(stats.cached.0);
         stats.in_use = PageCount(in_use.saturating_sub(stats.gaps.0));
         stats.metadata_bytes = self.metadata.bytes();

@@ -386,7 +386,7 @@ impl<S: Source + 'static> Objects<S> {
         self.centrals.get(class.index())
     }
 
-    /// Whether the address lies in the part of the heap that has grown.
+    /// Whether the address lies in the part of the heap that has grown, and in no gap.
     pub fn contains(&self, address: *const u8) -> bool {
         self.heap.memory_page_of(address).is_some()
     }

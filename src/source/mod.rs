@@ -166,7 +166,7 @@ impl Reservation {
 /// * after `prepare` (and, where [`COMMITS`](Self::COMMITS) is true, `commit`) a range of [`Purpose::Pages`] is what
 ///   the source's users take it for, outside its gaps: memory that may be read and written, if the source is
 ///   [`Memory`];
-/// * [`gap`](Self::gap) returns the same for a range at every call;
+/// * [`gap`](Self::gap) tells of the same gaps at every call, whatever range it is asked for;
 /// * [`Contents::Zero`] is returned only if every byte of the range, outside its gaps, reads as zero until it is next
 ///   written;
 /// * a failed verb changes no state, and no contents except those that it was to destroy; and a verb touches nothing
@@ -294,9 +294,11 @@ pub unsafe trait Source {
 
     /// The first gap in a range of [`Purpose::Pages`], in bytes from `start`: a part that is not memory and never will
     /// be, such as device registers between two pieces of RAM. The heap never hands out a page that touches a gap.
-    /// Reservations contain gaps, and so may ranges for `prepare` and `advise`, which do nothing there; ranges for
-    /// `commit`, `release`, `release_lazily` and `clear` do not. By default there are none. Time: it is called for each
-    /// free of a page or run without a layer above.
+    /// Reservations contain gaps, and so may ranges for `prepare` and `advise`, which do nothing there, and for `trim`;
+    /// ranges for `commit`, `release`, `release_lazily` and `clear` do not. The range asked for may end beyond the
+    /// reservation. By default there are no gaps.
+    ///
+    /// It is called when the heap grows, and for each run that is freed without an object layer above.
     fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
         let _ = (start, bytes);
         None

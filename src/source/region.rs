@@ -116,15 +116,16 @@ impl Region {
     }
 
     /// The same region with gaps: ranges of addresses in it that are not memory, or that something else uses. Nothing
-    /// there is read, written or handed out, nor is any other byte of a page that touches one. They may come in any
-    /// order, overlap, be empty, or reach beyond the region; so an array can be longer than a memory map. One that ends
-    /// before it begins reaches to the end of the address space.
+    /// there is read, written or handed out, and no page that touches one is handed out. They may come in any order,
+    /// overlap, be empty, or reach beyond the region; so an array can be longer than a memory map. One that ends before
+    /// it begins reaches to the end of the address space.
     ///
     /// **Cost.** Gaps count as part of the heap: in its limit, and in its tables, which take 0.3 bytes for each page of
     /// a [`PageHeap`](crate::PageHeap), and a 200th of the range for a [`Heap`](crate::Heap) or a `GlobalHeap`: 5 MiB
     /// for 1 GiB. Tables lie in the highest piece that has room for them, and pieces above that are not used. If pieces
-    /// lie very far apart, give each a heap of its own. Where several heaps share a region, what tables below a gap
-    /// have left unused above it is available again once the last of the heaps is dropped.
+    /// lie far apart, give each a heap of its own: 4.5 MiB at the bottom of 1 GiB hold little more than the tables.
+    /// Where several heaps share a region, what tables below a gap have left unused above it is available again once
+    /// the last of the heaps is dropped.
     ///
     /// ```
     /// use core::ops::Range;
@@ -240,7 +241,7 @@ unsafe impl<const GAPS: usize> Source for Region<GAPS> {
                 self.metadata_above.fetch_min(part.offset, Ordering::Relaxed);
                 // SAFETY: the caller promises a Reserved range of this region: these are our bytes, and nobody uses
                 // them.
-                unsafe { self.base.add(part.offset).write_bytes(0, bytes) };
+                unsafe { start.as_ptr().write_bytes(0, bytes) };
                 Ok(Contents::Zero)
             }
         }

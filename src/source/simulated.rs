@@ -465,7 +465,7 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
 
     fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<ops::Range<usize>> {
         let start = start.addr().get();
-        let within = |gap: &ops::Range<usize>| gap.start.max(start)..gap.end.min(start + bytes);
+        let within = |gap: &ops::Range<usize>| gap.start.max(start)..gap.end.min(start.saturating_add(bytes));
         let gaps = self.gaps.iter().map(within).filter(|gap| !gap.is_empty());
         gaps.map(|gap| gap.start - start..gap.end - start)
             .min_by_key(|gap| gap.start)

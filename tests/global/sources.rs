@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 
-use pageheap::Config;
 use pageheap::source::{Contents, OverSystem, Purpose, Refused, Region, Reservation, System, Verbs};
+use pageheap::{Config, Heap};
 
 use super::*;
 
@@ -200,6 +200,49 @@ fn a_heap_in_several_pieces_leaves_gaps_alone() {
     }
     let stats = HEAP.stats().pages;
     assert!(stats.gaps.0 > (2_400_001 >> 13) - 4, "{stats}");
+}
+
+/// In a process of its own: what looks at the gap, which cannot be read, dies of that, and not with a message.
+#[test]
+fn a_block_freed_in_a_gap_is_found_without_looking_there() {
+    const CHILD: &str = "PAGEHEAP_TEST_GAP";
+    const BYTES: usize = 8 << 20;
+    if std::env::var_os(CHILD).is_none() {
+        let mut command = child::command("sources::a_block_freed_in_a_gap_is_found_without_looking_there");
+        let output = child::output(command.env(CHILD, "1"));
+        let (said, errors) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        let address = said
+            .lines()
+            .find_map(|line| line.split_once("frees "))
+            .expect("an address")
+            .1;
+        assert!(
+            !output.status.success() && errors.contains("pageheap: ") && errors.contains(address),
+            "{output:?}"
+        );
+        return;
+    }
+    let all = System.reserve(Purpose::Pages, BYTES, 1 << 21).expect("addresses");
+    let at = |offset: usize| all.base.as_ptr().wrapping_add(offset);
+    let gap = BYTES / 4..BYTES / 2;
+    for piece in [0..gap.start, gap.end..BYTES] {
+        let start = NonNull::new(at(piece.start)).unwrap();
+        // SAFETY: reserved above.
+        unsafe { System.prepare(Purpose::Pages, start, piece.len()) }.unwrap();
+    }
+    // SAFETY: reserved for this heap, and memory but for the gap.
+    let region = unsafe { Region::new(all.base.as_ptr(), BYTES) };
+    let region = region.with_gaps([at(gap.start)..at(gap.end)]);
+    let heap = Heap::new(region, Config::new(usize::MAX)).unwrap();
+    // Until it has grown across the gap.
+    while heap.allocate(layout(1000, 8)).is_some() {}
+    let block = NonNull::new(at(gap.start + (1 << 20))).unwrap();
+    println!("frees {:#x}", block.addr());
+    // SAFETY: it is not: that is to be found.
+    unsafe { heap.free(block, layout(1000, 8)) };
 }
 
 /// Small enough for Miri: every path except growth, from two threads at once.

@@ -2,7 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use pageheap::{Config, Heap};
+use pageheap::source::System;
+use pageheap::{Config, Heap, PageHeap};
 use proptest::prelude::*;
 
 use super::*;
@@ -242,4 +243,22 @@ fn heaps_that_come_and_go_leave_a_shared_region_as_it_was() {
         assert_eq!(region.budget(), left);
     }
     drop(first);
+}
+
+/// Such a region is divided in units longer than its granule, of which tables and pages lose one each.
+#[test]
+#[cfg(all(unix, target_pointer_width = "64"))]
+fn a_heap_has_nearly_all_of_a_terabyte() {
+    const BYTES: usize = 1 << 40;
+    const TOP: usize = 1 << 32;
+    let all = System.reserve(Purpose::Pages, BYTES, 1 << 21).expect("addresses");
+    // SAFETY: reserved above; the tables will lie in this part.
+    unsafe { System.prepare(Purpose::Pages, at(all, BYTES - TOP), TOP) }.expect("no memory is behind it yet");
+    // SAFETY: a heap of pages touches its tables only.
+    let region = unsafe { Region::new(all.base.as_ptr(), BYTES) };
+    let heap: PageHeap<&Region> = PageHeap::new(&region, Config::new(usize::MAX)).expect("a heap");
+    assert!(heap.capacity().0 > BYTES / 8192 / 100 * 99, "{heap:?}");
+    drop(heap);
+    // SAFETY: reserved above, and no longer used.
+    unsafe { System.unreserve(Purpose::Pages, all) };
 }
