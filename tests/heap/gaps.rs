@@ -334,4 +334,17 @@ proptest! {
         }
         bytes.assert_untouched(&gaps);
     }
+
+    /// The tables would lie there: they lie below the gaps, or above, or between, and little is lost.
+    #[test]
+    fn gaps_near_the_end(
+        length in 300_000_usize..3 << 20,
+        gaps in prop::array::uniform3((1_usize..60_000, 1_usize..20_000)),
+    ) {
+        let gaps = gaps.map(|(before, bytes)| length - before..length - before + bytes);
+        let pages = exercise(&mut Bytes::new(length), &gaps).expect("a heap");
+        // At most 24 KiB are tables or lost to alignment, at either end.
+        let first = gaps.iter().map(|gap| gap.start).min().expect("three");
+        prop_assert!(pages + 6 >= first / PAGE, "{pages} pages, {length} bytes, {gaps:?}");
+    }
 }
