@@ -10,6 +10,7 @@
 //! | I4 | an inner node promises at least the merge of its children |
 //! | I5 | no run of a hint's length lies wholly below the hint |
 //! | I6 | a page in a cache is not free, and in no other cache |
+//! | I20 | a page in a gap is neither free nor in a cache |
 //!
 //! O(heap): 0.4 ns a word and 40 ns a chunk. Tests, models and fuzz targets call it after every step or at the end.
 
@@ -48,6 +49,8 @@ enum Kind {
     },
     /// I6.
     Cached { page: usize },
+    /// I20.
+    Gap { page: usize },
     /// I5.
     Hint { length: usize, hint: usize, run: usize },
 }
@@ -78,6 +81,16 @@ impl<G: Shape> FreeSet<G> {
         }
         let page = word * WORD_PAGES + twice.trailing_zeros() as usize;
         Err(self.fault(word / G::CHUNK_WORDS, Kind::Cached { page }))
+    }
+
+    /// I20, for a word some of whose pages lie in gaps; those that are `cached` are in caches.
+    pub(crate) fn check_gaps(&self, word: usize, gaps: u64, cached: u64) -> Result<(), Fault> {
+        let wrong = gaps & (self.free.load(word) | cached);
+        if wrong == 0 {
+            return Ok(());
+        }
+        let page = word * WORD_PAGES + wrong.trailing_zeros() as usize;
+        Err(self.fault(word / G::CHUNK_WORDS, Kind::Gap { page }))
     }
 
     fn check_chunk(&self, chunk: usize) -> Result<(), Fault> {
@@ -184,6 +197,7 @@ impl fmt::Display for Fault {
                 write!(f, "I2: page {page} is free, but only {grown} pages were grown")?
             }
             Kind::Cached { page } => write!(f, "I6: page {page} is in a cache, and free or in another")?,
+            Kind::Gap { page } => write!(f, "I20: page {page} is in a gap, and free or in a cache")?,
             Kind::Summary {
                 level,
                 index,

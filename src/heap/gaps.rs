@@ -10,6 +10,8 @@
 //! that somebody has allocated, and nobody ever frees them. So no search, cache or scavenger knows of gaps, and a
 //! source without any costs nothing. What gaps do cost is tables: as much per page as other pages.
 //!
+//! I20: a page in a gap is neither free nor in a cache.
+//!
 //! Worked example: pages of 8 KiB, a gap from byte 30,000 to byte 50,000. It begins in page 3 and ends in page 6, so
 //! pages 3 to 6 are lost, 32 KiB for a gap of 20 KB.
 
@@ -19,6 +21,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::bitmap;
+use crate::check::Fault;
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::source::Source;
@@ -80,6 +83,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let start = word * WORD_PAGES;
         let gaps = self.gaps(start, end.min(start + WORD_PAGES));
         gaps.fold(0, |bits, gap| bits | bitmap::mask(gap.start - start, gap.len()))
+    }
+
+    /// I20. Looks at the words that gaps touch.
+    pub(super) fn check_gaps(&self) -> Result<(), Fault> {
+        let grown = self.set.grown();
+        let words = |gap: Range<usize>| gap.start / WORD_PAGES..gap.end.div_ceil(WORD_PAGES);
+        self.gaps(0, grown).flat_map(words).try_for_each(|word| {
+            let gaps = self.gaps_in_word(word, grown);
+            self.set.check_gaps(word, gaps, self.cached_in(word))
+        })
     }
 
     /// The first page of a grown run that lies in a gap.

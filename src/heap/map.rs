@@ -151,7 +151,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// The pages of a word that are in caches.
-    fn cached_in(&self, word: usize) -> u64 {
+    pub(super) fn cached_in(&self, word: usize) -> u64 {
         let mut cached = 0;
         self.for_each_slot(|slot| {
             for (index, pages) in slot.words() {

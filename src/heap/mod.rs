@@ -580,6 +580,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The first broken invariant; the fault draws the state.
     pub fn check(&self) -> Result<(), Fault> {
         self.set.check()?;
-        self.check_caches()
+        self.check_caches()?;
+        self.check_gaps()
     }
 }

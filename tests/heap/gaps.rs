@@ -266,6 +266,20 @@ fn pages_of_a_gap_cannot_be_freed() {
     assert_eq!(heap.check(), Ok(()));
 }
 
+#[test]
+fn the_check_finds_a_free_page_in_a_gap() {
+    let heap = over(
+        Simulated::new(4096).with_gaps(&[BASE + 70 * PAGE..BASE + 71 * PAGE]),
+        Config::new(128 * PAGE),
+    );
+    while heap.allocate(PageCount(1)).is_some() {}
+    assert_eq!(heap.check(), Ok(()));
+    // As a stray write might.
+    heap.free_set().release(70, 1).expect("it was not free");
+    let fault = heap.check().expect_err("a page in a gap is free").to_string();
+    assert!(fault.contains("I20: page 70 is in a gap"), "{fault}");
+}
+
 /// A source that knows the state of every page sees no verb for a gap, whatever the granule.
 #[test]
 fn no_verb_is_called_for_a_gap() {
