@@ -20,7 +20,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn into_source(self) -> S {
         let mut heap = core::mem::ManuallyDrop::new(self);
         heap.give_up();
-        // SAFETY: read once; the heap is not dropped or used again, and nothing else in it has a drop.
+        // SAFETY: read once: the heap, from which it is moved out, is neither dropped nor used again. (What else is in
+        // it has no drop; it would leak.)
         unsafe { core::ptr::read(&raw const heap.source) }
     }
 

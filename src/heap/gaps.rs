@@ -3,7 +3,7 @@
 //! ```text
 //!   source   ├──── RAM ────┤░░░ gap ░░░├─────── RAM ───────┤
 //!   pages    │ 0 │ 1 │ 2 │ 3 │ 4 │ 5 │ 6 │ 7 │ 8 │ 9 │
-//!                          └─ never free ─┘                     a page that touches a gap is part of it
+//!                        └── never free ─┘        a page that touches a gap is part of it
 //! ```
 //!
 //! The source says where they are ([`Source::gap`]). When the heap grows across one, its pages enter the set as pages

@@ -202,11 +202,12 @@ impl Ledger {
                     let highest = ceiling.checked_sub(units)?;
                     let start = highest.checked_sub(past_align(highest) >> self.unit_shift)?;
                     let address = |unit: usize| grid.origin.saturating_add(unit << self.unit_shift);
-                    let Some(gap) = gaps.iter().find(|gap| touches(gap, address(start), address(ceiling))) else {
+                    let is_in_it = |gap: &Range<usize>| !within(gap, address(start), address(ceiling)).is_empty();
+                    let Some(gap) = gaps.iter().map(addresses).find(is_in_it) else {
                         break start;
                     };
                     // Below it. The units above are lost until this end holds nothing more.
-                    ceiling = gap.start.addr().checked_sub(grid.origin)? >> self.unit_shift;
+                    ceiling = gap.start.checked_sub(grid.origin)? >> self.unit_shift;
                 };
                 // What alignment leaves below the reservation above belongs to this one, so giving back is exact.
                 next.top = taken.top.grown_to(grid.units - start)?;
@@ -228,10 +229,16 @@ pub(super) fn addresses(gap: &Range<*mut u8>) -> Range<usize> {
     start..if end < start { usize::MAX } else { end }
 }
 
-/// Whether a gap has addresses from `start` on and below `end`.
-pub(super) fn touches(gap: &Range<*mut u8>, start: usize, end: usize) -> bool {
-    let gap = addresses(gap);
-    !gap.is_empty() && gap.start < end && gap.end > start
+/// The part of a gap from `start` on and below `end`; perhaps empty.
+fn within(gap: &Range<usize>, start: usize, end: usize) -> Range<usize> {
+    gap.start.max(start)..gap.end.min(end)
+}
+
+/// The first gap in `bytes` bytes from the address `start`, in bytes from there. The gaps may be in any order.
+pub(super) fn first_gap(gaps: impl Iterator<Item = Range<usize>>, start: usize, bytes: usize) -> Option<Range<usize>> {
+    let parts = gaps.map(|gap| within(&gap, start, start.saturating_add(bytes)));
+    let gap = parts.filter(|part| !part.is_empty()).min_by_key(|part| part.start)?;
+    Some(gap.start - start..gap.end - start)
 }
 
 /// Units of a range.

@@ -30,7 +30,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ledger::{End, Ledger, Part, addresses, touches};
+use super::ledger::{End, Ledger, Part, addresses, first_gap};
 use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// A [`Source`] over bytes that the caller owns.
@@ -258,13 +258,7 @@ unsafe impl<const GAPS: usize> Source for Region<GAPS> {
     }
 
     fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
-        let start = start.addr().get();
-        let end = start.saturating_add(bytes);
-        let gaps = self.gaps.iter().filter(|gap| touches(gap, start, end));
-        let within = gaps
-            .map(addresses)
-            .map(|gap| gap.start.max(start) - start..gap.end.min(end) - start);
-        within.min_by_key(|gap| gap.start)
+        first_gap(self.gaps.iter().map(addresses), start.addr().get(), bytes)
     }
 
     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {

@@ -38,6 +38,7 @@ use std::string::String;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
+use super::ledger::first_gap;
 use super::{Contents, HugePages, Purpose, Refused, Reservation, Source};
 use map::{Map, Plan, Range};
 
@@ -161,7 +162,7 @@ impl<const COMMITS: bool> Simulated<COMMITS> {
         self
     }
 
-    /// Has gaps at these addresses; no two of them touch.
+    /// Has gaps at these addresses.
     #[must_use]
     pub fn with_gaps(self, gaps: &[ops::Range<usize>]) -> Self {
         let gaps = gaps.to_vec();
@@ -464,11 +465,7 @@ unsafe impl<const COMMITS: bool> Source for Simulated<COMMITS> {
     }
 
     fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<ops::Range<usize>> {
-        let start = start.addr().get();
-        let within = |gap: &ops::Range<usize>| gap.start.max(start)..gap.end.min(start.saturating_add(bytes));
-        let gaps = self.gaps.iter().map(within).filter(|gap| !gap.is_empty());
-        gaps.map(|gap| gap.start - start..gap.end - start)
-            .min_by_key(|gap| gap.start)
+        first_gap(self.gaps.iter().cloned(), start.addr().get(), bytes)
     }
 
     /// A microsecond for each call of a verb.
