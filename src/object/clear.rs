@@ -15,7 +15,7 @@
 //!
 //! **In vain.** A question was in vain if an eighth or more of the block was in use, or the source does not know.
 //! After one such answer the next block of that size is written without asking; after two in a row the next three,
-//! then seven, and so on up to 63. So a program with dense blocks pays little, for one in 64 of them (8 µs for 1 MiB,
+//! then seven, and so on up to 255. So a program with dense blocks pays little, for one in 256 of them (8 µs for 1 MiB,
 //! 60 for 64; with every eighth page in use, 800), and a program whose use becomes sparse is noticed.
 //!
 //! Cost: a load and a store for a block of 1 MiB or more.
@@ -36,7 +36,7 @@ const ASKED_BYTES: usize = 1 << 20;
 const WIPED_BYTES: usize = 32 << 20;
 
 /// After vain questions, the number left out is at most two to this power, less one.
-const MOST_FAILURES: u8 = 6;
+const MOST_FAILURES: u8 = 8;
 
 /// How many sizes are told apart, by doublings; the last one covers all larger blocks.
 const SIZES: usize = 8;
@@ -93,7 +93,7 @@ impl Hope {
             (self.failures.load(Ordering::Relaxed) + 1).min(MOST_FAILURES)
         };
         self.failures.store(failures, Ordering::Relaxed);
-        self.waits.store((1 << failures) - 1, Ordering::Relaxed);
+        self.waits.store(((1_u16 << failures) - 1) as u8, Ordering::Relaxed);
     }
 }
 
@@ -133,9 +133,9 @@ mod tests {
         };
         let asked = |sparse| (0..1000).filter(|_| ask(ASKED_BYTES, sparse)).count();
         assert_eq!(asked(true), 1000);
-        assert_eq!(asked(false), 20, "1, 2, 4, 8, 16, 32 apart, and 64 from there on");
+        assert_eq!(asked(false), 10, "1, 2, 4 … 128 apart, and 256 from there on");
         assert!(ask(2 * ASKED_BYTES, false), "another size is another matter");
-        let wait = (0..64).position(|_| ask(ASKED_BYTES, true));
+        let wait = (0..=u8::MAX).position(|_| ask(ASKED_BYTES, true));
         assert!(wait.is_some(), "who changes his ways is found out");
         assert_eq!(asked(true), 1000);
         assert!(

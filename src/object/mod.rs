@@ -239,12 +239,15 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Like [`allocate`](Self::allocate), for memory that must be zero; the caller passes the result to
-    /// [`zero`](Self::zero).
+    /// Allocates memory that must be zero; the caller passes the result to [`zero`](Self::zero). Unlike
+    /// [`allocate`](Self::allocate) it also looks on the shelf: next to the zeroing, that costs nothing.
     pub fn allocate_to_zero(&self, thread: &Thread, layout: Layout) -> Option<ToZero> {
         Some(match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => ToZero::Slot(self.allocate_slot(thread, class)?),
-            None => ToZero::Run(self.allocate_run(thread, layout)?),
+            None => ToZero::Run(
+                self.shelved_run(thread, layout)
+                    .or_else(|| self.allocate_run(thread, layout))?,
+            ),
         })
     }
 

@@ -34,6 +34,14 @@ const fn is_entered(layout: Layout) -> bool {
     layout.align() <= MOST_ENTERED_ALIGN
 }
 
+/// A run with memory behind it, and arbitrary contents.
+const fn used(run: PageRun) -> Allocation {
+    Allocation {
+        run,
+        scavenged: PageCount::ZERO,
+    }
+}
+
 /// The outcome of putting a block in a shelf's hand.
 #[derive(Debug)]
 pub enum Hold<'a> {
@@ -109,6 +117,13 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
+    /// A large block from the thread's shelf, with arbitrary contents.
+    pub(super) fn shelved_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
+        let length = Length::of(layout)?;
+        let start = self.spans.page_of(self.run_from_shelf(thread, length)?);
+        Some(used(PageRun::known(start.0, length.pages())))
+    }
+
     /// Allocates a large block that no shelf had.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
         let pages = pages_for(layout);
@@ -117,10 +132,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.share_shelves(thread);
         if let Some(run) = self.cut_from_shelf(thread, layout) {
-            return Some(Allocation {
-                run,
-                scavenged: PageCount::ZERO,
-            });
+            return Some(used(run));
         }
         let attempt = || {
             let allocation = if layout.align() <= PAGE_BYTES {

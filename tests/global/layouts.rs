@@ -123,6 +123,23 @@ fn zeroed_is_zero_after_any_history() {
     }
 }
 
+/// Not beside it, in pages of its own.
+#[test]
+fn a_zeroed_block_takes_the_place_of_the_one_freed_last() {
+    let layout = layout(100 << 10, 8);
+    // SAFETY: not of size zero; the bytes read are the block's.
+    unsafe {
+        let first = HEAP.alloc(layout);
+        first.write_bytes(0xA5, layout.size());
+        HEAP.dealloc(first, layout);
+        let memory = HEAP.alloc_zeroed(layout);
+        assert_eq!(memory, first);
+        let bytes = std::slice::from_raw_parts(memory, layout.size());
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        HEAP.dealloc(memory, layout);
+    }
+}
+
 #[test]
 fn a_block_keeps_its_bytes_from_every_size_to_every_size() {
     let sizes: Vec<usize> = (0..21)
