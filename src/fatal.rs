@@ -55,7 +55,7 @@ pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
 /// a terminal might interpret become question marks. May change `errno`.
 #[cold]
 #[inline(never)]
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 pub(crate) fn warn(parts: &[&[u8]]) {
     let mut line = Line {
         bytes: [0; 200],
@@ -66,9 +66,7 @@ pub(crate) fn warn(parts: &[&[u8]]) {
         line.push_byte(if matches!(byte, b' '..=b'~') { byte } else { b'?' });
     }
     line.push("\n");
-    let text = line.text();
-    // SAFETY: the bytes are initialised and live; a failed write changes only `errno`, which the caller preserves.
-    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    system::write(line.text());
 }
 
 struct Line {
@@ -104,36 +102,92 @@ impl Line {
     }
 }
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 fn finish(line: &mut Line) -> ! {
     line.push("\n");
-    let text = line.text();
-    // SAFETY: the bytes are initialised and live; a failed write changes nothing, and abort has no preconditions.
-    unsafe {
-        let _ = libc::write(2, text.as_ptr().cast(), text.len());
-        libc::abort()
+    system::write(line.text());
+    system::abort()
+}
+
+#[cfg(all(unix, feature = "std"))]
+mod system {
+    /// Writes to standard error. May change `errno`.
+    pub(super) fn write(text: &[u8]) {
+        // SAFETY: the bytes are initialised and live; a failed write changes nothing else.
+        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    }
+
+    pub(super) fn abort() -> ! {
+        // SAFETY: no preconditions.
+        unsafe { libc::abort() }
     }
 }
 
+#[cfg(all(windows, feature = "std"))]
+mod system {
+    use core::ptr;
+
+    use windows_sys::Win32::Storage::FileSystem::WriteFile;
+    use windows_sys::Win32::System::Console::{GetStdHandle, STD_ERROR_HANDLE};
+
+    /// Writes to standard error. May change the thread's error code.
+    pub(super) fn write(text: &[u8]) {
+        let mut written = 0;
+        // SAFETY: the bytes are initialised and live, and there is a place for the count; without a standard error the
+        // write fails.
+        unsafe {
+            let error = GetStdHandle(STD_ERROR_HANDLE);
+            WriteFile(error, text.as_ptr(), text.len() as u32, &mut written, ptr::null_mut());
+        }
+    }
+
+    /// Fails fast: no handler of the program runs.
+    pub(super) fn abort() -> ! {
+        std::process::abort()
+    }
+}
+
+/// Whether the process is ending, and all other threads have been stopped: then a lock that one of them held is never
+/// released.
+#[cfg(all(windows, feature = "std"))]
+pub(crate) fn is_shutting_down() -> bool {
+    #[cfg_attr(
+        target_arch = "x86",
+        link(name = "ntdll", kind = "raw-dylib", import_name_type = "undecorated")
+    )]
+    #[cfg_attr(not(target_arch = "x86"), link(name = "ntdll", kind = "raw-dylib"))]
+    unsafe extern "system" {
+        // Documented, but not in windows-sys.
+        safe fn RtlDllShutdownInProgress() -> u8;
+    }
+    RtlDllShutdownInProgress() != 0
+}
+
+/// Never: elsewhere threads run until the process has ended.
+#[cfg(not(all(windows, feature = "std")))]
+pub(crate) const fn is_shutting_down() -> bool {
+    false
+}
+
 /// 1 once the process is about to end through the program's panic handler.
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 static ENDING: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
 /// Whether the process is about to end through the program's panic handler: then the thread that stopped may hold any
 /// lock, and a thread that waits for one waits forever.
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 pub(crate) fn is_ending() -> bool {
     // Relaxed: the thread that stopped sees its own store; others may wait.
     ENDING.load(core::sync::atomic::Ordering::Relaxed)
 }
 
 /// Never: nothing of the program runs between the message and the end.
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 pub(crate) const fn is_ending() -> bool {
     false
 }
 
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 fn finish(line: &mut Line) -> ! {
     /// A panic cannot leave a function with a foreign calling convention: it ends the process (or, without std, the
     /// panic handler does).

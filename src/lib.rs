@@ -5,7 +5,7 @@
 //! them. The heap never reads or writes the pages it manages, so they may be anything that can be counted.
 //!
 //! ```
-//! # #[cfg(all(unix, feature = "std"))] {
+//! # #[cfg(all(any(unix, windows), feature = "std"))] {
 //! use pageheap::source::System;
 //! use pageheap::{Config, PageCount, PageHeap};
 //!
@@ -74,8 +74,11 @@
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Only `internals` makes the parts reachable that tests, models and benches call. Without `std` nothing reports that a
-// thread ends. The models are built without it, and have only a part of the object layer.
-#![cfg_attr(not(all(feature = "internals", feature = "std")), allow(dead_code, unused_imports))]
+// thread ends. The models are built without it, and have only a part of the object layer. Only on Unix are there forks.
+#![cfg_attr(
+    not(all(unix, feature = "internals", feature = "std")),
+    allow(dead_code, unused_imports)
+)]
 
 #[cfg(feature = "std")]
 extern crate std;

@@ -1,6 +1,6 @@
 //! `Heap`: its own blocks, its own limit, and everything returned when it is dropped.
 
-#![cfg(unix)]
+#![cfg(any(unix, windows))]
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;

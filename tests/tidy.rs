@@ -110,9 +110,10 @@ const SYSTEM_CFG_HOMES: &[&str] = &[
     "src/arena/process.rs",
     "src/fatal.rs",
     "src/global/",
+    "src/lib.rs",
     "src/object/presence.rs",
     "src/source/",
-    "src/sync/native.rs",
+    "src/sync/",
 ];
 
 /// Files and folders, outside the models, that may name `core::sync::atomic` directly.

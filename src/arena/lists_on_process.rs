@@ -8,7 +8,7 @@
 //! Worked: a list of 64-byte slots takes one run of 136 KiB from the process's heap at its first allocation, and a
 //! second after 2,048 slots.
 
-#![cfg(all(unix, feature = "std"))]
+#![cfg(all(any(unix, windows), feature = "std"))]
 #![forbid(unsafe_code)]
 
 use core::alloc::Layout;

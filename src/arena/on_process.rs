@@ -8,7 +8,7 @@
 //! In a warm process, making such an arena takes no system call: its first slab is a run of pages that another arena
 //! has given back. Worked: two arenas of 32 KiB, one after the other, use the same four pages.
 
-#![cfg(all(unix, feature = "std"))]
+#![cfg(all(any(unix, windows), feature = "std"))]
 #![forbid(unsafe_code)]
 
 use super::bump::Arena;

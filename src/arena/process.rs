@@ -17,13 +17,13 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 pub use system::ProcessHeap;
 
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 pub use nowhere::ProcessHeap;
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 mod system {
     use std::sync::OnceLock;
 
@@ -67,7 +67,7 @@ mod system {
     }
 }
 
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 mod nowhere {
     use crate::heap::PageHeap;
     use crate::source::Region;

@@ -430,7 +430,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         // not overflow.
         let layout = unsafe { Layout::from_size_align_unchecked(size, align) };
         // When the process ends, a thread that frees must not wait for a lock that is never released.
-        if fatal::is_ending() {
+        if fatal::is_ending() || fatal::is_shutting_down() {
             return;
         }
         let Some(objects) = self.opened() else {

@@ -24,7 +24,7 @@
 //!
 //! It is read once per heap, at its first allocation: seven walks through the environment, no memory.
 
-use core::ffi::{CStr, c_char};
+use core::ffi::CStr;
 
 use crate::fatal;
 use crate::heap::Config;
@@ -75,10 +75,14 @@ pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool)
     (config, background && switch(c"PAGEHEAP_BACKGROUND").unwrap_or(true))
 }
 
+/// Room for a value, where reading one means copying it. None of ours is as long.
+const MOST_BYTES: usize = 64;
+
 /// The parsed value of a variable, if it is set and not empty. A value that cannot be parsed causes a warning that says
 /// what is wanted.
 fn read<T>(name: &CStr, wanted: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
-    let text = value(name).filter(|text| !text.is_empty())?;
+    let mut room = [0; MOST_BYTES];
+    let text = system::value(name, &mut room).filter(|text| !text.is_empty())?;
     let parsed = parse(text);
     if parsed.is_none() {
         let _errno = KeepErrno::new();
@@ -87,56 +91,79 @@ fn read<T>(name: &CStr, wanted: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Opt
     parsed
 }
 
-/// The value of a variable.
-fn value(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: a zero-terminated string. Changing the environment while another thread reads it breaks POSIX's rule, and
-    // not only this code; it is usually read here before the program starts its own threads.
-    let text = unsafe { get(name.as_ptr()) };
-    // SAFETY: null, or a zero-terminated string that stays in place.
-    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
-}
+#[cfg(unix)]
+mod system {
+    use core::ffi::{CStr, c_char};
 
-/// # Safety
-///
-/// `name` is a zero-terminated string.
-#[cfg(target_os = "linux")]
-unsafe fn get(name: *const c_char) -> *const c_char {
-    // Not in the libc crate. glibc since 2.17, musl since 1.1.24.
-    unsafe extern "C" {
-        fn secure_getenv(name: *const c_char) -> *const c_char;
+    /// The value of a variable.
+    pub(super) fn value<'a>(name: &CStr, _room: &'a mut [u8; super::MOST_BYTES]) -> Option<&'a [u8]> {
+        // SAFETY: a zero-terminated string. Changing the environment while another thread reads it breaks POSIX's rule, and
+        // not only this code; it is usually read here before the program starts its own threads.
+        let text = unsafe { get(name.as_ptr()) };
+        // SAFETY: null, or a zero-terminated string that stays in place.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
     }
-    // SAFETY: the caller's promise.
-    unsafe { secure_getenv(name) }
-}
 
-/// # Safety
-///
-/// `name` is a zero-terminated string.
-#[cfg(not(target_os = "linux"))]
-unsafe fn get(name: *const c_char) -> *const c_char {
-    if has_more_rights() {
-        return core::ptr::null();
+    /// # Safety
+    ///
+    /// `name` is a zero-terminated string.
+    #[cfg(target_os = "linux")]
+    unsafe fn get(name: *const c_char) -> *const c_char {
+        // Not in the libc crate. glibc since 2.17, musl since 1.1.24.
+        unsafe extern "C" {
+            fn secure_getenv(name: *const c_char) -> *const c_char;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { secure_getenv(name) }
     }
-    // SAFETY: the caller's promise.
-    unsafe { libc::getenv(name) }
-}
 
-/// Whether the program was started with more rights than its caller has. It may have given them up since: then its user
-/// and its effective user are the same, but the environment is still the caller's.
-#[cfg(target_os = "android")]
-fn has_more_rights() -> bool {
-    // SAFETY: no preconditions.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-/// As above: macOS and the BSDs have a call for it.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn has_more_rights() -> bool {
-    // Not in the libc crate for every Unix.
-    unsafe extern "C" {
-        safe fn issetugid() -> core::ffi::c_int;
+    /// # Safety
+    ///
+    /// `name` is a zero-terminated string.
+    #[cfg(not(target_os = "linux"))]
+    unsafe fn get(name: *const c_char) -> *const c_char {
+        if has_more_rights() {
+            return core::ptr::null();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { libc::getenv(name) }
     }
-    issetugid() != 0
+
+    /// Whether the program was started with more rights than its caller has. It may have given them up since: then its user
+    /// and its effective user are the same, but the environment is still the caller's.
+    #[cfg(target_os = "android")]
+    fn has_more_rights() -> bool {
+        // SAFETY: no preconditions.
+        unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+    }
+
+    /// As above: macOS and the BSDs have a call for it.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    fn has_more_rights() -> bool {
+        // Not in the libc crate for every Unix.
+        unsafe extern "C" {
+            safe fn issetugid() -> core::ffi::c_int;
+        }
+        issetugid() != 0
+    }
+}
+
+#[cfg(windows)]
+mod system {
+    use core::ffi::CStr;
+
+    use windows_sys::Win32::System::Environment::GetEnvironmentVariableA;
+
+    use crate::source::KeepErrno;
+
+    /// The value of a variable. One that does not fit counts as not set.
+    pub(super) fn value<'a>(name: &CStr, room: &'a mut [u8; super::MOST_BYTES]) -> Option<&'a [u8]> {
+        let _error = KeepErrno::new();
+        // SAFETY: a zero-terminated name, and a place as long as it says.
+        let len = unsafe { GetEnvironmentVariableA(name.as_ptr().cast(), room.as_mut_ptr(), room.len() as u32) };
+        // If it does not fit, this is how long it is, with its end.
+        room.get(..len as usize).filter(|text| text.len() < room.len())
+    }
 }
 
 /// Parses values such as `512M`.

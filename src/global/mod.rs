@@ -24,32 +24,40 @@ use crate::guard;
 use crate::heap::{Clock, Config, MapEntry};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot, Thread, Working};
 use crate::scavenge::pressure::Notices;
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 use crate::source::System;
 use crate::source::{Region, Source};
 use crate::units::PageCount;
 
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 mod nowhere;
+#[cfg(not(all(unix, feature = "std")))]
+mod opening;
 #[cfg(all(unix, feature = "std"))]
 mod pressure;
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(windows, feature = "std"))]
+mod status;
+#[cfg(all(any(unix, windows), feature = "std"))]
 mod background;
 #[cfg(all(unix, feature = "std"))]
 mod pthread;
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(windows, feature = "std"))]
+mod fls;
+#[cfg(all(any(unix, windows), feature = "std"))]
 mod environment;
 #[cfg(all(unix, feature = "std"))]
 mod fork;
 #[cfg(all(target_os = "linux", feature = "std"))]
 mod unload;
 
+#[cfg(all(windows, feature = "std"))]
+use fls as local;
 #[cfg(all(unix, feature = "std"))]
 pub(crate) use fork::Opening;
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 use nowhere as local;
 #[cfg(not(all(unix, feature = "std")))]
-pub(crate) use nowhere::Opening;
+pub(crate) use opening::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
 
@@ -61,7 +69,7 @@ mod options;
 mod calls;
 
 /// The address space a heap asks for: 4 TiB, or a quarter of a 32-bit one.
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 const RESERVE_BYTES: usize = match 1_usize.checked_shl(42) {
     Some(bytes) => bytes,
     None => 1 << 30,
@@ -69,7 +77,7 @@ const RESERVE_BYTES: usize = match 1_usize.checked_shl(42) {
 
 /// How many threads can have a cache of pages at a time, 64 bytes of address space each. Others go to the heap for
 /// pages.
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 const CACHES: usize = 1 << 14;
 
 /// An allocator for `#[global_allocator]`.
@@ -134,8 +142,8 @@ const CACHES: usize = 1 << 14;
 /// first it calls, for as long as it lives. In the others it works under a lock shared by all such threads, which takes
 /// some ten times as long for a small block (30 ns instead of 3).
 pub struct GlobalHeap<
-    #[cfg(all(unix, feature = "std"))] S: Source + 'static = System,
-    #[cfg(not(all(unix, feature = "std")))] S: Source + 'static,
+    #[cfg(all(any(unix, windows), feature = "std"))] S: Source + 'static = System,
+    #[cfg(not(all(any(unix, windows), feature = "std")))] S: Source + 'static,
 > {
     /// Null until the heap is open; written once, under [`Opening`].
     objects: AtomicPtr<Objects<S>>,
@@ -165,7 +173,7 @@ unsafe impl<S: Source + Send + Sync + 'static> Send for GlobalHeap<S> {}
 impl<S: Source + UnwindSafe + 'static> UnwindSafe for GlobalHeap<S> {}
 impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for GlobalHeap<S> {}
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 impl GlobalHeap<System> {
     /// A heap over the operating system's memory.
     ///
@@ -183,7 +191,7 @@ impl GlobalHeap<System> {
     }
 }
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 impl Default for GlobalHeap<System> {
     fn default() -> Self {
         Self::new()

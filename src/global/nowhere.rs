@@ -4,28 +4,6 @@
 
 use crate::object::{Nobody, Objects, Thread, Working};
 use crate::source::Source;
-use crate::sync::{Guard, Lock};
-
-static OPENING: Lock = Lock::new();
-
-/// The right to open heaps.
-pub(crate) struct Opening {
-    _guard: Guard<'static>,
-}
-
-impl Opening {
-    /// Waits until no other thread opens a heap.
-    #[cold]
-    pub(crate) fn begin() -> Self {
-        Self { _guard: OPENING.lock() }
-    }
-
-    /// Does nothing: without an operating system there are no forks.
-    pub(crate) fn enter<S: Source>(&self, _objects: &'static Objects<S>) {}
-
-    /// As [`enter`](Self::enter).
-    pub(crate) fn leave<S: Source>(&self, _objects: &Objects<S>) {}
-}
 
 /// Unknown.
 pub(super) fn is_alone() -> bool {

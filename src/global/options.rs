@@ -16,16 +16,16 @@
 
 use core::alloc::Layout;
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 use crate::scavenge::pressure::{Notice, Pressure};
 use crate::source::{HugePages, Source};
 use crate::units::PageCount;
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 use super::background;
 use super::{GlobalHeap, SizeClass};
 
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(unix, windows), feature = "std"))]
 impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// Whether a background thread gives memory back while the program does something else, or nothing. On by default
     /// for [`new`](GlobalHeap::new), off for other sources.

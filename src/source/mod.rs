@@ -19,8 +19,8 @@
 //! | Ready | may be read and written |
 //!
 //! On Unix, Prepared memory is an anonymous mapping that faults in on first touch, so `commit` has nothing to do.
-//! [`Source::COMMITS`] is then `false`, and the heap never calls it. A source over existing bytes ([`Region`]) makes
-//! every transition at once. A source over numbers that stand for no memory at all (device pages, blocks of a file) is
+//! [`Source::COMMITS`] is then `false`, and the heap never calls it. On Windows, Prepared memory is only reserved, and
+//! `commit` is what charges for it. A source over existing bytes ([`Region`]) makes every transition at once. A source over numbers that stand for no memory at all (device pages, blocks of a file) is
 //! as good as any other, because **the heap never reads or writes the pages it manages**. Only its metadata must be
 //! real memory, and that is requested under a [`Purpose`] of its own.
 //!
@@ -33,7 +33,7 @@ use core::time::Duration;
 
 mod ledger;
 mod numbers;
-#[cfg(all(unix, feature = "std", any(test, feature = "internals")))]
+#[cfg(all(any(unix, windows), feature = "std", any(test, feature = "internals")))]
 mod over_system;
 #[cfg(all(any(target_os = "linux", target_os = "android"), feature = "std"))]
 mod pagemap;
@@ -44,9 +44,11 @@ mod simulated;
 mod split;
 #[cfg(all(unix, feature = "std"))]
 mod unix;
+#[cfg(all(windows, feature = "std"))]
+mod windows;
 
 pub use numbers::Numbers;
-#[cfg(all(unix, feature = "std", any(test, feature = "internals")))]
+#[cfg(all(any(unix, windows), feature = "std", any(test, feature = "internals")))]
 #[doc(hidden)]
 pub use over_system::{OverSystem, Verbs};
 #[cfg(all(any(target_os = "linux", target_os = "android"), feature = "std"))]
@@ -59,6 +61,10 @@ pub use split::Split;
 pub(crate) use unix::KeepErrno;
 #[cfg(all(unix, feature = "std"))]
 pub use unix::System;
+#[cfg(all(windows, feature = "std"))]
+pub(crate) use windows::KeepErrno;
+#[cfg(all(windows, feature = "std"))]
+pub use windows::System;
 
 /// The smallest granule a heap works with: a cache line, which its tables are aligned to.
 pub const MIN_GRANULE: usize = 64;

@@ -114,6 +114,8 @@ impl<T> Deref for OverSystem<T> {
 
 // SAFETY: the verbs are the system's, or keep the same promises (required by `Verbs`).
 unsafe impl<T: Verbs> Source for OverSystem<T> {
+    const COMMITS: bool = System::COMMITS;
+
     fn granule(&self) -> usize {
         self.0.granule()
     }
@@ -131,8 +133,9 @@ unsafe impl<T: Verbs> Source for OverSystem<T> {
         unsafe { self.0.prepare(purpose, start, bytes) }
     }
 
-    unsafe fn commit(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
-        Ok(())
+    unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { System.commit(start, bytes) }
     }
 
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {

@@ -24,6 +24,12 @@ mod turnstile;
 mod model;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod native;
+#[cfg(all(
+    windows,
+    feature = "std",
+    not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))
+))]
+mod windows;
 
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 use model as imp;

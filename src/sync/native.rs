@@ -10,6 +10,9 @@ use libc::__errno as errno;
 #[cfg(all(feature = "std", target_os = "linux"))]
 use libc::__errno_location as errno;
 
+#[cfg(all(windows, feature = "std"))]
+pub(crate) use super::windows::{fence_heavy, process, wait, wait_for, wake};
+
 /// Stripes of a [`Turnstile`](super::Turnstile): enough that passes for different chunks seldom contend, few enough to
 /// read them all.
 pub(crate) const STRIPES: usize = 8;
@@ -89,13 +92,14 @@ fn keeping_errno<R>(call: impl FnOnce() -> R) -> R {
 
 /// Elsewhere there is no heavy half.
 #[cold]
-#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(all(feature = "std", any(windows, target_os = "linux", target_os = "android"))))]
 pub(crate) fn fence_heavy() -> bool {
     false
 }
 
 /// Identifies this process; the child of a fork is another. 0 where there are no processes.
 #[cold]
+#[cfg(not(all(windows, feature = "std")))]
 pub(crate) fn process() -> u32 {
     #[cfg(all(unix, feature = "std"))]
     // SAFETY: getpid has no preconditions, and does not fail.
@@ -121,8 +125,10 @@ pub(crate) fn relax(round: u32) {
     unsafe {
         libc::sched_yield();
     }
+    #[cfg(all(windows, feature = "std"))]
+    super::windows::pause();
     // There is no known thread to yield to: a pause about as long as a yield takes that finds no other thread.
-    #[cfg(not(all(unix, feature = "std")))]
+    #[cfg(not(all(any(unix, windows), feature = "std")))]
     (0..1 << 4).for_each(|_| core::hint::spin_loop());
 }
 
@@ -186,7 +192,7 @@ pub(crate) fn wake(word: &AtomicU32) {
 }
 
 /// Without a futex, waiting is spinning with back-off.
-#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(all(feature = "std", any(windows, target_os = "linux", target_os = "android"))))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
     // Relaxed: the caller looks again.
     if word.load(Ordering::Relaxed) == expected {
@@ -208,7 +214,7 @@ pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::tim
 
 /// Without an operating system there is no clock either: each microsecond of the time is 64 spins, which take about
 /// that.
-#[cfg(not(all(unix, feature = "std")))]
+#[cfg(not(all(any(unix, windows), feature = "std")))]
 pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time::Duration>) {
     let pauses = time.map_or(1, |time| time.as_micros());
     // Relaxed: the caller looks again.
@@ -218,7 +224,7 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time:
 }
 
 /// Without a futex no thread sleeps.
-#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(all(feature = "std", any(windows, target_os = "linux", target_os = "android"))))]
 pub(crate) fn wake(_word: &AtomicU32) {}
 
 /// A type of which all-zero bytes are a valid value, [`zeroed`](Self::zeroed): the initial value in tables in fresh

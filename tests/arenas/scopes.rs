@@ -2,7 +2,9 @@
 
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Local, Scope};
 use pageheap::source::System;
-use pageheap::{Config, Geometry, PageCount, PageHeap};
+use pageheap::{Config, PageHeap};
+#[cfg(not(windows))]
+use pageheap::{Geometry, PageCount};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -191,7 +193,9 @@ proptest! {
 }
 
 /// Regression: with pages of 8 bytes a block may begin where a piece cannot, which then overlapped the block's foot.
+/// (Where pages are committed, none is shorter than the system's.)
 #[test]
+#[cfg(not(windows))]
 fn pages_less_aligned_than_a_piece_are_right() -> Result<(), ArenaError> {
     let heap: PageHeap<System, Geometry<5, 3>> =
         PageHeap::new(System, Config::new(addresses(64 << 20))).expect("a heap");

@@ -1,6 +1,6 @@
 //! What free lists promise, on one thread and on many.
 
-#![cfg(all(unix, feature = "std"))]
+#![cfg(all(any(unix, windows), feature = "std"))]
 
 mod allocators;
 mod boxes;

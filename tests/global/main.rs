@@ -8,20 +8,20 @@ use pageheap::source::Source;
 
 #[path = "../common/mod.rs"]
 mod common;
-#[cfg(unix)]
+#[cfg(any(unix, windows))]
 #[path = "../common/child.rs"]
 mod child;
 mod growth;
 mod layouts;
 mod limits;
-#[cfg(unix)]
+#[cfg(any(unix, windows))]
 mod processes;
 mod random;
 mod sources;
-#[cfg(all(unix, not(feature = "checks")))]
+#[cfg(all(any(unix, windows), not(feature = "checks")))]
 mod strangers;
 mod threads;
-#[cfg(all(unix, not(feature = "checks")))]
+#[cfg(all(any(unix, windows), not(feature = "checks")))]
 mod twice;
 
 use common::{addresses, by_width};

@@ -15,6 +15,7 @@ fn run(name: &str) -> Output {
 }
 
 #[test]
+#[cfg(unix)]
 fn a_quarter_of_a_gigabyte_is_enough_to_start_and_half_is_usable() {
     const LIMIT: usize = 256 << 20;
     static HEAP: GlobalHeap = GlobalHeap::new();

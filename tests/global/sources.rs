@@ -231,7 +231,10 @@ fn a_block_freed_in_a_gap_is_found_without_looking_there() {
     for piece in [0..gap.start, gap.end..BYTES] {
         let start = NonNull::new(at(piece.start)).unwrap();
         // SAFETY: reserved above.
-        unsafe { System.prepare(Purpose::Pages, start, piece.len()) }.unwrap();
+        unsafe {
+            System.prepare(Purpose::Pages, start, piece.len()).unwrap();
+            System.commit(start, piece.len()).unwrap();
+        }
     }
     // SAFETY: reserved for this heap, and memory but for the gap.
     let region = unsafe { Region::new(all.base.as_ptr(), BYTES) };
@@ -379,7 +382,7 @@ static NESTED: GlobalHeap<OverSystem<Noting>> = {
 /// A source that allocates from another heap uses this thread's structure in the middle of the first heap's work.
 /// Afterwards the thread still counts as at work, and its magazines remain its own.
 #[test]
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 fn a_heap_used_inside_another_leaves_the_other_at_work() {
     let blocks: Vec<_> = (0..50)
         .map(|_| Block::new(&NESTED, layout(100, 8), 1).unwrap())

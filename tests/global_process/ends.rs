@@ -1,11 +1,13 @@
 //! The beginning and the end of the process; a heap whose first use is a race.
 
 use std::sync::Barrier;
+#[cfg(target_os = "linux")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
 /// Total bytes of the strings that the constructor allocated.
+#[cfg(target_os = "linux")]
 static BEFORE_MAIN: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs before `main` and before Rust's runtime.
@@ -29,6 +31,10 @@ fn constructors_may_allocate() {
 
 #[test]
 fn a_process_may_end_while_threads_allocate() {
+    // Of the C library, whichever it is.
+    unsafe extern "C" {
+        safe fn atexit(function: extern "C" fn()) -> std::ffi::c_int;
+    }
     extern "C" fn after_main() {
         let texts: Vec<String> = (0..1000).map(|number| "v".repeat(number % 100)).collect();
         assert_eq!(texts.concat().len(), 49_500);
@@ -36,8 +42,7 @@ fn a_process_may_end_while_threads_allocate() {
     if !is_child() {
         return (0..10).for_each(|_| assert!(run("ends::a_process_may_end_while_threads_allocate")));
     }
-    // SAFETY: a function that is never unloaded.
-    assert_eq!(unsafe { libc::atexit(after_main) }, 0);
+    assert_eq!(atexit(after_main), 0);
     for seed in 0..12 {
         thread::spawn(move || {
             let mut kept = Vec::new();

@@ -1,28 +1,38 @@
 //! A whole process on `GlobalHeap`: everything std allocates, from before `main` to after it.
 
-#![cfg(unix)]
+#![cfg(any(unix, windows))]
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic;
+#[cfg(unix)]
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
 use child::is_one as is_child;
+#[cfg(unix)]
 use common::{addresses, by_width};
 use pageheap::GlobalHeap;
 
+#[cfg(unix)]
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/child.rs"]
 mod child;
+#[cfg(unix)]
 mod destructors;
 mod ends;
 mod footprint;
+#[cfg(unix)]
 mod forks;
+#[cfg(unix)]
 mod libraries;
+#[cfg(unix)]
 mod requirements;
+#[cfg(unix)]
 mod steady;
+#[cfg(windows)]
+mod windows;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
@@ -79,6 +89,7 @@ fn is_full() -> bool {
 }
 
 /// Bytes per page, as the kernel counts them.
+#[cfg(unix)]
 fn page() -> usize {
     // SAFETY: reads a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }

@@ -1,5 +1,6 @@
 //! What a source does to a heap: failing calls, growing tables, and everything returned at the end.
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -348,12 +349,15 @@ fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
     assert_eq!(heap.capacity(), PageCount(16));
 }
 
-/// A source that breaks its contract: it reserves less, or in the wrong place.
+/// A source that breaks its contract: what it reserves has another length, or is in the wrong place.
 struct Careless {
     inner: Simulated,
     purpose: Purpose,
     granule: usize,
-    short: usize,
+    /// What it says of the length.
+    length: fn(usize) -> usize,
+    /// The true length.
+    given: Cell<usize>,
     off: usize,
 }
 
@@ -372,7 +376,8 @@ unsafe impl Source for &Careless {
         let mut given = self.inner.reserve(purpose, bytes, align)?;
         if purpose == self.purpose {
             given.base = given.base.map_addr(|base| base.saturating_add(self.off));
-            given.bytes = given.bytes.wrapping_sub(self.short);
+            self.given.set(given.bytes);
+            given.bytes = (self.length)(given.bytes);
         }
         Some(given)
     }
@@ -395,7 +400,7 @@ unsafe impl Source for &Careless {
     unsafe fn unreserve(&self, purpose: Purpose, mut given: Reservation) {
         if purpose == self.purpose {
             given.base = NonNull::new(given.base.as_ptr().wrapping_sub(self.off)).expect("what was reserved");
-            given.bytes = given.bytes.wrapping_add(self.short);
+            given.bytes = self.given.get();
         }
         // SAFETY: the caller's promise.
         unsafe { self.inner.unreserve(purpose, given) }
@@ -404,13 +409,14 @@ unsafe impl Source for &Careless {
 
 #[test]
 fn what_was_not_reserved_as_it_was_asked_for_is_no_heap() {
-    let opens = |purpose, granule, short, off| {
+    let opens = |purpose, granule, length: fn(usize) -> usize, off| {
         let inner = Simulated::new(4096);
         let source = Careless {
             inner,
             purpose,
             granule,
-            short,
+            length,
+            given: Cell::new(0),
             off,
         };
         let heap: Result<PageHeap<&Careless>, _> = PageHeap::new(&source, Config::new(1 << 22).caches(0));
@@ -423,15 +429,20 @@ fn what_was_not_reserved_as_it_was_asked_for_is_no_heap() {
         (Purpose::Pages, NewHeapError::NoPages),
         (Purpose::Metadata, NewHeapError::NoMetadata),
     ] {
-        assert_eq!(opens(purpose, 4096, 0, 0), None);
-        assert_eq!(opens(purpose, 4096, 4096, 0), Some(error), "too short: {purpose:?}");
-        assert_eq!(opens(purpose, 4096, 0, 64), Some(error), "not aligned: {purpose:?}");
-        let round_the_end = opens(purpose, 4096, (1 << 22) + 4096, 0);
+        assert_eq!(opens(purpose, 4096, |bytes| bytes, 0), None);
+        let short = opens(purpose, 4096, |bytes| bytes - 4096, 0);
+        assert_eq!(short, Some(error), "{purpose:?}");
+        assert_eq!(
+            opens(purpose, 4096, |bytes| bytes, 64),
+            Some(error),
+            "not aligned: {purpose:?}"
+        );
+        let round_the_end = opens(purpose, 4096, |_| usize::MAX, 0);
         assert_eq!(round_the_end, Some(error), "{purpose:?}");
     }
     for granule in [0, 32, 96, 4095, 6000] {
         assert_eq!(
-            opens(Purpose::Pages, granule, 0, 0),
+            opens(Purpose::Pages, granule, |bytes| bytes, 0),
             Some(NewHeapError::Granule),
             "{granule}"
         );

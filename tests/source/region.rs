@@ -2,8 +2,11 @@
 
 use std::mem::MaybeUninit;
 
+#[cfg(unix)]
+use pageheap::PageHeap;
+#[cfg(unix)]
 use pageheap::source::System;
-use pageheap::{Config, Heap, PageHeap};
+use pageheap::{Config, Heap};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,0 +1,89 @@
+//! The background thread on Windows: one with a small stack. The library that contains its code stays loaded
+//! (`fls.rs`), so nobody has to end it.
+//!
+//! It may be started while the loader runs code of a library, and begins when the loader has finished.
+
+use core::ffi::c_void;
+use core::ptr;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+
+use windows_sys::Win32::Foundation::CloseHandle;
+use windows_sys::Win32::System::Performance::{QueryPerformanceCounter, QueryPerformanceFrequency};
+use windows_sys::Win32::System::Threading::{
+    CreateThread, GetCurrentThread, STACK_SIZE_PARAM_IS_A_RESERVATION, SetThreadDescription,
+};
+
+use crate::object::Objects;
+use crate::source::Source;
+
+use super::super::fls;
+
+/// The addresses of its stack. It uses 8 to 12 KiB, the system's calls some more, the program's hooks what they need.
+const STACK_BYTES: usize = 256 << 10;
+
+/// The time in which the counter advances by one is at least this part of a second.
+const FINEST: u64 = 1_000_000_000;
+
+/// Starts the thread. Returns whether it did.
+pub(super) fn launch<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>, _has_guest: bool) -> bool {
+    if !fls::pin() {
+        return false;
+    }
+    let (argument, mut number) = (ptr::from_ref(objects).cast(), 0);
+    // SAFETY: the function has the right signature and stays loaded; the argument is never destroyed.
+    let thread = unsafe {
+        CreateThread(
+            ptr::null(),
+            STACK_BYTES,
+            Some(enter::<S>),
+            argument,
+            STACK_SIZE_PARAM_IS_A_RESERVATION,
+            &mut number,
+        )
+    };
+    if thread.is_null() {
+        return false;
+    }
+    // SAFETY: the handle is ours, and closed once, which does not affect the thread.
+    unsafe { CloseHandle(thread) };
+    // Relaxed: says only that there is one.
+    objects.keeper().marks[0].store(number as usize, Ordering::Relaxed);
+    true
+}
+
+/// Where the thread begins.
+unsafe extern "system" fn enter<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> u32 {
+    let name = windows_sys::w!("pageheap");
+    // SAFETY: names the calling thread, with a zero-terminated string. A failure leaves it without a name.
+    unsafe { SetThreadDescription(GetCurrentThread(), name) };
+    // SAFETY: `launch` passed a heap of this type, which is never destroyed.
+    super::run(unsafe { &*objects.cast_const().cast::<Objects<S>>() });
+    0
+}
+
+/// The time since some moment.
+pub(super) fn now() -> Duration {
+    let (mut count, mut frequency) = (0, 0);
+    // SAFETY: two places to write to. These calls do not fail.
+    unsafe {
+        QueryPerformanceCounter(&mut count);
+        QueryPerformanceFrequency(&mut frequency);
+    }
+    let (count, frequency) = (count.unsigned_abs(), frequency.unsigned_abs().clamp(1, FINEST));
+    Duration::new(
+        count / frequency,
+        (count % frequency * 1_000_000_000 / frequency) as u32,
+    )
+}
+
+/// The time this thread has worked is counted in steps of 15 ms, which is longer than it works at a time: so elapsed
+/// time has to do.
+pub(super) fn worked() -> Option<Duration> {
+    None
+}
+
+/// The loader starts no thread before it has finished.
+pub(super) fn constructors_have_run() -> bool {
+    true
+}

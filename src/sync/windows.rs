@@ -1,0 +1,95 @@
+//! What the operating system does for [`native`](super::native) on Windows.
+//!
+//! | name | call |
+//! |---|---|
+//! | `fence_heavy` | `FlushProcessWriteBuffers`: interrupts every processor that runs a thread of this process |
+//! | `wait`, `wait_for`, `wake` | `WaitOnAddress`, `WakeByAddressSingle` |
+//! | `pause` | `SwitchToThread` |
+//!
+//! **The end of the process.** `ExitProcess` stops all other threads, wherever they are, and then lets libraries run
+//! their last code on the thread that called it. A lock that a stopped thread held is never released. So a thread that
+//! would wait then ends the process, as the system's own locks do (critical sections, the process heap).
+
+use core::time::Duration;
+
+use windows_sys::Win32::Foundation::{GetLastError, SetLastError};
+use windows_sys::Win32::System::Threading::{
+    FlushProcessWriteBuffers, GetCurrentProcess, GetCurrentProcessId, INFINITE, SwitchToThread, TerminateProcess,
+    WaitOnAddress, WakeByAddressSingle,
+};
+
+use crate::fatal;
+
+use super::AtomicU32;
+
+/// See [`native`](super::native): every thread of the process has passed a full fence since the call.
+#[cold]
+pub(crate) fn fence_heavy() -> bool {
+    // SAFETY: no preconditions; it cannot fail.
+    keeping_error(|| unsafe { FlushProcessWriteBuffers() });
+    // The compiler must not move accesses across the call.
+    super::imp::fence();
+    true
+}
+
+/// Identifies this process.
+#[cold]
+pub(crate) fn process() -> u32 {
+    // SAFETY: no preconditions; it cannot fail.
+    unsafe { GetCurrentProcessId() }
+}
+
+/// Lets another thread run.
+pub(super) fn pause() {
+    leave_if_alone();
+    // SAFETY: no preconditions; failure means that no other thread was ready.
+    keeping_error(|| unsafe { SwitchToThread() });
+}
+
+/// Sleeps while `word` is `expected`. May return at once or spuriously: the caller checks again.
+pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
+    leave_if_alone();
+    wait_for(word, expected, None);
+}
+
+/// As [`wait`], but for at most `time`, if there is one.
+pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<Duration>) {
+    // Rounded up: a wait for less than a millisecond would be none. The longest is 49 days.
+    let milliseconds = time.map_or(INFINITE, |time| {
+        u32::try_from(time.as_nanos().div_ceil(1_000_000)).map_or(INFINITE - 1, |time| time.min(INFINITE - 1))
+    });
+    // SAFETY: the call reads four bytes at either place; both outlive it. Failure is a spurious return.
+    keeping_error(|| unsafe {
+        WaitOnAddress(
+            word.as_ptr().cast_const().cast(),
+            (&raw const expected).cast(),
+            size_of::<u32>(),
+            milliseconds,
+        )
+    });
+}
+
+/// Wakes one thread that sleeps in [`wait`] on `word`, if there is one.
+pub(crate) fn wake(word: &AtomicU32) {
+    // SAFETY: the address is only compared.
+    keeping_error(|| unsafe { WakeByAddressSingle(word.as_ptr().cast_const().cast()) });
+}
+
+/// Returns what `call` does; the thread's error code is left as it was.
+fn keeping_error<R>(call: impl FnOnce() -> R) -> R {
+    // SAFETY: reads and writes a number of the calling thread.
+    unsafe {
+        let code = GetLastError();
+        let result = call();
+        SetLastError(code);
+        result
+    }
+}
+
+/// Ends the process if it is ending anyway, and the caller would wait for a thread that no longer runs.
+fn leave_if_alone() {
+    if fatal::is_shutting_down() {
+        // SAFETY: no preconditions. The code is lost: only the system knows what `ExitProcess` was called with.
+        unsafe { TerminateProcess(GetCurrentProcess(), 1) };
+    }
+}
