@@ -35,6 +35,7 @@ unsafe impl Verbs for Slow {
 /// A full heap with one free block gives nothing back, since a thread may ask for the block. With two, in two spans,
 /// one can be allocated while the memory of the other is given back.
 #[test]
+#[cfg_attr(windows, ignore = "no holes where pages are committed")]
 fn in_a_full_heap_a_block_is_there_while_memory_goes() {
     let source: &OverSystem<Slow> = Box::leak(Box::default());
     // Four spans of 12 pages (of 13 under a seal), a page for racks, and too few for a block outside of spans.
@@ -141,6 +142,7 @@ fn a_heap_that_cannot_grow_is_full() {
 /// long block gets the pages once the call ends, at whichever of its attempts that happens: the returning span is then
 /// empty, and becomes the spare of its class.
 #[test]
+#[cfg_attr(windows, ignore = "no holes where pages are committed")]
 #[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
     const LONG: Layout = Layout::new::<[u8; 90 << 10]>();
@@ -233,6 +235,7 @@ fn calls_of(refuses: bool, blocks: usize, steps: usize) -> (usize, usize) {
 /// after the slot had come back, would report a false fault, so it waits for the release. (Half of all runs failed;
 /// hence eight.) Each hole has 4 KiB.
 #[test]
+#[cfg_attr(windows, ignore = "no holes where pages are committed")]
 fn a_check_waits_until_no_slot_is_in_hand() {
     const SLOT: Layout = Layout::new::<[u8; 6144]>();
     for _ in 0..8 {
@@ -261,6 +264,7 @@ fn a_check_waits_until_no_slot_is_in_hand() {
 
 /// Each hole has 4 KiB.
 #[test]
+#[cfg_attr(windows, ignore = "no holes where pages are committed")]
 fn one_allocation_waits_for_a_bounded_number_of_calls() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
     let heap = Heap::new(source, Config::new(1 << 28)).expect("a heap");
@@ -288,6 +292,7 @@ fn a_heap_far_above_its_limit_does_not_turn_over_all_it_has() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "no holes where pages are committed")]
 fn where_the_source_says_no_it_is_not_asked_for_each_span() {
     let (all, most) = calls_of(true, 3000, 20_000);
     assert!(all > 10, "{all} calls");

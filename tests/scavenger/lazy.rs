@@ -271,6 +271,7 @@ static HALVED: GlobalHeap<&OverSystem<Halfway>> =
     unsafe { GlobalHeap::with_source(&HALFWAY, Config::new(by_width(1 << 30, 256 << 20))) };
 
 #[test]
+#[cfg_attr(windows, ignore = "decommitting is all or nothing")]
 fn half_of_an_advice_is_taken_for_a_refusal() {
     stamp(&HALVED);
     let halves = HALFWAY.halves.load(Ordering::Relaxed);

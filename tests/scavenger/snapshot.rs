@@ -526,5 +526,7 @@ fn calls_of_both_layers_are_those_of_the_source() {
     let counts = [&COUNTED.reserve, &COUNTED.prepare, &COUNTED.release, &COUNTED.discard];
     let told = [calls.reserve, calls.prepare, calls.release, calls.discard];
     assert_eq!(told, counts.map(asked), "{stats}");
-    assert!(calls.discard > 0 && stats.pages.scavenge_nanoseconds > 0, "{stats}");
+    assert!(calls.discard > 0, "{stats}");
+    // Windows counts a thread's time in steps of 15 ms.
+    assert!(cfg!(windows) || stats.pages.scavenge_nanoseconds > 0, "{stats}");
 }
