@@ -92,6 +92,10 @@ unsafe impl Source for System {
 
     fn reserve(&self, _purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
         let _error = KeepErrno::new();
+        if bytes == 0 || !bytes.is_multiple_of(page_size()) || !align.is_power_of_two() {
+            return None;
+        }
+        // The limit of pointer arithmetic.
         isize::try_from(bytes).ok()?;
         let exact = reserve_at(ptr::null(), bytes)?;
         if exact.addr().get() & (align - 1) == 0 {

@@ -21,6 +21,8 @@ mod region;
 mod simulated;
 #[cfg(all(unix, feature = "std", not(miri)))]
 mod system;
+#[cfg(all(windows, feature = "std"))]
+mod windows;
 
 use common::by_width;
 
@@ -85,7 +87,7 @@ fn every_source_keeps_the_contract() {
     device.assert_all_returned();
     keeps_the_contract(&Split::new(Numbers::new(0, 1 << 30), &region), 3);
     keeps_the_contract(&Split::new(Simulated::committing(GRANULE), &region), 3);
-    #[cfg(all(unix, feature = "std", not(miri)))]
+    #[cfg(all(any(unix, windows), feature = "std", not(miri)))]
     {
         keeps_the_contract(&pageheap::source::System, 3);
         let frames = Numbers::new(1 << 31, by_width(1 << 40, 1 << 30)).with_granule(1 << 21);
