@@ -46,14 +46,18 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/slot_box.rs",
     "src/arena/slots.rs",
     "src/fatal.rs",
-    "src/global/background.rs",
+    "src/global/background/unix.rs",
+    "src/global/background/windows.rs",
     "src/global/environment.rs",
     "src/global/fork.rs",
     "src/global/calls.rs",
+    "src/global/fls.rs",
+    "src/global/fls/current.rs",
     "src/global/mod.rs",
     "src/global/pressure.rs",
     "src/global/pthread.rs",
     "src/global/pthread/current.rs",
+    "src/global/status.rs",
     "src/global/unload.rs",
     "src/guard/mod.rs",
     "src/guard/plain.rs",
@@ -96,8 +100,10 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/source/simulated/map.rs",
     "src/source/split.rs",
     "src/source/unix.rs",
+    "src/source/windows.rs",
     "src/sync/model.rs",
     "src/sync/native.rs",
+    "src/sync/windows.rs",
 ];
 
 /// Files and folders that may test whether a model checker is at work.
@@ -126,6 +132,7 @@ const ATOMIC_HOMES: &[&str] = &[
     "src/source/pagemap.rs",
     "src/source/region.rs",
     "src/source/unix.rs",
+    "src/source/windows.rs",
     "src/sync/",
 ];
 

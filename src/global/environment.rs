@@ -97,8 +97,8 @@ mod system {
 
     /// The value of a variable.
     pub(super) fn value<'a>(name: &CStr, _room: &'a mut [u8; super::MOST_BYTES]) -> Option<&'a [u8]> {
-        // SAFETY: a zero-terminated string. Changing the environment while another thread reads it breaks POSIX's rule, and
-        // not only this code; it is usually read here before the program starts its own threads.
+        // SAFETY: a zero-terminated string. Changing the environment while another thread reads it breaks POSIX's rule,
+        // and not only this code; it is usually read here before the program starts its own threads.
         let text = unsafe { get(name.as_ptr()) };
         // SAFETY: null, or a zero-terminated string that stays in place.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
@@ -129,8 +129,8 @@ mod system {
         unsafe { libc::getenv(name) }
     }
 
-    /// Whether the program was started with more rights than its caller has. It may have given them up since: then its user
-    /// and its effective user are the same, but the environment is still the caller's.
+    /// Whether the program was started with more rights than its caller has. It may have given them up since: then its
+    /// user and its effective user are the same, but the environment is still the caller's.
     #[cfg(target_os = "android")]
     fn has_more_rights() -> bool {
         // SAFETY: no preconditions.

@@ -11,9 +11,9 @@
 //! thread-locals still free and allocate after it. They use the shared structure.
 //!
 //! **Fibers.** The structure belongs to the thread, whichever fiber runs on it. The callback belongs to the fiber that
-//! first used the heap, and runs when that fiber is deleted, possibly on another thread, or by a thread that goes on. So
-//! it only acts on the structure of the thread it runs on, and that thread then shares. If another thread deletes the
-//! fiber, the structure stays with its thread, and is lost when that ends: a few KiB, and what its magazines hold.
+//! first used the heap, and runs when that fiber is deleted, possibly on another thread, or by a thread that goes on.
+//! So it only acts on the structure of the thread it runs on, and that thread then shares. If another thread deletes
+//! the fiber, the structure stays with its thread, and is lost when that ends: a few KiB, and what its magazines hold.
 //!
 //! **The end of the process.** The callback also runs when `ExitProcess` has stopped all other threads, which may hold
 //! locks. Nothing needs to go back then.

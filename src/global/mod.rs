@@ -9,7 +9,7 @@
 //! ```
 //!
 //! [`GlobalHeap`] states what it promises its callers. The heap opens at the first call; threads that race to open it
-//! wait for the one that does. Forks are handled in `fork.rs`, the background thread in `background.rs`.
+//! wait for the one that does. Forks are handled in `fork.rs`, the background thread in `background/`.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -37,12 +37,12 @@ mod opening;
 mod pressure;
 #[cfg(all(windows, feature = "std"))]
 mod status;
+#[cfg(all(windows, feature = "std"))]
+mod fls;
 #[cfg(all(any(unix, windows), feature = "std"))]
 mod background;
 #[cfg(all(unix, feature = "std"))]
 mod pthread;
-#[cfg(all(windows, feature = "std"))]
-mod fls;
 #[cfg(all(any(unix, windows), feature = "std"))]
 mod environment;
 #[cfg(all(unix, feature = "std"))]
@@ -125,12 +125,13 @@ const CACHES: usize = 1 << 14;
 ///
 /// # What it takes
 ///
-/// * **A thread.** On Unix a heap made by `GlobalHeap::new()` starts a thread named `pageheap` once the first MiB or so
-///   has been freed. The thread gives memory back, and follows the cgroup's limit and memory pressure (Linux). Without
-///   it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick) does not look at
-///   them, and hooks set by `on_pressure` are never called.
+/// * **A thread.** A heap made by `GlobalHeap::new()` starts a thread named `pageheap` once the first MiB or so
+///   has been freed. The thread gives memory back, and follows memory pressure (Linux, Windows) and the cgroup's limit
+///   (Linux). Without it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick)
+///   does not look at them, and hooks set by `on_pressure` are never called.
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
-///   it: this shows in VIRT, not in RSS. [`reserve`](Self::reserve) asks for less.
+///   it: this shows in VIRT, not in RSS. (On Windows it reserves four times the RAM.) [`reserve`](Self::reserve) asks
+///   for less.
 /// * **Its lifetime.** A value that is dropped or moved leaves its heap in place, addresses included, because threads
 ///   may refer to it. So it is meant to be a `static`: a program that repeatedly makes `GlobalHeap::new()` as a local
 ///   value, uses it and drops it runs out of addresses after some dozens. Use [`Heap`](crate::Heap) for heaps that are
@@ -203,7 +204,7 @@ impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// are not known until the program runs, see [`empty`](Self::empty).
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
-    /// (With `std` on Unix each thread has its own, 3 KiB and what its magazines hold.)
+    /// (With `std` each thread has its own, 3 KiB and what its magazines hold.)
     #[must_use]
     pub const fn in_region(region: Region<GAPS>) -> Self {
         // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (promised by whoever
@@ -370,7 +371,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// * then the memory between live blocks of more than 1 KiB, in whole pages of the system.
     ///
     /// What remains is live blocks, what shares a page with them, and what threads at work have in hand meanwhile (and
-    /// sleeping ones, if the system has no `membarrier`).
+    /// sleeping ones, if the system has no fence through all threads, as Linux has in `membarrier`).
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it. It waits for other threads that release, tick, check or fork, for a quarter of a second at the

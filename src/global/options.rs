@@ -36,8 +36,8 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     ///
     /// It gives back what [`tick`](Self::tick) says: all free memory within two seconds once the program is silent, and
     /// what exceeds the peak of the last ten seconds while it is not, at 1 % of one processor. It also follows the
-    /// cgroup's limit and memory pressure (Linux): when they are high, all free memory goes back. For that it opens
-    /// files, about once a second while it is awake.
+    /// cgroup's limit and memory pressure: when they are high, all free memory goes back. For that it opens files on
+    /// Linux, about once a second while it is awake. On Windows it asks whether physical memory is low.
     ///
     /// Without the thread, memory goes back only when [`tick`](Self::tick), [`release`](Self::release) or
     /// [`scavenge`](Self::scavenge) is called, and nothing follows cgroups and pressure. If the system refuses to
@@ -62,8 +62,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// Has the background thread report memory pressure, once a second for as long as it lasts. There is pressure when
     /// the process's cgroup is filled to `from` percent of its limit (0 to 100), when its tasks have waited for memory
     /// for `from` percent of the last ten seconds, or when the group has met a limit since the previous second (an
-    /// event). With a threshold above 100 only events are reported. Linux only; elsewhere, and if the system provides
-    /// no data, nothing is reported. Nor is it without the background thread ([`background(false)`](Self::background),
+    /// event). With a threshold above 100 only events are reported. On Windows there is an event in each
+    /// second in which physical memory is low, and nothing else; on other systems, and if the system provides no data,
+    /// nothing is reported. Nor is it without the background thread ([`background(false)`](Self::background),
     /// `PAGEHEAP_BACKGROUND=0`).
     ///
     /// It may be called up to four times, each time with a threshold and a hook. In a second with pressure one hook is

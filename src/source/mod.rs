@@ -20,9 +20,10 @@
 //!
 //! On Unix, Prepared memory is an anonymous mapping that faults in on first touch, so `commit` has nothing to do.
 //! [`Source::COMMITS`] is then `false`, and the heap never calls it. On Windows, Prepared memory is only reserved, and
-//! `commit` is what charges for it. A source over existing bytes ([`Region`]) makes every transition at once. A source over numbers that stand for no memory at all (device pages, blocks of a file) is
-//! as good as any other, because **the heap never reads or writes the pages it manages**. Only its metadata must be
-//! real memory, and that is requested under a [`Purpose`] of its own.
+//! `commit` is what charges for it. A source over existing bytes ([`Region`]) makes every transition at once. A source
+//! over numbers that stand for no memory at all (device pages, blocks of a file) is as good as any other, because
+//! **the heap never reads or writes the pages it manages**. Only its metadata must be real memory, and that is
+//! requested under a [`Purpose`] of its own.
 //!
 //! Every failure means "not done": the state is as before, and the heap goes on. Contents are as before too, except
 //! after `release`, `release_lazily` and `clear`, which may have destroyed some of them.

@@ -17,8 +17,8 @@
 //! is committed again: [`Source::COMMITS`]. The Go runtime does the same (`mem_windows.go`). One call commits a whole
 //! run or span.
 //!
-//! **Aligned reservations.** Windows places reservations on 64 KiB. If that is not enough, more is reserved, given back,
-//! and the aligned part reserved where it was, since a part of a reservation cannot be given up:
+//! **Aligned reservations.** Windows places reservations on 64 KiB. If that is not enough, more is reserved, given
+//! back, and the aligned part reserved where it was, since a part of a reservation cannot be given up:
 //!
 //! ```text
 //!        wide          base = next multiple of align

@@ -22,14 +22,14 @@ mod turnstile;
 
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 mod model;
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-mod native;
 #[cfg(all(
     windows,
     feature = "std",
     not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))
 ))]
 mod windows;
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+mod native;
 
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
 use model as imp;

@@ -10,6 +10,7 @@
 //! their last code on the thread that called it. A lock that a stopped thread held is never released. So a thread that
 //! would wait then ends the process, as the system's own locks do (critical sections, the process heap).
 
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 use core::time::Duration;
 
 use windows_sys::Win32::Foundation::{GetLastError, SetLastError};
@@ -20,15 +21,13 @@ use windows_sys::Win32::System::Threading::{
 
 use crate::fatal;
 
-use super::AtomicU32;
-
 /// See [`native`](super::native): every thread of the process has passed a full fence since the call.
 #[cold]
 pub(crate) fn fence_heavy() -> bool {
     // SAFETY: no preconditions; it cannot fail.
     keeping_error(|| unsafe { FlushProcessWriteBuffers() });
-    // The compiler must not move accesses across the call.
-    super::imp::fence();
+    // SeqCst: the compiler must not move accesses across the call; the system orders this thread's with the others'.
+    fence(Ordering::SeqCst);
     true
 }
 

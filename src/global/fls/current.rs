@@ -1,7 +1,7 @@
 //! The thread's pointer to its structure, or to a placeholder for none, on Windows.
 //!
 //! ```text
-//!   gs:[0x1480 + 8 n]    the n-th of the 64 slots in the thread's own block    mov slot, [rip + …]; mov thread, gs:[slot]
+//!   gs:[0x1480 + 8 n]    slot n of the 64 in the thread's own block    mov slot, [rip + …]; mov thread, gs:[slot]
 //! ```
 //!
 //! Not `thread_local!`: with the GNU tools it is a call of `TlsGetValue`, which changes the thread's error code; the

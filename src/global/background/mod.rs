@@ -55,10 +55,10 @@ use super::pressure::{Turn, Watch};
 use super::status::{Turn, Watch};
 
 #[cfg(unix)]
-#[path = "background/unix.rs"]
+#[path = "unix.rs"]
 mod host;
 #[cfg(windows)]
-#[path = "background/windows.rs"]
+#[path = "windows.rs"]
 mod host;
 
 #[cfg(target_os = "linux")]
