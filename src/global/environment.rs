@@ -156,13 +156,13 @@ mod system {
 
     use crate::source::KeepErrno;
 
-    /// The value of a variable. One that does not fit counts as not set.
+    /// The value of a variable. One that does not fit is nonsense: something else that is nonsense stands for it.
     pub(super) fn value<'a>(name: &CStr, room: &'a mut [u8; super::MOST_BYTES]) -> Option<&'a [u8]> {
         let _error = KeepErrno::new();
         // SAFETY: a zero-terminated name, and a place as long as it says.
         let len = unsafe { GetEnvironmentVariableA(name.as_ptr().cast(), room.as_mut_ptr(), room.len() as u32) };
         // If it does not fit, this is how long it is, with its end.
-        room.get(..len as usize).filter(|text| text.len() < room.len())
+        Some(room.get(..len as usize).unwrap_or(b"(too long)"))
     }
 }
 

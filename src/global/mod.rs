@@ -38,7 +38,7 @@ mod pressure;
 #[cfg(all(windows, feature = "std"))]
 mod status;
 #[cfg(all(windows, feature = "std"))]
-mod fls;
+mod tls;
 #[cfg(all(any(unix, windows), feature = "std"))]
 mod background;
 #[cfg(all(unix, feature = "std"))]
@@ -50,8 +50,6 @@ mod fork;
 #[cfg(all(target_os = "linux", feature = "std"))]
 mod unload;
 
-#[cfg(all(windows, feature = "std"))]
-use fls as local;
 #[cfg(all(unix, feature = "std"))]
 pub(crate) use fork::Opening;
 #[cfg(not(all(any(unix, windows), feature = "std")))]
@@ -60,6 +58,8 @@ use nowhere as local;
 pub(crate) use opening::Opening;
 #[cfg(all(unix, feature = "std"))]
 use pthread as local;
+#[cfg(all(windows, feature = "std"))]
+use tls as local;
 
 pub(crate) use local::resident;
 
@@ -125,7 +125,7 @@ const CACHES: usize = 1 << 14;
 ///
 /// # What it takes
 ///
-/// * **A thread.** A heap made by `GlobalHeap::new()` starts a thread named `pageheap` once the first MiB or so
+/// * **A thread.** A heap made by `GlobalHeap::new()` starts a thread (named `pageheap`, on Unix) once the first MiB or so
 ///   has been freed. The thread gives memory back, and follows memory pressure (Linux, Windows) and the cgroup's limit
 ///   (Linux). Without it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick)
 ///   does not look at them, and hooks set by `on_pressure` are never called.

@@ -46,11 +46,11 @@ use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 /// How often an aligned reservation is attempted: each time another thread may take the place.
 const ATTEMPTS: usize = 16;
 
-/// RAM and page file together are at most this many times the RAM: a page file that the system manages grows to three
-/// times as much.
+/// A page file that the system manages grows to three times the RAM: so all that can be committed is four times as
+/// much.
 const MOST_COMMITTED: usize = 4;
 
-/// The budget if the RAM is unknown, and at least.
+/// The budget at least: RAM may be added to a virtual machine.
 const LEAST_BUDGET: usize = match 1_usize.checked_shl(36) {
     Some(bytes) => bytes,
     None => 1 << 30,
@@ -77,7 +77,8 @@ unsafe impl Source for System {
         page_size()
     }
 
-    /// Four times the RAM: as much as can ever be committed, if the system manages its page file.
+    /// As much as can ever be committed: four times the RAM if the system manages its page file, else what can be
+    /// committed now. At least 64 GiB.
     fn budget(&self) -> usize {
         let _error = KeepErrno::new();
         let mut status = MEMORYSTATUSEX {
@@ -86,8 +87,9 @@ unsafe impl Source for System {
         };
         // SAFETY: a place to write to, which says how long it is. If the call fails, it stays zero.
         unsafe { GlobalMemoryStatusEx(&mut status) };
-        let memory = usize::try_from(status.ullTotalPhys).unwrap_or(usize::MAX);
-        memory.saturating_mul(MOST_COMMITTED).max(LEAST_BUDGET)
+        let [memory, committed] =
+            [status.ullTotalPhys, status.ullTotalPageFile].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        memory.saturating_mul(MOST_COMMITTED).max(committed).max(LEAST_BUDGET)
     }
 
     fn reserve(&self, _purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
@@ -148,8 +150,11 @@ unsafe impl Source for System {
 
     unsafe fn trim(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) {
         let _error = KeepErrno::new();
-        // SAFETY: the caller gives up a part of a reservation of ours.
-        unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
+        // None at all would mean the whole reservation.
+        if bytes > 0 {
+            // SAFETY: the caller gives up a part of a reservation of ours.
+            unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
+        }
     }
 }
 

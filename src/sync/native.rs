@@ -126,7 +126,7 @@ pub(crate) fn relax(round: u32) {
         libc::sched_yield();
     }
     #[cfg(all(windows, feature = "std"))]
-    super::windows::pause();
+    super::windows::pause(round);
     // There is no known thread to yield to: a pause about as long as a yield takes that finds no other thread.
     #[cfg(not(all(any(unix, windows), feature = "std")))]
     (0..1 << 4).for_each(|_| core::hint::spin_loop());

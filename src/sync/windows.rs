@@ -7,8 +7,9 @@
 //! | `pause` | `SwitchToThread` |
 //!
 //! **The end of the process.** `ExitProcess` stops all other threads, wherever they are, and then lets libraries run
-//! their last code on the thread that called it. A lock that a stopped thread held is never released. So a thread that
-//! would wait then ends the process, as the system's own locks do (critical sections, the process heap).
+//! their last code on the thread that called it. What a stopped thread held is never released. So a thread that would
+//! sleep for it ends the process, as the system's own locks do (critical sections, the process heap). Where a wait ends
+//! by itself, it goes on to its end, without leaving the processor to nobody.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use core::time::Duration;
@@ -38,16 +39,30 @@ pub(crate) fn process() -> u32 {
     unsafe { GetCurrentProcessId() }
 }
 
+/// More rounds than any wait has that ends by itself.
+const ENDLESS: u32 = 1 << 21;
+
+/// The exit code with which the system's own locks end a process that is ending: that of `ExitProcess` is kept then.
+const THREAD_IS_TERMINATING: u32 = 0xC000_004B;
+
 /// Lets another thread run.
-pub(super) fn pause() {
-    leave_if_alone();
+pub(super) fn pause(round: u32) {
+    if fatal::is_shutting_down() {
+        if round >= ENDLESS {
+            leave();
+        }
+        core::hint::spin_loop();
+        return;
+    }
     // SAFETY: no preconditions; failure means that no other thread was ready.
     keeping_error(|| unsafe { SwitchToThread() });
 }
 
 /// Sleeps while `word` is `expected`. May return at once or spuriously: the caller checks again.
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {
-    leave_if_alone();
+    if fatal::is_shutting_down() {
+        leave();
+    }
     wait_for(word, expected, None);
 }
 
@@ -70,6 +85,10 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<Duration>) 
 
 /// Wakes one thread that sleeps in [`wait`] on `word`, if there is one.
 pub(crate) fn wake(word: &AtomicU32) {
+    // The system finds sleepers by what lies on their stacks.
+    if fatal::is_shutting_down() {
+        return;
+    }
     // SAFETY: the address is only compared.
     keeping_error(|| unsafe { WakeByAddressSingle(word.as_ptr().cast_const().cast()) });
 }
@@ -85,10 +104,9 @@ fn keeping_error<R>(call: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Ends the process if it is ending anyway, and the caller would wait for a thread that no longer runs.
-fn leave_if_alone() {
-    if fatal::is_shutting_down() {
-        // SAFETY: no preconditions. The code is lost: only the system knows what `ExitProcess` was called with.
-        unsafe { TerminateProcess(GetCurrentProcess(), 1) };
-    }
+/// Ends the process, which is ending anyway, because the caller would wait for a thread that no longer runs.
+#[cold]
+fn leave() {
+    // SAFETY: no preconditions.
+    unsafe { TerminateProcess(GetCurrentProcess(), THREAD_IS_TERMINATING) };
 }

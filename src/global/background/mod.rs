@@ -29,6 +29,9 @@
 //! of the program except the hooks for pressure (`GlobalHeap::on_pressure`) and the methods of the program's own source
 //! (`GlobalHeap::with_source`).
 //!
+//! (On Windows there are no signals to block, the stack is the system's, and the loader calls the program's libraries
+//! when the thread begins: `windows.rs`.)
+//!
 //! **End.** Before a fork, scavengers are held after the millisecond they are working on, together with all other
 //! locks. The child has no such thread, and starts one when it wants one. Unloading a library waits for the thread to
 //! end. At the end of the process the thread just stops.

@@ -1,7 +1,12 @@
-//! The background thread on Windows: one with a small stack. The library that contains its code stays loaded
-//! (`fls.rs`), so nobody has to end it.
+//! The background thread on Windows: one with a small stack. The libraries that contain its code stay loaded, so nobody
+//! has to end it.
 //!
-//! It may be started while the loader runs code of a library, and begins when the loader has finished.
+//! It may be started while the loader runs code of a library, and begins when the loader has finished. The loader calls
+//! all libraries on it, as on any thread, when it begins. It has no name: not every Windows that Rust supports has the
+//! call for it.
+//!
+//! To pin a library, its loader's lock is waited for, once, by the thread that completes the first MiB. A library whose
+//! initialisation waits for that thread then waits forever. A program's own heap needs no pin.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -10,14 +15,13 @@ use core::time::Duration;
 
 use windows_sys::Win32::Foundation::CloseHandle;
 use windows_sys::Win32::System::Performance::{QueryPerformanceCounter, QueryPerformanceFrequency};
-use windows_sys::Win32::System::Threading::{
-    CreateThread, GetCurrentThread, STACK_SIZE_PARAM_IS_A_RESERVATION, SetThreadDescription,
-};
+use windows_sys::Win32::System::Threading::{CreateThread, STACK_SIZE_PARAM_IS_A_RESERVATION};
 
+use crate::fatal;
 use crate::object::Objects;
 use crate::source::Source;
 
-use super::super::fls;
+use super::super::tls::pin;
 
 /// The addresses of its stack. It uses 8 to 12 KiB, the system's calls some more, the program's hooks what they need.
 const STACK_BYTES: usize = 256 << 10;
@@ -27,7 +31,8 @@ const FINEST: u64 = 1_000_000_000;
 
 /// Starts the thread. Returns whether it did.
 pub(super) fn launch<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>, _has_guest: bool) -> bool {
-    if !fls::pin() {
+    // The loop may be in another library than the beginning (feature `rust-dylib`), or two of them.
+    if fatal::is_shutting_down() || !pin(enter::<S> as *const ()) || !pin(super::run::<S> as *const ()) {
         return false;
     }
     let (argument, mut number) = (ptr::from_ref(objects).cast(), 0);
@@ -54,9 +59,6 @@ pub(super) fn launch<S: Source + Send + Sync + 'static>(objects: &'static Object
 
 /// Where the thread begins.
 unsafe extern "system" fn enter<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> u32 {
-    let name = windows_sys::w!("pageheap");
-    // SAFETY: names the calling thread, with a zero-terminated string. A failure leaves it without a name.
-    unsafe { SetThreadDescription(GetCurrentThread(), name) };
     // SAFETY: `launch` passed a heap of this type, which is never destroyed.
     super::run(unsafe { &*objects.cast_const().cast::<Objects<S>>() });
     0

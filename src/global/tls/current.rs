@@ -62,7 +62,7 @@ pub fn is_there() -> bool {
 }
 
 /// The pointer, or null, by a call.
-#[cold]
+#[cfg_attr(target_arch = "x86_64", cold)]
 fn call() -> *mut Thread {
     // Relaxed: as in `set`.
     let Some(slot) = SLOT.load(Ordering::Relaxed).checked_sub(1) else {
@@ -73,7 +73,7 @@ fn call() -> *mut Thread {
     unsafe { TlsGetValue(slot).cast() }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod imp {
     use core::arch::asm;
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -116,7 +116,7 @@ mod imp {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod imp {
     use crate::object::Thread;
 
