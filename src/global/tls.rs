@@ -10,8 +10,8 @@
 //! The loader calls it when a thread ends, whichever thread it is. Rust's own entry stands before ours (`XLB`, `XLC`),
 //! so destructors of Rust's thread-locals still find the thread live.
 //!
-//! **Gone is final**: other libraries are told later that the thread ends, and may free and allocate then. A thread that
-//! is gone uses the shared structure.
+//! **Gone is final**: other libraries are told later that the thread ends, and may free and allocate then. A thread
+//! that is gone uses the shared structure.
 //!
 //! **Fibers** run on a thread, and use its structure.
 //!
