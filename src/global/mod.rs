@@ -127,8 +127,8 @@ const CACHES: usize = 1 << 14;
 ///
 /// * **A thread.** A heap made by `GlobalHeap::new()` starts a thread (named `pageheap`, on Unix) once the first MiB or
 ///   so has been freed. The thread gives memory back, and follows memory pressure (Linux, Windows) and the cgroup's
-///   limit (Linux). Without it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick)
-///   does not look at them, and hooks set by `on_pressure` are never called.
+///   limit (Linux). Without it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those:
+///   [`tick`](Self::tick) does not look at them, and hooks set by `on_pressure` are never called.
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
 ///   it: this shows in VIRT, not in RSS. (On Windows it reserves four times the RAM.) [`reserve`](Self::reserve) asks
 ///   for less.
