@@ -24,6 +24,10 @@ pub const OURS: &str = "pageheap";
 /// `--allocators`.
 pub const VARIANTS: &[(&str, (&str, &str))] = &[("pageheap-no-thread", ("PAGEHEAP_BACKGROUND", "0"))];
 
+/// What every other program gets: the default, in as many bytes. The length of the environment decides where a program's
+/// stack is, and that alone can be a twentieth of a row.
+const DEFAULT: (&str, &str) = ("PAGEHEAP_BACKGROUND", "1");
+
 /// A program that exists.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -45,7 +49,8 @@ impl Program {
     }
 
     fn told(&self, mut command: Command) -> Command {
-        command.envs(self.variable);
+        let (name, value) = self.variable.unwrap_or(DEFAULT);
+        command.env(name, value);
         command
     }
 }
