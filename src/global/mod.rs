@@ -130,7 +130,7 @@ const CACHES: usize = 1 << 14;
 ///   limit (Linux). Without it (`background(false)`, or `PAGEHEAP_BACKGROUND=0`) nothing follows those:
 ///   [`tick`](Self::tick) does not look at them, and hooks set by `on_pressure` are never called.
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
-///   it: this shows in VIRT, not in RSS. (On Windows it reserves four times the RAM.) [`reserve`](Self::reserve) asks
+///   it: this shows in VIRT, not in RSS. (On Windows four times the RAM, or 64 GiB.) [`reserve`](Self::reserve) asks
 ///   for less.
 /// * **Its lifetime.** A value that is dropped or moved leaves its heap in place, addresses included, because threads
 ///   may refer to it. So it is meant to be a `static`: a program that repeatedly makes `GlobalHeap::new()` as a local

@@ -7,20 +7,22 @@
 //! ```
 //!
 //! **The callback** is an entry in a table of the program or library that contains this code (the section `.CRT$XL?`).
-//! The loader calls it when a thread ends, whichever thread it is. Rust's own entry stands before ours (`XLB`, `XLC`),
-//! so destructors of Rust's thread-locals still find the thread live.
+//! The loader calls it when a thread ends, whichever thread it is, under its lock. Rust's own entry stands before ours
+//! (`XLB`, `XLC`), so destructors of Rust's thread-locals still find the thread live, unless Rust's library is a
+//! library of its own.
 //!
 //! **Gone is final**: other libraries are told later that the thread ends, and may free and allocate then. A thread
-//! that is gone uses the shared structure.
+//! that is gone uses the shared structure, and so does one that had none until then.
 //!
 //! **Fibers** run on a thread, and use its structure.
 //!
 //! **The end of the process.** When `ExitProcess` has stopped all other threads, nothing needs to go back.
 //!
 //! **Libraries.** A library may be unloaded, with its callback, while threads have structures of its heap: what they
-//! hold stays where it is, with all that the heap has. But if the heap has its background thread, the library stays
-//! loaded ([`pin`]). (With the feature `rust-dylib` a library that uses this crate's heap stays loaded in any case: the
-//! callback is in this crate's library, and calls that one.)
+//! hold stays where it is, with all that the heap has, addresses and slot included. But if the heap has its background
+//! thread, the library with its code stays loaded ([`pin`]). (With the feature `rust-dylib`, the callback is in this
+//! crate's library, and calls code of the library that has the heap's. So that stays loaded in any case, though it need
+//! not be the one with the `static`.)
 //!
 //! Nothing here allocates from Rust.
 
@@ -45,7 +47,8 @@ mod current;
 /// The reason for which the loader calls: this thread ends.
 const THREAD_DETACH: u32 = 3;
 
-type Callback = unsafe extern "system" fn(*mut c_void, u32, *mut c_void);
+/// What the loader calls: with the library, and the reason.
+pub(super) type Callback = unsafe extern "system" fn(*mut c_void, u32, *mut c_void);
 
 /// An entry in the table of callbacks.
 #[used]
@@ -115,7 +118,9 @@ pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Optio
     Some(unsafe { thread.as_ref() })
 }
 
-/// Has the linker keep the table of callbacks, and our entry in it, by reading both.
+/// Has the linker keep the table of callbacks, and our entry in it, by reading both. In this crate's own library, if it
+/// has one: not inlined.
+#[inline(never)]
 fn keep_callback() {
     unsafe extern "C" {
         /// The C library's description of the table.
@@ -132,13 +137,15 @@ fn keep_callback() {
 /// What the loader calls.
 unsafe extern "system" fn called(_library: *mut c_void, reason: u32, _: *mut c_void) {
     let thread = current::get();
-    let is_none = [&FRESH, &GONE].iter().any(|none| none.as_thread() == thread);
-    if reason != THREAD_DETACH || is_none {
+    if reason != THREAD_DETACH || thread == GONE.as_thread() {
         return;
     }
     let _error = KeepErrno::new();
     // First: whatever happens from here on finds the thread gone.
     current::set(GONE.as_thread());
+    if thread == FRESH.as_thread() {
+        return;
+    }
     // SAFETY: the structure of the thread that runs this. Nobody uses it from here on.
     unsafe { Thread::end(thread) };
 }

@@ -156,6 +156,7 @@ impl Reservation {
 ///   ever.
 /// * They should return within milliseconds. While `release` is at work on pages, no thread can allocate them, and a
 ///   fork waits for it; an allocating thread waits for `prepare`.
+/// * On Windows they must not need the loader: they are also called by threads that end, under its lock.
 /// * They should need little stack. They run on the stack of the thread that allocates or frees and, for a `GlobalHeap`
 ///   with a background thread, on that thread's stack of 256 KiB.
 ///

@@ -77,8 +77,8 @@ unsafe impl Source for System {
         page_size()
     }
 
-    /// As much as can ever be committed: four times the RAM if the system manages its page file, else what can be
-    /// committed now. At least 64 GiB.
+    /// As much as can ever be committed, presumably: the largest of four times the RAM, what can be committed now, and
+    /// 64 GiB.
     fn budget(&self) -> usize {
         let _error = KeepErrno::new();
         let mut status = MEMORYSTATUSEX {

@@ -42,7 +42,8 @@ pub(crate) fn process() -> u32 {
 /// More rounds than any wait has that ends by itself.
 const ENDLESS: u32 = 1 << 21;
 
-/// The exit code with which the system's own locks end a process that is ending: that of `ExitProcess` is kept then.
+/// The exit code with which the system's own locks end a process that is ending. The kernel treats it specially: a
+/// process that has a code already, that of `ExitProcess`, keeps it.
 const THREAD_IS_TERMINATING: u32 = 0xC000_004B;
 
 /// Lets another thread run.

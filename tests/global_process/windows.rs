@@ -6,9 +6,11 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use windows_sys::Win32::Foundation::{CloseHandle, GetLastError, SetLastError, WAIT_OBJECT_0};
 use windows_sys::Win32::System::Threading::{
     ConvertThreadToFiber, CreateFiber, CreateThread, DeleteFiber, FlsAlloc, FlsSetValue, INFINITE, SwitchToFiber,
@@ -122,6 +124,12 @@ fn destructors_of_thread_locals_may_allocate_and_free() {
     HEAP.check().unwrap();
 }
 
+/// Has `last` called by this thread when it ends the process.
+fn at_the_end(last: unsafe extern "system" fn(*const c_void)) {
+    // SAFETY: a callback that lives as long as the process, with a value that is not null.
+    unsafe { assert_ne!(FlsSetValue(FlsAlloc(Some(last)), ptr::dangling()), 0) };
+}
+
 /// What runs when `ExitProcess` has stopped all other threads, perhaps with locks: libraries' last code, and callbacks
 /// of fiber-local slots.
 #[test]
@@ -156,11 +164,7 @@ fn the_end_is_not_waited_for() {
         println!("{whole} of 20 ran to their end");
         return;
     }
-    // SAFETY: a callback that lives as long as the process, with a value that is not null.
-    unsafe {
-        let slot = FlsAlloc(Some(last));
-        assert_ne!(FlsSetValue(slot, ptr::dangling()), 0);
-    }
+    at_the_end(last);
     let threads = std::env::var("THREADS").unwrap().parse().unwrap();
     for seed in 0..threads {
         thread::spawn(move || {
@@ -171,6 +175,47 @@ fn the_end_is_not_waited_for() {
                     kept.clear();
                     HEAP.flush_thread();
                 }
+            }
+        });
+    }
+    thread::sleep(Duration::from_millis(30));
+    std::process::exit(7);
+}
+
+/// A list that is empty was asked for slots when all threads but one had been stopped, one of them inside its shard:
+/// that was waited for forever.
+#[test]
+fn a_list_answers_at_the_end() {
+    static LIST: OnceLock<ShardedFreeList> = OnceLock::new();
+    unsafe extern "system" fn last(_: *const c_void) {
+        let list = LIST.get().unwrap();
+        let slots = (0..1 << 20).take_while(|_| list.allocate().is_ok()).count();
+        println!("worked: {slots}");
+    }
+    const NAME: &str = "windows::a_list_answers_at_the_end";
+    if !is_child() {
+        for _ in 0..10 {
+            let output = child::output(&mut child::command(NAME));
+            assert!(
+                String::from_utf8_lossy(&output.stdout).contains("worked: "),
+                "{output:?}"
+            );
+            assert_eq!(output.status.code(), Some(7));
+        }
+        return;
+    }
+    let config = ArenaConfig::new().limit(1 << 20);
+    let list = ShardedFreeList::with_config(layout(64), 16, config).unwrap();
+    let list = LIST.get_or_init(|| list);
+    at_the_end(last);
+    for _ in 0..8 {
+        thread::spawn(move || {
+            loop {
+                let slots: Vec<_> = (0..200).filter_map(|_| list.allocate().ok()).collect();
+                // SAFETY: allocated just now.
+                slots
+                    .into_iter()
+                    .for_each(|slot| unsafe { list.deallocate(slot.cast()) });
             }
         });
     }

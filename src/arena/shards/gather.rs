@@ -14,7 +14,8 @@
 //!
 //! *A busy shard is waited for* until its section ends: its thread may be preempted, and as long as it holds slots a
 //! "no" would be wrong. The gatherer first yields, then sleeps, so that a thread of lower priority can run. In the
-//! child of a fork that thread may not exist; there, and only there, the wait is bounded.
+//! child of a fork that thread may not exist, nor when the process is ending (Windows); there, and only there, the wait
+//! is bounded.
 //!
 //! *Without the barrier* (the kernel granted it when the list was made, but now refuses it repeatedly) nobody can tell
 //! whether an owner is inside. So owners carry on, and their shards are left alone. Lanes, which are entered by an
@@ -35,6 +36,7 @@ use super::{ALL, GUESTS, LANES, Shard, Shards};
 use crate::arena::hyaline::Batch;
 use crate::arena::node::Nodes;
 use crate::arena::stack::NIL;
+use crate::fatal;
 use crate::sync::{Calm, Ordering, process, relax, wait_for};
 
 /// The number of looks between which the gatherer yields; between later ones it sleeps for a [`NAP`].
@@ -87,11 +89,16 @@ impl<N: Nodes> Shards<N> {
 
     /// Searches while all threads are kept out of the shards; if not `seen`, all but their owners.
     fn search(&self, own: Option<&Shard>, seen: bool) -> Option<u32> {
-        let in_a_child = process() != self.home;
+        // Where the thread that is waited for may not exist, the wait is bounded.
+        let most = if fatal::is_shutting_down() {
+            Some(YIELDS)
+        } else {
+            (process() != self.home).then_some(PATIENCE)
+        };
         let mut last: Option<(u64, Calm)> = None;
         let mut round: u32 = 0;
         loop {
-            let enough = in_a_child && round >= PATIENCE;
+            let enough = most.is_some_and(|most| round >= most);
             let held = self.collect(own, seen);
             // While slots are held somewhere, the backing is not asked again and again, since that may cost system
             // calls each time. It is asked before a "no".

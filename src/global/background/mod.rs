@@ -80,7 +80,7 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
 /// Prevents further starts. Returns whether a thread was started, or may be.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 pub(super) fn forbid() -> bool {
     // SeqCst, here and in `start`, a store and then a load in each: either we see that it starts one, or it sees that
     // it must not.

@@ -5,8 +5,10 @@
 //! all libraries on it, as on any thread, when it begins. It has no name: not every Windows that Rust supports has the
 //! call for it.
 //!
-//! To pin a library, its loader's lock is waited for, once, by the thread that completes the first MiB. A library whose
-//! initialisation waits for that thread then waits forever. A program's own heap needs no pin.
+//! To pin a library, the loader's lock is waited for, by the thread that starts this one (and, with the feature
+//! `rust-dylib`, by each thread that begins to use the heap). A library whose initialisation waits for such a thread
+//! waits forever. A program's own heap needs no pin. When a library is being unloaded it is too late for one, so no
+//! thread is started from then on.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -17,11 +19,10 @@ use windows_sys::Win32::Foundation::CloseHandle;
 use windows_sys::Win32::System::Performance::{QueryPerformanceCounter, QueryPerformanceFrequency};
 use windows_sys::Win32::System::Threading::{CreateThread, STACK_SIZE_PARAM_IS_A_RESERVATION};
 
-use crate::fatal;
 use crate::object::Objects;
 use crate::source::Source;
 
-use super::super::tls::pin;
+use super::super::tls::{Callback, pin};
 
 /// The addresses of its stack. It uses 8 to 12 KiB, the system's calls some more, the program's hooks what they need.
 const STACK_BYTES: usize = 256 << 10;
@@ -29,10 +30,33 @@ const STACK_BYTES: usize = 256 << 10;
 /// The time in which the counter advances by one is at least this part of a second.
 const FINEST: u64 = 1_000_000_000;
 
+/// The reason for which the loader calls: the library is unloaded, or the process ends.
+const PROCESS_DETACH: u32 = 0;
+
+/// An entry in the table of callbacks (`tls.rs`), before that of Rust's library.
+#[used]
+// SAFETY: the section is a list of functions of this type, which the loader calls one by one.
+#[unsafe(link_section = ".CRT$XLAB")]
+static CALLBACK: Callback = called;
+
+unsafe extern "system" fn called(_library: *mut c_void, reason: u32, _: *mut c_void) {
+    if reason == PROCESS_DETACH {
+        super::forbid();
+    }
+}
+
+/// Has the linker keep the entry, by reading it.
+#[inline(never)]
+fn keep_callback() {
+    // SAFETY: it is there, and constant.
+    unsafe { (&raw const CALLBACK).read_volatile() };
+}
+
 /// Starts the thread. Returns whether it did.
 pub(super) fn launch<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>, _has_guest: bool) -> bool {
-    // The loop may be in another library than the beginning (feature `rust-dylib`), or two of them.
-    if fatal::is_shutting_down() || !pin(enter::<S> as *const ()) || !pin(super::run::<S> as *const ()) {
+    keep_callback();
+    // With the feature `rust-dylib`, the loop may be in another library than the beginning.
+    if !pin(enter::<S> as *const ()) || !pin(super::run::<S> as *const ()) {
         return false;
     }
     let (argument, mut number) = (ptr::from_ref(objects).cast(), 0);

@@ -24,8 +24,8 @@ pub const OURS: &str = "pageheap";
 /// `--allocators`.
 pub const VARIANTS: &[(&str, (&str, &str))] = &[("pageheap-no-thread", ("PAGEHEAP_BACKGROUND", "0"))];
 
-/// What every other program gets: the default, in as many bytes. The length of the environment decides where a program's
-/// stack is, and that alone can be a twentieth of a row.
+/// What every other program gets: the default, in as many bytes. The length of the environment decides where a
+/// program's stack is, and that alone can be a twentieth of a row.
 const DEFAULT: (&str, &str) = ("PAGEHEAP_BACKGROUND", "1");
 
 /// A program that exists.
