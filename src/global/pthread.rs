@@ -68,6 +68,7 @@ pub(super) use super::pressure::is_alone;
 pub(crate) use super::pressure::resident;
 
 std::thread_local! {
+    #[allow(clippy::missing_const_for_thread_local, reason = "it is; clippy misses that on Android")]
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 

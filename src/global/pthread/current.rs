@@ -103,6 +103,7 @@ mod imp {
     use crate::object::Thread;
 
     std::thread_local! {
+        #[allow(clippy::missing_const_for_thread_local, reason = "it is; clippy misses that on Android")]
         static CURRENT: Cell<NonNull<Thread>> = const { Cell::new(FRESH.as_thread()) };
     }
 
