@@ -62,9 +62,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// Has the background thread report memory pressure, once a second for as long as it lasts. There is pressure when
     /// the process's cgroup is filled to `from` percent of its limit (0 to 100), when its tasks have waited for memory
     /// for `from` percent of the last ten seconds, or when the group has met a limit since the previous second (an
-    /// event). With a threshold above 100 only events are reported. On Windows there is an event in each second in which
-    /// physical memory is low, and nothing else; on other systems, and if the system provides no data, nothing is
-    /// reported. Nor is it without the background thread ([`background(false)`](Self::background),
+    /// event). With a threshold above 100 only events are reported. On Windows there is an event in each second in
+    /// which physical memory is low, and nothing else; on other systems, and if the system provides no data, nothing
+    /// is reported. Nor is it without the background thread ([`background(false)`](Self::background),
     /// `PAGEHEAP_BACKGROUND=0`).
     ///
     /// It may be called up to four times, each time with a threshold and a hook. In a second with pressure one hook is
