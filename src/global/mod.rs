@@ -37,6 +37,8 @@ mod opening;
 mod pressure;
 #[cfg(all(windows, feature = "std"))]
 mod status;
+#[cfg(all(any(unix, windows), feature = "std"))]
+mod inside;
 #[cfg(all(windows, feature = "std"))]
 mod tls;
 #[cfg(all(any(unix, windows), feature = "std"))]

@@ -22,7 +22,6 @@
 //! Nothing here allocates from Rust: the thread-local has no destructor and a constant initial value.
 //! `pthread_setspecific` may call the C library's `calloc`; in case that is us, the pointer is set first.
 
-use core::cell::Cell;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -64,30 +63,9 @@ pub(super) fn here() -> usize {
     current::place().addr()
 }
 
+pub(super) use super::inside::Inside;
 pub(super) use super::pressure::is_alone;
 pub(crate) use super::pressure::resident;
-
-std::thread_local! {
-    #[allow(clippy::missing_const_for_thread_local, reason = "it is; clippy misses that on Android")]
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A thread inside the hook for exhausted memory: at most once a thread.
-pub(super) struct Inside(());
-
-impl Inside {
-    /// Enters, if this thread is not already inside.
-    pub(super) fn enter() -> Option<Self> {
-        // Not `then_some`: a value made in vain would, when dropped, clear the flag.
-        (!INSIDE.replace(true)).then(|| Self(()))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        INSIDE.set(false);
-    }
-}
 
 /// This thread's structure, of whichever heap.
 pub(super) fn own() -> Option<NonNull<Thread>> {

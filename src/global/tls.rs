@@ -26,7 +26,6 @@
 //!
 //! Nothing here allocates from Rust.
 
-use core::cell::Cell;
 use core::ffi::c_void;
 use core::ptr::{self, NonNull};
 
@@ -69,31 +68,9 @@ pub(super) fn current() -> &'static Thread {
     unsafe { current::get().as_ref() }
 }
 
+pub(super) use super::inside::Inside;
 pub(super) use super::status::is_alone;
 pub(crate) use super::status::resident;
-
-std::thread_local! {
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A thread inside the hook for exhausted memory: at most once a thread.
-pub(super) struct Inside(());
-
-impl Inside {
-    /// Enters, if this thread is not already inside.
-    pub(super) fn enter() -> Option<Self> {
-        // Not `then_some`: a value made in vain would, when dropped, clear the flag. A thread that has destroyed its
-        // thread-locals counts as inside.
-        let was_inside = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true);
-        (!was_inside).then(|| Self(()))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        let _ = INSIDE.try_with(|inside| inside.set(false));
-    }
-}
 
 /// Makes a structure for this thread, if it has not had one. `None` also if there is no memory for it: the thread may
 /// try again.

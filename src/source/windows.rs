@@ -26,10 +26,10 @@
 //!                       reserved once more, if no other thread was faster: then all over again
 //! ```
 //!
-//! Worked: the smallest heap prepares 64 KiB of tables and commits 8 KiB for its first page. It is charged 72 KiB,
-//! though it has terabytes of addresses.
+//! Worked: a heap of 96 GiB of addresses that has handed out one page is charged for that page, 8 KiB, and for the part
+//! of its tables that it has prepared.
 //!
-//! Cost: ~1 µs for each call, and what the system takes to zero a page at its first touch.
+//! Cost: one call for each verb, and what the system takes to zero a page at its first touch. Not measured on Windows.
 
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};

@@ -11,7 +11,7 @@ use libc::__errno as errno;
 use libc::__errno_location as errno;
 
 #[cfg(all(windows, feature = "std"))]
-pub(crate) use super::windows::{fence_heavy, process, wait, wait_for, wake};
+pub(crate) use super::windows::{fence_heavy, wait, wait_for, wake};
 
 /// Stripes of a [`Turnstile`](super::Turnstile): enough that passes for different chunks seldom contend, few enough to
 /// read them all.
@@ -97,9 +97,8 @@ pub(crate) fn fence_heavy() -> bool {
     false
 }
 
-/// Identifies this process; the child of a fork is another. 0 where there are no processes.
+/// Identifies this process; the child of a fork is another. 0 where there are no forks.
 #[cold]
-#[cfg(not(all(windows, feature = "std")))]
 pub(crate) fn process() -> u32 {
     #[cfg(all(unix, feature = "std"))]
     // SAFETY: getpid has no preconditions, and does not fail.

@@ -16,8 +16,8 @@ use core::time::Duration;
 
 use windows_sys::Win32::Foundation::{GetLastError, SetLastError};
 use windows_sys::Win32::System::Threading::{
-    FlushProcessWriteBuffers, GetCurrentProcess, GetCurrentProcessId, INFINITE, SwitchToThread, TerminateProcess,
-    WaitOnAddress, WakeByAddressSingle,
+    FlushProcessWriteBuffers, GetCurrentProcess, INFINITE, SwitchToThread, TerminateProcess, WaitOnAddress,
+    WakeByAddressSingle,
 };
 
 use crate::fatal;
@@ -30,13 +30,6 @@ pub(crate) fn fence_heavy() -> bool {
     // SeqCst: the compiler must not move accesses across the call; the system orders this thread's with the others'.
     fence(Ordering::SeqCst);
     true
-}
-
-/// Identifies this process.
-#[cold]
-pub(crate) fn process() -> u32 {
-    // SAFETY: no preconditions; it cannot fail.
-    unsafe { GetCurrentProcessId() }
 }
 
 /// More rounds than any wait has that ends by itself.
