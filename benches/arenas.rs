@@ -169,7 +169,7 @@ fn threads(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("arena/threads");
     let value = || black_box([1_u64, 2]);
     let mut arena = Arena::with_config(ArenaConfig::new().prealloc(8 << 20)).expect("memory");
-    for threads in [1, 2, 4, 8] {
+    for threads in [1, 2, 4, 8, 16] {
         small_on_threads(&mut group, "Arena", threads, |run| {
             run(&|count| (0..count).for_each(|_| _ = black_box(arena.alloc(value()).expect("room"))));
             arena.reset();

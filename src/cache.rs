@@ -37,10 +37,12 @@
 
 #![forbid(unsafe_code)]
 
+use core::ptr;
+
 use crate::bitmap;
 use crate::free_set::{Claim, FreeSet, Word};
 use crate::geometry::{Shape, WORD_PAGES, WORD_SHIFT};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence_light};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence_light};
 
 /// The longest run that is looked for in a cache.
 pub const MAX_CACHED_PAGES: usize = 16;
@@ -66,7 +68,10 @@ impl Word {
 #[repr(C, align(64))]
 pub struct Slot {
     /// 1 while a thread is working on it: the first to enter a shard's slot, or the owner of a handle's.
-    busy: AtomicU32,
+    busy: AtomicU8,
+    /// 0: the last refill was alone. 1: it was not, or the refills apart are over. More: refills apart that are left,
+    /// plus one.
+    apart: AtomicU8,
     /// Free slots: the next free one, plus one. Owned slots: the last call for a flush that was heeded.
     pub(crate) link: AtomicU32,
     /// The owned word; meaningful while `free` is not zero, and for taking back pages of it.
@@ -101,7 +106,8 @@ impl Slot {
     /// An empty slot, equal to zeroed memory.
     pub(crate) fn new() -> Self {
         Self {
-            busy: AtomicU32::new(0),
+            busy: AtomicU8::new(0),
+            apart: AtomicU8::new(0),
             link: AtomicU32::new(0),
             word: AtomicUsize::new(0),
             free: AtomicU64::new(0),
@@ -205,6 +211,37 @@ impl Slot {
         self.buffer_word.store(word, Ordering::Relaxed);
         self.buffer.store(mask, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// If the refill that comes should keep apart from those of other caches (`src/free_set/apart.rs`): the cache's
+    /// number, and its last word.
+    pub(crate) fn keeps_apart(&self) -> Option<(u32, usize)> {
+        let apart = self.apart.load(Ordering::Relaxed);
+        (apart > 1).then(|| {
+            self.apart.store(apart - 1, Ordering::Relaxed);
+            self.berth()
+        })
+    }
+
+    /// The cache's number, which others seldom share, and its last word.
+    pub(crate) fn berth(&self) -> (u32, usize) {
+        let number = (ptr::from_ref(self).addr() / size_of::<Self>()) as u32;
+        (number | 1 << (u32::BITS - 1), self.word.load(Ordering::Relaxed))
+    }
+
+    /// Notes whether a refill that did not keep apart was alone. Returns whether the cache was apart before, and no
+    /// longer is.
+    pub(crate) fn note(&self, alone: bool) -> bool {
+        let before = self.apart.load(Ordering::Relaxed);
+        let now = match (alone, before) {
+            (true, _) => 0,
+            (false, 0) => 1,
+            (false, _) => u8::MAX,
+        };
+        if now != before {
+            self.apart.store(now, Ordering::Relaxed);
+        }
+        before > 0 && alone
     }
 
     /// Makes `word` the owned one. The slot's word must be empty.

@@ -138,6 +138,14 @@ pub const HINT_BANDS: usize = HINT_PAGES.len();
 // A search for one page has a hint, and the bands ascend.
 const _: () = assert!(HINT_PAGES[0] == 1 && HINT_PAGES[1] == 2);
 
+/// How many chunks can have a cache of their own at a time (`src/free_set/apart.rs`).
+#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+pub const BERTHS: usize = 64;
+
+/// Under a model, two.
+#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+pub const BERTHS: usize = 2;
+
 /// How often a proof that there is no room checks whether a thread has left the turnstile, before the bits decide.
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub const PROOF_ROUNDS: u32 = 1 << 14;

@@ -221,14 +221,16 @@ impl Hints {
     }
 
     /// Raises the hint of `band` to `page` if it still is `seen`, which was watched: no release has come in between.
+    /// Returns whether it was, as far as that was looked at.
     #[inline(always)]
-    pub fn raise(&self, band: Band, seen: Mark, page: usize) {
+    pub fn raise(&self, band: Band, seen: Mark, page: usize) -> bool {
         debug_assert!(seen.is_watched(), "nobody would have told");
         if page <= seen.page() || page as u64 > MAX_PAGE {
-            return;
+            return true;
         }
         // AcqRel, as in `watch`. Relaxed: on failure there is nothing to do.
-        let _ =
-            self.marks[band.0].compare_exchange(seen.0, seen.raised_to(page).0, Ordering::AcqRel, Ordering::Relaxed);
+        self.marks[band.0]
+            .compare_exchange(seen.0, seen.raised_to(page).0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 }

@@ -190,23 +190,25 @@ impl<G: Shape> FreeSet<G> {
     /// Cost: a swap, and once in eight words a walk up the tree.
     #[inline]
     pub fn claim_word(&self) -> Option<Word> {
-        self.claim_word_within(PROOF_SEARCHES)
+        self.claim_word_within(PROOF_SEARCHES).map(|(word, _)| word)
     }
 
-    /// As [`claim_word`](Self::claim_word), with at most `searches` searches of the whole heap.
+    /// As [`claim_word`](Self::claim_word), with at most `searches` searches of the whole heap. Also returns whether
+    /// the caller was alone: no other thread claimed or released pages so near that this one lost something by it.
     #[inline]
-    pub fn claim_word_within(&self, searches: u32) -> Option<Word> {
+    pub fn claim_word_within(&self, searches: u32) -> Option<(Word, bool)> {
         let band = Band::of(1);
         let mut survey = self.begin(band, self.hints.load(band));
         if let Some(word) = self.claim_word_from(survey.from(), &mut survey.trail) {
-            self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
-            return Some(word);
+            let alone = self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
+            return Some((word, alone));
         }
-        self.claim_or_prove(
+        let word = self.claim_or_prove(
             searches,
             || self.claim_word_from(0, &mut Trail::default()),
             || self.claim_word_by_bits(),
-        )
+        )?;
+        Some((word, true))
     }
 
     #[inline]
@@ -223,7 +225,7 @@ impl<G: Shape> FreeSet<G> {
     }
 
     #[inline]
-    fn take_word(&self, index: usize) -> Option<Word> {
+    pub(super) fn take_word(&self, index: usize) -> Option<Word> {
         let free = self.free.take_word(index);
         if free == 0 {
             return None;

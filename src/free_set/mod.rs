@@ -38,6 +38,7 @@
 
 mod search;
 mod claim;
+mod apart;
 mod release;
 
 use crossbeam_utils::CachePadded;
@@ -48,6 +49,8 @@ use crate::hints::Hints;
 use crate::radix::Tree;
 use crate::sync::{AtomicUsize, Ordering, Turnstile, fence_after_rmw};
 
+use apart::Berths;
+
 /// The free pages of a heap.
 #[derive(Debug)]
 pub struct FreeSet<G: Shape> {
@@ -57,6 +60,7 @@ pub struct FreeSet<G: Shape> {
     pub(crate) tree: Tree<G>,
     pub(crate) hints: CachePadded<Hints>,
     turnstile: Turnstile,
+    berths: CachePadded<Berths>,
     /// Read by all threads, seldom written.
     seldom: CachePadded<Seldom>,
 }
@@ -150,6 +154,7 @@ impl<G: Shape> FreeSet<G> {
             tree,
             hints: CachePadded::new(Hints::new()),
             turnstile: Turnstile::new(),
+            berths: CachePadded::new(Berths::new()),
             seldom: CachePadded::new(Seldom {
                 grown: AtomicUsize::new(0),
                 provers: AtomicUsize::new(0),

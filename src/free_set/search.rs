@@ -125,7 +125,7 @@ impl<G: Shape> FreeSet<G> {
     /// Looks for a run of `count` pages in the bits of a chunk, from its page `from` on, with `carry` free pages before
     /// it.
     #[inline]
-    fn look(&self, chunk: usize, count: usize, from: usize, carry: usize, trail: &mut Trail) -> Look {
+    pub(super) fn look(&self, chunk: usize, count: usize, from: usize, carry: usize, trail: &mut Trail) -> Look {
         // Read before the bits: this is the first round of protocol R, if a correction is needed.
         let leaf = self.tree.leaf(chunk);
         let bits = self.free.chunk::<G>(chunk);
@@ -226,14 +226,13 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// Raises the hint that the search began at to `page`: below that, the search has left no run of its length.
+    /// Returns whether no other thread was in the way.
     ///
     /// The search may not conclude anything from what it did not see; see [`hints`](crate::hints) for why nothing is
     /// missed.
     #[inline(always)]
-    pub(super) fn raise_hint(&self, survey: &Survey, page: usize) {
-        let Some(calm) = survey.calm else { return };
-        if self.turnstile.calm() == Some(calm.after(survey.trail.passes)) {
-            self.hints.raise(survey.band, survey.seen, page);
-        }
+    pub(super) fn raise_hint(&self, survey: &Survey, page: usize) -> bool {
+        let expected = survey.calm.map(|calm| calm.after(survey.trail.passes));
+        expected.is_some() && self.turnstile.calm() == expected && self.hints.raise(survey.band, survey.seen, page)
     }
 }

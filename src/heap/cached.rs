@@ -387,7 +387,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.heed_flush_calls(slot);
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES && slot.is_empty() {
             self.flush_slot(slot);
-            if let Some(word) = self.claim_word() {
+            if let Some(word) = self.claim_word(slot) {
                 slot.fill(word);
                 if let Some(allocation) = self.allocate_from(slot, pages.0) {
                     return Some(allocation);
@@ -403,11 +403,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.try_with(&request)
     }
 
-    /// Claims the word with the lowest free page; grows the heap if there is none.
-    fn claim_word(&self) -> Option<Word> {
+    /// Claims the word with the lowest free page, or, while other caches are refilled too, one apart from theirs; grows
+    /// the heap if there is none.
+    fn claim_word(&self, slot: &Slot) -> Option<Word> {
+        if let Some((cache, last)) = slot.keeps_apart()
+            && let Some(word) = self.set.claim_word_apart(cache, last)
+        {
+            return Some(word);
+        }
         loop {
             let grown = self.set.grown();
-            if let Some(word) = self.set.claim_word_within(SEARCHES_TO_GROW) {
+            if let Some((word, alone)) = self.set.claim_word_within(SEARCHES_TO_GROW) {
+                if slot.note(alone) {
+                    let (cache, last) = slot.berth();
+                    self.set.leave_apart(cache, last);
+                }
                 return Some(word);
             }
             self.grow_for(&Request::of(1), grown)?;

@@ -38,17 +38,16 @@ use super::rack::{Entry, Heads, Rack};
 use super::size_class::SizeClass;
 use super::span::{Link, Slots};
 use super::spans::Spans;
-use super::store::Store;
 
 /// The latest batches in the store that are searched for a block that looks freed twice.
 const BATCHES_LOOKED_AT: usize = 8;
 
-/// The most bytes that one class keeps in its store, and all classes together.
+/// The most bytes that one class keeps in the store, and all classes together; each lane accepts an eighth in any case.
 const STORE_BYTES: usize = 16 << 20;
 const STORES_BYTES: usize = 32 << 20;
 
 /// Bytes of a batch, rack included.
-fn batch_bytes(class: SizeClass) -> usize {
+pub(super) fn batch_bytes(class: SizeClass) -> usize {
     class.batch() as usize * class.bytes() + Rack::bytes(class.batch())
 }
 
@@ -64,19 +63,15 @@ pub struct Central {
     spans: AtomicU32,
     /// Slots out of their spans: in use, in magazines, and in stored batches.
     out: AtomicU64,
-    /// How often slots were taken, and returned.
+    /// How often slots were taken out of spans, and returned to them.
     refills: AtomicU64,
     flushes: AtomicU64,
     /// The span that arrived last, plus one; `Span::behind` links the others.
     arrived: AtomicU32,
-    /// The fewest batches the store has held since the last call of [`unneeded`](Self::unneeded).
-    fewest: AtomicU32,
     /// The most spans there ever were.
     peak: AtomicU32,
     /// How many spans were dissolved.
     released: AtomicU64,
-    /// Whole batches.
-    store: Store,
 }
 
 /// A class's figures.
@@ -112,8 +107,6 @@ impl Central {
             arrived: AtomicU32::new(0),
             peak: AtomicU32::new(0),
             released: AtomicU64::new(0),
-            store: Store::new(),
-            fewest: AtomicU32::new(0),
         }
     }
 
@@ -191,33 +184,21 @@ impl Central {
 
     /// Takes a batch from the store. `hint` picks the lane: threads with different hints rarely contend. O(1).
     pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Rack> {
-        let place = self.store.take(&Heads(spans), hint)?;
-        count_one(&self.refills);
-        // Relaxed: as in `store_batch`.
-        spans.stored.fetch_sub(batch_bytes(class), Ordering::Relaxed);
-        // Relaxed, twice: a low-water mark. Two writers may leave it too high; then a batch goes that was needed.
-        let left = self.store.count();
-        if left < self.fewest.load(Ordering::Relaxed) {
-            self.fewest.store(left, Ordering::Relaxed);
-        }
+        let place = spans
+            .store
+            .take(&Heads(spans), class.index(), hint, batch_bytes(class))?;
         Some(Heads(spans).full(place, class.batch()))
     }
 
     /// An upper bound on the batches in the store, including those that a thread has in hand and is about to put back.
-    pub fn most_stored(&self, class: SizeClass) -> usize {
-        (self.store.count() as usize).saturating_add(STORE_BYTES / batch_bytes(class))
+    pub fn most_stored(&self, spans: &Spans, class: SizeClass) -> usize {
+        let count = spans.store.batches(class.index()).count as usize;
+        count.saturating_add(spans.store.most(STORE_BYTES / batch_bytes(class)))
     }
 
-    /// Bytes in the store, racks included.
-    pub fn stored_bytes(&self, class: SizeClass) -> usize {
-        self.store.count() as usize * batch_bytes(class)
-    }
-
-    /// How many batches have stayed in the store since the last call: tcmalloc's low-water mark.
-    pub fn unneeded(&self) -> u32 {
-        // Relaxed: as in `take_batch`.
-        let stored = self.store.count();
-        self.fewest.swap(stored, Ordering::Relaxed).min(stored)
+    /// How many batches have stayed in the store since the last call.
+    pub fn unneeded(&self, spans: &Spans, class: SizeClass) -> u32 {
+        spans.store.unneeded(class.index())
     }
 
     /// Stores a batch of the class: a full rack. O(1).
@@ -225,10 +206,10 @@ impl Central {
     /// # Errors
     /// The batch, if the store is full.
     pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) -> Result<(), Rack> {
-        let bytes = batch_bytes(class);
-        // Relaxed: a sum that publishes nothing.
-        let all = spans.stored.load(Ordering::Relaxed);
-        if self.store.count() as usize >= STORE_BYTES / bytes || all + bytes > STORES_BYTES {
+        let (bytes, kind) = (batch_bytes(class), class.index());
+        if !spans.store.has_room(kind, hint, STORE_BYTES / bytes)
+            || !spans.store.has_room_for(bytes, hint, STORES_BYTES)
+        {
             return Err(batch);
         }
         self.put(spans, class, batch, hint);
@@ -237,19 +218,21 @@ impl Central {
 
     fn put(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) {
         debug_assert_eq!(batch.len(), class.batch());
-        count_one(&self.flushes);
-        // Relaxed: as in `store_batch`.
-        spans.stored.fetch_add(batch_bytes(class), Ordering::Relaxed);
-        self.store.put(&Heads(spans), hint, spans.place_of(batch.into_memory()));
+        let place = spans.place_of(batch.into_memory());
+        spans
+            .store
+            .put(&Heads(spans), class.index(), hint, place, batch_bytes(class));
     }
 
     /// Whether the slot is in one of the batches stored last in the lane of `hint`. O(their slots).
     pub fn has_stored_lately(&self, spans: &Spans, class: SizeClass, slot: Entry, hint: usize) -> bool {
         let heads = Heads(spans);
-        self.store.any_of_last(&heads, hint, BATCHES_LOOKED_AT, |place| {
-            // A stored batch, which the caller owns for the moment and only looks at.
-            heads.slots(place, class.batch()).contains(&slot)
-        })
+        spans
+            .store
+            .any_of_last(&heads, class.index(), hint, BATCHES_LOOKED_AT, |place| {
+                // A stored batch, which the caller owns for the moment and only looks at.
+                heads.slots(place, class.batch()).contains(&slot)
+            })
     }
 
     /// Whether the slot is home in its span. O(slots of the span). `false` if the lock is held for long.
@@ -497,15 +480,17 @@ impl Central {
         if self.arrived.load(Ordering::Relaxed) != 0 {
             drop(self.hold_soon(spans, class));
         }
+        let batches = spans.store.batches(class.index());
         // Relaxed: statistics.
         CentralState {
-            stored: u64::from(self.store.count()) * u64::from(class.batch()),
+            stored: u64::from(batches.count) * u64::from(class.batch()),
             spans: self.spans.load(Ordering::Relaxed),
             peak_spans: self.peak.load(Ordering::Relaxed),
             released_spans: self.released.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
-            refills: self.refills.load(Ordering::Relaxed),
-            flushes: self.flushes.load(Ordering::Relaxed),
+            // What was put is what was taken, and what is there.
+            refills: self.refills.load(Ordering::Relaxed) + batches.taken,
+            flushes: self.flushes.load(Ordering::Relaxed) + batches.taken + u64::from(batches.count),
         }
     }
 

@@ -28,6 +28,7 @@ use core::ptr::{self, NonNull};
 use crate::source::Source;
 use crate::sync::Ordering;
 
+use super::central::batch_bytes;
 use super::size_class::SizeClass;
 use super::{Keeper, Objects, Thread};
 
@@ -128,10 +129,10 @@ impl<S: Source + 'static> Forks for Objects<S> {
         // SAFETY: in the tables, as `shared` says; its lock is held.
         unsafe { self.tables.shared_thread().as_ref() }.shut();
         let cached = own.is_some_and(|own| own.cache().is_some());
-        // Relaxed, twice: numbers by themselves. Batches that a thread had in hand are in no store.
+        // Relaxed: a number by itself.
         self.cached.store(cached.into(), Ordering::Relaxed);
-        let stored = SizeClass::all().map(|class| self.central(class).stored_bytes(class));
-        self.spans.stored.store(stored.sum(), Ordering::Relaxed);
+        let bytes = |kind| SizeClass::all().nth(kind).map_or(0, batch_bytes);
+        self.spans.store.recount(bytes);
     }
 
     fn abandon(&self) -> unsafe fn(NonNull<()>) {

@@ -372,7 +372,7 @@ impl<S: Source + 'static> Above for Objects<S> {
             return bare;
         }
         for class in SizeClass::all() {
-            for _ in 0..self.central(class).unneeded() {
+            for _ in 0..self.central(class).unneeded(&self.spans, class) {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
                     break;
                 };

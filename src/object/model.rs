@@ -36,6 +36,7 @@ use rack::Rack;
 use size_class::PAGE_BYTES;
 use span::Span;
 use spans::Spans;
+use store::Lane;
 
 pub use central::CentralState;
 pub use holes::Claim;
@@ -47,6 +48,13 @@ pub use store::{BatchLinks, BatchPlace, Chain, Store};
 unsafe impl Zeroed for Span {
     fn zeroed() -> Self {
         Self::vacant()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Zeroed for Lane {
+    fn zeroed() -> Self {
+        Self::new()
     }
 }
 
@@ -91,11 +99,14 @@ impl Class {
         // SAFETY: not of zero bytes.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
         // SAFETY: under a checker the address means nothing.
-        let (table, flags) = unsafe {
-            let table = Table::new(NonNull::dangling(), pages);
-            (table, Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS))
+        let (table, flags, lanes) = unsafe {
+            (
+                Table::new(NonNull::dangling(), pages),
+                Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS),
+                Table::new(NonNull::dangling(), 1),
+            )
         };
-        let spans = Spans::new(table, flags, memory, 1);
+        let spans = Spans::new(table, flags, lanes, memory, 1);
         spans.reaches(pages);
         Self {
             class,

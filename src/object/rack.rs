@@ -17,7 +17,7 @@
 //! cost is in `docs/measurements.md`: allocating 16 KiB blocks in bulk took 18 ns, and takes 12.5.)
 //!
 //! **Blank racks** hold no slots. A thread that hands over a full rack needs a blank one, and a thread that fetches a
-//! full rack has a blank one left over. It keeps 16 of each kind, 16 KiB at most; the rest circulate through stores of
+//! full rack has a blank one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate through stores of
 //! their own, without a lock.
 //!
 //! Worked: slots of 64 bytes travel in racks of 510, which adds 13 % to the slots in hand; slots of 4 KiB travel in
@@ -27,16 +27,15 @@
 //! five of them locked, and the locked ones wait until the program's latest writes have drained. With racks of 126
 //! this took a tenth of the run time of programs that allocate and free many small blocks.
 
-use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::slice;
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 
 use super::mark;
-use super::size_class::{BATCH_SLOTS, SizeClass};
+use super::size_class::{BATCH_SLOTS, CLASSES, SizeClass};
 use super::spans::Spans;
-use super::store::{BatchLinks, BatchPlace, Chain, Store};
+use super::store::{BatchLinks, BatchPlace, Chain, OTHER_STACKS};
 
 /// An entry of a rack: a slot's address.
 pub type Entry = *mut u8;
@@ -51,19 +50,19 @@ const HEAD_BYTES: usize = 2 * LINK_BYTES;
 const FIRST_LOG: u32 = 3;
 
 /// Kinds of racks: with room for 6, 14, 30, 62, 126, 254, 510.
-const KINDS: usize = 7;
+const KINDS: usize = OTHER_STACKS;
 
-/// The most blank racks kept for all threads, of each kind, and their bytes. May be exceeded by as many racks as there
-/// are threads.
+/// The most blank racks kept for all threads, of each kind, and their bytes; each lane keeps an eighth in any case. May
+/// be exceeded by as many racks as there are threads.
 const KEPT: u32 = 256;
-const KEPT_BYTES: usize = 256 << 10;
+const KEPT_BYTES: usize = 1 << 20;
 
 /// After there was no memory for a rack, this many requests are refused without trying.
 const TRIES_SPARED: u32 = 1 << 10;
 
 /// The most blank racks a thread keeps, of each kind, and their bytes.
-const STOCK: u32 = 16;
-const STOCK_BYTES: usize = 16 << 10;
+const STOCK: u32 = 32;
+const STOCK_BYTES: usize = 128 << 10;
 
 /// The most racks made at once, and their bytes.
 pub const RACKS_AT_ONCE: u32 = 4;
@@ -272,25 +271,77 @@ impl BatchLinks for Heads<'_> {
     }
 }
 
+/// Racks of one kind, linked through their heads; the low bits of the first one's address say how many. For one thread
+/// at a time; others may read the count. All-zero bytes: none.
+#[derive(Debug)]
+pub struct Pile(AtomicPtr<u8>);
+
+// A rack's address leaves room for the count: racks are slots whose size is a power of two, in spans that begin a page.
+const _: () = assert!(Rack::bytes((1 << FIRST_LOG) - 2) == Pile::MOST as usize + 1);
+
+impl Pile {
+    /// The most racks in a pile.
+    pub const MOST: u32 = 63;
+
+    /// The rack on top, and the count.
+    fn top(&self) -> *mut u8 {
+        // Relaxed, here and below: one writer, and nothing depends on what other threads read.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set_top(&self, top: *mut u8) {
+        // Relaxed: as above.
+        self.0.store(top, Ordering::Relaxed);
+    }
+
+    /// How many there are; to other threads a snapshot.
+    pub fn len(&self) -> u32 {
+        self.top().addr() as u32 & Self::MOST
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts a rack on top. There must be less than [`MOST`](Self::MOST). The pile owns the rack and its slots.
+    pub fn push(&self, rack: Rack) {
+        let (first, memory) = (self.top(), rack.into_memory());
+        debug_assert!(self.len() < Self::MOST && memory.addr().get() & Self::MOST as usize == 0);
+        // SAFETY: a rack, which begins with its head.
+        unsafe { memory.add(LINK_BYTES).cast().write(first) };
+        let count = self.len() as usize + 1;
+        self.set_top(memory.as_ptr().map_addr(|address| address | count));
+    }
+
+    /// Takes the rack on top: its memory.
+    pub fn pop(&self) -> Option<NonNull<u8>> {
+        let memory = NonNull::new(self.top().map_addr(|address| address & !(Self::MOST as usize)))?;
+        // SAFETY: a rack that was pushed, whose head has what was below it.
+        let below = unsafe { memory.add(LINK_BYTES).cast::<*mut u8>().read() };
+        self.set_top(below);
+        Some(memory)
+    }
+
+    /// Forgets all of them.
+    pub fn forget(&self) {
+        self.set_top(ptr::null_mut());
+    }
+}
+
 /// One thread's own blank racks. All-zero bytes: none.
 #[derive(Debug)]
 pub struct Stock {
-    /// The first rack of each kind; the heads link the rest.
-    first: [Cell<*mut u8>; KINDS],
-    count: [Cell<u8>; KINDS],
+    /// By kind.
+    piles: [Pile; KINDS],
 }
 
 impl Stock {
     /// Pops the blank rack kept last.
     pub fn pop(&self, room: u32) -> Option<Rack> {
-        let (first, count) = (&self.first[kind(room)], &self.count[kind(room)]);
-        let memory = NonNull::new(first.get())?;
-        // SAFETY: a blank rack of that room (`push`), whose head links to the next; the caller owns it now.
-        unsafe {
-            first.set(memory.add(LINK_BYTES).cast::<*mut u8>().read());
-            count.set(count.get() - 1);
-            Some(Rack::new(memory, room))
-        }
+        let memory = self.piles[kind(room)].pop()?;
+        // SAFETY: a blank rack of that room (`push`), which the caller owns now.
+        Some(unsafe { Rack::new(memory, room) })
     }
 
     /// Keeps a blank rack, if the stock is not full.
@@ -299,34 +350,28 @@ impl Stock {
     /// The rack, if the stock is full.
     pub fn push(&self, rack: Rack) -> Result<(), Rack> {
         debug_assert!(rack.is_empty());
-        let (first, count) = (&self.first[kind(rack.room())], &self.count[kind(rack.room())]);
-        if u32::from(count.get()) >= Rack::within(STOCK, STOCK_BYTES, rack.room()) {
+        let pile = &self.piles[kind(rack.room())];
+        if pile.len() >= Rack::within(STOCK, STOCK_BYTES, rack.room()) {
             return Err(rack);
         }
-        let memory = rack.into_memory();
-        // SAFETY: a rack, which begins with its head.
-        unsafe { memory.add(LINK_BYTES).cast().write(first.get()) };
-        first.set(memory.as_ptr());
-        count.set(count.get() + 1);
+        pile.push(rack);
         Ok(())
     }
 
     /// Whether it holds no racks.
     pub fn is_empty(&self) -> bool {
-        self.count.iter().all(|count| count.get() == 0)
+        self.piles.iter().all(Pile::is_empty)
     }
 
     /// Forgets all racks in it.
     pub fn open(&self) {
-        self.first.iter().for_each(|first| first.set(ptr::null_mut()));
-        self.count.iter().for_each(|count| count.set(0));
+        self.piles.iter().for_each(Pile::forget);
     }
 }
 
 /// Blank racks for all threads, and how many racks there are.
 #[derive(Debug)]
 pub struct Blanks {
-    stores: [Store; KINDS],
     made: [AtomicU32; KINDS],
     /// How many more requests are refused without trying, since there was no memory.
     tired: [AtomicU32; KINDS],
@@ -337,11 +382,15 @@ fn kind(room: u32) -> usize {
     ((room + 2).ilog2().saturating_sub(FIRST_LOG) as usize).min(KINDS - 1)
 }
 
+/// The stack of the store for blank racks with this much room.
+fn stack(room: u32) -> usize {
+    CLASSES + kind(room)
+}
+
 impl Blanks {
     /// No racks.
     pub fn new() -> Self {
         Self {
-            stores: core::array::from_fn(|_| Store::new()),
             made: core::array::from_fn(|_| AtomicU32::new(0)),
             tired: core::array::from_fn(|_| AtomicU32::new(0)),
         }
@@ -349,7 +398,7 @@ impl Blanks {
 
     /// Takes a blank rack, if one is kept. `hint` picks the lane.
     pub fn take(&self, spans: &Spans, room: u32, hint: usize) -> Option<Rack> {
-        let place = self.stores[kind(room)].take(&Heads(spans), hint)?;
+        let place = spans.store.take(&Heads(spans), stack(room), hint, 0)?;
         // SAFETY: `put` made this place of a rack with that room.
         Some(unsafe { Rack::new(spans.slot_at(place), room) })
     }
@@ -359,7 +408,8 @@ impl Blanks {
     /// # Errors
     /// The rack, if there are enough.
     pub fn put(&self, spans: &Spans, rack: Rack, hint: usize) -> Result<(), Rack> {
-        if self.stores[kind(rack.room())].count() >= Rack::within(KEPT, KEPT_BYTES, rack.room()) {
+        let most = Rack::within(KEPT, KEPT_BYTES, rack.room()) as usize;
+        if !spans.store.has_room(stack(rack.room()), hint, most) {
             return Err(rack);
         }
         self.put_anyway(spans, rack, hint);
@@ -368,8 +418,8 @@ impl Blanks {
 
     /// Keeps a blank rack even if there are enough.
     pub fn put_anyway(&self, spans: &Spans, rack: Rack, hint: usize) {
-        let store = &self.stores[kind(rack.room())];
-        store.put(&Heads(spans), hint, spans.place_of(rack.into_memory()));
+        let (stack, place) = (stack(rack.room()), spans.place_of(rack.into_memory()));
+        spans.store.put(&Heads(spans), stack, hint, place, 0);
     }
 
     /// Whether to try to make a rack. Finding out that there is no memory for one is expensive, for other threads too.

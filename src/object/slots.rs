@@ -21,6 +21,9 @@ use super::size_class::SizeClass;
 use super::spans::Room;
 use super::{Magazine, Objects, Thread};
 
+/// How far apart the slots should be that two threads allocate: two cache lines, which some processors fetch together.
+const APART_BYTES: usize = 128;
+
 // A rack on the stack has room for them.
 const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
 
@@ -113,6 +116,11 @@ impl<S: Source + 'static> Objects<S> {
         let magazine = thread.magazine(class);
         // SAFETY: as promised.
         while !unsafe { magazine.push(slot) } {
+            let begins = class.bytes() < APART_BYTES && (magazine.room() == 0 || magazine.is_shut());
+            // SAFETY: as promised.
+            if begins && unsafe { self.begin_with_free(thread, magazine, class, slot) } {
+                return;
+            }
             if !self.make_room(thread, magazine, class) {
                 // SAFETY: as promised.
                 unsafe { self.give_slot(thread.cache(), class, slot) };
@@ -133,9 +141,12 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Does the work of `refill`, but leaves the magazine open. Returns whether it has more room now.
     fn refill_open(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
-        if let Some(batch) = magazine.take_spare(class) {
+        if let Some(batch) = thread.take_spare(class) {
             self.recycle(thread, magazine.load(batch));
             return false;
+        }
+        if magazine.is_wide(class) {
+            thread.demand(class);
         }
         self.heed_calls(thread);
         let few = self.is_to_be_small(magazine, class);
@@ -177,21 +188,72 @@ impl<S: Source + 'static> Objects<S> {
             return true;
         }
         let is_wide = magazine.is_wide(class);
-        if is_wide && let Some(batch) = magazine.take_spare(class) {
-            self.store(thread, class, batch);
-        }
         let Some(mut blank) = self.blank(thread, magazine.next_room(class)) else {
             return self.give_loaded(thread, magazine, class);
         };
         let full = magazine.unload();
         if is_wide && let Some(full) = full {
-            magazine.set_spare(full);
+            self.set_aside(thread, class, full);
         } else if let Some(mut full) = full {
             full.pour(&mut blank);
             self.recycle(thread, Some(full));
         }
         let room = blank.room();
         let _none = magazine.load(blank);
+        self.tell_room(class, room);
+        true
+    }
+
+    /// Keeps a full batch as a spare. If it is one too many, another spare goes to the class.
+    fn set_aside(&self, thread: &Thread, class: SizeClass, batch: Rack) {
+        let Err(batch) = thread.set_spare(class, batch, !self.is_over()) else {
+            return;
+        };
+        if let Some(spare) = thread.take_spare(class) {
+            self.store(thread, class, spare);
+        }
+        // There is room now, unless there was no spare and no room for one.
+        if let Err(batch) = thread.set_spare(class, batch, true) {
+            self.store(thread, class, batch);
+        }
+    }
+
+    /// Makes room for the first slot that a thread frees into a magazine that has none, or is shut, and puts it at the
+    /// bottom, below slots that are the thread's own. It may well be another thread's, and lie next to blocks of that
+    /// one: if this thread got it again, both would write to one cache line again and again (the passive false sharing
+    /// of Hoard's authors). Returns whether there is room now.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the slot, of the class and of this heap; if there was room, the magazine does.
+    #[cold]
+    unsafe fn begin_with_free(
+        &self,
+        thread: &Thread,
+        magazine: &Magazine,
+        class: SizeClass,
+        slot: NonNull<u8>,
+    ) -> bool {
+        let opened = magazine.open();
+        if opened > 0 {
+            self.tell_room(class, opened);
+            // SAFETY: as promised.
+            let pushed = unsafe { magazine.push(slot) };
+            if pushed {
+                magazine.sink();
+            }
+            return pushed;
+        }
+        let apart = (APART_BYTES / class.bytes()) as u32;
+        let rooms = Blanks::rooms().find(|&room| room > apart);
+        let room = rooms.unwrap_or(apart).max(magazine.next_room(class));
+        let Some(mut rack) = self.blank(thread, room) else {
+            return false;
+        };
+        // SAFETY: as promised; the rack is blank.
+        unsafe { rack.push(slot.as_ptr()) };
+        self.take_slots(thread.cache(), class, apart, &mut rack);
+        let _none = magazine.load(rack);
         self.tell_room(class, room);
         true
     }

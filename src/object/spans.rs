@@ -24,7 +24,7 @@ use super::length::Length;
 use super::mark;
 use super::size_class::{FLAG_SHIFT, MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::{Nth, Span};
-use super::store::BatchPlace;
+use super::store::{BatchPlace, Lane, Store};
 
 /// What is known of the slot of more than 1 KiB that begins in this kibibyte. All-zero bytes: no slot begins here, or
 /// it is in use by a block that has never moved to grow. Otherwise [`FREE`], [`ROOMY`], or twice the number of such
@@ -143,8 +143,8 @@ pub struct Spans {
     /// How many entries are prepared. I14: spans, and large blocks in the table, lie below this. Raised under the
     /// tables' lock.
     covered: AtomicUsize,
-    /// Bytes in the stores of all classes.
-    pub(super) stored: AtomicUsize,
+    /// Batches and blank racks on their way between threads.
+    pub(super) store: Store,
     /// The page below which the next search for holes begins.
     pub(super) punched: AtomicUsize,
     /// Grains per granule of the source; 1 if the granule is shorter than a grain.
@@ -153,7 +153,7 @@ pub struct Spans {
 
 // What is written often is kept off that cache line.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(core::mem::offset_of!(Spans, stored) >= 64);
+const _: () = assert!(core::mem::offset_of!(Spans, punched) >= 64);
 
 // SAFETY: addresses, and tables of atomics. A slot is reached by its owner, or under the lock of its class.
 unsafe impl Send for Spans {}
@@ -161,8 +161,9 @@ unsafe impl Send for Spans {}
 unsafe impl Sync for Spans {}
 
 impl Spans {
-    /// Spans over `table`, with their flags, of the heap whose page 0 is at `base`; `granule` is the source's.
-    pub fn new(table: Table<Span>, flags: Table<Flag>, base: NonNull<u8>, granule: usize) -> Self {
+    /// Spans over `table`, with their flags and a store, of the heap whose page 0 is at `base`; `granule` is the
+    /// source's.
+    pub fn new(table: Table<Span>, flags: Table<Flag>, lanes: Table<Lane>, base: NonNull<u8>, granule: usize) -> Self {
         Self {
             base,
             origin: base.as_ptr().wrapping_sub(PAGE_BYTES),
@@ -170,7 +171,7 @@ impl Spans {
             reach: AtomicUsize::new(0),
             table,
             covered: AtomicUsize::new(0),
-            stored: AtomicUsize::new(0),
+            store: Store::new(lanes),
             punched: AtomicUsize::new(0),
             granule: granule.div_ceil(bytes_of(1)),
         }
@@ -182,9 +183,17 @@ impl Spans {
         let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
         // SAFETY: vacant entries, which are zero bytes; nobody else has them, and they are never freed.
         let table = unsafe { Table::new(NonNull::from(std::boxed::Box::leak(entries)).cast(), pages) };
-        let spans = Self::new(table, Table::empty(), NonNull::dangling(), PAGE_BYTES);
+        let spans = Self::new(table, Table::empty(), Table::empty(), NonNull::dangling(), PAGE_BYTES);
         spans.reaches(pages);
         spans
+    }
+
+    /// Lanes for a store, in a test.
+    #[cfg(test)]
+    pub fn lanes_for_test(count: usize) -> Table<Lane> {
+        let lanes: std::boxed::Box<[Lane]> = (0..count).map(|_| Lane::new()).collect();
+        // SAFETY: empty lanes, which are zero bytes; nobody else has them, and they are never freed.
+        unsafe { Table::new(NonNull::from(std::boxed::Box::leak(lanes)).cast(), count) }
     }
 
     /// How many pages the table covers now.

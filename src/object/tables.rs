@@ -1,10 +1,10 @@
 //! Where the object layer keeps its own data: a reservation for metadata, beside that of the pages.
 //!
 //! ```text
-//!   ┌ the heap ┬ shared thread ┬ class 0 … class 79 ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
-//!   │ prepared at once, ~15 KiB                     ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
-//!   └───────────────────────────────────────────────┘└────────────────────────────┘└───────────────────────────
-//!                                                      prepared as spans reach them
+//!   ┌ the heap ┬ shared thread ┬ classes ┬ lanes ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
+//!   │ prepared at once, 11 or 32 KiB             ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
+//!   └────────────────────────────────────────────┘└────────────────────────────┘└───────────────────────────
+//!                                                   prepared as spans reach them
 //! ```
 //!
 //! The heap itself lies here, not in the [`GlobalHeap`](crate::GlobalHeap) that points to it: so threads that end can
@@ -24,12 +24,20 @@ use super::central::Central;
 use super::size_class::CLASSES;
 use super::span::Span;
 use super::spans::{PAGE_FLAGS, Spans};
+use super::store::Lane;
 use super::thread::Thread;
 
 // SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value.
 unsafe impl Zeroed for Span {
     fn zeroed() -> Self {
         Self::vacant()
+    }
+}
+
+// SAFETY: atomic integers; `new` makes the same value.
+unsafe impl Zeroed for Lane {
+    fn zeroed() -> Self {
+        Self::new()
     }
 }
 
@@ -47,10 +55,14 @@ const LINE: usize = 128;
 const _: () = assert!(size_of::<Span>() == 32);
 
 // 80 of them are most of what a small heap can afford.
-const _: () = assert!(size_of::<Central>() <= 128);
+const _: () = assert!(size_of::<Central>() <= 64);
+
+/// Lanes of the store: so many that threads rarely share one. A small heap has one: each takes 1.4 KiB.
+const LANES: usize = 16;
+const PAGES_FOR_LANES: usize = 1 << 12;
 
 // Every part of the reservation may begin wherever a line does.
-const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE);
+const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE && align_of::<Lane>() == LINE);
 
 /// The object layer's reservation, and where things lie in it.
 #[derive(Debug)]
@@ -59,6 +71,9 @@ pub struct Tables {
     base: NonNull<u8>,
     thread: usize,
     centrals: usize,
+    lanes: usize,
+    /// How many there are.
+    lane_count: usize,
     spans: usize,
     flags: usize,
     /// Entries of the table of spans.
@@ -83,7 +98,9 @@ impl Tables {
         let granule = source.granule();
         let thread = size_of::<Objects<S>>().next_multiple_of(LINE);
         let centrals = thread + size_of::<Thread>().next_multiple_of(LINE);
-        let spans = (centrals + CLASSES * size_of::<Central>()).next_multiple_of(granule.max(LINE));
+        let lanes = centrals + (CLASSES * size_of::<Central>()).next_multiple_of(LINE);
+        let lane_count = if pages < PAGES_FOR_LANES { 1 } else { LANES };
+        let spans = (lanes + lane_count * size_of::<Lane>()).next_multiple_of(granule.max(LINE));
         let flags = pages
             .checked_mul(size_of::<Span>())?
             .checked_add(spans)?
@@ -105,6 +122,8 @@ impl Tables {
             base: reservation.base,
             thread,
             centrals,
+            lanes,
+            lane_count,
             spans,
             flags,
             pages,
@@ -138,15 +157,16 @@ impl Tables {
     ///
     /// The reservation is never given back, and this is called once.
     pub unsafe fn tables<S: Source>(&self, heap: &PageHeap<S>) -> (Table<Central>, Spans) {
-        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. The classes are prepared; a
+        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. Classes and lanes are prepared; a
         // span's entry is accessed only below `covered`, which `cover` raises after it has prepared the entries.
         unsafe {
             let centrals = Table::new(self.base.add(self.centrals), CLASSES);
+            let lanes = Table::new(self.base.add(self.lanes), self.lane_count);
             let spans = Table::new(self.base.add(self.spans), self.pages);
             let flags = Table::new(self.base.add(self.flags), self.pages * PAGE_FLAGS);
             (
                 centrals,
-                Spans::new(spans, flags, heap.address(PageIndex(0)), self.granule),
+                Spans::new(spans, flags, lanes, heap.address(PageIndex(0)), self.granule),
             )
         }
     }

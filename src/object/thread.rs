@@ -26,14 +26,18 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicUsize, Owned, Owner, relax};
 use crate::units::PageRun;
 
+use super::central::batch_bytes;
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
-use super::rack::Stock;
+use super::rack::{Pile, Rack, Stock};
 use super::register::{Listed, Listing};
 use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
 use super::spans::Spans;
+
+/// The most bytes in the spares of a thread, one spare of each class apart.
+const SPARE_BYTES: u32 = 2 << 20;
 
 /// A thread's own structure, entered: its user is at work on it until this is dropped.
 #[derive(Debug)]
@@ -169,6 +173,10 @@ pub struct Thread {
     magazines: [Magazine; CLASSES],
     stock: Stock,
     shelf: Shelf,
+    /// Bytes of the batches that had to come from elsewhere; saturates at the most that spares may have.
+    demand: Cell<u32>,
+    /// Bytes in spares.
+    spare_bytes: Cell<u32>,
 }
 
 /// Stands in for the structure of threads that have none. No heap has its key, so nothing of it is used but the tops
@@ -347,6 +355,42 @@ impl Thread {
     pub(super) fn forget(&self) {
         self.magazines.iter().for_each(Magazine::forget);
         self.stock.open();
+        self.spare_bytes.set(0);
+    }
+
+    /// Takes the spare of a class set aside last.
+    pub(super) fn take_spare(&self, class: SizeClass) -> Option<Rack> {
+        let spare = self.magazine(class).take_spare(class)?;
+        self.spare_bytes.set(self.spare_bytes.get() - batch_bytes(class) as u32);
+        Some(spare)
+    }
+
+    /// Counts a batch of a class, or as many slots, that had to come from elsewhere.
+    pub(super) fn demand(&self, class: SizeClass) {
+        let demand = self.demand.get() + batch_bytes(class) as u32;
+        self.demand.set(demand.min(SPARE_BYTES));
+    }
+
+    /// Forgets what had to come from elsewhere.
+    pub(super) fn demand_nothing(&self) {
+        self.demand.set(0);
+    }
+
+    /// Sets a full batch aside as a spare: the first of its class, or, if it `may_hoard`, as long as the spares have no
+    /// more bytes than had to come from elsewhere.
+    ///
+    /// # Errors
+    /// The batch, if it is one too many.
+    pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, may_hoard: bool) -> Result<(), Rack> {
+        let (magazine, bytes) = (self.magazine(class), self.spare_bytes.get() + batch_bytes(class) as u32);
+        let spares = magazine.spares();
+        let is_wanted = may_hoard && spares < Pile::MOST && bytes <= self.demand.get();
+        if spares > 0 && !is_wanted {
+            return Err(batch);
+        }
+        magazine.set_spare(batch);
+        self.spare_bytes.set(bytes);
+        Ok(())
     }
 
     /// Shuts all magazines, so that slots freed into them from here on are counted.

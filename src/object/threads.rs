@@ -106,12 +106,14 @@ impl<S: Source + 'static> Objects<S> {
         let cache = thread.cache();
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
-            if let Some(batch) = magazine.take_spare(class) {
+            while let Some(batch) = thread.take_spare(class) {
                 self.store(thread, class, batch);
             }
             if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
                 self.give_rack(cache, class, magazine.unload());
             } else if magazine.room() > 0 {
+                // So that the next thread's first free is noticed (`begin_with_free`).
+                magazine.shut();
                 thread.listing().load();
             }
         }
@@ -119,6 +121,7 @@ impl<S: Source + 'static> Objects<S> {
             thread.listing().load();
         }
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
+        thread.demand_nothing();
     }
 
     /// Gives back the slots and runs of a structure that the caller owns or has seized; pages go through `cache`, if
@@ -127,9 +130,12 @@ impl<S: Source + 'static> Objects<S> {
         let mut pages = 0;
         for class in SizeClass::all() {
             let magazine = thread.magazine(class);
-            pages += self.give_rack(cache, class, magazine.take_spare(class));
+            while let Some(spare) = thread.take_spare(class) {
+                pages += self.give_rack(cache, class, Some(spare));
+            }
             pages += self.give_rack(cache, class, magazine.unload());
         }
+        thread.demand_nothing();
         pages += self.give_stock(thread, cache);
         pages + self.clear_shelf(thread, cache)
     }
@@ -212,7 +218,7 @@ impl<S: Source + 'static> Objects<S> {
     /// batches as there were, and as many as other threads may have had in hand at that moment.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
         for class in SizeClass::all() {
-            for _ in 0..self.central(class).most_stored(class) {
+            for _ in 0..self.central(class).most_stored(&self.spans, class) {
                 let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
                     break;
                 };

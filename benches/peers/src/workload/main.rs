@@ -63,12 +63,12 @@ workloads! {
         "mid-8t" 6_000_000 threaded::mixed(8, 2048, 8 << 10, 32 << 10);
     }
     "bulk" {
-        "bulk-64" 20_000_000 single::bulk(64, 64);
-        "bulk-64-many" 10_000_000 single::bulk(64, 100_000);
-        "bulk-1k" 4_000_000 single::bulk(1 << 10, 1000);
-        "bulk-4k" 1_000_000 single::bulk(4 << 10, 4096);
-        "bulk-16k" 1_000_000 single::bulk(16 << 10, 256);
-        "bulk-64k" 500_000 single::bulk(64 << 10, 256);
+        "bulk-64" 20_000_000 Box::new(single::bulk(64, 64));
+        "bulk-64-many" 10_000_000 Box::new(single::bulk(64, 100_000));
+        "bulk-1k" 4_000_000 Box::new(single::bulk(1 << 10, 1000));
+        "bulk-4k" 1_000_000 Box::new(single::bulk(4 << 10, 4096));
+        "bulk-16k" 1_000_000 Box::new(single::bulk(16 << 10, 256));
+        "bulk-64k" 500_000 Box::new(single::bulk(64 << 10, 256));
         "sh6-1t" 10_000_000 single::sh6();
     }
     "growth" {
@@ -90,7 +90,7 @@ workloads! {
         "mstress-8t" 1_500_000 threaded::mstress(8);
         "cache-scratch-1t" 300_000 threaded::cache_scratch(1);
         "cache-scratch-2t" 300_000 threaded::cache_scratch(2);
-        "threads-10000" 10_000 threaded::short_threads();
+        "threads-10000" 10_000 threaded::short_threads(4);
         "threads-64" 8_000_000 threaded::oversubscribed(64);
     }
     "handoff" {
@@ -107,6 +107,29 @@ workloads! {
         "binary-trees" 6_000_000 programs::binary_trees();
         "json" 15 programs::json();
         "syn" 20 programs::syn();
+    }
+    // The workloads of threads on 4 and 16 of them, for machines with as many processors.
+    "scaling" {
+        "pair-64-4t" 120_000_000 threaded::pairs(4, 64);
+        "pair-64-16t" 400_000_000 threaded::pairs(16, 64);
+        "pair-64k-16t" 120_000_000 threaded::pairs(16, 64 << 10);
+        "pair-1m-16t" 40_000_000 threaded::pairs(16, 1 << 20);
+        "bulk-64-16t" 200_000_000 threaded::bulk(16, 64, 10_000);
+        "bulk-4k-16t" 20_000_000 threaded::bulk(16, 4 << 10, 4096);
+        "random-4t" 40_000_000 threaded::mixed(4, 4096, 16, 1040);
+        "random-16t" 120_000_000 threaded::mixed(16, 4096, 16, 1040);
+        "mid-16t" 60_000_000 threaded::mixed(16, 2048, 8 << 10, 32 << 10);
+        "larson-4t" 24_000_000 threaded::larson(4);
+        "larson-16t" 80_000_000 threaded::larson(16);
+        "mstress-4t" 4_000_000 threaded::mstress(4);
+        "mstress-16t" 10_000_000 threaded::mstress(16);
+        "cache-scratch-16t" 4_000_000 threaded::cache_scratch(16);
+        "threads-16-at-once" 20_000 threaded::short_threads(16);
+        "xmalloc-2+2" 6_000_000 threaded::producer_consumer(2, 4096, None);
+        "xmalloc-8+8" 12_000_000 threaded::producer_consumer(8, 4096, None);
+        "handoff-64-8+8" 24_000_000 threaded::producer_consumer(8, 256, Some(64));
+        "sh8-4t" 24_000_000 threaded::sh8(4);
+        "sh8-16t" 80_000_000 threaded::sh8(16);
     }
     "sawtooth" {
         "sawtooth-100ms" 10 single::sawtooth(Duration::from_millis(100), false);

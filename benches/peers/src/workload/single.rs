@@ -53,16 +53,16 @@ pub fn mix(slots: &mut [Option<Block>], random: &mut Random, smallest: usize, la
 }
 
 /// Many of one size, then all freed in the order they were allocated. An operation is an allocation and its free.
-pub fn bulk(size: usize, count: usize) -> Work {
+pub fn bulk(size: usize, count: usize) -> impl FnMut(u64) + Send {
     let mut blocks: Vec<Block> = Vec::with_capacity(count);
-    Box::new(move |ops| {
+    move |ops| {
         for _ in 0..ops.div_ceil(count as u64) {
             for _ in 0..count {
                 blocks.push(Block::new(size));
             }
             blocks.clear();
         }
-    })
+    }
 }
 
 /// After the description of `sh6bench`: sizes step up by half and then halve down to one, the smaller the more often.

@@ -4,7 +4,7 @@ use super::Work;
 use super::block::Block;
 use super::crew::{Crew, Hand};
 use super::random::Random;
-use super::single::{Batches, free_both_ways, mix};
+use super::single::{self, Batches, free_both_ways, mix};
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::{Arc, Condvar, Mutex};
@@ -30,6 +30,12 @@ pub fn pairs(threads: usize, size: usize) -> Work {
             }
         })
     })
+}
+
+/// Many of one size, then all freed in the order they were allocated, on several threads at once. An operation is an
+/// allocation and its free.
+pub fn bulk(threads: usize, size: usize, count: usize) -> Work {
+    crew(threads, move |_| Box::new(single::bulk(size, count)))
 }
 
 /// `random_mixed`, each thread with its own slots.
@@ -248,11 +254,11 @@ pub fn cache_scratch(threads: usize) -> Work {
     })
 }
 
-/// Short threads, four at a time, each with 100 blocks of 16..512 B. An operation is a thread.
-pub fn short_threads() -> Work {
-    Box::new(|ops| {
-        for first in (0..ops).step_by(4) {
-            let running = (first..(first + 4).min(ops)).map(|seed| {
+/// Short threads, some at a time, each with 100 blocks of 16..512 B. An operation is a thread.
+pub fn short_threads(at_once: u64) -> Work {
+    Box::new(move |ops| {
+        for first in (0..ops).step_by(at_once as usize) {
+            let running = (first..(first + at_once).min(ops)).map(|seed| {
                 thread::spawn(move || {
                     let mut random = Random::new(seed);
                     let blocks: Vec<Block> = (0..100).map(|_| Block::new(random.between(16, 512))).collect();
