@@ -13,7 +13,7 @@
 //! In Go each P has such a word for allocation. Here it serves both directions: a page freed into the owned word is
 //! simply owned again, and pages freed elsewhere accumulate as long as they fall into one word, and return together. A
 //! word of 64 pages costs one swap to take and one compare-exchange to give back, so a page costs a 64th of that and
-//! two plain stores.
+//! two plain stores. Caches that are refilled at the same time keep apart (`free_set/apart.rs`).
 //!
 //! Requests of up to 16 pages are tried in the word. The chance that a word has n consecutive pages falls fast with n,
 //! and longer runs would only fragment it (the proposal's choice, and its reason).

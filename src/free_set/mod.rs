@@ -29,7 +29,7 @@
 //! | operation | cost, about |
 //! |---|---|
 //! | claim of 1 page next to the last | 15 ns |
-//! | claim of a word for a cache | 50 ns |
+//! | claim of a word for a cache | 50 ns, if no other cache is refilled meanwhile |
 //! | release of a page that changes no leaf | 20 ns |
 //! | release that goes up five levels | 150 ns |
 //! | proof that there is nothing, heap of 1 TiB | 250 ns |

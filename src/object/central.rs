@@ -12,10 +12,11 @@
 //! pages. Memory between a span's live slots may go back to the source before that (`holes.rs`).
 //!
 //! **The store.** A thread with a whole batch too many leaves it here, and a thread that needs a batch takes it,
-//! without the lock (`store.rs`): only the rack is touched, not its slots. So slots that circulate between threads, or
-//! rise and fall in one, never reach the spans. The store holds at most 16 MiB, those of all classes 32 MiB. Once a
-//! second the scavenger takes the batches that nobody has needed since its last visit; when the program is silent, or
-//! out of memory, all of them are taken.
+//! without the lock (`store.rs`): only the rack is touched, not its slots. So slots that circulate between threads
+//! never reach the spans. The store holds at most 16 MiB of a class, and 32 MiB in all; but each of its 16 lanes
+//! accepts an eighth of that, so it is three times as much if many threads fill it. Once a second the scavenger takes
+//! the batches that nobody has needed since its last visit; when the program is silent, or out of memory, all of them
+//! are taken.
 //!
 //! **No allocation or free waits for a thread that is not running.** A thread that needs slots and finds the lock held
 //! for longer than a short critical section takes them from a fresh span, which no other thread knows yet, and queues

@@ -1,8 +1,8 @@
 //! How slots move between a thread's magazines, the classes' stores, and spans: the slow path of `malloc` and `free`.
 //!
 //! ```text
-//!   magazine empty   its spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ a run ─▶ everybody else's
-//!   magazine full    more room ─▶ the spare's place ─▶ store ─▶ spans
+//!   magazine empty   a spare ─▶ a batch in store ─▶ slots out of spans ─▶ a new span ─▶ a run ─▶ everybody else's
+//!   magazine full    more room ─▶ the spares ─▶ store ─▶ spans
 //! ```
 //!
 //! **Racks** carry slots, and are slots themselves (`rack.rs`): they are taken out of spans one by one, and go home

@@ -36,7 +36,7 @@ use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
 use super::spans::Spans;
 
-/// The most bytes in the spares of a thread, one spare of each class apart.
+/// The most bytes in the spares of a thread; one of each class may be there in any case.
 const SPARE_BYTES: u32 = 2 << 20;
 
 /// A thread's own structure, entered: its user is at work on it until this is dropped.

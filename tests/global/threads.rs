@@ -249,3 +249,66 @@ fn large_blocks_that_another_thread_frees_are_of_use_again() {
     );
     HEAP.check().unwrap();
 }
+
+/// A thread that frees what another has allocated, and then allocates, gets a slot of its own: if it got that one, it
+/// and the neighbour's owner would write to one cache line again and again. The second round is with structures that
+/// ended threads have left.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals make the blocks longer")]
+fn a_thread_that_frees_first_gets_slots_apart() {
+    static HEAP: GlobalHeap = new_heap();
+    const THREADS: usize = 8;
+    for round in 0..2 {
+        let block = |seed| Block::new(&HEAP, layout(8, 8), seed).unwrap();
+        let given: Vec<_> = (0..THREADS).map(|_| Mutex::new(Some(block(1)))).collect();
+        let (all_have, got) = (Barrier::new(THREADS), Mutex::new(Vec::new()));
+        on_threads(THREADS, |index| {
+            given[index].lock().unwrap().take().unwrap().free(&HEAP);
+            let own = block(2);
+            all_have.wait();
+            got.lock().unwrap().push(own.memory.addr());
+            own.free(&HEAP);
+        });
+        let mut got = got.into_inner().unwrap();
+        got.sort_unstable();
+        assert!(
+            got.windows(2).all(|pair| pair[1] - pair[0] >= 64),
+            "round {round}: {got:x?}"
+        );
+    }
+    HEAP.check().unwrap();
+}
+
+/// After some rounds a thread has the batches it needs, and does not go to the class for them: with one spare it would
+/// 160 times. A thread that only frees keeps two batches, and passes on the rest.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals make the blocks longer")]
+fn a_thread_keeps_the_batches_it_needs_and_no_others() {
+    static HEAP: GlobalHeap = new_heap();
+    const BATCH: usize = 510;
+    on_threads(1, |_| {
+        let blocks = || -> Vec<_> {
+            (0..8 * BATCH)
+                .map(|seed| Block::new(&HEAP, layout(64, 8), seed as u8))
+                .collect()
+        };
+        let free = |blocks: Vec<Option<Block>>| blocks.into_iter().flatten().for_each(|block| block.free(&HEAP));
+        (0..3).for_each(|_| free(blocks()));
+        let before = HEAP.stats().batches;
+        (0..10).for_each(|_| free(blocks()));
+        let visits = HEAP.stats().batches - before;
+        assert!(visits <= 20, "{visits} visits\n{}", HEAP.stats());
+        // Its own stay with it; those that another thread frees go to the class.
+        let (before, given) = (HEAP.stats(), Mutex::new(Some(blocks())));
+        on_threads(1, |_| {
+            free(given.lock().unwrap().take().unwrap());
+            let stats = HEAP.stats();
+            assert!(stats.magazine_bytes < before.magazine_bytes / 2, "{before}\n{stats}");
+            assert!(
+                stats.stored_bytes >= before.stored_bytes + 5 * BATCH * 64,
+                "{before}\n{stats}"
+            );
+        });
+    });
+    HEAP.check().unwrap();
+}

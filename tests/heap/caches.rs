@@ -266,3 +266,48 @@ fn stats_say_what_happened() {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
 }
+
+/// Caches that are refilled at the same time use chunks of their own, from the lowest on; and each all of its chunk
+/// before it goes on, to where no other is. What they cannot have apart they get the ordinary way.
+#[test]
+fn caches_apart_have_a_chunk_each() {
+    const CHUNK: usize = 8;
+    let heap = heap(4096);
+    let all = take(&heap, 5 * 512).expect("room");
+    give(&heap, all.0, all.1);
+    let set = heap.free_set();
+    let mut taken: [Vec<usize>; 3] = Default::default();
+    let mut claim = |cache: usize| {
+        let last = taken[cache].last().copied().unwrap_or(0);
+        let word = set.claim_word_apart(cache as u32 + 1, last)?;
+        assert_eq!(word.free, u64::MAX);
+        taken[cache].push(word.index);
+        Some(())
+    };
+    for _ in 0..CHUNK {
+        (0..3).for_each(|cache| claim(cache).expect("a chunk for each"));
+    }
+    // Two are left for three.
+    for _ in 0..CHUNK {
+        [2, 0].iter().for_each(|&cache| claim(cache).expect("a chunk for each"));
+    }
+    assert!([0, 1, 2].iter().all(|&cache| claim(cache).is_none()));
+    let chunks = |words: &[usize]| -> Vec<_> { words.chunks(CHUNK).map(|words| words[0] / CHUNK).collect() };
+    assert_eq!(
+        taken.each_ref().map(|words| chunks(words)),
+        [vec![0, 4], vec![1], vec![2, 3]]
+    );
+    for words in &taken {
+        assert!(
+            words
+                .iter()
+                .zip(&words[1..])
+                .all(|(one, next)| next - one == 1 || next % CHUNK == 0)
+        );
+    }
+    let words = taken.into_iter().flatten();
+    words.for_each(|word| give(&heap, word * 64, 64));
+    // The hint is where it was: nobody else has noticed anything.
+    assert_eq!(take(&heap, 1), Some((0, 1)));
+    check(&heap, 5 * 512, 5 * 512 - 1);
+}

@@ -58,7 +58,7 @@ fn small_regions_have_the_pages_they_are_said_to_have() {
         let seen = [48, 64, 128].map(|kib| objects(kib, offset));
         assert_eq!(
             seen,
-            if offset == 0 {
+            if offset % 4096 == 0 {
                 [Ok(1), Ok(3), Ok(11)]
             } else {
                 [Ok(1), Ok(2), Ok(10)]
