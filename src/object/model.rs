@@ -184,6 +184,11 @@ impl Class {
         Some(drain(&mut batch))
     }
 
+    /// How many batches nobody has needed since the last call.
+    pub fn unneeded(&self) -> u32 {
+        self.central.unneeded(&self.spans, self.class)
+    }
+
     /// Whether the slot is in a batch stored lately.
     pub fn has_stored(&self, slot: usize) -> bool {
         let slot = self.memory.as_ptr().with_addr(slot);

@@ -1,7 +1,7 @@
 //! Where the object layer keeps its own data: a reservation for metadata, beside that of the pages.
 //!
 //! ```text
-//!   ┌ the heap ┬ shared thread ┬ classes ┬ lanes ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
+//!   ┌ classes ┬ the heap ┬ shared thread ┬ lanes ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
 //!   │ prepared at once, 11 or 32 KiB             ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
 //!   └────────────────────────────────────────────┘└────────────────────────────┘└───────────────────────────
 //!                                                   prepared as spans reach them
@@ -61,6 +61,12 @@ const _: () = assert!(size_of::<Central>() <= 64);
 const LANES: usize = 16;
 const PAGES_FOR_LANES: usize = 1 << 12;
 
+/// Where the heap lies: behind the classes, so that what every call reads does not begin a page. Blocks of a page and
+/// more do: the write to such a block and a read that follows it would agree in their last twelve bits, by which
+/// processors guess whether the read depends on the write.
+const HEAP: usize = (CLASSES * size_of::<Central>()).next_multiple_of(LINE);
+const _: () = assert!(HEAP % 4096 >= LINE);
+
 // Every part of the reservation may begin wherever a line does.
 const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE && align_of::<Lane>() == LINE);
 
@@ -70,7 +76,6 @@ pub struct Tables {
     reservation: Reservation,
     base: NonNull<u8>,
     thread: usize,
-    centrals: usize,
     lanes: usize,
     /// How many there are.
     lane_count: usize,
@@ -96,9 +101,8 @@ impl Tables {
     /// reserved.
     pub fn reserve<S: Source>(source: &S, pages: usize) -> Option<(Self, Reservation)> {
         let granule = source.granule();
-        let thread = size_of::<Objects<S>>().next_multiple_of(LINE);
-        let centrals = thread + size_of::<Thread>().next_multiple_of(LINE);
-        let lanes = centrals + (CLASSES * size_of::<Central>()).next_multiple_of(LINE);
+        let thread = HEAP + size_of::<Objects<S>>().next_multiple_of(LINE);
+        let lanes = thread + size_of::<Thread>().next_multiple_of(LINE);
         let lane_count = if pages < PAGES_FOR_LANES { 1 } else { LANES };
         let spans = (lanes + lane_count * size_of::<Lane>()).next_multiple_of(granule.max(LINE));
         let flags = pages
@@ -121,7 +125,6 @@ impl Tables {
             reservation,
             base: reservation.base,
             thread,
-            centrals,
             lanes,
             lane_count,
             spans,
@@ -142,7 +145,8 @@ impl Tables {
 
     /// The heap's place: enough room, aligned, zeroed.
     pub fn place<S: Source>(&self) -> NonNull<Objects<S>> {
-        self.base.cast()
+        // SAFETY: inside the reservation, on a line.
+        unsafe { self.base.add(HEAP) }.cast()
     }
 
     /// The structure shared by threads that have none of their own: zeroed at first, which is a valid state.
@@ -160,7 +164,7 @@ impl Tables {
         // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. Classes and lanes are prepared; a
         // span's entry is accessed only below `covered`, which `cover` raises after it has prepared the entries.
         unsafe {
-            let centrals = Table::new(self.base.add(self.centrals), CLASSES);
+            let centrals = Table::new(self.base, CLASSES);
             let lanes = Table::new(self.base.add(self.lanes), self.lane_count);
             let spans = Table::new(self.base.add(self.spans), self.pages);
             let flags = Table::new(self.base.add(self.flags), self.pages * PAGE_FLAGS);

@@ -161,6 +161,21 @@ fn of_two_who_take_batches_and_one_who_brings_each_batch_is_for_one() {
 }
 
 #[test]
+fn who_counts_the_batches_that_nobody_needed_loses_none() {
+    explore(2, || {
+        let world = World::with_stored();
+        let slots = world.batch(1);
+        let (second, third) = (world.clone(), world.clone());
+        let second = spawn(move || second.bring(slots, 0));
+        let third = spawn(move || third.fetch(0));
+        let unneeded = world.class.unneeded() + world.class.unneeded();
+        assert!(unneeded <= 2, "{unneeded} of two batches, one of which is taken");
+        let left = second.join().unwrap() + world.give(third.join().unwrap());
+        world.finish(left, 4);
+    });
+}
+
+#[test]
 fn who_looks_for_a_block_in_store_loses_none() {
     explore(2, || {
         let world = World::with_stored();
