@@ -69,7 +69,7 @@ impl Word {
 pub struct Slot {
     /// 1 while a thread is working on it: the first to enter a shard's slot, or the owner of a handle's.
     busy: AtomicU8,
-    /// 0: the last refill was alone. 1: it was not, or the refills apart are over. More: refills apart that are left,
+    /// 0: the last refill met no other. 1: it did, or the refills apart are over. More: refills apart that are left,
     /// plus one.
     apart: AtomicU8,
     /// Free slots: the next free one, plus one. Owned slots: the last call for a flush that was heeded.
@@ -229,19 +229,22 @@ impl Slot {
         (number | 1 << (u32::BITS - 1), self.word.load(Ordering::Relaxed))
     }
 
-    /// Notes whether a refill that did not keep apart was alone. Returns whether the cache was apart before, and no
-    /// longer is.
-    pub(crate) fn note(&self, alone: bool) -> bool {
+    /// Notes whether a refill that did not keep apart met others: twice in a row, and the next ones do.
+    pub(crate) fn note(&self, met: bool) {
         let before = self.apart.load(Ordering::Relaxed);
-        let now = match (alone, before) {
-            (true, _) => 0,
-            (false, 0) => 1,
-            (false, _) => u8::MAX,
+        let now = match (met, before) {
+            (false, _) => 0,
+            (true, 0) => 1,
+            (true, _) => u8::MAX,
         };
         if now != before {
             self.apart.store(now, Ordering::Relaxed);
         }
-        before > 0 && alone
+    }
+
+    /// Whether it has kept apart lately, and so may have a berth.
+    pub(crate) fn may_have_berth(&self) -> bool {
+        self.apart.load(Ordering::Relaxed) != 0
     }
 
     /// Makes `word` the owned one. The slot's word must be empty.
@@ -304,6 +307,7 @@ impl Slot {
         self.free.store(0, Ordering::Relaxed);
         self.scavenged.store(0, Ordering::Relaxed);
         self.buffer.store(0, Ordering::Relaxed);
+        self.apart.store(0, Ordering::Relaxed);
         self.busy.store(0, Ordering::Relaxed);
     }
 

@@ -8,15 +8,17 @@
 //! ```
 //!
 //! When two caches are refilled at the same moment, both find the same lowest word, and one of them has searched in
-//! vain; both then write to the same hint, and the words they go on with share cache lines. So a cache that is
-//! disturbed twice in a row (it could not raise the hint, because other threads had changed it) goes on *apart*: it
+//! vain; both then write to the same hint, and the words they go on with share cache lines. So a cache that has met
+//! another twice in a row (the word it had found was gone, or the hint had been raised past it) goes on *apart*: it
 //! takes the lowest chunk that no other cache has a berth at, and stays there until the chunk has no free page. A
-//! chunk is one cache line of the bitmap, so refills then write nothing that other threads write. After 254 refills
-//! the cache looks whether it is still crowded.
+//! chunk is one cache line of the bitmap (in the default geometry), so refills write to a line of their own; once in a
+//! chunk, to those of its leaf and its berth. After 254 refills the cache looks whether it still meets others. Threads
+//! that only free, or release memory, do not count: beside them, first fit stays.
 //!
 //! Berths are advice. One that is overwritten, or left behind, costs a refill from a chunk that another cache uses
-//! too. A claim apart takes pages that are free, like any claim at a given place, and leaves hints as they are: they
-//! promise enough afterwards. It gives up rather than prove anything; then the ordinary path does.
+//! too, or a chunk passed over. A claim apart takes pages that are free, like any claim at a given place, and leaves
+//! hints as they are: they promise enough afterwards. It gives up rather than prove anything; then the ordinary path
+//! does.
 //!
 //! Worked: 16 threads refill. Together they use 16 chunks, 8,192 pages, of which up to 7,168 are free but not the
 //! lowest: that is what first fit loses. Measured on 16 processors: `docs/measurements.md`, "Threads".
@@ -57,14 +59,19 @@ impl Berths {
         self.berth(chunk).load(Ordering::Relaxed) == entry(chunk, cache)
     }
 
-    /// Whether a cache uses the chunk.
-    fn is_taken(&self, chunk: usize) -> bool {
+    /// Whether a cache other than this one uses the chunk.
+    fn is_taken(&self, chunk: usize, cache: u32) -> bool {
         let berth = self.berth(chunk).load(Ordering::Relaxed);
-        berth != 0 && berth >> CACHE_BITS == chunk as u64
+        berth != 0 && berth >> CACHE_BITS == chunk as u64 && berth as u32 != cache
     }
 
     fn take(&self, chunk: usize, cache: u32) {
         self.berth(chunk).store(entry(chunk, cache), Ordering::Relaxed);
+    }
+
+    fn leave_all(&self) {
+        let berths = self.berths.iter();
+        berths.for_each(|berth| berth.store(0, Ordering::Relaxed));
     }
 
     fn leave(&self, chunk: usize, cache: u32) {
@@ -95,7 +102,8 @@ impl<G: Shape> FreeSet<G> {
         let first = self.hints.load(Band::of(1)).page() >> G::CHUNK_SHIFT;
         let (mut cursor, mut trail) = (Cursor::at::<G>(first), Trail::default());
         for _ in 0..BERTHS {
-            let chunk = match self.tree.next(&mut cursor, 1, self.grown()) {
+            let step = self.tree.next(&mut cursor, 1, self.grown());
+            let chunk = match step {
                 Step::End => return None,
                 Step::Broken { level, index } => {
                     self.correct_node(level, index, &mut trail);
@@ -106,16 +114,29 @@ impl<G: Shape> FreeSet<G> {
             };
             cursor = Cursor::at::<G>(chunk + 1);
             // A chunk in use is passed over without a look at its bits, which would take the line from its user.
-            if self.berths.is_taken(chunk) {
+            if self.berths.is_taken(chunk, cache) {
                 continue;
             }
-            self.berths.take(chunk, cache);
             if let Some(word) = self.take_word_in(chunk) {
+                self.berths.take(chunk, cache);
                 return Some(word);
             }
-            self.find_empty(chunk);
+            match step {
+                // An inner node promised it.
+                Step::Run(_) => self.correct_all(chunk),
+                _ => self.find_empty(chunk),
+            }
         }
         None
+    }
+
+    /// No cache has a berth: for the child of a fork.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(super) fn leave_all(&self) {
+        self.berths.leave_all();
     }
 
     /// Corrects the leaf of a chunk that turned out to have no free page, so that others pass it over.

@@ -194,21 +194,21 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// As [`claim_word`](Self::claim_word), with at most `searches` searches of the whole heap. Also returns whether
-    /// the caller was alone: no other thread claimed or released pages so near that this one lost something by it.
+    /// the caller met another thread that claims where it does; `None` if that is not known.
     #[inline]
-    pub fn claim_word_within(&self, searches: u32) -> Option<(Word, bool)> {
+    pub fn claim_word_within(&self, searches: u32) -> Option<(Word, Option<bool>)> {
         let band = Band::of(1);
         let mut survey = self.begin(band, self.hints.load(band));
         if let Some(word) = self.claim_word_from(survey.from(), &mut survey.trail) {
-            let alone = self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
-            return Some((word, alone));
+            let overtaken = self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
+            return Some((word, Some(survey.trail.lost || overtaken)));
         }
         let word = self.claim_or_prove(
             searches,
             || self.claim_word_from(0, &mut Trail::default()),
             || self.claim_word_by_bits(),
         )?;
-        Some((word, true))
+        Some((word, None))
     }
 
     #[inline]
@@ -220,6 +220,7 @@ impl<G: Shape> FreeSet<G> {
             if let Some(word) = self.take_word(index) {
                 return Some(word);
             }
+            trail.lost |= !trail.is_promise;
             from = (index + 1) * WORD_PAGES;
         }
     }

@@ -48,6 +48,10 @@ pub(super) struct Trail {
     pub(super) passes: u32,
     /// What to correct once exactly the run that was found is taken.
     pub(super) correction: Option<Correction>,
+    /// What was found was promised by an inner node; no bits were seen.
+    pub(super) is_promise: bool,
+    /// Another thread took a word whose bits had been seen.
+    pub(super) lost: bool,
     /// It steps from run to run within a chunk, and most of them are not the one taken: nothing is summed on the way.
     steps: bool,
 }
@@ -89,6 +93,7 @@ impl<G: Shape> FreeSet<G> {
 
     /// The lowest run of `count` pages at or after `from`. Promises found broken are corrected on the way.
     fn first_run(&self, count: usize, from: usize, trail: &mut Trail) -> Option<usize> {
+        trail.is_promise = false;
         let pages = self.grown();
         if from >= pages || count > pages - from {
             return None;
@@ -102,7 +107,10 @@ impl<G: Shape> FreeSet<G> {
         loop {
             match self.tree.next(&mut cursor, count, pages) {
                 Step::End => return None,
-                Step::Run(start) => return Some(start),
+                Step::Run(start) => {
+                    trail.is_promise = true;
+                    return Some(start);
+                }
                 Step::Broken { level, index } => self.correct_node(level, index, trail),
                 Step::Chunk { chunk, carry } => match self.look(chunk, count, 0, carry, trail) {
                     Look::Found(page) => return Some(page),
@@ -226,13 +234,14 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// Raises the hint that the search began at to `page`: below that, the search has left no run of its length.
-    /// Returns whether no other thread was in the way.
+    /// Returns whether another search had raised it beyond where this one began.
     ///
     /// The search may not conclude anything from what it did not see; see [`hints`](crate::hints) for why nothing is
     /// missed.
     #[inline(always)]
     pub(super) fn raise_hint(&self, survey: &Survey, page: usize) -> bool {
-        let expected = survey.calm.map(|calm| calm.after(survey.trail.passes));
-        expected.is_some() && self.turnstile.calm() == expected && self.hints.raise(survey.band, survey.seen, page)
+        let Some(calm) = survey.calm else { return false };
+        self.turnstile.calm() == Some(calm.after(survey.trail.passes))
+            && self.hints.raise(survey.band, survey.seen, page).is_err()
     }
 }

@@ -222,6 +222,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Takes back a slot, which has been flushed.
     pub(crate) fn take_back(&self, index: usize) {
+        self.end_apart(self.slots.get(index));
         let _guard = self.lending.lock();
         self.put_back(index);
     }
@@ -360,6 +361,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.for_each_handle(|slot| {
                 if slot.holds_pages() && slot.is_left() {
                     self.flush_slot(slot);
+                    self.end_apart(slot);
                 }
             });
         }
@@ -406,21 +408,34 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Claims the word with the lowest free page, or, while other caches are refilled too, one apart from theirs; grows
     /// the heap if there is none.
     fn claim_word(&self, slot: &Slot) -> Option<Word> {
-        if let Some((cache, last)) = slot.keeps_apart()
-            && let Some(word) = self.set.claim_word_apart(cache, last)
-        {
-            return Some(word);
+        if let Some((cache, last)) = slot.keeps_apart() {
+            if let Some(word) = self.set.claim_word_apart(cache, last) {
+                return Some(word);
+            }
+            self.end_apart(slot);
         }
         loop {
             let grown = self.set.grown();
-            if let Some((word, alone)) = self.set.claim_word_within(SEARCHES_TO_GROW) {
-                if slot.note(alone) {
-                    let (cache, last) = slot.berth();
-                    self.set.leave_apart(cache, last);
-                }
+            if let Some((word, met)) = self.set.claim_word_within(SEARCHES_TO_GROW) {
+                self.leave_berth(slot);
+                met.into_iter().for_each(|met| slot.note(met));
                 return Some(word);
             }
             self.grow_for(&Request::of(1), grown)?;
+        }
+    }
+
+    /// The cache keeps apart no longer.
+    fn end_apart(&self, slot: &Slot) {
+        self.leave_berth(slot);
+        slot.note(false);
+    }
+
+    /// The cache goes on in another chunk than that of its last word.
+    fn leave_berth(&self, slot: &Slot) {
+        if slot.may_have_berth() {
+            let (cache, last) = slot.berth();
+            self.set.leave_apart(cache, last);
         }
     }
 

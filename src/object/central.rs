@@ -1,4 +1,4 @@
-//! A class's central part: its spans with room, under the class lock, and its store of whole batches.
+//! A class's central part: its spans with room, under the class lock, and its part of the store of whole batches.
 //!
 //! ```text
 //!   class 16   lock
@@ -14,9 +14,9 @@
 //! **The store.** A thread with a whole batch too many leaves it here, and a thread that needs a batch takes it,
 //! without the lock (`store.rs`): only the rack is touched, not its slots. So slots that circulate between threads
 //! never reach the spans. The store holds at most 16 MiB of a class, and 32 MiB in all; but each of its 16 lanes
-//! accepts an eighth of that, so it is three times as much if many threads fill it. Once a second the scavenger takes
-//! the batches that nobody has needed since its last visit; when the program is silent, or out of memory, all of them
-//! are taken.
+//! accepts a 32nd of that, so it is half as much again if many threads fill it. Once a second the scavenger takes the
+//! batches that nobody has needed since its last visit; when the program is silent, or out of memory, all of them are
+//! taken.
 //!
 //! **No allocation or free waits for a thread that is not running.** A thread that needs slots and finds the lock held
 //! for longer than a short critical section takes them from a fresh span, which no other thread knows yet, and queues
@@ -39,11 +39,12 @@ use super::rack::{Entry, Heads, Rack};
 use super::size_class::SizeClass;
 use super::span::{Link, Slots};
 use super::spans::Spans;
+use super::store::Walk;
 
 /// The latest batches in the store that are searched for a block that looks freed twice.
 const BATCHES_LOOKED_AT: usize = 8;
 
-/// The most bytes that one class keeps in the store, and all classes together; each lane accepts an eighth in any case.
+/// The most bytes that one class keeps in the store, and all classes together; each lane accepts its share in any case.
 const STORE_BYTES: usize = 16 << 20;
 const STORES_BYTES: usize = 32 << 20;
 
@@ -197,9 +198,12 @@ impl Central {
         count.saturating_add(spans.store.most(STORE_BYTES / batch_bytes(class)))
     }
 
-    /// How many batches have stayed in the store since the last call.
-    pub fn unneeded(&self, spans: &Spans, class: SizeClass) -> u32 {
-        spans.store.unneeded(class.index())
+    /// Takes a batch that has stayed in the store since the last walk.
+    pub fn take_unneeded(&self, spans: &Spans, class: SizeClass, walk: &mut Walk) -> Option<Rack> {
+        let place = spans
+            .store
+            .take_unneeded(&Heads(spans), class.index(), walk, batch_bytes(class))?;
+        Some(Heads(spans).full(place, class.batch()))
     }
 
     /// Stores a batch of the class: a full rack. O(1).
@@ -489,9 +493,8 @@ impl Central {
             peak_spans: self.peak.load(Ordering::Relaxed),
             released_spans: self.released.load(Ordering::Relaxed),
             out: self.out.load(Ordering::Relaxed),
-            // What was put is what was taken, and what is there.
             refills: self.refills.load(Ordering::Relaxed) + batches.taken,
-            flushes: self.flushes.load(Ordering::Relaxed) + batches.taken + u64::from(batches.count),
+            flushes: self.flushes.load(Ordering::Relaxed) + batches.put,
         }
     }
 

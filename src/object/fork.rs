@@ -9,10 +9,10 @@
 //! * A magazine may be half changed, and is not read: its slots are lost, and its structure serves the next thread.
 //! * The same is true of a cache of pages.
 //!
-//! So the child loses what those threads had cached - at most two batches of each class and 128 pages per thread - and
-//! what a thread was about to take or put: all batches of a lane in store, or the runs of one length on its shelf (at
-//! most 16 MiB of the one, 20 MiB of the other). Blocks in use belong to the child, which uses and frees them like all
-//! others.
+//! So the child loses what those threads had cached - at most two batches of each class, 2 MiB of other spares and 128
+//! pages per thread - and what a thread was about to take or put: all batches of a class in one lane of the store, or
+//! the runs of one length on its shelf (at most 16 MiB of the one, 20 MiB of the other). Blocks in use belong to the
+//! child, which uses and frees them like all others.
 //!
 //! Cost: ~90 locks, 2 µs; in the child O(heap), and a few nanoseconds for each structure.
 
@@ -29,7 +29,7 @@ use crate::source::Source;
 use crate::sync::Ordering;
 
 use super::central::batch_bytes;
-use super::size_class::SizeClass;
+use super::size_class::{CLASSES, SizeClass};
 use super::{Keeper, Objects, Thread};
 
 /// A heap's place in the list of all heaps of the process, which `global/fork.rs` keeps.
@@ -131,8 +131,9 @@ impl<S: Source + 'static> Forks for Objects<S> {
         let cached = own.is_some_and(|own| own.cache().is_some());
         // Relaxed: a number by itself.
         self.cached.store(cached.into(), Ordering::Relaxed);
-        let bytes = |kind| SizeClass::all().nth(kind).map_or(0, batch_bytes);
-        self.spans.store.recount(bytes);
+        let mut bytes = [0; CLASSES];
+        SizeClass::all().for_each(|class| bytes[class.index()] = batch_bytes(class));
+        self.spans.store.recount(&bytes);
     }
 
     fn abandon(&self) -> unsafe fn(NonNull<()>) {

@@ -42,6 +42,7 @@ use crate::units::PageCount;
 
 use super::register::{Listed, Registered, Rounds};
 use super::size_class::{PAGE_BYTES, SizeClass};
+use super::store::Walk;
 use super::{Objects, Thread};
 
 /// No keeper is wanted.
@@ -372,10 +373,8 @@ impl<S: Source + 'static> Above for Objects<S> {
             return bare;
         }
         for class in SizeClass::all() {
-            for _ in 0..self.central(class).unneeded(&self.spans, class) {
-                let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
-                    break;
-                };
+            let mut walk = Walk::default();
+            while let Some(batch) = self.central(class).take_unneeded(&self.spans, class, &mut walk) {
                 self.give_rack(None, class, Some(batch));
             }
             self.give_spare(None, class);

@@ -3,7 +3,7 @@
 //! ```text
 //!              floor ──╮       top ────────╮     limit ──────────────────╮
 //!   magazine   loaded  head │ slot │ slot │ slot │      │      │      │      │      a rack (`rack.rs`)
-//!              spare   head │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or none
+//!              spares  head │ slot │ slot │ slot │ slot │ slot │ slot │ slot │      full, or none
 //! ```
 //!
 //! A magazine is a stack of addresses of free slots. Allocating pops the topmost address; freeing pushes one,
@@ -22,17 +22,19 @@
 //! alone, and they report it (`keeper.rs`). A shut rack has its limit at its floor. Its room is kept in the last word
 //! of its head, which otherwise links racks in a store.
 //!
-//! **Room** starts at 6 slots and quadruples with each visit to the class, up to a batch: 510 slots or 32 KiB; or else
-//! 126 slots or 512 KiB (14 slots of the largest). So a short-lived thread takes little.
+//! **Room** starts at 6 slots (30 of 8 bytes, 14 of 16, if the first call is a free) and quadruples with each visit to
+//! the class, up to a batch: 510 slots or 32 KiB; or else 126 slots or 512 KiB (14 slots of the largest). So a
+//! short-lived thread takes little.
 //!
 //! **Spares** (J. Bonwick's second magazine) are used once a magazine has room for a batch. When the loaded rack is
 //! full, it becomes a spare, and a blank rack is loaded. When the loaded rack is empty, a full spare replaces it;
 //! without one, a whole batch comes from the class, and its bytes are added to the thread's *demand*. A thread keeps
-//! one spare of each class in any case, and more while they have no more bytes than the demand, 2 MiB at most; further
-//! batches go to the class. So a thread that allocates 20 batches and frees them, over and over, visits the class 20
-//! times, and then no more. And one that only frees what others have allocated keeps one, and passes on the rest.
-//! (When each kept one, threads took each other's batches, and with them the cache lines of each block: 31 ns for a
-//! block allocated and freed by each of 16 threads, now 12; `docs/measurements.md`.)
+//! one spare of each class in any case, and more while they have no more bytes than the demand, which is 2 MiB at most,
+//! or a part of 32 MiB where there are many threads. Further batches go to the class. So a thread that allocates 20
+//! batches and frees them, over and over, visits the class 20 times, and then no more. And one that only frees what
+//! others have allocated keeps one, and passes on the rest. (When each kept one, threads took each other's batches,
+//! and with them the cache lines of each block: 31 ns for a block allocated and freed by each of 16 threads, now 12;
+//! `docs/measurements.md`.)
 //!
 //! **Marks** stand in free slots of up to 1 KiB that the program has used: a free recognises a slot that is already
 //! free by its mark (`mark.rs`). Larger slots are not touched: they have flags (`spans.rs`).

@@ -36,7 +36,7 @@ use rack::Rack;
 use size_class::PAGE_BYTES;
 use span::Span;
 use spans::Spans;
-use store::Lane;
+use store::{Lane, Walk};
 
 pub use central::CentralState;
 pub use holes::Claim;
@@ -184,9 +184,13 @@ impl Class {
         Some(drain(&mut batch))
     }
 
-    /// How many batches nobody has needed since the last call.
-    pub fn unneeded(&self) -> u32 {
-        self.central.unneeded(&self.spans, self.class)
+    /// Takes the batches that nobody has needed since the last call, as the keeper does.
+    pub fn fetch_unneeded(&self) -> Slots {
+        let (mut walk, mut slots) = (Walk::default(), Slots::new());
+        while let Some(mut batch) = self.central.take_unneeded(&self.spans, self.class, &mut walk) {
+            slots.append(&mut drain(&mut batch));
+        }
+        slots
     }
 
     /// Whether the slot is in a batch stored lately.

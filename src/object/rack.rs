@@ -17,8 +17,8 @@
 //! cost is in `docs/measurements.md`: allocating 16 KiB blocks in bulk took 18 ns, and takes 12.5.)
 //!
 //! **Blank racks** hold no slots. A thread that hands over a full rack needs a blank one, and a thread that fetches a
-//! full rack has a blank one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate through stores of
-//! their own, without a lock.
+//! full rack has a blank one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate
+//! through the store, without a lock.
 //!
 //! Worked: slots of 64 bytes travel in racks of 510, which adds 13 % to the slots in hand; slots of 4 KiB travel in
 //! racks of 126, which adds 0.2 %. Slots that are in use, or home in their spans, need no rack.
@@ -79,9 +79,10 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Bytes of a rack with this much room.
+    /// Bytes of a rack with this much room: eight for each entry, so that they are a power of two, even where an
+    /// address has four (a [`Pile`] relies on that).
     pub const fn bytes(room: u32) -> usize {
-        HEAD_BYTES + room as usize * size_of::<Entry>()
+        HEAD_BYTES + room as usize * LINK_BYTES
     }
 
     /// The size class of a rack with this much room.

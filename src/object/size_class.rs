@@ -320,7 +320,7 @@ impl SizeClass {
         u32::from(self.entry().slots)
     }
 
-    /// Slots in a batch, the most that change hands at once; a magazine holds as many, and its spare as many again.
+    /// Slots in a batch, the most that change hands at once; a magazine holds as many, and each spare as many again.
     pub fn batch(self) -> u32 {
         u32::from(self.entry().batch)
     }

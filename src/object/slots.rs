@@ -13,6 +13,7 @@
 use core::ptr::NonNull;
 
 use crate::source::Source;
+use crate::sync::Ordering;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::mark;
@@ -129,7 +130,7 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Refills an empty magazine, if there are slots: with its spare, a batch from the store, or slots out of spans. A
+    /// Refills an empty magazine, if there are slots: with a spare, a batch from the store, or slots out of spans. A
     /// magazine that gets more room by this, or was shut before, is left shut.
     fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
         let is_open = magazine.room() > 0 && !magazine.is_shut();
@@ -146,7 +147,8 @@ impl<S: Source + 'static> Objects<S> {
             return false;
         }
         if magazine.is_wide(class) {
-            thread.demand(class);
+            // Relaxed: a number by itself.
+            thread.demand(class, self.cached.load(Ordering::Relaxed));
         }
         self.heed_calls(thread);
         let few = self.is_to_be_small(magazine, class);
@@ -193,7 +195,9 @@ impl<S: Source + 'static> Objects<S> {
         };
         let full = magazine.unload();
         if is_wide && let Some(full) = full {
-            self.set_aside(thread, class, full);
+            if let Some(other) = thread.set_spare(class, full, !self.is_over()) {
+                self.store(thread, class, other);
+            }
         } else if let Some(mut full) = full {
             full.pour(&mut blank);
             self.recycle(thread, Some(full));
@@ -204,24 +208,10 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
-    /// Keeps a full batch as a spare. If it is one too many, another spare goes to the class.
-    fn set_aside(&self, thread: &Thread, class: SizeClass, batch: Rack) {
-        let Err(batch) = thread.set_spare(class, batch, !self.is_over()) else {
-            return;
-        };
-        if let Some(spare) = thread.take_spare(class) {
-            self.store(thread, class, spare);
-        }
-        // There is room now, unless there was no spare and no room for one.
-        if let Err(batch) = thread.set_spare(class, batch, true) {
-            self.store(thread, class, batch);
-        }
-    }
-
     /// Makes room for the first slot that a thread frees into a magazine that has none, or is shut, and puts it at the
-    /// bottom, below slots that are the thread's own. It may well be another thread's, and lie next to blocks of that
-    /// one: if this thread got it again, both would write to one cache line again and again (the passive false sharing
-    /// of Hoard's authors). Returns whether there is room now.
+    /// bottom, below slots that are the thread's own, if there are some or the spans have some. It may well be another
+    /// thread's, and lie next to blocks of that one: if this thread got it again, both would write to one cache line
+    /// again and again (the passive false sharing of Hoard's authors). Returns whether there is room now.
     ///
     /// # Safety
     ///
@@ -293,8 +283,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---- slots
     // --------------------------------------------------------------------------------------------------------------
 
-    /// Takes up to `wanted` slots of a class, from its spans or a new one, into a rack that has room for them. Takes
-    /// none if there is no memory.
+    /// Takes up to `wanted` slots of a class, from its spans or, if the rack is empty, a new one, into a rack that has
+    /// room for them. Takes none if there is no memory.
     pub(super) fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
         let central = self.central(class);
         loop {

@@ -23,7 +23,7 @@
 //! end does without. A thread preempted between the steps, for however long, keeps nobody waiting. A fork's child that
 //! lacks the thread also lacks the batches.
 //!
-//! A compare-exchange fails only because another has succeeded, so all operations are lock-free. A put is two
+//! A compare-exchange fails only because another has succeeded, so all operations are lock-free. A put is three
 //! read-modify-writes, a take four.
 //!
 //! **Lanes.** A thread begins at its own lane, and looks into others only if that is empty, or if it holds so much that
@@ -53,8 +53,8 @@ pub const OTHER_STACKS: usize = 7;
 /// Stacks in each lane.
 const STACKS: usize = CLASSES + OTHER_STACKS;
 
-/// A lane accepts this part of what all lanes may hold, whatever the others hold.
-const SHARE: usize = 8;
+/// A lane accepts this part of what all lanes may hold, whatever the others hold: with 16 lanes, half of that in all.
+const SHARE: usize = 32;
 
 /// Where a batch is: a number that the user chooses, not 0, below 2⁴⁴.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,8 @@ impl Chain {
 #[repr(C)]
 struct Stack {
     word: AtomicU64,
-    /// How often a batch was taken.
+    /// How often a batch was put, and taken.
+    put: AtomicU64,
     taken: AtomicU64,
 }
 
@@ -168,6 +169,8 @@ impl Stack {
     }
 
     fn put(&self, links: &impl BatchLinks, batch: BatchPlace) {
+        // Relaxed: a statistic.
+        self.put.fetch_add(1, Ordering::Relaxed);
         let mut before = self.chain();
         loop {
             let mut chain = before;
@@ -250,10 +253,27 @@ impl Lane {
             bytes: AtomicUsize::new(0),
             stacks: core::array::from_fn(|_| Stack {
                 word: zero(),
+                put: zero(),
                 taken: zero(),
             }),
         }
     }
+
+    fn take(&self, links: &impl BatchLinks, kind: usize, bytes: usize) -> Option<BatchPlace> {
+        let batch = self.stacks[kind].take(links)?;
+        // Relaxed: a sum that publishes nothing.
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Some(batch)
+    }
+}
+
+/// Where a walk over the lanes has got to.
+#[derive(Debug, Default)]
+pub struct Walk {
+    /// The lane after the current one.
+    next: usize,
+    /// Batches of the current lane that are still to be taken.
+    left: u32,
 }
 
 /// Stacks by kind, in lanes: a power of two.
@@ -267,6 +287,8 @@ pub struct Store {
 pub struct Batches {
     /// How many there are: a snapshot. Batches that a thread is about to put back are not counted.
     pub count: u32,
+    /// How often one was put.
+    pub put: u64,
     /// How often one was taken.
     pub taken: u64,
 }
@@ -288,13 +310,18 @@ impl Store {
         self.lanes.get(hint & (self.lanes.len() - 1))
     }
 
-    /// How many batches of a kind there are, and were taken.
+    /// How many batches of a kind there are, and were put and taken.
     pub fn batches(&self, kind: usize) -> Batches {
-        let mut sum = Batches { count: 0, taken: 0 };
+        let mut sum = Batches {
+            count: 0,
+            put: 0,
+            taken: 0,
+        };
         for lane in self.lanes() {
             let stack = &lane.stacks[kind];
             sum.count = sum.count.saturating_add(stack.chain().count());
-            // Relaxed: a statistic.
+            // Relaxed, twice: statistics.
+            sum.put += stack.put.load(Ordering::Relaxed);
             sum.taken += stack.taken.load(Ordering::Relaxed);
         }
         sum
@@ -331,18 +358,31 @@ impl Store {
     /// Takes the latest batch of a kind, of `bytes` bytes, from the lane that `hint` picks, or else from another;
     /// `None` if every batch is being taken or put back by other threads. Lock-free.
     pub fn take(&self, links: &impl BatchLinks, kind: usize, hint: usize, bytes: usize) -> Option<BatchPlace> {
-        (0..self.lanes.len()).find_map(|step| {
-            let lane = self.lane(hint.wrapping_add(step));
-            let batch = lane.stacks[kind].take(links)?;
-            // Relaxed: as in `has_room_for`.
-            lane.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            Some(batch)
-        })
+        (0..self.lanes.len()).find_map(|step| self.lane(hint.wrapping_add(step)).take(links, kind, bytes))
     }
 
-    /// How many batches of a kind have stayed since the last call, in each lane: tcmalloc's low-water mark.
-    pub fn unneeded(&self, kind: usize) -> u32 {
-        self.lanes().map(|lane| lane.stacks[kind].low()).sum()
+    /// Takes a batch of a kind, of `bytes` bytes, that nobody has needed since the last such walk over the lanes:
+    /// tcmalloc's low-water mark, for each lane. `walk` begins as the default.
+    pub fn take_unneeded(
+        &self,
+        links: &impl BatchLinks,
+        kind: usize,
+        walk: &mut Walk,
+        bytes: usize,
+    ) -> Option<BatchPlace> {
+        loop {
+            if let Some(left) = walk.left.checked_sub(1) {
+                walk.left = left;
+                if let Some(batch) = self.lane(walk.next - 1).take(links, kind, bytes) {
+                    return Some(batch);
+                }
+            } else if walk.next == self.lanes.len() {
+                return None;
+            } else {
+                walk.left = self.lane(walk.next).stacks[kind].low();
+                walk.next += 1;
+            }
+        }
     }
 
     /// Whether `is_it` holds for one of the latest `most` batches of a kind in the lane that `hint` picks. The stack
@@ -364,17 +404,20 @@ impl Store {
         found
     }
 
-    /// In the child of a fork: counts the bytes anew. Batches that a thread had in hand are in no store.
+    /// In the child of a fork: counts the bytes anew, given those of a batch of each kind. Batches that a thread had in
+    /// hand are in no store.
     #[cfg_attr(
         not(feature = "std"),
         allow(dead_code, reason = "for fork, which needs an operating system")
     )]
-    pub fn recount(&self, bytes_of: impl Fn(usize) -> usize) {
+    pub fn recount(&self, bytes: &[usize]) {
         for lane in self.lanes() {
             let counts = lane.stacks.iter().map(|stack| stack.chain().count() as usize);
-            let bytes = counts.enumerate().map(|(kind, count)| count * bytes_of(kind));
-            // Relaxed: the child has one thread.
-            lane.bytes.store(bytes.sum(), Ordering::Relaxed);
+            let sum = counts.zip(bytes).map(|(count, bytes)| count * bytes).sum();
+            // Relaxed, twice: the child has one thread. A line that is not written is not copied.
+            if lane.bytes.load(Ordering::Relaxed) != sum {
+                lane.bytes.store(sum, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -453,24 +496,27 @@ mod tests {
     #[test]
     fn a_lane_has_its_share_and_all_together_the_rest() {
         let (links, store) = (Links::default(), store(4));
+        let most = 2 * SHARE;
         let has_room = |hint| {
             (
-                store.has_room(KIND, hint, 16),
-                store.has_room_for(BYTES, hint, 16 * BYTES),
+                store.has_room(KIND, hint, most),
+                store.has_room_for(BYTES, hint, most * BYTES),
             )
         };
-        for number in 1..=16 {
+        for number in 1..=most as u64 {
             assert_eq!(has_room(0), (true, true), "{number}");
             store.put(&links, KIND, 0, place(number), BYTES);
         }
-        // The limit is reached; another lane still accepts an eighth of it.
+        // The limit is reached; another lane still accepts its share.
         assert_eq!((has_room(0), has_room(1)), ((false, false), (true, true)));
-        store.put(&links, KIND, 1, place(17), BYTES);
-        store.put(&links, KIND, 1, place(18), BYTES);
+        store.put(&links, KIND, 1, place(1001), BYTES);
+        store.put(&links, KIND, 1, place(1002), BYTES);
         assert_eq!(has_room(1), (false, false));
-        assert_eq!(store.most(16), 24);
-        store.recount(|kind| if kind == KIND { 50 } else { 0 });
-        assert_eq!(bytes(&store, 0), 800);
+        assert_eq!(store.most(most), most + 4 * 2);
+        let mut of_kind = [0; KIND + 1];
+        of_kind[KIND] = 50;
+        store.recount(&of_kind);
+        assert_eq!((bytes(&store, 0), bytes(&store, 1)), (50 * most, 100));
     }
 
     #[test]
@@ -478,23 +524,28 @@ mod tests {
         let (links, store) = (Links::default(), store(2));
         (1..=300).for_each(|number| store.put(&links, KIND, 0, place(number), BYTES));
         (301..=310).for_each(|number| store.put(&links, KIND, 1, place(number), BYTES));
+        let unneeded = || {
+            let (mut walk, mut of_lane) = (Walk::default(), [0; 2]);
+            while store.take_unneeded(&links, KIND, &mut walk, BYTES).is_some() {
+                of_lane[walk.next - 1] += 1;
+            }
+            of_lane
+        };
         // The stacks were empty at first.
-        assert_eq!(store.unneeded(KIND), 0);
-        // More than a mark can say.
-        assert_eq!(store.unneeded(KIND), 255 + 10);
+        assert_eq!(unneeded(), [0, 0]);
         for number in 401..=404 {
             store.take(&links, KIND, 1, BYTES);
             store.put(&links, KIND, 1, place(number), BYTES);
         }
-        assert_eq!(store.unneeded(KIND), 255 + 9);
-        (0..100).for_each(|_| _ = store.take(&links, KIND, 0, BYTES));
-        assert_eq!((store.unneeded(KIND), count(&store)), (200 + 10, 210));
+        // More than a mark can say; and one batch was needed.
+        assert_eq!(unneeded(), [255, 9]);
+        assert_eq!((unneeded(), count(&store)), ([45, 1], 0));
         // A count that saturates loses no batch.
         (501..=501 + MOST).for_each(|number| store.put(&links, KIND, 1, place(number.into()), BYTES));
         assert_eq!(store.lane(1).stacks[KIND].chain().count(), MOST);
         assert_eq!(
             core::iter::from_fn(|| store.take(&links, KIND, 1, BYTES)).count(),
-            210 + MOST as usize + 1
+            MOST as usize + 1
         );
     }
 }

@@ -36,8 +36,10 @@ use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
 use super::spans::Spans;
 
-/// The most bytes in the spares of a thread; one of each class may be there in any case.
+/// The most bytes in the spares of a thread, and of all threads: what each may have is halved for each doubling of the
+/// number of threads. One spare of each class may be there in any case.
 const SPARE_BYTES: u32 = 2 << 20;
+const SPARES_BYTES: u32 = 32 << 20;
 
 /// A thread's own structure, entered: its user is at work on it until this is dropped.
 #[derive(Debug)]
@@ -349,6 +351,8 @@ impl Thread {
     /// Repairs the magazines of a user that has ended, perhaps in the middle of a call.
     pub(super) fn settle(&self) {
         self.magazines.iter().for_each(Magazine::settle);
+        let spares = SizeClass::all().map(|class| self.magazine(class).spares() * batch_bytes(class) as u32);
+        self.spare_bytes.set(spares.sum());
     }
 
     /// Forgets its slots and racks.
@@ -356,19 +360,25 @@ impl Thread {
         self.magazines.iter().for_each(Magazine::forget);
         self.stock.open();
         self.spare_bytes.set(0);
+        self.demand_nothing();
     }
 
     /// Takes the spare of a class set aside last.
     pub(super) fn take_spare(&self, class: SizeClass) -> Option<Rack> {
         let spare = self.magazine(class).take_spare(class)?;
-        self.spare_bytes.set(self.spare_bytes.get() - batch_bytes(class) as u32);
+        let bytes = self.spare_bytes.get().saturating_sub(batch_bytes(class) as u32);
+        self.spare_bytes.set(bytes);
         Some(spare)
     }
 
-    /// Counts a batch of a class, or as many slots, that had to come from elsewhere.
-    pub(super) fn demand(&self, class: SizeClass) {
+    /// Counts a batch of a class, or as many slots, that came from elsewhere; `threads` threads share what all may keep.
+    pub(super) fn demand(&self, class: SizeClass, threads: usize) {
+        let most = SPARES_BYTES
+            .checked_shr((threads | 1).ilog2())
+            .unwrap_or(0)
+            .min(SPARE_BYTES);
         let demand = self.demand.get() + batch_bytes(class) as u32;
-        self.demand.set(demand.min(SPARE_BYTES));
+        self.demand.set(demand.min(most));
     }
 
     /// Forgets what had to come from elsewhere.
@@ -376,21 +386,20 @@ impl Thread {
         self.demand.set(0);
     }
 
-    /// Sets a full batch aside as a spare: the first of its class, or, if it `may_hoard`, as long as the spares have no
-    /// more bytes than had to come from elsewhere.
-    ///
-    /// # Errors
-    /// The batch, if it is one too many.
-    pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, may_hoard: bool) -> Result<(), Rack> {
-        let (magazine, bytes) = (self.magazine(class), self.spare_bytes.get() + batch_bytes(class) as u32);
-        let spares = magazine.spares();
-        let is_wanted = may_hoard && spares < Pile::MOST && bytes <= self.demand.get();
-        if spares > 0 && !is_wanted {
-            return Err(batch);
-        }
+    /// Sets a full batch aside as a spare. Returns another spare of the class in its place if there is one already, and
+    /// either the spares would have more bytes than had to come from elsewhere, or the thread may not hoard.
+    #[must_use]
+    pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, may_hoard: bool) -> Option<Rack> {
+        let magazine = self.magazine(class);
+        let (spares, bytes) = (magazine.spares(), self.spare_bytes.get() + batch_bytes(class) as u32);
+        let other = if spares == 0 || may_hoard && spares < Pile::MOST && bytes <= self.demand.get() {
+            self.spare_bytes.set(bytes);
+            None
+        } else {
+            magazine.take_spare(class)
+        };
         magazine.set_spare(batch);
-        self.spare_bytes.set(bytes);
-        Ok(())
+        other
     }
 
     /// Shuts all magazines, so that slots freed into them from here on are counted.

@@ -201,7 +201,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
-        // A thread that takes a batch holds a whole lane for a moment, which is long if it is preempted there.
+        // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
         relax(YIELDING_ROUND);
         self.empty_stores(thread.cache());
         if let Some(cache) = thread.cache() {

@@ -311,3 +311,43 @@ fn caches_apart_have_a_chunk_each() {
     assert_eq!(take(&heap, 1), Some((0, 1)));
     check(&heap, 5 * 512, 5 * 512 - 1);
 }
+
+/// Its own berth, left behind, keeps a cache from nothing.
+#[test]
+fn a_cache_that_comes_back_finds_its_chunk() {
+    let heap = heap(4096);
+    let all = take(&heap, 3 * 512).expect("room");
+    give(&heap, all.0, all.1);
+    let set = heap.free_set();
+    let one = set.claim_word_apart(1, 0).expect("a word");
+    let two = set.claim_word_apart(2, 0).expect("a word");
+    assert_eq!((one.index, two.index), (0, 8));
+    // Meanwhile it was elsewhere.
+    assert_eq!(set.claim_word_apart(1, 16).map(|word| word.index), Some(1));
+    set.leave_apart(1, 1);
+    assert_eq!(
+        set.claim_word_apart(3, 0).map(|word| word.index),
+        Some(2),
+        "nobody is there"
+    );
+}
+
+/// A thread that only frees does not drive a cache from the lowest word.
+#[test]
+fn beside_a_thread_that_frees_first_fit_stays() {
+    let heap = heap(1 << 16);
+    let all = take(&heap, 1 << 16).expect("room");
+    give(&heap, all.0, all.1 / 2);
+    let set = heap.free_set();
+    let (sender, receiver) = std::sync::mpsc::sync_channel::<usize>(512);
+    std::thread::scope(|scope| {
+        scope.spawn(|| receiver.into_iter().for_each(|word| give(&heap, word * 64, 64)));
+        for _ in 0..100_000 {
+            if let Some((word, met)) = set.claim_word_within(8) {
+                assert_ne!(met, Some(true));
+                sender.send(word.index).expect("somebody frees");
+            }
+        }
+        drop(sender);
+    });
+}

@@ -1,5 +1,6 @@
 //! Models for loom: few threads, every interleaving.
 
+mod apart;
 mod arenas;
 mod caches;
 mod claims;

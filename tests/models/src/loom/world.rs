@@ -105,6 +105,13 @@ impl<G: Shape> World<G> {
         Some(word)
     }
 
+    /// Claims a word apart from other caches and writes to all of it; `last` is the word that `cache` had before.
+    pub fn claim_word_apart(&self, cache: u32, last: usize) -> Option<Word> {
+        let word = self.set.claim_word_apart(cache, last)?;
+        self.touch_word(word);
+        Some(word)
+    }
+
     /// Writes to pages that the caller owns and releases them.
     pub fn release(&self, start: usize, pages: usize) {
         self.touch_all(start, pages);
