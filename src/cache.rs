@@ -47,6 +47,10 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence_l
 /// The longest run that is looked for in a cache.
 pub const MAX_CACHED_PAGES: usize = 16;
 
+/// What one refill that meets others counts for, and how much makes a cache keep apart.
+const MEETING: u8 = 16;
+const CROWDED: u8 = 24;
+
 impl Word {
     /// Takes the lowest run of `count` pages out of the word, 1 ≤ count ≤ 64.
     #[inline(always)]
@@ -69,8 +73,7 @@ impl Word {
 pub struct Slot {
     /// 1 while a thread is working on it: the first to enter a shard's slot, or the owner of a handle's.
     busy: AtomicU8,
-    /// 0: the last refill met no other. 1: it did, or the refills apart are over. More: refills apart that are left,
-    /// plus one.
+    /// Up to [`CROWDED`]: how often refills have met others lately. More: refills apart that are left, plus that.
     apart: AtomicU8,
     /// Free slots: the next free one, plus one. Owned slots: the last call for a flush that was heeded.
     pub(crate) link: AtomicU32,
@@ -217,7 +220,7 @@ impl Slot {
     /// number, and its last word.
     pub(crate) fn keeps_apart(&self) -> Option<(u32, usize)> {
         let apart = self.apart.load(Ordering::Relaxed);
-        (apart > 1).then(|| {
+        (apart > CROWDED).then(|| {
             self.apart.store(apart - 1, Ordering::Relaxed);
             self.berth()
         })
@@ -229,17 +232,23 @@ impl Slot {
         (number | 1 << (u32::BITS - 1), self.word.load(Ordering::Relaxed))
     }
 
-    /// Notes whether a refill that did not keep apart met others: twice in a row, and the next ones do.
+    /// Notes whether a refill that did not keep apart met others. After two that did, with fewer than eight between them
+    /// that did not, the next ones keep apart.
     pub(crate) fn note(&self, met: bool) {
         let before = self.apart.load(Ordering::Relaxed);
         let now = match (met, before) {
-            (false, _) => 0,
-            (true, 0) => 1,
-            (true, _) => u8::MAX,
+            (false, before) => before.saturating_sub(1),
+            (true, before) if before + MEETING > CROWDED => u8::MAX,
+            (true, before) => before + MEETING,
         };
         if now != before {
             self.apart.store(now, Ordering::Relaxed);
         }
+    }
+
+    /// The refills to come do not keep apart.
+    pub(crate) fn come_back(&self) {
+        self.apart.store(0, Ordering::Relaxed);
     }
 
     /// Whether it has kept apart lately, and so may have a berth.

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! When two caches are refilled at the same moment, both find the same lowest word, and one of them has searched in
-//! vain; both then write to the same hint, and the words they go on with share cache lines. So a cache that has met
-//! another twice in a row (the word it had found was gone, or the hint had been raised past it) goes on *apart*: it
-//! takes the lowest chunk that no other cache has a berth at, and stays there until the chunk has no free page. A
-//! chunk is one cache line of the bitmap (in the default geometry), so refills write to a line of their own; once in a
-//! chunk, to those of its leaf and its berth. After 254 refills the cache looks whether it still meets others. Threads
-//! that only free, or release memory, do not count: beside them, first fit stays.
+//! vain; both then write to the same hint, and the words they go on with share cache lines. So a cache that meets
+//! others twice within some eight refills (the word it had found was gone, or the hint had been raised past it) goes
+//! on *apart*: it takes the lowest chunk that no other cache has a berth at, and stays there until the chunk has no
+//! free page. A chunk is one cache line of the bitmap (in the default geometry), so refills write to a line of their
+//! own; once in a chunk, to those of its leaf and its berth. After some 230 refills the cache looks whether it still
+//! meets others. Threads that only free, or release memory, do not count: beside them, first fit stays.
 //!
 //! Berths are advice. One that is overwritten, or left behind, costs a refill from a chunk that another cache uses
 //! too, or a chunk passed over. A claim apart takes pages that are free, like any claim at a given place, and leaves

@@ -428,7 +428,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The cache keeps apart no longer.
     fn end_apart(&self, slot: &Slot) {
         self.leave_berth(slot);
-        slot.note(false);
+        slot.come_back();
     }
 
     /// The cache goes on in another chunk than that of its last word.

@@ -371,7 +371,7 @@ impl Thread {
         Some(spare)
     }
 
-    /// Counts a batch of a class, or as many slots, that came from elsewhere; `threads` threads share what all may keep.
+    /// Counts a batch of a class, or as many slots, that came from elsewhere; `threads` share what all may keep.
     pub(super) fn demand(&self, class: SizeClass, threads: usize) {
         let most = SPARES_BYTES
             .checked_shr((threads | 1).ilog2())
