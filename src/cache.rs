@@ -232,8 +232,8 @@ impl Slot {
         (number | 1 << (u32::BITS - 1), self.word.load(Ordering::Relaxed))
     }
 
-    /// Notes whether a refill that did not keep apart met others. After two that did, with fewer than eight between them
-    /// that did not, the next ones keep apart.
+    /// Notes whether a refill that did not keep apart met others. After two that did, with fewer than eight between
+    /// them that did not, the next ones keep apart.
     pub(crate) fn note(&self, met: bool) {
         let before = self.apart.load(Ordering::Relaxed);
         let now = match (met, before) {

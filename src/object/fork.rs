@@ -127,7 +127,9 @@ impl<S: Source + 'static> Forks for Objects<S> {
         // What the keeper, now gone, had been told of is counted by nobody.
         own.into_iter().for_each(Thread::shut);
         // SAFETY: in the tables, as `shared` says; its lock is held.
-        unsafe { self.tables.shared_thread().as_ref() }.shut();
+        let shared = unsafe { self.tables.shared_thread().as_ref() };
+        shared.shut();
+        self.hoard.recount(shared.demanded() + own.map_or(0, Thread::demanded));
         let cached = own.is_some_and(|own| own.cache().is_some());
         // Relaxed: a number by itself.
         self.cached.store(cached.into(), Ordering::Relaxed);

@@ -106,6 +106,7 @@ use rack::Blanks;
 use register::Register;
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
+use thread::Hoard;
 
 /// The smallest address space worth trying for a heap: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
@@ -126,6 +127,7 @@ pub struct Objects<S: Source> {
     cached: AtomicUsize,
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
+    hoard: Hoard,
     patience: Patience,
     keeper: Keeper,
     kin: Kin,
@@ -215,6 +217,7 @@ impl<S: Source + 'static> Objects<S> {
                 shared: Lock::new(),
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
+                hoard: Hoard::new(),
                 patience: Patience::new(sparse),
                 keeper,
                 kin: Kin::default(),

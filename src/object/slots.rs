@@ -13,7 +13,6 @@
 use core::ptr::NonNull;
 
 use crate::source::Source;
-use crate::sync::Ordering;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::mark;
@@ -147,8 +146,7 @@ impl<S: Source + 'static> Objects<S> {
             return false;
         }
         if magazine.is_wide(class) {
-            // Relaxed: a number by itself.
-            thread.demand(class, self.cached.load(Ordering::Relaxed));
+            thread.demand(class, &self.hoard);
         }
         self.heed_calls(thread);
         let few = self.is_to_be_small(magazine, class);

@@ -23,7 +23,7 @@ use core::cell::Cell;
 use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
-use crate::sync::{AtomicUsize, Owned, Owner, relax};
+use crate::sync::{AtomicUsize, Ordering, Owned, Owner, relax};
 use crate::units::PageRun;
 
 use super::central::batch_bytes;
@@ -36,10 +36,51 @@ use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
 use super::spans::Spans;
 
-/// The most bytes in the spares of a thread, and of all threads: what each may have is halved for each doubling of the
-/// number of threads. One spare of each class may be there in any case.
+/// The most bytes in the spares of a thread, and of all threads of a heap. One spare of each class may be there in any
+/// case.
 const SPARE_BYTES: u32 = 2 << 20;
-const SPARES_BYTES: u32 = 32 << 20;
+const SPARES_BYTES: usize = 32 << 20;
+
+/// The bytes that all threads of a heap may have in spares because they needed them before. Written by a thread that
+/// goes to the store, which shares lines anyway, and no longer once it has its part.
+#[derive(Debug)]
+pub struct Hoard(AtomicUsize);
+
+impl Hoard {
+    /// None taken.
+    pub const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        // Relaxed, here and below: a sum that publishes nothing. A look first: when all is taken, nobody writes.
+        if self.0.load(Ordering::Relaxed) + bytes > SPARES_BYTES {
+            return false;
+        }
+        let taken = self.0.fetch_add(bytes, Ordering::Relaxed) + bytes <= SPARES_BYTES;
+        if !taken {
+            self.give(bytes);
+        }
+        taken
+    }
+
+    fn give(&self, bytes: usize) {
+        if bytes > 0 {
+            // Relaxed: as above.
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// In the child of a fork: this much is taken.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub fn recount(&self, bytes: usize) {
+        // Relaxed: the child has one thread.
+        self.0.store(bytes, Ordering::Relaxed);
+    }
+}
 
 /// A thread's own structure, entered: its user is at work on it until this is dropped.
 #[derive(Debug)]
@@ -360,7 +401,7 @@ impl Thread {
         self.magazines.iter().for_each(Magazine::forget);
         self.stock.open();
         self.spare_bytes.set(0);
-        self.demand_nothing();
+        self.demand.set(0);
     }
 
     /// Takes the spare of a class set aside last.
@@ -371,19 +412,23 @@ impl Thread {
         Some(spare)
     }
 
-    /// Counts a batch of a class, or as many slots, that came from elsewhere; `threads` share what all may keep.
-    pub(super) fn demand(&self, class: SizeClass, threads: usize) {
-        let most = SPARES_BYTES
-            .checked_shr((threads | 1).ilog2())
-            .unwrap_or(0)
-            .min(SPARE_BYTES);
-        let demand = self.demand.get() + batch_bytes(class) as u32;
-        self.demand.set(demand.min(most));
+    /// Counts a batch of a class, or as many slots, that came from elsewhere, as far as the heap's `hoard` allows.
+    pub(super) fn demand(&self, class: SizeClass, hoard: &Hoard) {
+        let before = self.demand.get();
+        let more = (batch_bytes(class) as u32).min(SPARE_BYTES - before);
+        if more > 0 && hoard.take(more as usize) {
+            self.demand.set(before + more);
+        }
     }
 
-    /// Forgets what had to come from elsewhere.
-    pub(super) fn demand_nothing(&self) {
-        self.demand.set(0);
+    /// Forgets what came from elsewhere.
+    pub(super) fn demand_nothing(&self, hoard: &Hoard) {
+        hoard.give(self.demand.replace(0) as usize);
+    }
+
+    /// What the thread has of the heap's hoard.
+    pub(super) fn demanded(&self) -> usize {
+        self.demand.get() as usize
     }
 
     /// Sets a full batch aside as a spare. Returns another spare of the class in its place if there is one already, and

@@ -121,7 +121,7 @@ impl<S: Source + 'static> Objects<S> {
             thread.listing().load();
         }
         thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
-        thread.demand_nothing();
+        thread.demand_nothing(&self.hoard);
     }
 
     /// Gives back the slots and runs of a structure that the caller owns or has seized; pages go through `cache`, if
@@ -135,7 +135,7 @@ impl<S: Source + 'static> Objects<S> {
             }
             pages += self.give_rack(cache, class, magazine.unload());
         }
-        thread.demand_nothing();
+        thread.demand_nothing(&self.hoard);
         pages += self.give_stock(thread, cache);
         pages + self.clear_shelf(thread, cache)
     }
