@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ┌ classes ┬ the heap ┬ shared thread ┬ lanes ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
-//!   │ prepared at once, 11 or 32 KiB             ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
+//!   │ prepared at once, 15 or 47 KiB             ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
 //!   └────────────────────────────────────────────┘└────────────────────────────┘└───────────────────────────
 //!                                                   prepared as spans reach them
 //! ```
@@ -57,7 +57,7 @@ const _: () = assert!(size_of::<Span>() == 32);
 // 80 of them are most of what a small heap can afford.
 const _: () = assert!(size_of::<Central>() <= 64);
 
-/// Lanes of the store: so many that threads rarely share one. A small heap has one: each takes 1.4 KiB.
+/// Lanes of the store: so many that threads rarely share one. A small heap has one: each takes 2.1 KiB.
 const LANES: usize = 16;
 const PAGES_FOR_LANES: usize = 1 << 12;
 
