@@ -233,7 +233,7 @@ impl Slot {
     }
 
     /// Notes whether a refill that did not keep apart met others. After two that did, with fewer than eight between
-    /// them that did not, the next ones keep apart.
+    /// them that did not, the next ones keep apart; when those are over, one within the next sixteen is enough.
     pub(crate) fn note(&self, met: bool) {
         let before = self.apart.load(Ordering::Relaxed);
         let now = match (met, before) {

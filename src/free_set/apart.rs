@@ -15,10 +15,10 @@
 //! own; once in a chunk, to those of its leaf and its berth. After some 230 refills the cache looks whether it still
 //! meets others. Threads that only free, or release memory, do not count: beside them, first fit stays.
 //!
-//! Berths are advice. One that is overwritten, or left behind, costs a refill from a chunk that another cache uses
-//! too, or a chunk passed over. A claim apart takes pages that are free, like any claim at a given place, and leaves
-//! hints as they are: they promise enough afterwards. It gives up rather than prove anything; then the ordinary path
-//! does.
+//! Berths are advice. One that is overwritten (two caches whose chunks are 64 apart do that to each other), or left
+//! behind, costs a search, a refill from a chunk that another cache uses too, or a chunk passed over. A claim apart
+//! takes pages that are free, like any claim at a given place, and leaves hints as they are: they promise enough
+//! afterwards. It gives up rather than prove anything; then the ordinary path does.
 //!
 //! Worked: 16 threads refill. Together they use 16 chunks, 8,192 pages, of which up to 7,168 are free but not the
 //! lowest: that is what first fit loses. Measured on 16 processors: `docs/measurements.md`, "Threads".

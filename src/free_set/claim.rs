@@ -201,7 +201,8 @@ impl<G: Shape> FreeSet<G> {
         let mut survey = self.begin(band, self.hints.load(band));
         if let Some(word) = self.claim_word_from(survey.from(), &mut survey.trail) {
             let overtaken = self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
-            return Some((word, Some(survey.trail.lost || overtaken)));
+            let met = if survey.trail.lost { Some(true) } else { overtaken };
+            return Some((word, met));
         }
         let word = self.claim_or_prove(
             searches,

@@ -234,14 +234,14 @@ impl<G: Shape> FreeSet<G> {
     }
 
     /// Raises the hint that the search began at to `page`: below that, the search has left no run of its length.
-    /// Returns whether another search had raised it beyond where this one began.
+    /// Returns whether another search had raised it beyond where this one began, if that was looked at.
     ///
     /// The search may not conclude anything from what it did not see; see [`hints`](crate::hints) for why nothing is
     /// missed.
     #[inline(always)]
-    pub(super) fn raise_hint(&self, survey: &Survey, page: usize) -> bool {
-        let Some(calm) = survey.calm else { return false };
-        self.turnstile.calm() == Some(calm.after(survey.trail.passes))
-            && self.hints.raise(survey.band, survey.seen, page).is_err()
+    pub(super) fn raise_hint(&self, survey: &Survey, page: usize) -> Option<bool> {
+        let calm = survey.calm?;
+        (self.turnstile.calm() == Some(calm.after(survey.trail.passes)))
+            .then(|| self.hints.raise(survey.band, survey.seen, page).is_err())
     }
 }

@@ -359,8 +359,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.driver.seizing.store(1, Ordering::Relaxed);
         if self.barrier() {
             self.for_each_handle(|slot| {
-                if slot.holds_pages() && slot.is_left() {
-                    self.flush_slot(slot);
+                if slot.is_left() {
+                    if slot.holds_pages() {
+                        self.flush_slot(slot);
+                    }
                     self.end_apart(slot);
                 }
             });

@@ -19,7 +19,7 @@
 //!
 //! Worked: a thread frees 1,200 blocks of 64 bytes that another thread allocated. The first free takes the slow path,
 //! because the magazine has no room yet (and takes two slots along, `begin_with_free`). Room grows to 6, then 30, 126
-//! and 510 slots; 510 are a batch. At the 511th free the loaded rack is full and becomes the spare; at the 1021st the
+//! and 510 slots; 510 are a batch. At the 509th free the loaded rack is full and becomes the spare; at the 1019th the
 //! spare moves to the store of class 7, by one pointer. Only the first word of each block has been touched. Were the
 //! store full, each of the 510 slots would find its span with one load, and the pages of a span that has all its slots
 //! back would go to the heap.

@@ -17,8 +17,8 @@
 //! cost is in `docs/measurements.md`: allocating 16 KiB blocks in bulk took 18 ns, and takes 12.5.)
 //!
 //! **Blank racks** hold no slots. A thread that hands over a full rack needs a blank one, and a thread that fetches a
-//! full rack has a blank one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate
-//! through the store, without a lock.
+//! full rack has a blank one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate through the
+//! store, without a lock.
 //!
 //! Worked: slots of 64 bytes travel in racks of 510, which adds 13 % to the slots in hand; slots of 4 KiB travel in
 //! racks of 126, which adds 0.2 %. Slots that are in use, or home in their spans, need no rack.
@@ -52,7 +52,7 @@ const FIRST_LOG: u32 = 3;
 /// Kinds of racks: with room for 6, 14, 30, 62, 126, 254, 510.
 const KINDS: usize = OTHER_STACKS;
 
-/// The most blank racks kept for all threads, of each kind, and their bytes; each lane keeps an eighth in any case. May
+/// The most blank racks kept for all threads, of each kind, and their bytes; each lane keeps its share in any case. May
 /// be exceeded by as many racks as there are threads.
 const KEPT: u32 = 256;
 const KEPT_BYTES: usize = 1 << 20;

@@ -15,6 +15,7 @@ use core::ptr::NonNull;
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
+use super::central::batch_bytes;
 use super::mark;
 use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
 use super::size_class::SizeClass;
@@ -145,18 +146,16 @@ impl<S: Source + 'static> Objects<S> {
             self.recycle(thread, magazine.load(batch));
             return false;
         }
-        if magazine.is_wide(class) {
-            thread.demand(class, &self.hoard);
-        }
         self.heed_calls(thread);
         let few = self.is_to_be_small(magazine, class);
-        let mut is_wider = false;
-        if !few && !magazine.is_wide(class) {
+        let (is_wide, mut is_wider) = (magazine.is_wide(class), false);
+        if !few && !is_wide {
             if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
                 self.recycle(thread, magazine.load(wider));
                 is_wider = true;
             }
         } else if !few && let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
+            thread.demand(batch_bytes(class), &self.hoard);
             self.recycle(thread, magazine.load(batch));
             return false;
         }
@@ -171,6 +170,9 @@ impl<S: Source + 'static> Objects<S> {
             _ => room / 2 + 1,
         };
         self.take_slots(thread.cache(), class, wanted, &mut rack);
+        if is_wide && !few {
+            thread.demand(rack.len() as usize * class.bytes(), &self.hoard);
+        }
         let _none = magazine.load(rack);
         self.keep_below(thread);
         is_wider

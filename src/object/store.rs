@@ -23,8 +23,8 @@
 //! end does without. A thread preempted between the steps, for however long, keeps nobody waiting. A fork's child that
 //! lacks the thread also lacks the batches.
 //!
-//! A compare-exchange fails only because another has succeeded, so all operations are lock-free. A put is three
-//! read-modify-writes, a take four.
+//! A compare-exchange fails because another has succeeded (or, on some processors, for no reason, and not for long), so
+//! all operations are lock-free. A put is three read-modify-writes, a take four.
 //!
 //! **Lanes.** A thread begins at its own lane, and looks into others only if that is empty, or if it holds so much that
 //! the sum of all must be known. Counts, bytes and low-water marks are kept in each lane, and nothing that all threads
@@ -226,6 +226,10 @@ impl Stack {
     /// need what there is.
     fn low(&self) -> u32 {
         let chain = self.chain();
+        if chain.marked() == chain {
+            // Nothing to write: an empty stack, or one that nobody has touched.
+            return chain.low();
+        }
         // Relaxed: a read-modify-write, so the release sequence of the last put continues.
         let answer = self
             .word
@@ -261,8 +265,10 @@ impl Lane {
 
     fn take(&self, links: &impl BatchLinks, kind: usize, bytes: usize) -> Option<BatchPlace> {
         let batch = self.stacks[kind].take(links)?;
-        // Relaxed: a sum that publishes nothing.
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if bytes > 0 {
+            // Relaxed: a sum that publishes nothing.
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
         Some(batch)
     }
 }
@@ -310,16 +316,21 @@ impl Store {
         self.lanes.get(hint & (self.lanes.len() - 1))
     }
 
+    /// How many batches of a kind there are.
+    fn count(&self, kind: usize) -> u32 {
+        let counts = self.lanes().map(|lane| lane.stacks[kind].chain().count());
+        counts.fold(0, u32::saturating_add)
+    }
+
     /// How many batches of a kind there are, and were put and taken.
     pub fn batches(&self, kind: usize) -> Batches {
         let mut sum = Batches {
-            count: 0,
+            count: self.count(kind),
             put: 0,
             taken: 0,
         };
         for lane in self.lanes() {
             let stack = &lane.stacks[kind];
-            sum.count = sum.count.saturating_add(stack.chain().count());
             // Relaxed, twice: statistics.
             sum.put += stack.put.load(Ordering::Relaxed);
             sum.taken += stack.taken.load(Ordering::Relaxed);
@@ -331,7 +342,7 @@ impl Store {
     /// is all that is looked at then.
     pub fn has_room(&self, kind: usize, hint: usize, most: usize) -> bool {
         let own = self.lane(hint).stacks[kind].chain().count() as usize;
-        own < most / SHARE || (self.batches(kind).count as usize) < most
+        own < most / SHARE || (self.count(kind) as usize) < most
     }
 
     /// Whether `bytes` more bytes are at most `most`; or, in the lane of `hint`, its share.
@@ -350,8 +361,10 @@ impl Store {
     /// Puts a batch of a kind, of `bytes` bytes, on the lane that `hint` picks. Lock-free.
     pub fn put(&self, links: &impl BatchLinks, kind: usize, hint: usize, batch: BatchPlace, bytes: usize) {
         let lane = self.lane(hint);
-        // Relaxed: as in `has_room_for`. Before the batch is there: what is taken has been counted.
-        lane.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if bytes > 0 {
+            // Relaxed: as in `has_room_for`. Before the batch is there: what is taken has been counted.
+            lane.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
         lane.stacks[kind].put(links, batch);
     }
 

@@ -41,8 +41,9 @@ use super::spans::Spans;
 const SPARE_BYTES: u32 = 2 << 20;
 const SPARES_BYTES: usize = 32 << 20;
 
-/// The bytes that all threads of a heap may have in spares because they needed them before. Written by a thread that
-/// goes to the store, which shares lines anyway, and no longer once it has its part.
+/// The bytes that all threads of a heap may have in spares because they needed them before: first come, first kept,
+/// until the thread ends or is emptied. Written by a thread that goes to the store, which shares lines anyway, and no
+/// longer once it has its part. A thread that is ended by force in mid-call may take its part with it.
 #[derive(Debug)]
 pub struct Hoard(AtomicUsize);
 
@@ -392,8 +393,6 @@ impl Thread {
     /// Repairs the magazines of a user that has ended, perhaps in the middle of a call.
     pub(super) fn settle(&self) {
         self.magazines.iter().for_each(Magazine::settle);
-        let spares = SizeClass::all().map(|class| self.magazine(class).spares() * batch_bytes(class) as u32);
-        self.spare_bytes.set(spares.sum());
     }
 
     /// Forgets its slots and racks.
@@ -407,22 +406,24 @@ impl Thread {
     /// Takes the spare of a class set aside last.
     pub(super) fn take_spare(&self, class: SizeClass) -> Option<Rack> {
         let spare = self.magazine(class).take_spare(class)?;
+        // A user that ended in mid-call may have left too few.
         let bytes = self.spare_bytes.get().saturating_sub(batch_bytes(class) as u32);
         self.spare_bytes.set(bytes);
         Some(spare)
     }
 
-    /// Counts a batch of a class, or as many slots, that came from elsewhere, as far as the heap's `hoard` allows.
-    pub(super) fn demand(&self, class: SizeClass, hoard: &Hoard) {
+    /// Counts bytes that came from elsewhere, as far as the heap's `hoard` allows.
+    pub(super) fn demand(&self, bytes: usize, hoard: &Hoard) {
         let before = self.demand.get();
-        let more = (batch_bytes(class) as u32).min(SPARE_BYTES - before);
+        let more = (bytes as u32).min(SPARE_BYTES - before);
         if more > 0 && hoard.take(more as usize) {
             self.demand.set(before + more);
         }
     }
 
-    /// Forgets what came from elsewhere.
+    /// After its spares have gone: forgets what came from elsewhere.
     pub(super) fn demand_nothing(&self, hoard: &Hoard) {
+        self.spare_bytes.set(0);
         hoard.give(self.demand.replace(0) as usize);
     }
 
