@@ -5,7 +5,9 @@
 //! ```
 //!
 //! In memory of several pieces, tables that do not fit into the highest lie below the last gap, and the pages below
-//! them: so when tables are refused, the next wish is what fits there together with them.
+//! them: so when tables are refused, the next wish is what fits there together with them. (What fits is reckoned with
+//! a page to spare for alignment. So where no piece has more than four pages, a heap may be refused that a smaller wish
+//! would have got.)
 //!
 //! (* And above 1 GiB too if pointers have 32 bits: there, 2 GiB cannot be reserved at once, but 1.7 can.)
 //!

@@ -328,6 +328,18 @@ fn gaps_that_are_none_do_not_stop_the_growth() {
     }
 }
 
+/// The longest piece of `length` bytes with these gaps.
+fn longest_piece(length: usize, gaps: &[Range<usize>]) -> usize {
+    let mut gaps: Vec<_> = gaps.iter().filter(|gap| !gap.is_empty()).cloned().collect();
+    gaps.sort_unstable_by_key(|gap| gap.start);
+    let (mut longest, mut end) = (0, 0);
+    for gap in gaps {
+        longest = longest.max(gap.start.min(length).saturating_sub(end));
+        end = end.max(gap.end);
+    }
+    longest.max(length.saturating_sub(end))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 200 }))]
 
@@ -338,8 +350,9 @@ proptest! {
     ) {
         let gaps = gaps.map(|(start, bytes)| start..start + bytes);
         let mut bytes = Bytes::new(length);
-        // Nothing is written to a gap, even if there turns out to be no heap; and then no smaller one either.
-        if exercise(&mut bytes, &gaps).is_err() {
+        // Nothing is written to a gap, even if there turns out to be no heap; and then no smaller one either. (Where no
+        // piece has more than a few pages, it is a matter of alignment which wish fits.)
+        if exercise(&mut bytes, &gaps).is_err() && longest_piece(length, &gaps) >= 40 << 10 {
             for eighth in 1..8 {
                 let heap: Result<PageHeap<_>, _> =
                     PageHeap::new(bytes.region(&gaps), Config::new(length / 8 * eighth).caches(2));
