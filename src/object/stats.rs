@@ -140,6 +140,14 @@ impl<S: Source + 'static> Objects<S> {
             roomy_bytes: self.roomy_bytes(),
             ..GlobalStats::default()
         };
+        // Threads first, as in `snapshot`: a thread that begins meanwhile takes slots, and what is in its magazines
+        // must not be subtracted from what was out before.
+        self.for_each_thread(|thread| {
+            stats.shelf_pages.0 += thread.shelf().pages().0;
+            for class in SizeClass::all() {
+                stats.magazine_bytes += thread.magazine(class).count(class) as usize * class.bytes();
+            }
+        });
         for class in SizeClass::all() {
             let state = self.central(class).state(&self.spans, class);
             stats.spans += state.spans as usize;
@@ -149,12 +157,6 @@ impl<S: Source + 'static> Objects<S> {
             stats.rack_bytes += self.blanks.of_class(class) * class.bytes();
             stats.batches += state.refills + state.flushes;
         }
-        self.for_each_thread(|thread| {
-            stats.shelf_pages.0 += thread.shelf().pages().0;
-            for class in SizeClass::all() {
-                stats.magazine_bytes += thread.magazine(class).count(class) as usize * class.bytes();
-            }
-        });
         stats.slot_bytes = stats
             .slot_bytes
             .saturating_sub(stats.magazine_bytes + stats.stored_bytes + stats.rack_bytes);
