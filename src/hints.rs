@@ -69,10 +69,6 @@ pub struct Band(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
 
-/// Another search has raised the hint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Overtaken;
-
 const WATCHED: u64 = 1 << 63;
 const PAGE_SHIFT: u32 = 27;
 const VERSIONS: u64 = (1 << PAGE_SHIFT) - 1;
@@ -225,22 +221,17 @@ impl Hints {
     }
 
     /// Raises the hint of `band` to `page` if it still is `seen`, which was watched: no release has come in between.
-    ///
-    /// # Errors
-    /// If another search has raised it meanwhile.
+    /// Returns whether another search has raised it instead.
     #[inline(always)]
-    pub fn raise(&self, band: Band, seen: Mark, page: usize) -> Result<(), Overtaken> {
+    pub fn raise(&self, band: Band, seen: Mark, page: usize) -> bool {
         debug_assert!(seen.is_watched(), "nobody would have told");
         if page <= seen.page() || page as u64 > MAX_PAGE {
-            return Ok(());
+            return false;
         }
         // AcqRel, as in `watch`. Relaxed: on failure there is nothing to do.
         let answer =
             self.marks[band.0].compare_exchange(seen.0, seen.raised_to(page).0, Ordering::AcqRel, Ordering::Relaxed);
-        match answer {
-            // A release that has come in between leaves the page where it was, or lower.
-            Err(now) if Mark(now).page() > seen.page() => Err(Overtaken),
-            _ => Ok(()),
-        }
+        // A release that has come in between leaves the page where it was, or lower.
+        answer.is_err_and(|now| Mark(now).page() > seen.page())
     }
 }

@@ -69,7 +69,12 @@ impl Berths {
         self.berth(chunk).store(entry(chunk, cache), Ordering::Relaxed);
     }
 
-    fn leave_all(&self) {
+    /// No cache has a berth: for the child of a fork.
+    #[cfg_attr(
+        not(feature = "std"),
+        allow(dead_code, reason = "for fork, which needs an operating system")
+    )]
+    pub(super) fn leave_all(&self) {
         let berths = self.berths.iter();
         berths.for_each(|berth| berth.store(0, Ordering::Relaxed));
     }
@@ -128,15 +133,6 @@ impl<G: Shape> FreeSet<G> {
             }
         }
         None
-    }
-
-    /// No cache has a berth: for the child of a fork.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
-    pub(super) fn leave_all(&self) {
-        self.berths.leave_all();
     }
 
     /// Corrects the leaf of a chunk that turned out to have no free page, so that others pass it over.

@@ -259,7 +259,7 @@ impl<G: Shape> FreeSet<G> {
         }
         self.settle();
         self.hints.lower(0, usize::MAX);
-        self.leave_all();
+        self.berths.leave_all();
     }
 
     /// Corrects everything that promises too much, so that the whole tree says exactly what the bits say. O(heap).

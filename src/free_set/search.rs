@@ -242,6 +242,6 @@ impl<G: Shape> FreeSet<G> {
     pub(super) fn raise_hint(&self, survey: &Survey, page: usize) -> Option<bool> {
         let calm = survey.calm?;
         (self.turnstile.calm() == Some(calm.after(survey.trail.passes)))
-            .then(|| self.hints.raise(survey.band, survey.seen, page).is_err())
+            .then(|| self.hints.raise(survey.band, survey.seen, page))
     }
 }

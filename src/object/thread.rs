@@ -552,3 +552,20 @@ impl Thread {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_threads_together_hoard_no_more_than_the_limit() {
+        let (hoard, part) = (Hoard::new(), SPARE_BYTES as usize);
+        let taken = (0..).take_while(|_| hoard.take(part)).count();
+        assert_eq!(taken * part, SPARES_BYTES);
+        assert!(!hoard.take(1));
+        hoard.give(part);
+        assert!(hoard.take(part) && !hoard.take(1));
+        hoard.recount(0);
+        assert!(hoard.take(SPARES_BYTES) && !hoard.take(1));
+    }
+}
