@@ -1,4 +1,4 @@
-//! A class's central part: its spans with room, under the class lock, and its part of the store of whole batches.
+//! A class's central part: its spans with room, under the class lock.
 //!
 //! ```text
 //!   class 16   lock
@@ -10,13 +10,6 @@
 //! out leaves the list, and returns to its head when one of its slots comes back. A span that has all its slots back
 //! is kept as the spare if the class has none; otherwise the caller gets its pages and returns them to the heap of
 //! pages. Memory between a span's live slots may go back to the source before that (`holes.rs`).
-//!
-//! **The store.** A thread with a whole batch too many leaves it here, and a thread that needs a batch takes it,
-//! without the lock (`store.rs`): only the rack is touched, not its slots. So slots that circulate between threads
-//! never reach the spans. The store holds at most 16 MiB of a class, and 32 MiB in all; but each of its 16 lanes
-//! accepts a 32nd of that, so it is half as much again if many threads fill it. Once a second the scavenger takes the
-//! batches that nobody has needed since its last visit; when the program is silent, or out of memory, all of them are
-//! taken.
 //!
 //! **No allocation or free waits for a thread that is not running.** A thread that needs slots and finds the lock held
 //! for longer than a short critical section takes them from a fresh span, which no other thread knows yet, and queues
@@ -35,23 +28,10 @@ use crate::units::{PageIndex, PageRun};
 
 use super::holes::{Claim, Grains};
 use super::mark;
-use super::rack::{Entry, Heads, Rack};
+use super::rack::Rack;
 use super::size_class::SizeClass;
 use super::span::{Link, Slots};
 use super::spans::Spans;
-use super::store::Walk;
-
-/// The latest batches in the store that are searched for a block that looks freed twice.
-const BATCHES_LOOKED_AT: usize = 8;
-
-/// The most bytes that one class keeps in the store, and all classes together; each lane accepts its share in any case.
-const STORE_BYTES: usize = 16 << 20;
-const STORES_BYTES: usize = 32 << 20;
-
-/// Bytes of a batch, rack included.
-pub(super) fn batch_bytes(class: SizeClass) -> usize {
-    class.batch() as usize * class.bytes() + Rack::bytes(class.batch())
-}
 
 /// One class. All-zero bytes: no spans.
 #[derive(Debug)]
@@ -184,62 +164,6 @@ impl Central {
         spans.enter(class, run);
     }
 
-    /// Takes a batch from the store. `hint` picks the lane: threads with different hints rarely contend. O(1).
-    pub fn take_batch(&self, spans: &Spans, class: SizeClass, hint: usize) -> Option<Rack> {
-        let place = spans
-            .store
-            .take(&Heads(spans), class.index(), hint, batch_bytes(class))?;
-        Some(Heads(spans).full(place, class.batch()))
-    }
-
-    /// An upper bound on the batches in the store, including those that a thread has in hand and is about to put back.
-    pub fn most_stored(&self, spans: &Spans, class: SizeClass) -> usize {
-        let count = spans.store.batches(class.index()).count as usize;
-        count.saturating_add(spans.store.most(STORE_BYTES / batch_bytes(class)))
-    }
-
-    /// Takes a batch that has stayed in the store since the last walk.
-    pub fn take_unneeded(&self, spans: &Spans, class: SizeClass, walk: &mut Walk) -> Option<Rack> {
-        let place = spans
-            .store
-            .take_unneeded(&Heads(spans), class.index(), walk, batch_bytes(class))?;
-        Some(Heads(spans).full(place, class.batch()))
-    }
-
-    /// Stores a batch of the class: a full rack. O(1).
-    ///
-    /// # Errors
-    /// The batch, if the store is full.
-    pub fn store_batch(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) -> Result<(), Rack> {
-        let (bytes, kind) = (batch_bytes(class), class.index());
-        if !spans.store.has_room(kind, hint, STORE_BYTES / bytes)
-            || !spans.store.has_room_for(bytes, hint, STORES_BYTES)
-        {
-            return Err(batch);
-        }
-        self.put(spans, class, batch, hint);
-        Ok(())
-    }
-
-    fn put(&self, spans: &Spans, class: SizeClass, batch: Rack, hint: usize) {
-        debug_assert_eq!(batch.len(), class.batch());
-        let place = spans.place_of(batch.into_memory());
-        spans
-            .store
-            .put(&Heads(spans), class.index(), hint, place, batch_bytes(class));
-    }
-
-    /// Whether the slot is in one of the batches stored last in the lane of `hint`. O(their slots).
-    pub fn has_stored_lately(&self, spans: &Spans, class: SizeClass, slot: Entry, hint: usize) -> bool {
-        let heads = Heads(spans);
-        spans
-            .store
-            .any_of_last(&heads, class.index(), hint, BATCHES_LOOKED_AT, |place| {
-                // A stored batch, which the caller owns for the moment and only looks at.
-                heads.slots(place, class.batch()).contains(&slot)
-            })
-    }
-
     /// Whether the slot is home in its span. O(slots of the span). `false` if the lock is held for long.
     pub fn has_at_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
         let Some(_guard) = self.hold_soon(spans, class) else {
@@ -320,7 +244,7 @@ impl Central {
         if let Some(leaving) = self.give_soon(spans, class, &mut batch) {
             return Some((batch, leaving));
         }
-        self.put(spans, class, batch, hint);
+        spans.store_batch_anyway(class, batch, hint);
         None
     }
 

@@ -28,7 +28,7 @@ use core::ptr::{self, NonNull};
 use crate::source::Source;
 use crate::sync::Ordering;
 
-use super::central::batch_bytes;
+use super::batches::batch_bytes;
 use super::size_class::{CLASSES, SizeClass};
 use super::{Keeper, Objects, Thread};
 

@@ -374,7 +374,7 @@ impl<S: Source + 'static> Above for Objects<S> {
         }
         for class in SizeClass::all() {
             let mut walk = Walk::default();
-            while let Some(batch) = self.central(class).take_unneeded(&self.spans, class, &mut walk) {
+            while let Some(batch) = self.spans.take_unneeded(class, &mut walk) {
                 self.give_rack(None, class, Some(batch));
             }
             self.give_spare(None, class);

@@ -52,6 +52,7 @@ mod store;
 mod spans;
 mod rack;
 mod room;
+mod batches;
 mod central;
 mod magazine;
 mod presence;

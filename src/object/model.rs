@@ -1,7 +1,7 @@
 //! The object layer as a model checker sees it: one class, its spans and its store, over the model's own memory.
 //!
 //! ```text
-//!   ships       thread ── magazines ── Central: store, lock, spans ── heap of pages ── source
+//!   ships       thread ── magazines ── store; Central: lock, spans ── heap of pages ── source
 //!   modelled                           └──────────────────────────┘
 //! ```
 //!
@@ -17,6 +17,7 @@ pub(super) mod mark;
 pub(super) mod store;
 pub(super) mod spans;
 pub(super) mod rack;
+pub(super) mod batches;
 pub(super) mod central;
 pub(super) mod presence;
 pub(super) mod register;
@@ -162,9 +163,7 @@ impl Class {
 
     /// Returns a whole batch: into the store, if that has room, or to its spans, or else into the store after all.
     pub fn bring(&self, slots: Slots, hint: usize) -> usize {
-        let stored = self
-            .central
-            .store_batch(&self.spans, self.class, self.batch(&slots), hint);
+        let stored = self.spans.store_batch(self.class, self.batch(&slots), hint);
         stored.map_or_else(|batch| self.send_home(batch, hint), |()| 0)
     }
 
@@ -180,14 +179,14 @@ impl Class {
 
     /// Takes a whole batch from the store.
     pub fn fetch(&self, hint: usize) -> Option<Slots> {
-        let mut batch = self.central.take_batch(&self.spans, self.class, hint)?;
+        let mut batch = self.spans.take_batch(self.class, hint)?;
         Some(drain(&mut batch))
     }
 
     /// Takes the batches that nobody has needed since the last call, as the keeper does.
     pub fn fetch_unneeded(&self) -> Slots {
         let (mut walk, mut slots) = (Walk::default(), Slots::new());
-        while let Some(mut batch) = self.central.take_unneeded(&self.spans, self.class, &mut walk) {
+        while let Some(mut batch) = self.spans.take_unneeded(self.class, &mut walk) {
             slots.append(&mut drain(&mut batch));
         }
         slots
@@ -196,7 +195,7 @@ impl Class {
     /// Whether the slot is in a batch stored lately.
     pub fn has_stored(&self, slot: usize) -> bool {
         let slot = self.memory.as_ptr().with_addr(slot);
-        self.central.has_stored_lately(&self.spans, self.class, slot, 0)
+        self.spans.has_stored_lately(self.class, slot, 0)
     }
 
     /// Claims whatever may go of a run, if that is a span: the slots in the way, and the claim.

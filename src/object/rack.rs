@@ -243,7 +243,7 @@ pub(super) struct Heads<'a>(pub(super) &'a Spans);
 impl Heads<'_> {
     /// The full rack at `place`, which has left the store.
     pub(super) fn full(&self, place: BatchPlace, room: u32) -> Rack {
-        // SAFETY: places are made of full racks (`Central::put`), and the caller owns this one.
+        // SAFETY: places are made of full racks (`Spans::store_batch`), and the caller owns this one.
         unsafe { Rack::from_parts(self.0.slot_at(place), room, room) }
     }
 

@@ -15,7 +15,7 @@ use core::ptr::NonNull;
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
-use super::central::batch_bytes;
+use super::batches::batch_bytes;
 use super::mark;
 use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
 use super::size_class::SizeClass;
@@ -154,7 +154,7 @@ impl<S: Source + 'static> Objects<S> {
                 self.recycle(thread, magazine.load(wider));
                 is_wider = true;
             }
-        } else if !few && let Some(batch) = self.central(class).take_batch(&self.spans, class, thread.hint()) {
+        } else if !few && let Some(batch) = self.spans.take_batch(class, thread.hint()) {
             thread.demand(batch_bytes(class), &self.hoard);
             self.recycle(thread, magazine.load(batch));
             return false;
@@ -267,7 +267,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Stores a batch in its class, or else returns it to its spans. (The keeper has been told of the room it had.)
     pub(super) fn store(&self, thread: &Thread, class: SizeClass, batch: Rack) {
         let hint = thread.hint();
-        if let Err(batch) = self.central(class).store_batch(&self.spans, class, batch, hint) {
+        if let Err(batch) = self.spans.store_batch(class, batch, hint) {
             self.bring(thread.cache(), class, batch, hint);
         }
     }
@@ -295,7 +295,7 @@ impl<S: Source + 'static> Objects<S> {
                 return;
             }
             // A thread that takes few slots at a time finds batches that others have stored.
-            if !is_busy && let Some(batch) = central.take_batch(&self.spans, class, 0) {
+            if !is_busy && let Some(batch) = self.spans.take_batch(class, 0) {
                 self.bring(cache, class, batch, 0);
                 continue;
             }

@@ -26,7 +26,7 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicUsize, Ordering, Owned, Owner, relax};
 use crate::units::PageRun;
 
-use super::central::batch_bytes;
+use super::batches::batch_bytes;
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;

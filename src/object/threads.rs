@@ -218,8 +218,8 @@ impl<S: Source + 'static> Objects<S> {
     /// batches as there were, and as many as other threads may have had in hand at that moment.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
         for class in SizeClass::all() {
-            for _ in 0..self.central(class).most_stored(&self.spans, class) {
-                let Some(batch) = self.central(class).take_batch(&self.spans, class, 0) else {
+            for _ in 0..self.spans.most_stored(class) {
+                let Some(batch) = self.spans.take_batch(class, 0) else {
                     break;
                 };
                 self.give_rack(cache, class, Some(batch));

@@ -53,11 +53,10 @@ impl<S: Source + 'static> Objects<S> {
         if !is_a_mark(class, number) {
             return false;
         }
-        let central = self.central(class);
         if class.is_flagged()
             || thread.magazine(class).has(memory, class)
-            || central.has_stored_lately(&self.spans, class, memory.as_ptr(), thread.hint())
-            || central.has_at_home(&self.spans, class, span, slot)
+            || self.spans.has_stored_lately(class, memory.as_ptr(), thread.hint())
+            || self.central(class).has_at_home(&self.spans, class, span, slot)
         {
             fatal::abort(
                 "a block was freed twice; its address, its size class",
