@@ -180,9 +180,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Makes room in a magazine that is full or shut. Fails if there is no memory for a rack and no rack to empty.
     fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
-        let opened = magazine.open();
-        if opened > 0 {
-            self.tell_room(class, opened);
+        if self.reopen(magazine, class) {
             return true;
         }
         self.heed_calls(thread);
@@ -224,9 +222,7 @@ impl<S: Source + 'static> Objects<S> {
         class: SizeClass,
         slot: NonNull<u8>,
     ) -> bool {
-        let opened = magazine.open();
-        if opened > 0 {
-            self.tell_room(class, opened);
+        if self.reopen(magazine, class) {
             // SAFETY: as promised.
             let pushed = unsafe { magazine.push(slot) };
             if pushed {
@@ -246,6 +242,15 @@ impl<S: Source + 'static> Objects<S> {
         let _none = magazine.load(rack);
         self.tell_room(class, room);
         true
+    }
+
+    /// Opens a magazine that is shut. Returns whether it was.
+    fn reopen(&self, magazine: &Magazine, class: SizeClass) -> bool {
+        let room = magazine.open();
+        if room > 0 {
+            self.tell_room(class, room);
+        }
+        room > 0
     }
 
     /// Reports room in a magazine to the keeper, because frees into that room go unseen. Called by frees alone: after
