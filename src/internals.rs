@@ -14,7 +14,7 @@ pub use crate::metadata::{Metadata, Plan};
 pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
 pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
-pub use crate::sync::{Owned, Owner, Stake, seize};
+pub use crate::sync::{BiasedLock, Held, Owned, Owner, Stake, seize};
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As the object layer gives memory back: in turns with who forks.

@@ -319,6 +319,52 @@ fn threads_share_it_and_free_for_each_other() {
     assert_eq!(heap.stats().slot_bytes, 0);
 }
 
+/// Whether it goes on: so many times.
+fn times(count: usize) -> impl FnMut() -> bool {
+    let mut left = 0..count;
+    move || left.next().is_some()
+}
+
+/// Allocates, fills, checks and frees blocks of many sizes, as long as it goes on.
+fn churn(heap: &Heap<System>, seed: u8, mut goes_on: impl FnMut() -> bool) {
+    let (mut random, mut blocks) = (Random(u64::from(seed)), Vec::new());
+    while goes_on() {
+        let size = 1 + random.below(if blocks.len() == 9 { 40_000 } else { 300 });
+        let layout = Layout::from_size_align(size, 8).unwrap();
+        let block = heap.allocate(layout).unwrap();
+        // SAFETY: a live block of that size.
+        unsafe { block.write_bytes(seed, size) };
+        blocks.push((block, layout));
+        for (block, layout) in blocks.drain(random.below(10).min(blocks.len())..) {
+            // SAFETY: allocated and filled above, and freed once.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(block.as_ptr(), layout.size());
+                assert!(
+                    bytes.iter().all(|&byte| byte == seed),
+                    "another thread has written here"
+                );
+                heap.free(block, layout);
+            }
+        }
+    }
+}
+
+/// A thread that makes all calls itself soon does without the lock; when others come, it goes on meanwhile.
+#[test]
+fn a_heap_that_one_thread_had_to_itself_is_for_all() {
+    for _ in 0..20 {
+        let (heap, over) = (&small(), &AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| churn(heap, 1, || !over.load(Ordering::Relaxed)));
+            churn(&small(), 2, times(2000));
+            let others = [3, 4].map(|seed| scope.spawn(move || churn(heap, seed, times(500))));
+            others.into_iter().for_each(|other| other.join().unwrap());
+            over.store(true, Ordering::Relaxed);
+        });
+        heap.check().unwrap();
+    }
+}
+
 #[test]
 fn heaps_come_and_go_in_many_threads() {
     std::thread::scope(|scope| {

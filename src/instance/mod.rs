@@ -270,11 +270,18 @@ impl<S: Source + 'static> Heap<S> {
 impl<S: Source + 'static> Plain for Heap<S> {
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         let objects = self.objects();
+        if let Some(slot) = objects.take_alone(layout) {
+            if zeroed {
+                // SAFETY: a slot of at least that many bytes.
+                unsafe { slot.write_bytes(0, layout.size()) };
+            }
+            return Some(slot);
+        }
         let memory = if zeroed {
-            let fresh = objects.allocate_to_zero(&objects.shared(), layout);
+            let fresh = objects.allocate_to_zero(&objects.shared_often(), layout);
             fresh.map(|fresh| objects.zero(fresh, layout))
         } else {
-            objects.allocate(&objects.shared(), layout)
+            objects.allocate(&objects.shared_often(), layout)
         };
         memory.or_else(|| objects.refuse())
     }

@@ -26,7 +26,7 @@ use core::fmt;
 use core::ptr::{self, NonNull};
 
 use crate::source::Source;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, thread};
 
 use super::batches::batch_bytes;
 use super::size_class::{CLASSES, SizeClass};
@@ -98,7 +98,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
     }
 
     fn hold(&self) {
-        self.shared.hold();
+        self.shared.hold(thread());
         self.register.rounds.hold();
         SizeClass::all().for_each(|class| self.central(class).lock.hold());
         self.register.lock.hold();
@@ -126,8 +126,8 @@ impl<S: Source + 'static> Forks for Objects<S> {
         });
         // What the keeper, now gone, had been told of is counted by nobody.
         own.into_iter().for_each(Thread::shut);
-        // SAFETY: in the tables, as `shared` says; its lock is held.
-        let shared = unsafe { self.tables.shared_thread().as_ref() };
+        // Its lock is held.
+        let shared = self.shared_thread();
         shared.shut();
         self.hoard.recount(shared.demanded() + own.map_or(0, Thread::demanded));
         let cached = own.is_some_and(|own| own.cache().is_some());

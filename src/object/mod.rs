@@ -97,7 +97,7 @@ use crate::fatal;
 use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicUsize, Lock, Table};
+use crate::sync::{AtomicUsize, BiasedLock, Table};
 use crate::units::{PageIndex, PageRun};
 
 use central::Central;
@@ -123,7 +123,7 @@ pub struct Objects<S: Source> {
     register: Register<Thread>,
     tables: Tables,
     /// Guards the shared thread.
-    shared: Lock,
+    shared: BiasedLock,
     /// Threads that have a cache of pages, without the shared one.
     cached: AtomicUsize,
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
@@ -215,7 +215,7 @@ impl<S: Source + 'static> Objects<S> {
                 blanks: Blanks::new(),
                 register: Register::new(),
                 tables,
-                shared: Lock::new(),
+                shared: BiasedLock::new(),
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
                 hoard: Hoard::new(),
@@ -384,7 +384,7 @@ impl<S: Source + 'static> Objects<S> {
     /// the process ends, none: the thread that stopped may hold their locks, and may be the one that asks.
     fn for_each_thread(&self, mut visit: impl FnMut(&Thread)) {
         if !fatal::is_ending() {
-            visit(&self.shared());
+            visit(self.shared_thread());
             self.register.for_each(visit);
         }
     }

@@ -15,8 +15,9 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::source::Source;
-use crate::sync::Guard;
+use crate::sync::{Held, thread};
 
+use super::mark;
 use super::size_class::SizeClass;
 use super::{Moved, Objects, Thread};
 
@@ -26,7 +27,7 @@ pub struct Shared<'a, S: Source + 'static> {
     objects: &'a Objects<S>,
     thread: &'a Thread,
     /// Present until this is dropped.
-    guard: Option<Guard<'a>>,
+    guard: Option<Held<'a>>,
 }
 
 impl<S: Source + 'static> core::ops::Deref for Shared<'_, S> {
@@ -51,23 +52,75 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
 impl<S: Source + 'static> Objects<S> {
     /// The shared thread's structure, for threads that have none of their own. Waits for the thread that uses it.
     pub fn shared(&self) -> Shared<'_, S> {
-        self.hold_shared(self.shared.lock())
+        self.hold_shared(self.shared.lock(thread()))
     }
 
     /// The shared thread's structure, if nobody uses it.
     pub(super) fn try_shared(&self) -> Option<Shared<'_, S>> {
-        Some(self.hold_shared(self.shared.try_lock()?))
+        Some(self.hold_shared(self.shared.try_lock(thread())?))
     }
 
-    fn hold_shared<'a>(&'a self, guard: Guard<'a>) -> Shared<'a, S> {
+    fn hold_shared<'a>(&'a self, guard: Held<'a>) -> Shared<'a, S> {
         self.heap.assist_at_once(false);
         Shared {
             objects: self,
-            // SAFETY: in the tables, zeroed or used as what it is ever since; the lock is held, so nobody else uses
-            // it.
-            thread: unsafe { self.tables.shared_thread().as_ref() },
+            thread: self.shared_thread(),
             guard: Some(guard),
         }
+    }
+
+    /// The shared thread's structure. Whoever holds its lock, or is alone with it, may use it; others may read the
+    /// counts of its magazines.
+    pub(super) fn shared_thread(&self) -> &Thread {
+        // SAFETY: in the tables, zeroed or used as what it is ever since.
+        unsafe { self.tables.shared_thread().as_ref() }
+    }
+
+    /// As [`shared`](Self::shared), for the calls of a [`Heap`](crate::Heap): a thread that makes all of them soon does
+    /// without the lock, in [`take_alone`](Self::take_alone) and when it frees.
+    pub fn shared_often(&self) -> Shared<'_, S> {
+        self.hold_shared(self.shared.lock_often(thread()))
+    }
+
+    /// Fast path of a [`Heap`](crate::Heap): a slot for the layout from a shared magazine, if the calling thread is
+    /// alone with them and there is one.
+    #[inline]
+    pub fn take_alone(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let class = SizeClass::of(layout.size(), layout.align())?;
+        let alone = self.shared.enter(thread())?;
+        let slot = self.shared_thread().magazine(class).pop();
+        drop(alone);
+        Some(self.hand_out(slot?, class))
+    }
+
+    /// Fast path of a [`Heap`](crate::Heap): puts a slot back into a shared magazine, if the calling thread is alone
+    /// with them, there is room, and the slot does not look free. Returns whether it did.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the slot, of the class and of this heap; if this was done, the magazine does.
+    #[inline]
+    unsafe fn give_alone(&self, slot: NonNull<u8>, class: SizeClass) -> bool {
+        let Some(_alone) = self.shared.enter(thread()) else {
+            return false;
+        };
+        let magazine = self.shared_thread().magazine(class);
+        // SAFETY: the caller's promise; a word long at least, and aligned for one. Nobody takes the slot out before it
+        // is marked as free.
+        unsafe {
+            if class.is_flagged() {
+                let Some(flag) = self.spans.flag_of(slot).filter(|_| magazine.push(slot)) else {
+                    return false;
+                };
+                flag.raise();
+            } else {
+                if mark::seems_free(slot.as_ptr()).is_some() || !magazine.push(slot) {
+                    return false;
+                }
+                mark::write(mark::key(), slot.as_ptr());
+            }
+        }
+        true
     }
 
     /// For a thread with a structure of its own, after a call: it may have found the shared one locked, and so owe the
@@ -92,21 +145,26 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// The memory was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free_shared(&self, memory: NonNull<u8>, layout: Layout) {
-        self.certify(memory, layout);
-        // SAFETY: the caller's promise.
-        unsafe { self.free(&self.shared(), memory, layout) };
+        let class = self.certify(memory, layout);
+        // SAFETY: the caller's promise: a block of a class is a slot of it, unless a flag says otherwise.
+        unsafe {
+            if !class.is_some_and(|class| self.give_alone(memory, class)) {
+                self.free(&self.shared_often(), memory, layout);
+            }
+        }
     }
 
-    /// Aborts if no slot of the layout's class begins there. A magazine takes whatever it is given and hands it out
-    /// again. Next to the cost of a lock there is time to check, so that the blocks of two heaps cannot be mixed up.
-    /// The free itself checks, for every heap, a block that may legally be no slot, or one with room.
+    /// Aborts if no slot of the layout's class begins there; returns the class. A magazine takes whatever it is given
+    /// and hands it out again. Next to the cost of a lock there is time to check, so that the blocks of two heaps
+    /// cannot be mixed up. The free itself checks, for every heap, a block that may legally be no slot, or one with
+    /// room.
     #[inline]
-    fn certify(&self, memory: NonNull<u8>, layout: Layout) {
-        if let Some(class) = SizeClass::of(layout.size(), layout.align())
-            && (!class.is_flagged() || self.spans.flag_of(memory).is_some())
-        {
+    fn certify(&self, memory: NonNull<u8>, layout: Layout) -> Option<SizeClass> {
+        let class = SizeClass::of(layout.size(), layout.align())?;
+        if !class.is_flagged() || self.spans.flag_of(memory).is_some() {
             self.spans.locate(class, memory.as_ptr());
         }
+        Some(class)
     }
 
     /// Like [`resize`](Self::resize), with the shared structure. Aborts as [`free_shared`](Self::free_shared) does.

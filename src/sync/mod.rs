@@ -18,6 +18,7 @@ mod barrier;
 mod lock;
 mod once;
 mod owner;
+mod bias;
 mod turnstile;
 
 #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
@@ -37,10 +38,11 @@ use model as imp;
 use native as imp;
 
 pub use barrier::Barrier;
+pub use bias::{BiasedLock, Held};
 pub use imp::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{
-    fence_after_load, fence_after_rmw, fence_heavy, fence_light, process, relax, wait, wait_for, wake,
+    fence_after_load, fence_after_rmw, fence_heavy, fence_light, process, relax, thread, wait, wait_for, wake,
 };
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;

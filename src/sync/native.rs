@@ -108,6 +108,20 @@ pub(crate) fn process() -> u32 {
     process
 }
 
+/// Identifies the calling thread among those that live; [`UNKNOWN`](super::bias::UNKNOWN) without an operating system.
+#[inline(always)]
+pub(crate) fn thread() -> usize {
+    // Inverted: an address or a small number, and so neither 0, 1 nor 3 when inverted.
+    #[cfg(all(unix, feature = "std"))]
+    // SAFETY: pthread_self has no preconditions, and does not fail.
+    let thread = !(unsafe { libc::pthread_self() } as usize);
+    #[cfg(all(windows, feature = "std"))]
+    let thread = !super::windows::thread();
+    #[cfg(not(all(any(unix, windows), feature = "std")))]
+    let thread = super::bias::UNKNOWN;
+    thread
+}
+
 /// Lets another thread run first, in a loop that waits for one: a pause, and later (where there is an operating system)
 /// a yield.
 #[cold]

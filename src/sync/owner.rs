@@ -39,7 +39,7 @@ use core::ptr;
 use super::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
 
 /// Replaces the key while another thread empties the structure.
-const SEIZED: usize = 3;
+pub(super) const SEIZED: usize = 3;
 
 /// Which user it belongs to, and whether that user is at work on it. All-zero bytes: no user.
 #[derive(Debug)]
@@ -183,6 +183,13 @@ impl Owner {
             .store(self.stays.load(Ordering::Relaxed), Ordering::Release);
     }
 
+    /// Whether the key is this one now: a look, after which the user still has to [enter](Self::enter).
+    #[inline(always)]
+    pub(super) fn is_for(&self, key: usize) -> bool {
+        // Relaxed: only a look.
+        self.key.load(Ordering::Relaxed) == key
+    }
+
     /// The user, which has entered, is going to call other code, which may try to enter here with another key.
     pub fn stay(&self) {
         // Relaxed: as in `turn_back`.
@@ -204,13 +211,13 @@ impl Owner {
     }
 
     /// Bars the user: it sees so before it next begins, once a heavy fence has been passed.
-    fn bar(&self) {
+    pub(super) fn bar(&self) {
         // Relaxed: the fence makes it seen; partner: `enter`.
         self.key.store(SEIZED, Ordering::Relaxed);
     }
 
     /// After that fence: whether the user stays away, and was not at work.
-    fn is_left(&self) -> bool {
+    pub(super) fn is_left(&self) -> bool {
         // Acquire: pairs with the release of `leave`; what is owned is as the user left it.
         self.at_work.load(Ordering::Acquire) == 0
     }

@@ -16,8 +16,8 @@ use core::time::Duration;
 
 use windows_sys::Win32::Foundation::{GetLastError, SetLastError};
 use windows_sys::Win32::System::Threading::{
-    FlushProcessWriteBuffers, GetCurrentProcess, INFINITE, SwitchToThread, TerminateProcess, WaitOnAddress,
-    WakeByAddressSingle,
+    FlushProcessWriteBuffers, GetCurrentProcess, GetCurrentThreadId, INFINITE, SwitchToThread, TerminateProcess,
+    WaitOnAddress, WakeByAddressSingle,
 };
 
 use crate::fatal;
@@ -30,6 +30,13 @@ pub(crate) fn fence_heavy() -> bool {
     // SeqCst: the compiler must not move accesses across the call; the system orders this thread's with the others'.
     fence(Ordering::SeqCst);
     true
+}
+
+/// The calling thread's number.
+#[inline(always)]
+pub(crate) fn thread() -> usize {
+    // SAFETY: no preconditions; it does not fail.
+    unsafe { GetCurrentThreadId() as usize }
 }
 
 /// More rounds than any wait has that ends by itself.

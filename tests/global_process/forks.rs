@@ -208,6 +208,45 @@ fn forks_do_not_wait_for_who_is_refused() {
     });
 }
 
+/// A thread that is alone with a heap works without its lock. A fork waits until that thread has left, because the
+/// child will not have it.
+#[test]
+fn a_heap_that_another_thread_was_alone_with_is_good_in_the_child() {
+    if !is_child() {
+        return assert!(run(
+            "forks::a_heap_that_another_thread_was_alone_with_is_good_in_the_child"
+        ));
+    }
+    let pair = |heap: &Heap<System>, size| {
+        let layout = std::alloc::Layout::from_size_align(size, 8).unwrap();
+        let block = heap.allocate(layout).unwrap();
+        // SAFETY: allocated above, with this layout.
+        unsafe { heap.free(block, layout) };
+    };
+    for _ in 0..100 {
+        let heap = Heap::new(System, Config::new(1 << 24)).unwrap();
+        let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..100).for_each(|_| pair(&heap, 64));
+                begun.store(true, Ordering::Relaxed);
+                while !over.load(Ordering::Relaxed) {
+                    pair(&heap, 64);
+                }
+            });
+            while !begun.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            let child = || {
+                (0..50).for_each(|size| pair(&heap, 8 + 100 * size));
+                heap.check().is_ok()
+            };
+            assert!(ended_well(fork(child)));
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
 /// A refused thread empties the caches of others: it takes the register's lock, then the classes' locks; a fork takes
 /// them in the opposite order.
 #[test]

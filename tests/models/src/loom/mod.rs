@@ -2,6 +2,7 @@
 
 mod apart;
 mod arenas;
+mod bias;
 mod caches;
 mod claims;
 mod free_lists;
