@@ -45,6 +45,30 @@ macro_rules! arenas_allocate {
                     assert_eq!(shrunk.cast::<u64>().read(), 0x0707_0707_0707_0707);
                     arena.deallocate(shrunk.cast(), layout(8, 8));
                 }
+                // What must be aligned to more than it is moves there, even to become shorter.
+                for size in [48, 16] {
+                    let blocks = || arena.allocate(layout(24, 8)).expect("room").cast::<u8>();
+                    let mut blocks = std::iter::repeat_with(blocks);
+                    let block = blocks.find(|block| !block.addr().get().is_multiple_of(4096));
+                    let block = block.expect("one of two");
+                    // SAFETY: allocated here, this long; grown or shrunk with its layout, and not used again.
+                    let moved = unsafe {
+                        block.write_bytes(7, 24);
+                        if size > 24 {
+                            arena.grow(block, layout(24, 8), layout(size, 4096))
+                        } else {
+                            arena.shrink(block, layout(24, 8), layout(size, 4096))
+                        }
+                    };
+                    let moved = moved.expect("room");
+                    assert!(moved.len() >= size && moved.addr().get().is_multiple_of(4096));
+                    // SAFETY: as long as this, and so many bytes were written.
+                    assert!(
+                        unsafe { moved.as_ref() }[..size.min(24)]
+                            .iter()
+                            .all(|&byte| byte == 7)
+                    );
+                }
                 let nothing = arena.allocate(layout(0, 64)).expect("takes nothing");
                 assert!(nothing.is_empty() && nothing.addr().get().is_multiple_of(64));
                 assert!(arena.allocate(layout(1 << 30, 1)).is_err(), "more than the limit");

@@ -1,6 +1,7 @@
 //! Rounds between resets: what one round needed is enough for the next.
 
 use std::alloc::Layout;
+use std::mem::MaybeUninit;
 
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Pool};
 use pageheap::source::System;
@@ -125,6 +126,19 @@ fn blocks_that_are_of_no_use_make_room_under_the_limit() -> Result<(), ArenaErro
         .alloc_uninit_slice::<u8>(13 * MIB)
         .expect_err("more than the limit");
     assert_eq!(arena.stats().reserved, before, "nothing goes back for nothing");
+    Ok(())
+}
+
+/// A spare slab is used to the byte, and not for an object that is a grain longer: its foot lies behind.
+#[test]
+fn a_slab_that_is_a_grain_too_short_is_not_used() -> Result<(), ArenaError> {
+    for (more, slabs) in [(0, 1), (8, 2)] {
+        let arena = Arena::with_config(ArenaConfig::new().prealloc(64 * KIB))?;
+        let foot = 4 * size_of::<usize>();
+        let bytes = arena.alloc_uninit_slice(64 * KIB - foot + more)?;
+        bytes.fill(MaybeUninit::new(0xFF_u8));
+        assert_eq!(arena.stats().slabs, slabs, "{more} bytes more");
+    }
     Ok(())
 }
 

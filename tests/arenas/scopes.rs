@@ -1,5 +1,7 @@
 //! What scopes unlike each other hold of the arena: a few times as much as was in use at one time.
 
+use std::ptr;
+
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Local, Scope};
 use pageheap::source::System;
 use pageheap::{Config, PageHeap};
@@ -69,6 +71,42 @@ fn scopes_in_turn_are_not_refused_what_each_alone_may_have() -> Result<(), Arena
         scope_of(&mut local, [vec![2 * MIB + round; 3], vec![small; 10]].concat(), || {
             Ok(())
         })?;
+    }
+    Ok(())
+}
+
+/// A block for one large object does not stay with the local, also if nothing was allocated before: it goes back for
+/// an object that it cannot serve.
+#[test]
+fn a_large_object_in_the_first_scope_leaves_no_block_behind() -> Result<(), ArenaError> {
+    let arena = Arena::with_config(ArenaConfig::new().limit(8 * MIB))?;
+    let mut local = arena.local();
+    scope_of(&mut local, [4 * MIB], || Ok(()))?;
+    scope_of(&mut local, [7 * MIB], || Ok(()))
+}
+
+/// A piece serves what it has room for to the byte, and nothing that is a grain longer: an object lies behind it.
+#[test]
+fn a_piece_that_is_a_grain_too_short_is_not_used() -> Result<(), ArenaError> {
+    let arena = Arena::with_config(ArenaConfig::new().slab(MIB))?;
+    let mut local = arena.local();
+    // The local's first piece is not the last, so the next cannot be had by making it longer.
+    local.alloc(0_u64)?;
+    arena.alloc(0_u64)?;
+    let (bytes, mut behind) = (40 * KIB, None);
+    scope_of(&mut local, [bytes], || {
+        behind = Some(arena.alloc(7_u64)?);
+        Ok(())
+    })?;
+    let behind = behind.expect("made in the scope");
+    for (more, again) in [(0, true), (8, false)] {
+        local.scoped(|scope| {
+            let slice = scope.alloc_slice_with(bytes + more, |_| 0xFF_u8)?;
+            let end = slice.as_ptr_range().end.addr();
+            assert_eq!(end == ptr::from_ref(behind).addr(), again, "{more} bytes more");
+            Ok::<(), ArenaError>(())
+        })?;
+        assert_eq!(*behind, 7);
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ fn a_value_without_a_slot_is_not_made() {
     let all: Vec<_> = std::iter::from_fn(|| list.boxed_with(make).ok()).collect();
     assert!(all.len() > 200 && all.iter().enumerate().all(|(index, value)| **value == index));
     assert_eq!(list.boxed_with(make).unwrap_err().reason(), Reason::NoSlots);
-    let too_large = list.boxed_with(|| [make(); 5]).unwrap_err();
+    let too_large = list.boxed_with(|| [make() as u64; 5]).unwrap_err();
     assert_eq!((too_large.reason(), made.get()), (Reason::SlotTooSmall, all.len()));
 }
 

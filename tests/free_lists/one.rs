@@ -3,9 +3,10 @@
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use pageheap::arena::{ArenaConfig, FreeList, Reason, ShardedFreeList, SlotBox};
+use pageheap::arena::{Arena, ArenaConfig, FreeList, Reason, ShardedFreeList, SlotBox};
 use pageheap::source::System;
 use pageheap::{Config, PageCount, PageHeap};
 
@@ -142,6 +143,26 @@ fn double_and_foreign_frees_are_errors() {
         assert_eq!(twice, [None, None, Some(slot)]);
     }
     assert_eq!(list.stats().allocated, 0);
+}
+
+/// What the memory's last user wrote must not make a slot look allocated that never was.
+#[test]
+fn a_slot_never_allocated_is_free_also_in_memory_that_was_used() {
+    let heap: PageHeap<System> = PageHeap::new(System, Config::new(2 << 20)).unwrap();
+    let used = Arena::new_in(&heap);
+    while let Ok(bytes) = used.alloc_uninit_slice::<u8>(4000) {
+        bytes.fill(MaybeUninit::new(0xFF));
+    }
+    drop(used);
+    let list = FreeList::new_in(layout(48, 16), &heap).unwrap();
+    let sharded = ShardedFreeList::new_in(layout(48, 16), 1, &heap).unwrap();
+    let firsts = [list.allocate().unwrap(), sharded.allocate().unwrap()];
+    // SAFETY: far behind the slots in use, and in the same slab, as `is_foreign` says; it must be refused.
+    let refused = unsafe {
+        let [one, other] = firsts.map(|first| first.cast::<u8>().byte_add(48 * 1000));
+        [list.try_deallocate(one), sharded.try_deallocate(other)]
+    };
+    assert!(refused.into_iter().all(|freed| !freed.unwrap_err().is_foreign()));
 }
 
 #[test]

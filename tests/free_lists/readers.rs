@@ -357,3 +357,67 @@ fn a_forgotten_guard_keeps_its_shard() {
         "a reader may see it"
     );
 }
+
+/// A reader that was forgotten inside is gone after a reset, and so is how far any reader had looked: one that has not
+/// looked since holds back nothing.
+#[test]
+fn a_reset_forgets_who_was_inside_and_how_far_they_had_looked() {
+    let mut list = list(64, 2);
+    let all = |owner: &Owner<'_>| -> Vec<_> { std::iter::from_fn(|| owner.allocate().ok()).collect() };
+    let retire_all = |owner: &Owner<'_>| {
+        let slots = all(owner);
+        // SAFETY: no other thread knows of them.
+        slots.iter().for_each(|slot| unsafe { owner.retire(slot.cast()) });
+        slots.len()
+    };
+    for enters in [false, true] {
+        let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+        let forgotten = reader.enter();
+        assert!(!all(&owner).is_empty());
+        forgotten.protect(|| ());
+        std::mem::forget(forgotten);
+        drop((owner, reader));
+        list.reset();
+        let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+        let inside = enters.then(|| reader.enter());
+        let retired = retire_all(&owner);
+        assert_eq!(
+            (retired >= 64, all(&owner).len()),
+            (true, retired),
+            "somebody enters: {enters}"
+        );
+        drop(inside);
+        drop((owner, reader));
+        list.reset();
+    }
+}
+
+/// A batch that Hyaline refuses half way, because no spare node is left, gives back those it got: they are not slots.
+#[test]
+fn a_batch_that_is_refused_keeps_no_spare_nodes() {
+    let list = list(2000, 3);
+    let owners = [(); 3].map(|()| list.owner().unwrap());
+    let all = || -> Vec<_> { std::iter::from_fn(|| owners[0].allocate().ok()).collect() };
+    let slots = all();
+    // SAFETY: ours, freed once.
+    slots[3..]
+        .iter()
+        .for_each(|slot| unsafe { list.deallocate(slot.cast()) });
+    let mut inside: Vec<_> = owners.iter().map(Owner::enter).collect();
+    inside.iter().for_each(|guard| guard.protect(|| ()));
+    // Six spare nodes: three for the first slot's readers, two for the second's, and one of two for the third's.
+    for (slot, readers) in slots.iter().zip([3, 2, 2]) {
+        inside.truncate(readers);
+        // SAFETY: no other thread knows of it.
+        unsafe { owners[0].retire(slot.cast()) };
+        owners[0].flush();
+    }
+    drop(inside);
+    owners[0].flush();
+    let mut again = all();
+    assert!(again.iter().all(|slot| list.owns(slot.cast().as_ptr())));
+    let mut slots = slots;
+    slots.sort();
+    again.sort();
+    assert_eq!(again, slots);
+}
