@@ -421,3 +421,54 @@ fn a_batch_that_is_refused_keeps_no_spare_nodes() {
     again.sort();
     assert_eq!(again, slots);
 }
+
+/// A slot that is retired while a thread gathers, and that Hyaline refuses, joins older ones that wait in the shard.
+/// The batch is then as old as the oldest, which a sleeper may still read.
+#[test]
+fn a_batch_kept_beside_older_slots_is_as_old_as_they_are() {
+    for _ in 0..20 {
+        let list = list(100, 20);
+        let owner = list.owner().unwrap();
+        let (sleeper, readers) = (list.owner().unwrap(), [(); 16].map(|()| list.owner().unwrap()));
+        let take = || owner.allocate().map(|slot| slot.cast::<u8>());
+        // SAFETY: no other thread knows of it.
+        let retire = |slot| unsafe { owner.retire(slot) };
+        let slots: Vec<_> = std::iter::from_fn(|| take().ok()).collect();
+        let asleep = sleeper.enter();
+        let old = asleep.protect(|| slots[0]);
+        // SAFETY: ours, freed once; and a gathering ends the era.
+        let young = unsafe {
+            owner.deallocate(slots[1]);
+            let young = take().unwrap();
+            assert!(take().is_err());
+            owner.deallocate(young);
+            take().unwrap()
+        };
+        let inside: Vec<_> = readers.iter().map(Owner::enter).collect();
+        inside.iter().for_each(|guard| guard.protect(|| ()));
+        // These use up the spare nodes.
+        slots[2..5].iter().for_each(|&slot| retire(slot));
+        retire(old);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    assert!(list.allocate().is_err(), "all are in use, or wait");
+                }
+            });
+            let before = list.gatherings();
+            while list.gatherings() < before + 3 {
+                std::thread::yield_now();
+            }
+            retire(young);
+            stop.store(true, Ordering::Relaxed);
+        });
+        drop(inside);
+        owner.flush();
+        assert!(
+            std::iter::from_fn(|| take().ok()).all(|slot| slot != old),
+            "a sleeper may read it"
+        );
+        drop(asleep);
+    }
+}
