@@ -63,11 +63,8 @@ macro_rules! arenas_allocate {
                     let moved = moved.expect("room");
                     assert!(moved.len() >= size && moved.addr().get().is_multiple_of(4096));
                     // SAFETY: as long as this, and so many bytes were written.
-                    assert!(
-                        unsafe { moved.as_ref() }[..size.min(24)]
-                            .iter()
-                            .all(|&byte| byte == 7)
-                    );
+                    let kept = unsafe { &moved.as_ref()[..size.min(24)] };
+                    assert!(kept.iter().all(|&byte| byte == 7));
                 }
                 let nothing = arena.allocate(layout(0, 64)).expect("takes nothing");
                 assert!(nothing.is_empty() && nothing.addr().get().is_multiple_of(64));
