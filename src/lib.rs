@@ -42,7 +42,7 @@
 //!   left to do until memory is freed again, and nothing will wake the loop then ([`GlobalHeap::tick`] has the loop).
 //!   The background thread of a `GlobalHeap` does this by itself, and is woken.
 //! * **`scavenge(pages)`** gives back free pages now, on the calling thread, including those in the size classes'
-//!   stores, but not what threads cache for themselves.
+//!   stores, and the memory between live blocks, but not what threads cache for themselves.
 //! * **`release(…)`** gives back all of that now, and also what threads and caches keep, even those of sleeping threads
 //!   (where the system has a fence through all threads: Linux, Windows).
 //!

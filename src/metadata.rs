@@ -13,7 +13,7 @@
 //! with other small tables.
 //!
 //! Per page: one free bit, one scavenged bit, and per 512 pages one word for the scavenger and 8/7 of a summary: 0.283
-//! bytes. A heap of 1 TiB reserves 36 MiB for that and, while it holds one page, has 5 granules of it in memory.
+//! bytes. A heap of 1 TiB reserves 36 MiB for that and, while it holds one page, has 7 granules of 4 KiB in memory.
 
 use core::ptr::NonNull;
 

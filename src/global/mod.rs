@@ -357,8 +357,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in stores, and returns
-    /// how many. What threads keep for themselves stays; [`release`](Self::release) reaches that too. How both differ
-    /// from `tick`: [Giving memory back](crate#giving-memory-back).
+    /// how many. If there are fewer, the memory between live blocks of more than 1 KiB goes back too, unless the heap
+    /// [releases lazily](Self::release_lazily). What threads keep for themselves stays; [`release`](Self::release)
+    /// reaches that too. How both differ from `tick`: [Giving memory back](crate#giving-memory-back).
     ///
     /// Cost: emptying the stores, 0.4 ns for each 64 pages examined, and for the pages released the same as `release`.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {

@@ -34,7 +34,7 @@ pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
 const GAUGES: [(&str, &str); 10] = [
     ("backed_bytes", "Pages with memory behind them"),
-    ("peak_backed_bytes", "The most of them there ever were"),
+    ("peak_backed_bytes", "The most pages that ever had memory behind them"),
     ("holes_bytes", "Pages allocated without memory: free parts of spans"),
     ("grown_bytes", "Pages the heap has grown to"),
     ("in_use_bytes", "Pages allocated"),
@@ -70,7 +70,7 @@ const COUNTERS: [(&str, &str); 16] = [
     ("released_pages_total", "Pages given back"),
     (
         "released_lazily_pages_total",
-        "Of those, the ones the system takes when it wants them",
+        "Pages given back that the system takes when it wants them",
     ),
     ("scavenge_nanoseconds_total", "Time spent on giving memory back"),
 ];

@@ -11,9 +11,9 @@
 //!
 //! (* And above 1 GiB too if pointers have 32 bits: there, 2 GiB cannot be reserved at once, but 1.7 can.)
 //!
-//! Worked example: a request for 1 TiB under an address-space limit of 256 MiB. Only some 248 MiB of pages fit together
-//! with their tables; if the system refuses that too, the heap asks for 217 MiB, then 190, … At most about 40 calls,
-//! once.
+//! Worked example: a request for 1 TiB under an address-space limit of 256 MiB. The budget of `System` is three
+//! quarters of that, and not quite 192 MiB of pages fit into it together with their tables. If the system refuses that
+//! too, the heap asks for 168 MiB, then 147, … At most about 40 calls, once.
 
 use crate::geometry::Shape;
 use crate::metadata::{Metadata, Plan};

@@ -26,9 +26,10 @@ use super::PageHeap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PageUse {
-    /// Allocated: part of a caller's run; in a [`GlobalHeap`](crate::GlobalHeap), a block with pages of its own.
+    /// Allocated: part of a caller's run; in a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap), of a block
+    /// with pages of its own.
     Run,
-    /// In a [`GlobalHeap`](crate::GlobalHeap): divided into slots of this many bytes.
+    /// In a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap): divided into slots of this many bytes.
     Span {
         /// Bytes in a slot.
         slot: usize,

@@ -78,6 +78,9 @@ mod api2;
 /// It has no thread of its own: until it is dropped, it gives memory back only when [`tick`](Self::tick),
 /// [`release`](Self::release) or [`scavenge`](Self::scavenge) is called; how they differ: [Giving memory
 /// back](crate#giving-memory-back). Limits are in pages of 8 KiB.
+///
+/// Its source is `'static`, because a fork looks for all heaps. Heaps that share a source have it in a `static` or an
+/// `Arc`.
 pub struct Heap<S: Source + 'static> {
     /// Lies in its own tables, until `drop`.
     objects: NonNull<Objects<S>>,
@@ -212,8 +215,9 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().heap().set_soft_limit(limit);
     }
 
-    /// Releases the memory of free pages to the source, including those in the magazines and the cache. Returns how
-    /// many pages, of 8 KiB.
+    /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in the magazines and the
+    /// cache. If there are fewer, the memory between live blocks of more than 1 KiB goes back too, unless the heap
+    /// [releases lazily](Config::release_lazily). Returns how many pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         let objects = self.objects();
         objects.scavenge(pages)

@@ -21,7 +21,7 @@
 //! work on its magazines just when they are to be emptied, the keeper stays awake for the time being.
 //!
 //! Worked: 64 threads each take a hundred blocks of 3,000 bytes, free them, and sleep. The first free of each thread
-//! opens a rack with room for 126 such blocks, and the others take the fast path: 378 KB are counted for each thread,
+//! opens a rack with room for 126 such blocks, and the others take the fast path: 387 KB are counted for each thread,
 //! so the third thread starts the keeper, if there is none.
 //!
 //! **Why no allocation starts the keeper** where there are other threads: the program may be in a callback of

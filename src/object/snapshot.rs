@@ -8,9 +8,9 @@
 //! ```
 //!
 //! **These sums agree** when nobody is at work: grown = in use + cached + free + gap pages; backed = grown - released -
-//! gap pages; the spans of all classes are the spans of the heap; each slot of a class is live, cached, a rack or free.
-//! A dissolved span counts as released: spans + released >= peak. The system's figure of resident memory is given
-//! beside ours; what it has in excess is code, stacks, and other mappings.
+//! holes - gap pages; the spans of all classes are the spans of the heap; each slot of a class is live, cached, a rack
+//! or free. A dissolved span counts as released: spans + released >= peak. The system's figure of resident memory is
+//! given beside ours; what it has in excess is code, stacks, and other mappings.
 //!
 //! Nothing here allocates: a snapshot is 8 KiB of plain numbers, and text goes to any writer.
 
@@ -69,7 +69,8 @@ impl ClassStats {
     }
 }
 
-/// A global heap at one moment, with its classes and the system's view of the process.
+/// A [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap) at one moment, with its classes and the system's view
+/// of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -93,7 +94,7 @@ impl Default for Snapshot {
 
 const CLASS_GAUGES: [(&str, &str); 8] = [
     ("class_span_bytes", "Pages of the class"),
-    ("class_peak_span_bytes", "The most of them there ever were"),
+    ("class_peak_span_bytes", "The most pages that the class ever had"),
     ("class_live", "Slots of the program"),
     ("class_cached", "Free slots in magazines and in store"),
     ("class_racks", "Slots that are tables of free slots' addresses"),

@@ -25,7 +25,8 @@ const GAUGES: [(&str, &str); 8] = [
 ];
 const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazines and classes")];
 
-/// A global heap at one moment. If other threads are at work, the parts are of slightly different moments.
+/// A [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap) at one moment. If other threads are at work, the
+/// parts are of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GlobalStats {

@@ -20,7 +20,7 @@
 //! - A program that sleeps holds nothing it does not use.
 //!
 //! Worked example: a program drops a heap of 480 MiB at t = 0 and then waits for its next request. At 1.0 to 1.25 s
-//! five looks in a row have found everything unchanged, and caches are emptied. A quarter of a second later no thread
+//! four looks in a row have found everything unchanged, and caches are emptied. A quarter of a second later no thread
 //! has refilled its cache; at 1.75 s the heap is down to what is live. Had the program gone on working, the 480 MiB
 //! (528 at most) would have stayed until t = 10 s.
 //!

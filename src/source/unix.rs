@@ -73,7 +73,7 @@ const NEGLIGIBLE: usize = 512;
 /// time), `clear` on Linux openat, ioctl and close. There are no others. Any of them may be refused, by a seccomp
 /// filter for instance, and then the verb is refused. A filter that kills the process instead must allow them, or
 /// `clear` must not be called ([`Config::sparse_zeroing`](crate::Config::sparse_zeroing)). Reservations count against
-/// `RLIMIT_AS` and nothing else.
+/// `RLIMIT_AS`, after `mlockall` against `RLIMIT_MEMLOCK`, and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct System;
 
