@@ -126,7 +126,7 @@ fn a_step_above(pages: usize, soft: usize) -> usize {
     pages.saturating_add((soft / 64).max(16).max(over / 8))
 }
 
-/// As `a_step_above`, but at least 128 pages: a round takes longer than a step.
+/// `pages` plus a 64th of the limit, but at least 128 pages: a round takes longer than a step.
 fn a_round_above(pages: usize, soft: usize) -> usize {
     pages.saturating_add((soft / 64).max(128))
 }

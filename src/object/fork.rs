@@ -41,7 +41,7 @@ pub struct Kin {
     pub last: Cell<Option<NonNull<dyn Forks>>>,
 }
 
-// SAFETY: used only under the list's lock; what it leads to is a heap, and so `Sync`.
+// SAFETY: used only under the list's lock; `global/fork.rs` says why any thread may use what it leads to.
 unsafe impl Sync for Kin {}
 // SAFETY: as above.
 unsafe impl Send for Kin {}
