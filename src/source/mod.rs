@@ -160,6 +160,66 @@ impl Reservation {
 /// * They should need little stack. They run on the stack of the thread that allocates or frees and, for a `GlobalHeap`
 ///   with a background thread, on that thread's stack of 256 KiB.
 ///
+/// A source over another one, which counts what goes back. Verbs that have a default may be left out:
+///
+/// ```
+/// # #[cfg(all(any(unix, windows), feature = "std"))] {
+/// use std::ptr::NonNull;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use pageheap::source::{Contents, Memory, Purpose, Refused, Reservation, Source, System};
+/// use pageheap::{Config, PageCount, PageHeap};
+///
+/// #[derive(Default)]
+/// struct Counting(AtomicUsize);
+///
+/// // SAFETY: every verb is the system's, whose promises hold for it.
+/// unsafe impl Source for Counting {
+///     const COMMITS: bool = System::COMMITS;
+///
+///     fn granule(&self) -> usize {
+///         System.granule()
+///     }
+///
+///     fn budget(&self) -> usize {
+///         System.budget()
+///     }
+///
+///     fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+///         System.reserve(purpose, bytes, align)
+///     }
+///
+///     unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+///         // SAFETY: the caller's promise, as in the other verbs.
+///         unsafe { System.prepare(purpose, start, bytes) }
+///     }
+///
+///     unsafe fn commit(&self, start: NonNull<u8>, bytes: usize) -> Result<(), Refused> {
+///         unsafe { System.commit(start, bytes) }
+///     }
+///
+///     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+///         self.0.fetch_add(bytes, Ordering::Relaxed);
+///         unsafe { System.release(start, bytes) }
+///     }
+///
+///     unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+///         unsafe { System.unreserve(purpose, reservation) };
+///     }
+/// }
+///
+/// // SAFETY: the pages are the system's, which are memory.
+/// unsafe impl Memory for Counting {}
+///
+/// let heap: PageHeap<Counting> = PageHeap::new(Counting::default(), Config::new(1 << 30)).unwrap();
+/// let run = heap.allocate(PageCount(3)).unwrap();
+/// // SAFETY: the run is ours, and nothing uses it.
+/// unsafe { heap.free(run) };
+/// let released = heap.scavenge(PageCount(usize::MAX));
+/// assert_eq!(heap.source().0.load(Ordering::Relaxed), released.0 * heap.page_bytes());
+/// # }
+/// ```
+///
 /// # Safety
 ///
 /// An implementation promises that
