@@ -116,7 +116,6 @@ impl<S: Source + 'static> Forks for Objects<S> {
     }
 
     fn recover(&self, own: Option<NonNull<Thread>>) {
-        self.keeper.has_gone();
         self.heap.recover();
         self.heap.recount_holes(self.spans.hole_bytes(self.heap.grown().0));
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
@@ -124,6 +123,8 @@ impl<S: Source + 'static> Forks for Objects<S> {
             let forget = |cache| self.heap.forget_cache(cache);
             thread.bereave(&self.spans, forget, |run| self.give_pages(None, run));
         });
+        // After the shelves: their runs were counted when they were shelved, and must not count again as freed here.
+        self.keeper.has_gone();
         // What the keeper, now gone, had been told of is counted by nobody.
         own.into_iter().for_each(Thread::shut);
         // Its lock is held.
@@ -140,5 +141,50 @@ impl<S: Source + 'static> Forks for Objects<S> {
 
     fn abandon(&self) -> unsafe fn(NonNull<()>) {
         Self::abandon
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::alloc::Layout;
+    use core::mem::MaybeUninit;
+
+    use super::*;
+    use crate::heap::Config;
+    use crate::object::Hold;
+    use crate::object::length::Length;
+    use crate::scavenge::pressure::Notices;
+    use crate::source::Region;
+
+    /// What the parent's threads had on their shelves is free in the child, but starts no thread there.
+    #[test]
+    fn a_child_wants_no_keeper_for_what_its_parents_threads_kept() {
+        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
+        let keeper = Keeper::new(true, Notices::NONE, "");
+        let objects = Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(1), keeper).unwrap();
+        // SAFETY: never destroyed.
+        let thread = unsafe { objects.enlist().unwrap().as_ref() };
+        let staying = thread.enter(objects).unwrap();
+        for pages in 5..=32 {
+            let layout = Layout::from_size_align(pages << SizeClass::PAGE_SHIFT, 8).unwrap();
+            let block = objects.allocate(&staying, layout).unwrap();
+            // A length that is not exact shares its hand with the next one.
+            // SAFETY: the thread has been entered; a block of this length, which is given up.
+            match unsafe { objects.put_in_hand(&staying, block, Length::of(layout).unwrap()) } {
+                Hold::Taken | Hold::Full(_) => (),
+                Hold::Refused => panic!("{pages} pages"),
+            }
+        }
+        drop(staying);
+        assert!(thread.shelf().pages().0 > 256, "more than a MiB");
+        assert!(objects.try_hold_driver());
+        objects.hold();
+        objects.recover(None);
+        objects.let_go();
+        objects.let_go_driver();
+        assert_eq!(thread.shelf().pages().0, 0);
+        assert!(!objects.keeper().is_wanted());
     }
 }

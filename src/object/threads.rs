@@ -245,3 +245,37 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::mem::MaybeUninit;
+
+    use super::*;
+    use crate::heap::Config;
+    use crate::object::Keeper;
+    use crate::scavenge::pressure::Notices;
+    use crate::source::Region;
+
+    /// What all threads together may have is limited, so a thread that ends makes room for others.
+    #[test]
+    fn a_thread_that_ends_gives_up_its_part_of_what_is_limited() {
+        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
+        let keeper = Keeper::new(false, Notices::NONE, "");
+        let objects = Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(64), keeper).unwrap();
+        for round in 0..100 {
+            let thread = objects.enlist().unwrap();
+            // SAFETY: never destroyed.
+            let own = unsafe { thread.as_ref() };
+            own.demand(2 << 20, &objects.hoard);
+            assert!(own.demanded() > 0, "a part of the hoard, in round {round}");
+            assert!(own.cache().is_some(), "a cache of pages, in round {round}");
+            // Relaxed: one thread.
+            assert_eq!(objects.cached.load(Ordering::Relaxed), 1);
+            // SAFETY: this thread uses the structure, and does not use it again.
+            unsafe { Thread::end(thread) };
+            assert_eq!(own.demanded(), 0);
+        }
+    }
+}
