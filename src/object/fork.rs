@@ -153,19 +153,51 @@ mod tests {
 
     use super::*;
     use crate::heap::Config;
-    use crate::object::Hold;
     use crate::object::length::Length;
+    use crate::object::{Hold, Magazine};
     use crate::scavenge::pressure::Notices;
     use crate::source::Region;
+    use crate::units::PageCount;
+
+    fn heap() -> &'static Objects<Region> {
+        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
+        let keeper = Keeper::new(true, Notices::NONE, "");
+        Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(1), keeper).unwrap()
+    }
+
+    fn enlist(objects: &Objects<Region>) -> &'static Thread {
+        // SAFETY: never destroyed.
+        unsafe { objects.enlist().unwrap().as_ref() }
+    }
+
+    fn class() -> SizeClass {
+        SizeClass::of(64, 8).unwrap()
+    }
+
+    /// The thread frees a block into its magazine of the class.
+    fn use_magazine<'a>(objects: &'static Objects<Region>, thread: &'a Thread) -> &'a Magazine {
+        let (staying, layout) = (thread.enter(objects).unwrap(), Layout::new::<[u8; 64]>());
+        let block = objects.allocate(&staying, layout).unwrap();
+        // SAFETY: freed with its layout, by a thread that has entered.
+        unsafe { objects.free(&staying, block, layout) };
+        assert!(thread.magazine(class()).count(class()) > 0);
+        thread.magazine(class())
+    }
+
+    /// What happens to a heap in the child of a fork, whose thread is `own`.
+    fn be_forked(objects: &Objects<Region>, own: Option<&Thread>) {
+        assert!(objects.try_hold_driver());
+        objects.hold();
+        objects.recover(own.map(NonNull::from));
+        objects.let_go();
+        objects.let_go_driver();
+    }
 
     /// What the parent's threads had on their shelves is free in the child, but starts no thread there.
     #[test]
     fn a_child_wants_no_keeper_for_what_its_parents_threads_kept() {
-        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
-        let keeper = Keeper::new(true, Notices::NONE, "");
-        let objects = Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(1), keeper).unwrap();
-        // SAFETY: never destroyed.
-        let thread = unsafe { objects.enlist().unwrap().as_ref() };
+        let objects = heap();
+        let thread = enlist(objects);
         let staying = thread.enter(objects).unwrap();
         for pages in 5..=32 {
             let layout = Layout::from_size_align(pages << SizeClass::PAGE_SHIFT, 8).unwrap();
@@ -179,12 +211,50 @@ mod tests {
         }
         drop(staying);
         assert!(thread.shelf().pages().0 > 256, "more than a MiB");
-        assert!(objects.try_hold_driver());
-        objects.hold();
-        objects.recover(None);
-        objects.let_go();
-        objects.let_go_driver();
+        be_forked(objects, None);
         assert_eq!(thread.shelf().pages().0, 0);
         assert!(!objects.keeper().is_wanted());
+    }
+
+    /// The child's thread keeps what it has. The part of the others can be had again, and what is freed into its
+    /// magazines from here on is noticed.
+    #[test]
+    fn a_child_counts_its_own_thread_alone() {
+        let (objects, part) = (heap(), 2 << 20);
+        let threads: std::vec::Vec<_> = core::iter::repeat_with(|| enlist(objects))
+            .take_while(|thread| {
+                thread.demand(part, &objects.hoard);
+                thread.demanded() == part
+            })
+            .collect();
+        let own = threads[0];
+        let magazine = use_magazine(objects, own);
+        assert!(!magazine.is_shut());
+        be_forked(objects, Some(own));
+        assert!(magazine.is_shut());
+        assert_eq!(own.demanded(), part);
+        let others = threads.iter().skip(1).filter(|_| {
+            let other = enlist(objects);
+            other.demand(part, &objects.hoard);
+            other.demanded() == part
+        });
+        assert_eq!(others.count(), threads.len() - 1);
+    }
+
+    /// A structure that nobody used is whole in the child; that of a thread may be half changed.
+    #[test]
+    fn a_child_keeps_what_ended_threads_have_left() {
+        let objects = heap();
+        let (vacant, used) = (enlist(objects), enlist(objects));
+        let [left, lost] = [vacant, used].map(|thread| use_magazine(objects, thread));
+        // SAFETY: its user is this thread, which does not use it again.
+        unsafe { Thread::end(NonNull::from(vacant)) };
+        let slots = left.count(class());
+        be_forked(objects, None);
+        assert_eq!((left.count(class()), lost.count(class())), (slots, 0));
+        assert!(left.is_shut());
+        objects.release(PageCount(usize::MAX));
+        assert_eq!(left.count(class()), 0);
+        objects.check().unwrap();
     }
 }
