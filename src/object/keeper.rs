@@ -397,3 +397,23 @@ impl<S: Source + 'static> Above for Objects<S> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was found before an attempt to start one does not count for the next attempt.
+    #[test]
+    fn one_that_cannot_be_started_is_wanted_after_twice_as_much_each_time() {
+        let keeper = Keeper::new(true, Notices::NONE, "");
+        for failures in 0..=MOST_DOUBLINGS + 1 {
+            for _ in 0..1 << failures.min(MOST_DOUBLINGS) {
+                assert!(!keeper.is_wanted(), "after {failures} failures");
+                keeper.count(BYTES_TO_RING);
+            }
+            assert!(keeper.is_wanted() && keeper.change(ABSENT, AWAKE));
+            assert!(!keeper.is_wanted());
+            keeper.has_failed();
+        }
+    }
+}
