@@ -258,40 +258,12 @@ mod tests {
     use crate::scavenge::pressure::Notices;
     use crate::source::Region;
 
-    fn heap() -> &'static Objects<Region> {
-        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
-        let keeper = Keeper::new(false, Notices::NONE, "");
-        Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(64), keeper).unwrap()
-    }
-
-    /// The structure of a thread that ended without notice is found, and then has one user again, not several.
-    #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
-    #[test]
-    fn of_who_finds_a_dead_threads_structure_the_first_has_it() {
-        use crate::object::presence::{Presence, Process};
-
-        let objects = heap();
-        let (left, presence) = std::thread::spawn(|| {
-            let presence = Presence::default();
-            presence.arrive();
-            (objects.enlist().unwrap().as_ptr().addr(), presence)
-        })
-        .join()
-        .unwrap();
-        // The kernel may know it for a moment longer than `join`.
-        while !presence.is_gone(Process::current()) {
-            std::thread::yield_now();
-        }
-        let [one, other] = [(); 2].map(|()| objects.enlist().unwrap().as_ptr().addr());
-        assert_eq!(one, left);
-        assert_ne!(other, one);
-        assert_eq!(objects.register.counts(), (2, 2));
-    }
-
     /// What all threads together may have is limited, so a thread that ends makes room for others.
     #[test]
     fn a_thread_that_ends_gives_up_its_part_of_what_is_limited() {
-        let objects = heap();
+        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
+        let keeper = Keeper::new(false, Notices::NONE, "");
+        let objects = Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(64), keeper).unwrap();
         for round in 0..100 {
             let thread = objects.enlist().unwrap();
             // SAFETY: never destroyed.
