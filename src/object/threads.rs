@@ -250,20 +250,48 @@ impl<S: Source + 'static> Objects<S> {
 mod tests {
     extern crate std;
 
+    use core::alloc::Layout;
     use core::mem::MaybeUninit;
 
     use super::*;
-    use crate::heap::Config;
+    use crate::heap::{Above, Config};
     use crate::object::Keeper;
     use crate::scavenge::pressure::Notices;
     use crate::source::Region;
 
+    fn heap() -> &'static Objects<Region> {
+        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
+        let keeper = Keeper::new(false, Notices::NONE, "");
+        Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(64), keeper).unwrap()
+    }
+
+    /// No fence through all threads is needed for that, and no silence.
+    #[test]
+    fn what_a_thread_that_ended_has_left_is_found() {
+        let (objects, layout) = (heap(), Layout::new::<[u8; 64]>());
+        let thread = objects.enlist().unwrap();
+        // SAFETY: never destroyed.
+        let own = unsafe { thread.as_ref() };
+        let staying = own.enter(objects).unwrap();
+        let block = objects.allocate(&staying, layout).unwrap();
+        // SAFETY: freed with its layout, by a thread that has entered.
+        unsafe { objects.free(&staying, block, layout) };
+        drop(staying);
+        // SAFETY: this thread uses the structure, and does not use it again.
+        unsafe { Thread::end(thread) };
+        assert!(
+            !own.is_bare() && !own.stock().is_empty(),
+            "something for the next thread"
+        );
+        objects.trim(false);
+        assert!(own.is_bare() && own.stock().is_empty());
+        objects.check().unwrap();
+    }
+
     /// What all threads together may have is limited, so a thread that ends makes room for others.
     #[test]
     fn a_thread_that_ends_gives_up_its_part_of_what_is_limited() {
-        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
-        let keeper = Keeper::new(false, Notices::NONE, "");
-        let objects = Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(64), keeper).unwrap();
+        let objects = heap();
         for round in 0..100 {
             let thread = objects.enlist().unwrap();
             // SAFETY: never destroyed.
