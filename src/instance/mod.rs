@@ -125,6 +125,20 @@ impl<S: Source + 'static> Heap<S> {
         unsafe { self.objects.as_ref() }
     }
 
+    /// What a thread does that is not alone with the heap, or finds its magazine empty. Not inlined: so the short way
+    /// saves no registers.
+    #[inline(never)]
+    fn take_with_lock(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        let objects = self.objects();
+        let memory = if zeroed {
+            let fresh = objects.allocate_to_zero(&objects.shared_often(), layout);
+            fresh.map(|fresh| objects.zero(fresh, layout))
+        } else {
+            objects.allocate(&objects.shared_often(), layout)
+        };
+        memory.or_else(|| objects.refuse())
+    }
+
     // ---- blocks
     // -------------------------------------------------------------------------------------------------------------
 
@@ -273,21 +287,14 @@ impl<S: Source + 'static> Heap<S> {
 
 impl<S: Source + 'static> Plain for Heap<S> {
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let objects = self.objects();
-        if let Some(slot) = objects.take_alone(layout) {
-            if zeroed {
-                // SAFETY: a slot of at least that many bytes.
-                unsafe { slot.write_bytes(0, layout.size()) };
-            }
-            return Some(slot);
-        }
-        let memory = if zeroed {
-            let fresh = objects.allocate_to_zero(&objects.shared_often(), layout);
-            fresh.map(|fresh| objects.zero(fresh, layout))
-        } else {
-            objects.allocate(&objects.shared_often(), layout)
+        let Some(slot) = self.objects().take_alone(layout) else {
+            return self.take_with_lock(layout, zeroed);
         };
-        memory.or_else(|| objects.refuse())
+        if zeroed {
+            // SAFETY: a slot of at least that many bytes.
+            unsafe { slot.write_bytes(0, layout.size()) };
+        }
+        Some(slot)
     }
 
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {

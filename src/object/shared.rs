@@ -149,9 +149,21 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: the caller's promise: a block of a class is a slot of it, unless a flag says otherwise.
         unsafe {
             if !class.is_some_and(|class| self.give_alone(memory, class)) {
-                self.free(&self.shared_often(), memory, layout);
+                self.free_with_lock(memory, layout);
             }
         }
+    }
+
+    /// What a thread does that is not alone with the heap, or finds no room. Not inlined: so the short way saves no
+    /// registers.
+    ///
+    /// # Safety
+    ///
+    /// As for [`free_shared`](Self::free_shared).
+    #[inline(never)]
+    unsafe fn free_with_lock(&self, memory: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free(&self.shared_often(), memory, layout) };
     }
 
     /// Aborts if no slot of the layout's class begins there; returns the class. A magazine takes whatever it is given

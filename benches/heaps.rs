@@ -1,0 +1,69 @@
+//! Heaps as values: an allocation and its free in a `Heap` that one thread uses, in one that several have used, in a
+//! `GlobalHeap`, and in the system's allocator.
+//!
+//! `cargo bench --bench heaps`. A program's own heap and a plug-in's heap do the same work here; what a `Heap` takes more
+//! is the price of checking that a block is its own, and of the lock once there are several threads.
+
+#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+use std::alloc::{GlobalAlloc, Layout, System as Malloc};
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::thread;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use pageheap::source::System;
+use pageheap::{Config, GlobalHeap, Heap};
+
+static GLOBAL: GlobalHeap = GlobalHeap::new().reserve(1 << 30).background(false);
+
+fn heap() -> Heap<System> {
+    Heap::new(System, Config::new(1 << 30)).expect("addresses")
+}
+
+/// Allocates and frees one block.
+fn pair(heap: &Heap<System>, layout: Layout) {
+    let block = heap.allocate(black_box(layout)).expect("memory");
+    // SAFETY: allocated above with this layout, and not used.
+    unsafe { heap.free(black_box(block), layout) };
+}
+
+/// The same with an allocator for whole programs.
+fn global_pair(allocator: &impl GlobalAlloc, layout: Layout) {
+    // SAFETY: not of zero bytes; freed with the layout it was allocated with.
+    unsafe {
+        let block = allocator.alloc(black_box(layout));
+        let block = black_box(NonNull::new(block).expect("memory"));
+        allocator.dealloc(block.as_ptr(), layout);
+    }
+}
+
+fn pairs(criterion: &mut Criterion) {
+    for (name, size) in [("64B", 64), ("4KiB", 4096), ("64KiB", 1 << 16)] {
+        let layout = Layout::from_size_align(size, 8).expect("a layout");
+        let (alone, shared) = (heap(), heap());
+        (0..100).for_each(|_| pair(&shared, layout));
+        thread::scope(|scope| {
+            scope.spawn(|| pair(&shared, layout));
+        });
+        let mut group = criterion.benchmark_group(format!("pair-{name}"));
+        group.bench_function("heap-of-one-thread", |bench| bench.iter(|| pair(&alone, layout)));
+        group.bench_function("heap-of-several", |bench| bench.iter(|| pair(&shared, layout)));
+        group.bench_function("global-heap", |bench| bench.iter(|| global_pair(&GLOBAL, layout)));
+        group.bench_function("system", |bench| bench.iter(|| global_pair(&Malloc, layout)));
+        group.finish();
+    }
+}
+
+fn lives(criterion: &mut Criterion) {
+    let layout = Layout::new::<[u64; 8]>();
+    criterion.bench_function("made-used-100-times-and-dropped", |bench| {
+        bench.iter(|| {
+            let heap = heap();
+            (0..100).for_each(|_| _ = black_box(heap.allocate(layout)));
+        });
+    });
+}
+
+criterion_group!(benches, pairs, lives);
+criterion_main!(benches);
