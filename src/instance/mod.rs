@@ -1,18 +1,18 @@
 //! [`Heap`]: an object heap as a value, with pages and a limit of its own, gone at once when it is dropped.
 //!
 //! ```text
-//!   Heap ── lock ──▶ one thread's structure: magazines, a cache of pages ──▶ classes, spans ──▶ pages of its own
+//!   Heap ── lock, or alone ──▶ one structure: magazines, a cache of pages ──▶ classes, spans ──▶ pages of its own
 //!     └── drop: every reservation goes back to the source, blocks and all
 //! ```
 //!
 //! The object layer is that of [`GlobalHeap`](crate::GlobalHeap): the same classes, spans and checks. Two things
 //! differ. Threads have no magazines of their own, because those would have to disappear when the heap is dropped; they
-//! share one set under a lock. And under a lock there is time to check whether a freed block belongs to this heap and
-//! this layout.
+//! share one set under a lock, which a thread need not take as long as it is the only one (`sync/bias.rs`). And a free
+//! checks whether the block belongs to this heap and this layout: the blocks of two heaps are easily mixed up.
 //!
 //! Worked example: a `Heap` of 1 MiB allocates 100 bytes, frees them, and allocates 100 again. The second block is the
-//! first one, from the magazine, for the price of taking and releasing a lock. Dropping the heap takes two `munmap`
-//! calls for the pages and their tables and one for the classes, however many blocks there are.
+//! first one, from the magazine, for 6 ns with the free, or 40 if several threads use the heap. Dropping the heap
+//! takes two `munmap` calls for the pages and their tables and one for the classes, however many blocks there are.
 //!
 //! The cost is stated at [`Heap`]; three nanoseconds of an allocate-free pair are the check. Clearing and copying
 //! blocks, and giving pages back for a soft limit, happen outside the lock.
@@ -72,8 +72,12 @@ mod api2;
 ///
 /// # What it costs
 ///
-/// An allocate-free pair takes 16 to 30 ns: all threads share one set of magazines, under a lock. Threads that allocate
-/// all the time should have a heap each, or use the global one. To make and drop a heap takes ~15 system calls.
+/// An allocate-free pair of up to 32 KiB takes 6 ns while one thread uses the heap, and 16 to 40 ns from the moment
+/// when another does: all threads share one set of magazines, under a lock that a thread need not take while it is
+/// alone (where the system has a fence through all threads: Linux, Windows). [`tick`](Self::tick),
+/// [`release`](Self::release) and [`check`](Self::check) count as use, [`stats`](Self::stats) does not. Threads that
+/// allocate all the time should have a heap each, or use the global one. To make and drop a heap takes ~15 system
+/// calls.
 ///
 /// It has no thread of its own: until it is dropped, it gives memory back only when [`tick`](Self::tick),
 /// [`release`](Self::release) or [`scavenge`](Self::scavenge) is called; how they differ: [Giving memory

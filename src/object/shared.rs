@@ -4,9 +4,10 @@
 //!   lock ─▶ magazines, classes, pages ─▶ unlock ─▶ assist, zeroes, copies
 //! ```
 //!
-//! There is one structure with one lock, and all its users wait for the holder. So nothing slow is done under the
-//! lock: memory is zeroed and copied after it is released, and so is the release that a thread owes the heap's soft
-//! limit. No allocation waits for another thread's release.
+//! There is one structure with one lock, and all its users wait for the holder. (A thread that is alone with a `Heap`
+//! pops and pushes slots without the lock: `sync/bias.rs`.) So nothing slow is done under the lock: memory is zeroed
+//! and copied after it is released, and so is the release that a thread owes the heap's soft limit. No allocation
+//! waits for another thread's release.
 //!
 //! Worked: two threads of one `Heap` ask for a zeroed 64 MiB and for 16 bytes. The first holds the lock for 100 ns,
 //! and then zeroes its block for 10 ms; the second waits for those 100 ns.
