@@ -94,19 +94,22 @@ pub(crate) fn json<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W)
     Ok(())
 }
 
+/// What the names of metrics begin with, unless the program has another name for the heap.
+pub(crate) const PREFIX: &str = "pageheap";
+
 /// Prometheus' text for figures without labels.
-pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W) -> fmt::Result {
+pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, prefix: &str, out: &mut W) -> fmt::Result {
     for figure in figures {
-        head(figure, out)?;
-        writeln!(out, "pageheap_{} {}", figure.0, figure.3)?;
+        head(figure, prefix, out)?;
+        writeln!(out, "{prefix}_{} {}", figure.0, figure.3)?;
     }
     Ok(())
 }
 
 /// The meaning and the type of a metric.
-pub(crate) fn head<W: Write>((name, help, kind, _): Figure, out: &mut W) -> fmt::Result {
+pub(crate) fn head<W: Write>((name, help, kind, _): Figure, prefix: &str, out: &mut W) -> fmt::Result {
     let kind = if kind == Kind::Counter { "counter" } else { "gauge" };
-    writeln!(out, "# HELP pageheap_{name} {help}.\n# TYPE pageheap_{name} {kind}")
+    writeln!(out, "# HELP {prefix}_{name} {help}.\n# TYPE {prefix}_{name} {kind}")
 }
 
 /// `part` as a percentage of `whole`; 0 if `whole` is 0. Not computed in `usize`, which may have 32 bits: a hundred
@@ -189,6 +192,16 @@ impl Stats {
     /// # Errors
     /// Those of `out`.
     pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
-        prometheus(self.figures(), out)
+        self.prometheus_as(PREFIX, out)
+    }
+
+    /// As [`prometheus`](Self::prometheus), with names that begin with `prefix` and an underscore: for a program that
+    /// reports several heaps, because a metric may stand in a text only once. `prefix` has to be the beginning of a
+    /// metric's name: a letter, then letters, digits and underscores.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
+        prometheus(self.figures(), prefix, out)
     }
 }

@@ -115,7 +115,17 @@ impl GlobalStats {
     /// # Errors
     /// The errors of `out`.
     pub fn prometheus<W: Write>(&self, out: &mut W) -> fmt::Result {
-        figures::prometheus(self.figures(), out)
+        self.prometheus_as(figures::PREFIX, out)
+    }
+
+    /// As [`prometheus`](Self::prometheus), with names that begin with `prefix` and an underscore: for a program that
+    /// reports several heaps, because a metric may stand in a text only once. `prefix` has to be the beginning of a
+    /// metric's name: a letter, then letters, digits and underscores.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
+        figures::prometheus(self.figures(), prefix, out)
     }
 }
 

@@ -355,6 +355,29 @@ fn pages_and_objects_have_the_same_figures_by_the_same_names() {
     }
 }
 
+/// A metric may stand in a text only once, so a program with several heaps names them.
+#[test]
+fn the_metrics_of_a_heap_can_have_a_name_of_its_own() {
+    let snapshot = distinct(7);
+    for (usual, named) in [
+        (
+            written(|out| snapshot.prometheus(out)),
+            written(|out| snapshot.prometheus_as("arenas", out)),
+        ),
+        (
+            written(|out| snapshot.stats.prometheus(out)),
+            written(|out| snapshot.stats.prometheus_as("arenas", out)),
+        ),
+        (
+            written(|out| snapshot.stats.pages.prometheus(out)),
+            written(|out| snapshot.stats.pages.prometheus_as("arenas", out)),
+        ),
+    ] {
+        assert_eq!(usual.replace("pageheap_", "arenas_"), named);
+        assert!(!named.contains("pageheap"));
+    }
+}
+
 fn written(write: impl FnOnce(&mut String) -> std::fmt::Result) -> String {
     let mut text = String::new();
     write(&mut text).unwrap();
