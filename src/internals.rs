@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::heap::PageHeap;
+use crate::heap::{Allocation, PageHeap};
 use crate::source::Source;
 use crate::units::PageCount;
 
@@ -22,6 +22,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn release_as_a_layer(&self, pages: PageCount) -> PageCount {
         let mut turn = self.driver().turn_within();
         self.timed(|| self.release_with(pages, || self.driver().pass_on(&mut turn)))
+    }
+
+    /// As the object layer takes a run with room behind it.
+    #[doc(hidden)]
+    pub fn allocate_apart(&self, pages: PageCount, room: PageCount) -> Option<Allocation> {
+        self.try_apart(pages, room)
     }
 
     /// The moment at which a process forks, as far as this heap has to do with it.

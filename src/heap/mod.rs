@@ -109,7 +109,7 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     flush_calls: AtomicU32,
     /// Threads that are releasing a run, which belongs to nobody meanwhile.
     scavengers: Turnstile,
-    /// Threads that carry pages from caches and stores to the set.
+    /// Threads that carry pages from caches and stores to the set, or put back the room behind a run.
     movers: Turnstile<1>,
     driver: Driver,
     /// 1 once pages were marked that the source did not know to be zero; see [`to_mark`](Self::to_mark).
@@ -352,10 +352,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if pages.0 == 0 || all > self.capacity {
             return None;
         }
+        // Held until the room is back: a thread that is about to report that there is no room waits for it.
+        let pass = (room.0 > 0).then(|| self.pass());
         let start = self.set.hold_from_hint(&Request::of(all))?;
         if room.0 > 0 {
             self.release_or_abort(start + pages.0, room.0);
         }
+        drop(pass);
         self.ready(start, pages.0)
     }
 

@@ -8,8 +8,10 @@
 //! decide, and they do not count what a preempted claimer of a long run is about to give back. (Bits that move from
 //! where the scan has not been to where it has been are counted: `shuttle` has a model of that.)
 
+use super::paper::{finish, heap_with, take};
 use super::world::{CHUNK, One, Three, Two, World, pages_of};
 use super::{explore, spawn};
+use pageheap::PageCount;
 use pageheap::internals::Shape;
 
 /// One page is free. A thread puts `theirs` back and takes one; we take one.
@@ -203,6 +205,19 @@ fn a_run_that_a_longer_claim_gives_back_is_not_missed() {
         world.claim(3).expect("nobody keeps a page");
         thread.join().unwrap();
         world.finish(1);
+    });
+}
+
+/// A run is taken with the room behind it, and the room is put back: it was nobody's, so nobody may miss it.
+#[test]
+fn the_room_behind_a_run_is_not_missed() {
+    explore(3, || {
+        let heap = heap_with::<One>(1, &[(5, 2)]);
+        let other = heap.clone();
+        let thread = spawn(move || usize::from(other.allocate_apart(PageCount(1), PageCount(1)).is_some()));
+        take(&heap, 1).expect("the other needs but one");
+        let theirs = thread.join().unwrap();
+        finish(&heap, 1 - theirs, 0, None);
     });
 }
 
