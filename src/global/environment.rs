@@ -72,7 +72,8 @@ pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool)
         })
     };
     config.sparse = switch(c"PAGEHEAP_SPARSE_ZEROING").unwrap_or(config.sparse);
-    (config, background && switch(c"PAGEHEAP_BACKGROUND").unwrap_or(true))
+    let may = switch(c"PAGEHEAP_BACKGROUND").unwrap_or(true);
+    (config, background && may)
 }
 
 /// Room for a value, where reading one means copying it. None of ours is as long.

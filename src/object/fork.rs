@@ -121,7 +121,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
         let own = self.register.bereave(is_own, |thread| {
             let forget = |cache| self.heap.forget_cache(cache);
-            thread.bereave(&self.spans, forget, |run| self.give_pages(None, run));
+            thread.bereave(&self.spans, forget, |run| self.free_run(None, run));
         });
         // After the shelves: their runs were counted when they were shelved, and must not count again as freed here.
         self.keeper.has_gone();

@@ -289,7 +289,7 @@ impl<S: Source + 'static> Objects<S> {
         let cover = |pages| self.tables.cover(source, &self.spans, pages);
         let grown = self.heap.grown().0.max(run.end().0);
         if cover(grown).or_else(|_| cover(run.end().0)).is_err() {
-            self.give_pages(cache, run);
+            self.free_run(cache, run);
             return None;
         }
         self.heap.driver().beside_reaches(self.spans.covered());

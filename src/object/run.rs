@@ -215,8 +215,9 @@ impl<S: Source + 'static> Objects<S> {
             Some(page) if page.0 >= self.spans.covered() => {
                 "a large block was freed that is not allocated; its address, its size"
             }
-            Some(page) if self.spans.entry(page).is_shelved() => "large block freed twice; its address, its size",
-            Some(page) if self.heap.is_free(page) => "large block freed twice; its address, its size",
+            Some(page) if self.spans.entry(page).is_shelved() || self.heap.is_free(page) => {
+                "a large block was freed twice; its address, its size"
+            }
             Some(_) => "a block was freed twice, or as a large one, with the wrong layout; its address, its size",
         };
         fatal::abort(message, memory.addr().get(), layout.size())
@@ -350,12 +351,8 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.refuse(1)
     }
 
+    /// Gives pages back to the heap, through the thread's cache if it has one.
     pub(super) fn free_run(&self, cache: Option<usize>, run: PageRun) {
-        self.give_pages(cache, run);
-    }
-
-    #[inline]
-    pub(super) fn give_pages(&self, cache: Option<usize>, run: PageRun) {
         // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
         // dissolved.
         unsafe {

@@ -233,7 +233,7 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn give_spare(&self, cache: Option<usize>, class: SizeClass) {
         if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
             self.tell_left(class, spare);
-            self.give_pages(cache, PageRun::known(spare.0, class.pages()));
+            self.free_run(cache, PageRun::known(spare.0, class.pages()));
         }
     }
 
