@@ -167,6 +167,19 @@ fn the_rest_of_a_granule_is_not_known() {
     assert_eq!(taken(Some(rest)), Some((20, 44)));
 }
 
+/// Growth within a prepared granule asks the source for nothing, so nothing is known.
+#[test]
+fn the_rest_of_a_granule_is_not_known_where_nothing_new_is_prepared() {
+    let source = Simulated::new(16 * PAGE).with_contents(Contents::Unknown);
+    let heap = over(source, Config::new(1 << 23).limit(PageCount(20)));
+    take(&heap, 20);
+    let prepared = heap.source().calls(Verb::Prepare);
+    heap.set_limit(PageCount(32));
+    let rest = heap.allocate_tracked(PageCount(12)).expect("room");
+    assert_eq!(heap.source().calls(Verb::Prepare), prepared);
+    assert!(!rest.is_zeroed());
+}
+
 #[test]
 fn scavenged_pages_in_a_cache_are_counted_and_come_back() {
     let heap = heap(4096);
