@@ -525,8 +525,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             .sum()
     }
 
-    /// Whether no chunk is worth looking through, forced or not.
+    /// Whether no chunk is worth looking through, forced or not: none at all if a granule is longer than a chunk.
     fn is_done(&self) -> bool {
+        if self.granule_pages() > G::CHUNK_PAGES {
+            return true;
+        }
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
         // Relaxed: as in `see`.
         let ready = |chunk| Chunk::unpack(self.driver.chunks.get(chunk).load(Ordering::Relaxed));

@@ -2,8 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use pageheap::internals::Shape;
 use pageheap::source::{Contents, Failure, Verb};
-use pageheap::{PageIndex, PageRun};
+use pageheap::{Geometry, PageIndex, PageRun};
 
 use super::*;
 
@@ -14,7 +15,7 @@ fn heap(source: Simulated, bytes: usize) -> PageHeap<Simulated> {
 }
 
 /// Ticks as requested until nothing is left to do, for at most `most` by the clock. Returns how long that took.
-fn until_rest(heap: &PageHeap<Simulated>, clock: &Hand, most: Duration) -> Option<Duration> {
+fn until_rest<G: Shape>(heap: &PageHeap<Simulated, G>, clock: &Hand, most: Duration) -> Option<Duration> {
     let begin = clock.now.get();
     while clock.now.get() - begin <= most {
         match heap.tick(clock) {
@@ -61,6 +62,18 @@ fn a_silent_heap_holds_what_is_live_whatever_the_systems_page() {
         assert_eq!(heap.source().calls(Verb::Release), calls);
         heap.check().unwrap();
     }
+}
+
+/// Nothing can be released in granules longer than a chunk: a silent heap began a new campaign at every look, for ever.
+#[test]
+fn where_nothing_can_be_released_a_silent_heap_rests() {
+    let source = Simulated::new(8192);
+    let heap: PageHeap<Simulated, Geometry<2, 6, 2, 1>> = PageHeap::new(source, Config::new(64 << 10)).unwrap();
+    let run = heap.allocate(PageCount(200)).unwrap();
+    // SAFETY: just allocated; nothing uses it.
+    unsafe { heap.free(run) };
+    until_rest(&heap, &hand(), Duration::from_secs(60)).expect("it comes to rest");
+    assert_eq!(heap.source().calls(Verb::Release), 0);
 }
 
 #[test]
