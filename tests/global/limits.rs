@@ -283,6 +283,10 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
 /// such a slot, and it was lost.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "blocks always move")]
+#[cfg_attr(
+    target_pointer_width = "32",
+    ignore = "there a word that the program wrote might be changed: the block is lost instead"
+)]
 fn a_block_never_written_that_is_shortened_in_a_full_heap_can_be_freed() {
     static HEAP: GlobalHeap = new_heap().limit(4 << 20).background(false);
     for round in 0..3 {
