@@ -25,8 +25,10 @@
 
 #![forbid(unsafe_code)]
 
+use core::time::Duration;
+
 use super::owner::SEIZED;
-use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, relax};
+use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, relax, wait_for};
 
 /// How often in a row a thread takes the lock before it is thought to be alone. Then it pays a heavy fence, to find out
 /// whether there is one.
@@ -39,8 +41,18 @@ const NOBODY_EVER: usize = SEIZED;
 /// The identity of a thread where threads cannot be told apart. It is never the one.
 pub const UNKNOWN: usize = 1;
 
-/// Rounds of yielding that stand in for a fence which the system refuses now, though it granted it before.
-const ROUNDS_WITHOUT_FENCE: u32 = 1 << 12;
+/// Pauses of 64 spins each that stand in for a fence which the system refuses now, though it granted it before: 0.1 ms
+/// at least. Not yields: among threads that are busy each may take milliseconds.
+const PAUSES_WITHOUT_FENCE: u32 = 1 << 8;
+
+/// Rounds of waiting for the one before the waiter sleeps. A yield does not help the one if its thread has a lower
+/// priority than the waiter and is to run on the same processor.
+const ROUNDS_AWAKE: u32 = 1 << 6;
+
+/// For how long it sleeps at a time, and for how many rounds that counts (as they do where a process is ending and the
+/// one with it: `windows.rs`).
+const SLEEP: Duration = Duration::from_micros(100);
+const ROUNDS_ASLEEP: u32 = 1 << 10;
 
 /// A lock with a short way for one thread. What it protects names it.
 #[derive(Debug)]
@@ -146,12 +158,17 @@ impl BiasedLock {
         if !fence_heavy() {
             // It could be granted when the one was made. What the fence would have made visible is a store that the one
             // made before it read its key: no processor keeps a store to itself for as long as this takes.
-            (0..ROUNDS_WITHOUT_FENCE).for_each(|_| relax(ROUNDS_WITHOUT_FENCE));
+            (0..PAUSES_WITHOUT_FENCE).for_each(|_| relax(6));
         }
-        let mut round = 0;
+        let mut round: u32 = 0;
         while !self.owner.is_left() {
             relax(round);
-            round = round.saturating_add(1);
+            round = round.saturating_add(if round < ROUNDS_AWAKE {
+                1
+            } else {
+                wait_for(&AtomicU32::new(0), 0, Some(SLEEP));
+                ROUNDS_ASLEEP
+            });
         }
         // Relaxed: under the lock.
         self.one.store(NOBODY_EVER, Ordering::Relaxed);

@@ -2,6 +2,11 @@
 //! is wrong, and whatever needs no new memory still works.
 
 use std::os::unix::process::CommandExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use pageheap::source::System;
+use pageheap::{Config, Heap};
 
 use super::filter::{Refusal, refuse, refuse_in};
 use super::*;
@@ -65,6 +70,48 @@ fn without_membarrier_memory_goes_back_all_the_same_but_for_caches() {
     assert!(soon(|| resident() <= before + (56 << 20)), "{}", HEAP.stats());
     HEAP.flush_thread();
     assert!(soon(|| resident() <= before + (8 << 20)), "{}", HEAP.stats());
+}
+
+/// A thread that is alone with a heap has been told that there is a fence; the next thread finds it refused. It waits
+/// as long as a processor may take, whoever else is busy: it yielded 4,096 times, and here waited for 12 seconds.
+#[test]
+fn a_fence_that_is_refused_later_costs_a_moment() {
+    if !is_child() {
+        return assert!(run("hostile::a_fence_that_is_refused_later_costs_a_moment"));
+    }
+    let heap = Heap::new(System, Config::new(1 << 24)).unwrap();
+    let pair = || {
+        let layout = Layout::new::<u64>();
+        let block = heap.allocate(layout).unwrap();
+        // SAFETY: allocated above, with this layout.
+        unsafe { heap.free(block, layout) };
+    };
+    (0..100).for_each(|_| pair());
+    refuse(&[Refusal::new(libc::SYS_membarrier, libc::EPERM)]);
+    // SAFETY: a set of processors is plain bits; the calls read and write this one.
+    unsafe {
+        let mut here: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut here);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&here), &raw const here), 0);
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let other = scope.spawn(|| {
+            let begin = Instant::now();
+            pair();
+            begin.elapsed()
+        });
+        let took = other.join().unwrap();
+        over.store(true, Ordering::Relaxed);
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    });
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Bugs found by review or in use, each with the test that failed. Comments in the past tense describe the bug.
 
+#[cfg(target_os = "linux")]
+mod bias;
 mod cache;
 #[cfg(target_os = "linux")]
 #[path = "../common/child.rs"]

@@ -1,0 +1,43 @@
+//! The first thread that came to a heap which another was alone with waited for it by yielding. Under a real-time
+//! policy, on the processor that the other one was to run on, it never left: of 150 such threads 31 waited until the
+//! system took the processor from them, after a second.
+
+use std::thread;
+use std::time::Duration;
+
+use pageheap::internals::BiasedLock;
+
+const ONE: usize = 64;
+const OTHER: usize = 128;
+
+/// The processor time that the calling thread has used.
+fn used() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for a time.
+    assert_eq!(
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
+        0
+    );
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn who_waits_for_the_one_leaves_it_the_processor() {
+    let lock = BiasedLock::new();
+    (0..100).for_each(|_| drop(lock.lock_often(ONE)));
+    // Without a heavy fence nobody is the one.
+    let Some(alone) = lock.enter(ONE) else { return };
+    let used = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let before = used();
+            drop(lock.lock(OTHER));
+            used() - before
+        });
+        // As if preempted.
+        thread::sleep(Duration::from_millis(400));
+        assert!(!other.is_finished());
+        drop(alone);
+        other.join().unwrap()
+    });
+    assert!(used < Duration::from_millis(150), "{used:?}");
+}
