@@ -26,7 +26,7 @@ use core::fmt;
 use core::ptr::{self, NonNull};
 
 use crate::source::Source;
-use crate::sync::{Ordering, thread};
+use crate::sync::Ordering;
 
 use super::batches::batch_bytes;
 use super::size_class::{CLASSES, SizeClass};
@@ -98,7 +98,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
     }
 
     fn hold(&self) {
-        self.shared.hold(thread());
+        self.shared.hold(self.shared.me());
         self.register.rounds.hold();
         SizeClass::all().for_each(|class| self.central(class).lock.hold());
         self.register.lock.hold();

@@ -16,7 +16,7 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::source::Source;
-use crate::sync::{Held, thread};
+use crate::sync::Held;
 
 use super::mark;
 use super::size_class::SizeClass;
@@ -40,6 +40,7 @@ impl<S: Source + 'static> core::ops::Deref for Shared<'_, S> {
 }
 
 impl<S: Source + 'static> Drop for Shared<'_, S> {
+    #[inline]
     fn drop(&mut self) {
         let heap = &self.objects.heap;
         heap.assist_at_once(true);
@@ -53,14 +54,15 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
 impl<S: Source + 'static> Objects<S> {
     /// The shared thread's structure, for threads that have none of their own. Waits for the thread that uses it.
     pub fn shared(&self) -> Shared<'_, S> {
-        self.hold_shared(self.shared.lock(thread()))
+        self.hold_shared(self.shared.lock(self.shared.me()))
     }
 
     /// The shared thread's structure, if nobody uses it.
     pub(super) fn try_shared(&self) -> Option<Shared<'_, S>> {
-        Some(self.hold_shared(self.shared.try_lock(thread())?))
+        Some(self.hold_shared(self.shared.try_lock(self.shared.me())?))
     }
 
+    #[inline]
     fn hold_shared<'a>(&'a self, guard: Held<'a>) -> Shared<'a, S> {
         self.heap.assist_at_once(false);
         Shared {
@@ -79,16 +81,18 @@ impl<S: Source + 'static> Objects<S> {
 
     /// As [`shared`](Self::shared), for the calls of a [`Heap`](crate::Heap): a thread that makes all of them soon does
     /// without the lock, in [`take_alone`](Self::take_alone) and when it frees.
+    #[inline]
     pub fn shared_often(&self) -> Shared<'_, S> {
-        self.hold_shared(self.shared.lock_often(thread()))
+        self.hold_shared(self.shared.lock_often(self.shared.me()))
     }
 
     /// Fast path of a [`Heap`](crate::Heap): a slot for the layout from a shared magazine, if the calling thread is
     /// alone with them and there is one.
     #[inline]
     pub fn take_alone(&self, layout: Layout) -> Option<NonNull<u8>> {
+        // First: where other threads have come, this is all there is to do.
+        let alone = self.shared.enter(self.shared.me())?;
         let class = SizeClass::of(layout.size(), layout.align())?;
-        let alone = self.shared.enter(thread())?;
         let slot = self.shared_thread().magazine(class).pop();
         drop(alone);
         Some(self.hand_out(slot?, class))
@@ -102,7 +106,7 @@ impl<S: Source + 'static> Objects<S> {
     /// The caller owns the slot, of the class and of this heap; if this was done, the magazine does.
     #[inline]
     unsafe fn give_alone(&self, slot: NonNull<u8>, class: SizeClass) -> bool {
-        let Some(_alone) = self.shared.enter(thread()) else {
+        let Some(_alone) = self.shared.enter(self.shared.me()) else {
             return false;
         };
         let magazine = self.shared_thread().magazine(class);

@@ -28,7 +28,7 @@
 use core::time::Duration;
 
 use super::owner::SEIZED;
-use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, relax, wait_for};
+use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, relax, thread, wait_for};
 
 /// How often in a row a thread takes the lock before it is thought to be alone. Then it pays a heavy fence, to find out
 /// whether there is one.
@@ -83,6 +83,18 @@ impl BiasedLock {
             one: AtomicUsize::new(NOBODY),
             last: AtomicUsize::new(NOBODY),
             times: AtomicU32::new(0),
+        }
+    }
+
+    /// What the calling thread has to say here that it is. To ask the system takes some time, and when there can be no
+    /// one any more, all threads are alike.
+    #[inline(always)]
+    pub fn me(&self) -> usize {
+        // Relaxed: when it has this value, it keeps it, and who takes the lock after this sees it.
+        if self.one.load(Ordering::Relaxed) == NOBODY_EVER {
+            UNKNOWN
+        } else {
+            thread()
         }
     }
 
@@ -291,5 +303,8 @@ mod tests {
         become_the_one(&lock, A);
         become_the_one(&lock, B);
         assert!(lock.enter(A).is_none() && lock.enter(B).is_none());
+        if fence_heavy() {
+            assert_eq!(lock.me(), UNKNOWN);
+        }
     }
 }
