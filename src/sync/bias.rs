@@ -127,13 +127,13 @@ impl BiasedLock {
         let held = self.lock(me);
         // Relaxed: under the lock.
         if self.one.load(Ordering::Relaxed) == NOBODY && me != UNKNOWN {
-            self.count(me);
+            return self.count(me, held);
         }
         held
     }
 
     #[cold]
-    fn count(&self, me: usize) {
+    fn count<'a>(&'a self, me: usize, held: Held<'a>) -> Held<'a> {
         // Relaxed, throughout: under the lock.
         let times = if self.last.swap(me, Ordering::Relaxed) == me {
             self.times.load(Ordering::Relaxed) + 1
@@ -141,11 +141,21 @@ impl BiasedLock {
             1
         };
         self.times.store(times, Ordering::Relaxed);
-        if times >= IN_A_ROW {
-            // Without a heavy fence there is no way to bar the one.
-            let one = if fence_heavy() { me } else { NOBODY_EVER };
+        if times < IN_A_ROW {
+            return held;
+        }
+        // Not under the lock: the first fence of a process may take 10 ms, for which others would wait.
+        drop(held);
+        let has_fence = fence_heavy();
+        let held = self.lock(me);
+        if self.one.load(Ordering::Relaxed) == NOBODY {
+            // Without a heavy fence there is no way to bar the one. And who has not been alone for so long is not the
+            // one: it would pass a fence each time it thought so.
+            let is_alone = self.last.load(Ordering::Relaxed) == me;
+            let one = if has_fence && is_alone { me } else { NOBODY_EVER };
             self.one.store(one, Ordering::Relaxed);
         }
+        held
     }
 
     /// With the lock held: bars the one. If that is another thread, it is the one no longer.

@@ -1,11 +1,15 @@
 //! The first thread that came to a heap which another was alone with waited for it by yielding. Under a real-time
 //! policy, on the processor that the other one was to run on, it never left: of 150 such threads 31 waited until the
-//! system took the processor from them, after a second.
+//! system took the processor from them, after a second. And a thread that was about to be alone passed the first heavy
+//! fence of the process, which takes some 10 ms if there are other threads, with the lock held.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pageheap::internals::BiasedLock;
+
+use super::child;
 
 const ONE: usize = 64;
 const OTHER: usize = 128;
@@ -14,10 +18,8 @@ const OTHER: usize = 128;
 fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a place for a time.
-    assert_eq!(
-        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
-        0
-    );
+    let answer = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(answer, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -40,4 +42,36 @@ fn who_waits_for_the_one_leaves_it_the_processor() {
         other.join().unwrap()
     });
     assert!(used < Duration::from_millis(150), "{used:?}");
+}
+
+#[test]
+fn nobody_waits_for_the_first_fence() {
+    if !child::is_one() {
+        // Any of them may be disturbed.
+        let ends_well = || {
+            let output = child::output(&mut child::command("bias::nobody_waits_for_the_first_fence"));
+            output.status.success()
+        };
+        return assert!((0..5).any(|_| ends_well()));
+    }
+    let (lock, begun, over) = (BiasedLock::new(), AtomicBool::new(false), AtomicBool::new(false));
+    let longest = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !over.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                drop(lock.lock(OTHER));
+                longest = longest.max(begin.elapsed());
+                begun.store(true, Ordering::Relaxed);
+            }
+            longest
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+        (0..100).for_each(|_| drop(lock.lock_often(ONE)));
+        over.store(true, Ordering::Relaxed);
+        other.join().unwrap()
+    });
+    assert!(longest < Duration::from_millis(5), "{longest:?}");
 }
