@@ -29,10 +29,11 @@
 //! once more.
 //!
 //! **Locks.** Each is held for one batch at most. From the outermost in: the scavenger's turn, the shared thread's
-//! lock, the rounds lock; then one lock per class, the register's, the tables' and the heap's. These last four kinds
-//! never nest, except under the rounds lock, in two places: a fork takes them all in this order, and a thread that
-//! empties sleeping threads takes class locks under the register's. Memory is released under none of these locks but
-//! the first, which no allocation takes.
+//! lock (who takes it also waits for a thread that is alone with the heap, which takes no lock meanwhile), the rounds
+//! lock; then one lock per class, the register's, the tables' and the heap's. These last four kinds never nest, except
+//! under the rounds lock, in two places: a fork takes them all in this order, and a thread that empties sleeping
+//! threads takes class locks under the register's. Memory is released under none of these locks but the first, which
+//! no allocation takes.
 
 #![cfg_attr(
     not(feature = "std"),
@@ -122,7 +123,7 @@ pub struct Objects<S: Source> {
     blanks: Blanks,
     register: Register<Thread>,
     tables: Tables,
-    /// Guards the shared thread.
+    /// Guards the shared thread. A thread that is alone with a `Heap` uses that without it.
     shared: BiasedLock,
     /// Threads that have a cache of pages, without the shared one.
     cached: AtomicUsize,

@@ -57,7 +57,7 @@ impl<S: Source + 'static> Objects<S> {
         self.hold_shared(self.shared.lock(self.shared.me()))
     }
 
-    /// The shared thread's structure, if nobody uses it.
+    /// The shared thread's structure, if nobody holds its lock. Waits for a thread that is alone with it.
     pub(super) fn try_shared(&self) -> Option<Shared<'_, S>> {
         Some(self.hold_shared(self.shared.try_lock(self.shared.me())?))
     }
@@ -172,9 +172,8 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Aborts if no slot of the layout's class begins there; returns the class. A magazine takes whatever it is given
-    /// and hands it out again. Next to the cost of a lock there is time to check, so that the blocks of two heaps
-    /// cannot be mixed up. The free itself checks, for every heap, a block that may legally be no slot, or one with
-    /// room.
+    /// and hands it out again: without the check the blocks of two heaps could be mixed up. The free itself checks, for
+    /// every heap, a block that may legally be no slot, or one with room.
     #[inline]
     fn certify(&self, memory: NonNull<u8>, layout: Layout) -> Option<SizeClass> {
         let class = SizeClass::of(layout.size(), layout.align())?;

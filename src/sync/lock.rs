@@ -87,11 +87,9 @@ impl Lock {
         core::mem::forget(self.lock());
     }
 
-    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
+    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child; or the lock of a guard that
+    /// was forgotten.
+    #[inline]
     pub(crate) fn let_go(&self) {
         drop(Guard { lock: self });
     }

@@ -29,6 +29,8 @@
 //! declaration. Short work, which calls no other code, need not declare anything, and an entry need not remember the
 //! previous state: one load less each time.
 //!
+//! A lock that one thread need not take while it is alone uses owners in the same way (`bias.rs`).
+//!
 //! The models explore this file as it ships (`tests/models/src/loom/`: `owner.rs`; `stake.rs`, in which a pile of
 //! numbers replaces the magazine, by the rules of `object/magazine.rs`).
 
@@ -154,7 +156,8 @@ impl Owner {
     /// so, the structure is the user's until it [leaves](Self::leave); otherwise nothing has happened. No
     /// read-modify-write.
     ///
-    /// Called by one thread only, or on an owner whose key no caller has.
+    /// Called by one thread only (or one after another, who know when the last has ended), or on an owner whose key no
+    /// caller has.
     #[inline(always)]
     pub fn enter(&self, key: usize) -> bool {
         // Relaxed: the fence after it keeps it before the load in `admits`, for a thread that passes `fence_heavy`

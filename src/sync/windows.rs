@@ -5,6 +5,7 @@
 //! | `fence_heavy` | `FlushProcessWriteBuffers`: interrupts every processor that runs a thread of this process |
 //! | `wait`, `wait_for`, `wake` | `WaitOnAddress`, `WakeByAddressSingle` |
 //! | `pause` | `SwitchToThread` |
+//! | `thread` | `GetCurrentThreadId` |
 //!
 //! **The end of the process.** `ExitProcess` stops all other threads, wherever they are, and then lets libraries run
 //! their last code on the thread that called it. What a stopped thread held is never released. So a thread that would

@@ -128,6 +128,22 @@ fn a_thread_becomes_the_one_while_another_comes() {
     });
 }
 
+#[test]
+fn a_second_one_comes_while_the_first_may_still_be_on_its_way_in() {
+    explore(4, || {
+        let desk = Desk::taken(OFTEN);
+        let other = desk.clone();
+        let thread = spawn(move || {
+            (0..OFTEN).for_each(|_| drop(other.lock.lock_often(OTHER)));
+            other.add_somehow(OTHER);
+        });
+        desk.add_somehow(ONE);
+        thread.join().unwrap();
+        desk.add_with_lock(THIRD);
+        assert_eq!(desk.count(), 3);
+    });
+}
+
 // ---- what must fail
 
 /// What the copy omits.
