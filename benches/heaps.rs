@@ -51,7 +51,7 @@ fn pairs(criterion: &mut Criterion) {
         }
         let mut group = criterion.benchmark_group(format!("pair-{name}"));
         group.bench_function("heap-of-one-thread", |bench| bench.iter(|| pair(&alone, layout)));
-        group.bench_function("heap-of-several", |bench| bench.iter(|| pair(&shared, layout)));
+        group.bench_function("heap-with-lock", |bench| bench.iter(|| pair(&shared, layout)));
         group.bench_function("global-heap", |bench| bench.iter(|| global_pair(&GLOBAL, layout)));
         group.bench_function("system", |bench| bench.iter(|| global_pair(&Malloc, layout)));
         group.finish();

@@ -11,8 +11,9 @@
 //! checks whether the block belongs to this heap and this layout: the blocks of two heaps are easily mixed up.
 //!
 //! Worked example: a `Heap` of 1 MiB allocates 100 bytes, frees them, and allocates 100 again. The second block is the
-//! first one, from the magazine, for 7 ns with the free, or 30 if several threads use the heap. Dropping the heap
-//! takes two `munmap` calls for the pages and their tables and one for the classes, however many blocks there are.
+//! first one, from the magazine, for 7 ns with the free, or 30 with the lock, once several threads use the heap.
+//! Dropping the heap takes two `munmap` calls for the pages and their tables and one for the classes, however many
+//! blocks there are.
 //!
 //! The cost is stated at [`Heap`]; three nanoseconds of an allocate-free pair are the check. Clearing and copying
 //! blocks, and giving pages back for a soft limit, happen outside the lock.
@@ -73,12 +74,13 @@ mod api2;
 ///
 /// # What it costs
 ///
-/// An allocate-free pair of up to 32 KiB takes 7 ns while one thread uses the heap, and ~30 ns while several do: all
+/// An allocate-free pair of up to 32 KiB takes 7 ns while one thread uses the heap, and ~30 ns with the lock: all
 /// threads share one set of magazines, under a lock that a thread need not take while it is alone (where the system has
 /// a fence through all threads: Linux, Windows). The first call of another thread takes some microseconds more; after
-/// three such calls the lock stays. [`tick`](Self::tick), [`release`](Self::release), [`check`](Self::check) and a fork
-/// count as use, [`stats`](Self::stats) does not. Threads that allocate all the time should have a heap each, or use
-/// the global one. To make and drop a heap takes ~15 system calls.
+/// at most three such calls the lock stays. [`tick`](Self::tick), [`release`](Self::release),
+/// [`scavenge`](Self::scavenge) and a fork count as use, [`stats`](Self::stats) and [`check`](Self::check) do not.
+/// Threads that allocate all the time should have a heap each, or use the global one. To make and drop a heap takes ~15
+/// system calls.
 ///
 /// It has no thread of its own: until it is dropped, it gives memory back only when [`tick`](Self::tick),
 /// [`release`](Self::release) or [`scavenge`](Self::scavenge) is called; how they differ: [Giving memory

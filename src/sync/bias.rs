@@ -8,19 +8,19 @@
 //!
 //! A thread that has taken the lock [`IN_A_ROW`] times, with no other in between that does the same, becomes *the one*.
 //! From then on it may [enter](BiasedLock::enter) without the lock, for short work that calls no other code: two plain
-//! stores and two comparisons (`owner.rs` has the argument for them). Everything else it does under the lock, like all
-//! others; while it holds the lock it is not let in by the short way, so foreign code that comes back here waits for
-//! itself, as with any lock, and breaks nothing.
+//! stores and a few comparisons (`owner.rs` has the argument for them). Everything else it does under the lock, like
+//! all others; while it holds the lock it is not let in by the short way, so foreign code that comes back here waits
+//! for itself, as with any lock, and breaks nothing.
 //!
 //! The first other thread that takes the lock ends this: it bars the one, passes a heavy fence, and waits until the one
 //! has left. Then another may become the one, [`TURNS`] in all, each with an owner of its own to announce itself to.
 //! (At the same one, a thread that was stopped on its way in would later overwrite what the next one says there.) After
-//! that it is a lock. So what is handed over now and then stays quick, and threads that take turns pay six heavy
-//! fences, not one for each turn.
+//! that it is a lock. So what is handed over now and then stays quick, and threads that take turns pay
+//! some six heavy fences, not one for each turn.
 //!
 //! Worked: a `Heap` is filled by one thread, 16 times with the lock and then without, and handed to another. That one's
 //! first call takes some microseconds, once; 16 calls later it does without the lock too. When both use it, the lock is
-//! what it costs: ~30 ns for an allocation and its free instead of 6.
+//! what it costs: ~30 ns for an allocation and its free instead of 7.
 //!
 //! The idea is K. Kawachiya's, A. Koseki's and T. Onodera's ("Lock reservation", OOPSLA 2002), there for Java's
 //! monitors. The models explore this file as it ships (`tests/models/src/loom/bias.rs`).
@@ -37,7 +37,7 @@ use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, r
 /// the lock, to find out whether there is one.
 const IN_A_ROW: u32 = 16;
 
-/// How many threads can become the one, one after another.
+/// How many threads can become the one at most, one after another.
 const TURNS: usize = 3;
 
 /// [`BiasedLock::one`]: nobody, at the moment or any more.
@@ -66,7 +66,7 @@ pub struct BiasedLock {
     /// One for each turn. The key of the present one is the one's identity while the lock is free; all others are
     /// [`SEIZED`]. So keys are written under the lock.
     owners: [Owner; TURNS],
-    /// How many threads have been the one. Written under the lock, and only ever raised.
+    /// How many turns are over; all of them where there is no fence. Written under the lock, and only ever raised.
     turn: AtomicUsize,
     /// Below: only under the lock. The one, or [`NOBODY`].
     one: AtomicUsize,
@@ -161,6 +161,7 @@ impl BiasedLock {
         if times < IN_A_ROW {
             return held;
         }
+        let turn = self.turn.load(Ordering::Relaxed);
         // Not under the lock: the first fence of a process may take 10 ms, for which others would wait.
         drop(held);
         let has_fence = fence_heavy();
@@ -168,9 +169,9 @@ impl BiasedLock {
         if !has_fence {
             // Without one there is no way to bar the one.
             self.turn.store(TURNS, Ordering::Relaxed);
-        } else if self.is_vacant() {
-            // Who has not been alone for so long is not the one. It has had its turn, or it would pass a fence each
-            // time it thought it were.
+        } else if self.turn.load(Ordering::Relaxed) == turn {
+            // Nobody has become the one since. Who has not been alone for so long is not the one either; but this was
+            // its turn, or it would pass a fence each time it thought it were alone.
             if self.last.load(Ordering::Relaxed) == me {
                 self.one.store(me, Ordering::Relaxed);
             } else {

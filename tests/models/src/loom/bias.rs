@@ -144,6 +144,75 @@ fn a_second_one_comes_while_the_first_may_still_be_on_its_way_in() {
     });
 }
 
+/// Both have come often enough, and are about to become the one.
+#[test]
+fn two_are_about_to_become_the_one() {
+    explore(3, || {
+        let desk = Desk::taken(OFTEN - 1);
+        let other = desk.clone();
+        let thread = spawn(move || {
+            (0..OFTEN).for_each(|_| drop(other.lock.lock_often(OTHER)));
+            other.add_somehow(OTHER);
+            other.add_somehow(OTHER);
+        });
+        desk.add_somehow(ONE);
+        desk.add_somehow(ONE);
+        thread.join().unwrap();
+        assert_eq!(desk.count(), 4);
+    });
+}
+
+#[test]
+fn the_same_thread_becomes_the_one_again() {
+    explore(3, || {
+        let desk = Desk::taken(OFTEN);
+        let other = desk.clone();
+        let thread = spawn(move || {
+            other.add_with_lock(OTHER);
+            other.add_with_lock(OTHER);
+        });
+        desk.add_somehow(ONE);
+        (0..OFTEN).for_each(|_| drop(desk.lock.lock_often(ONE)));
+        desk.add_somehow(ONE);
+        desk.add_somehow(ONE);
+        thread.join().unwrap();
+        assert_eq!(desk.count(), 5);
+    });
+}
+
+/// A thread that was stopped on its way to become the one does not, if another has come often meanwhile.
+#[test]
+fn who_becomes_the_one_has_come_often_with_no_other_in_between() {
+    explore(3, || {
+        let desk = Desk::taken(OFTEN - 1);
+        let other = desk.clone();
+        // Who has taken the lock often last, and how often in a row.
+        let last = Arc::new(loom::sync::Mutex::new((ONE, OFTEN - 1)));
+        let note = move |me| {
+            let mut last = last.lock().unwrap();
+            *last = (me, if last.0 == me { last.1 + 1 } else { 1 });
+            last.1
+        };
+        let noted = note.clone();
+        let thread = spawn(move || {
+            let mut times = 0;
+            for _ in 0..=OFTEN {
+                let _held = other.lock.lock_often(OTHER);
+                times = noted(OTHER);
+            }
+            assert!(
+                other.lock.enter(OTHER).is_none() || times >= OFTEN,
+                "let in after {times}"
+            );
+        });
+        {
+            let _held = desk.lock.lock_often(ONE);
+            note(ONE);
+        }
+        thread.join().unwrap();
+    });
+}
+
 // ---- what must fail
 
 /// What the copy omits.
