@@ -150,20 +150,15 @@ mod tests {
     extern crate std;
 
     use core::alloc::Layout;
-    use core::mem::MaybeUninit;
 
     use super::*;
-    use crate::heap::Config;
     use crate::object::length::Length;
     use crate::object::{Hold, Magazine};
-    use crate::scavenge::pressure::Notices;
     use crate::source::Region;
     use crate::units::PageCount;
 
     fn heap() -> &'static Objects<Region> {
-        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
-        let keeper = Keeper::new(true, Notices::NONE, "");
-        Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(1), keeper).unwrap()
+        Objects::for_test(16 << 20, 1, true)
     }
 
     fn enlist(objects: &Objects<Region>) -> &'static Thread {

@@ -441,3 +441,16 @@ impl<S: Source + 'static> Objects<S> {
         self.spans.entry(page).tag()
     }
 }
+
+#[cfg(test)]
+impl Objects<crate::source::Region> {
+    /// A heap of so many bytes, for a test.
+    fn for_test(bytes: usize, caches: usize, background: bool) -> &'static Self {
+        extern crate std;
+
+        let memory = std::vec![core::mem::MaybeUninit::uninit(); bytes].leak();
+        let source = crate::source::Region::from_static(memory);
+        let keeper = Keeper::new(background, crate::scavenge::pressure::Notices::NONE, "");
+        Self::open(source, Config::new(usize::MAX).caches(caches), keeper).unwrap()
+    }
+}

@@ -7,26 +7,16 @@ extern crate std;
 
 use core::alloc::Layout;
 use core::cell::Cell;
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::time::Duration;
-use std::vec;
 use std::vec::Vec;
 
 use super::*;
-use crate::scavenge::pressure::Notices;
 use crate::source::Region;
 use crate::units::PageCount;
 
 fn heap() -> &'static Objects<Region> {
-    let memory = vec![MaybeUninit::uninit(); 32 << 20].leak();
-    let config = Config::new(usize::MAX).caches(1);
-    Objects::open(
-        Region::from_static(memory),
-        config,
-        Keeper::new(true, Notices::NONE, ""),
-    )
-    .unwrap()
+    Objects::for_test(32 << 20, 1, true)
 }
 
 fn take(objects: &Objects<Region>, layout: Layout) -> NonNull<u8> {

@@ -111,20 +111,13 @@ mod kernel {
 mod tests {
     extern crate std;
 
-    use core::mem::MaybeUninit;
-
     use super::*;
-    use crate::heap::Config;
-    use crate::object::{Keeper, Objects};
-    use crate::scavenge::pressure::Notices;
-    use crate::source::Region;
+    use crate::object::Objects;
 
     /// The structure of a thread that ended without notice is found, and then has one user again, not several.
     #[test]
     fn of_those_who_look_for_a_dead_threads_structure_one_gets_it() {
-        let memory = std::vec![MaybeUninit::uninit(); 1 << 20].leak();
-        let keeper = Keeper::new(false, Notices::NONE, "");
-        let objects = Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(1), keeper).unwrap();
+        let objects = Objects::for_test(1 << 20, 1, false);
         let enlist = || objects.enlist().unwrap().addr();
         let (left, presence) = std::thread::spawn(move || {
             let presence = Presence::default();

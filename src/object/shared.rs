@@ -110,8 +110,8 @@ impl<S: Source + 'static> Objects<S> {
             return false;
         };
         let magazine = self.shared_thread().magazine(class);
-        // SAFETY: the caller's promise; a word long at least, and aligned for one. Nobody takes the slot out before it
-        // is marked as free.
+        // SAFETY: the caller's promise; a word long at least, and aligned for one. Nobody else is here to take
+        // the slot out before it is marked as free.
         unsafe {
             if class.is_flagged() {
                 let Some(flag) = self.spans.flag_of(slot).filter(|_| magazine.push(slot)) else {

@@ -251,18 +251,13 @@ mod tests {
     extern crate std;
 
     use core::alloc::Layout;
-    use core::mem::MaybeUninit;
 
     use super::*;
-    use crate::heap::{Above, Config};
-    use crate::object::Keeper;
-    use crate::scavenge::pressure::Notices;
+    use crate::heap::Above;
     use crate::source::Region;
 
     fn heap() -> &'static Objects<Region> {
-        let memory = std::vec![MaybeUninit::uninit(); 16 << 20].leak();
-        let keeper = Keeper::new(false, Notices::NONE, "");
-        Objects::open(Region::from_static(memory), Config::new(usize::MAX).caches(64), keeper).unwrap()
+        Objects::for_test(16 << 20, 64, false)
     }
 
     /// No fence through all threads is needed for that, and no silence.

@@ -70,7 +70,7 @@ pub struct BiasedLock {
     turn: AtomicUsize,
     /// Below: only under the lock. The one, or [`NOBODY`].
     one: AtomicUsize,
-    /// Who took the lock last, and how often in a row.
+    /// Who took the lock last by `lock_often`, and how often in a row.
     last: AtomicUsize,
     times: AtomicU32,
 }
@@ -114,7 +114,8 @@ impl BiasedLock {
     /// it.
     #[inline(always)]
     pub fn enter(&self, me: usize) -> Option<Alone<'_>> {
-        // Relaxed: an earlier turn leads to an owner that lets nobody in.
+        // Relaxed: an earlier turn leads to an owner that is barred for good, by a store before a heavy fence. If that
+        // is not seen here either, the entry finds out, as in any turn.
         let owner = self.owners.get(self.turn.load(Ordering::Relaxed))?;
         // A look first: only one thread may ever announce itself to an owner.
         (owner.is_for(me) && owner.enter(me)).then(|| Alone { owner })

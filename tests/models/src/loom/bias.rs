@@ -32,10 +32,15 @@ unsafe impl Send for Desk {}
 impl Desk {
     /// A desk whose lock `ONE` has taken so often, and no paper.
     fn taken(times: usize) -> Arc<Self> {
-        let lock = BiasedLock::new();
-        (0..times).for_each(|_| drop(lock.lock_often(ONE)));
-        let papers = UnsafeCell::new(0);
-        Arc::new(Self { lock, papers })
+        let (lock, papers) = (BiasedLock::new(), UnsafeCell::new(0));
+        let desk = Arc::new(Self { lock, papers });
+        desk.take(ONE, times);
+        desk
+    }
+
+    /// Takes the lock so often.
+    fn take(&self, me: usize, times: usize) {
+        (0..times).for_each(|_| drop(self.lock.lock_often(me)));
     }
 
     /// Adds a paper.
@@ -134,7 +139,7 @@ fn a_second_one_comes_while_the_first_may_still_be_on_its_way_in() {
         let desk = Desk::taken(OFTEN);
         let other = desk.clone();
         let thread = spawn(move || {
-            (0..OFTEN).for_each(|_| drop(other.lock.lock_often(OTHER)));
+            other.take(OTHER, OFTEN);
             other.add_somehow(OTHER);
         });
         desk.add_somehow(ONE);
@@ -151,7 +156,7 @@ fn two_are_about_to_become_the_one() {
         let desk = Desk::taken(OFTEN - 1);
         let other = desk.clone();
         let thread = spawn(move || {
-            (0..OFTEN).for_each(|_| drop(other.lock.lock_often(OTHER)));
+            other.take(OTHER, OFTEN);
             other.add_somehow(OTHER);
             other.add_somehow(OTHER);
         });
@@ -172,7 +177,7 @@ fn the_same_thread_becomes_the_one_again() {
             other.add_with_lock(OTHER);
         });
         desk.add_somehow(ONE);
-        (0..OFTEN).for_each(|_| drop(desk.lock.lock_often(ONE)));
+        desk.take(ONE, OFTEN);
         desk.add_somehow(ONE);
         desk.add_somehow(ONE);
         thread.join().unwrap();
