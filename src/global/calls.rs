@@ -7,13 +7,10 @@
 //!           class ─▶ the same; or shelf ─▶ slow
 //! ```
 //!
-//! **One copy of `dealloc`.** It is not inlined into the program, although its fast path is short. `alloc` is inlined:
-//! after it the program continues with a size that it knows. Frees, however, come in chains through memory that is not
-//! in the cache, and what a compiler makes of the code around them costs more than a call. With `dealloc` inlined, a
-//! step through a B-tree being dropped is too long to be inlined itself, returns its result through memory, and each
-//! step waits for the node before it (a tree of JSON: 12.9 ms a life instead of 10.5). But the caller computes where
-//! the magazine lies: for a size known at compile time, such as a `Box`'s, that is a constant instead of six
-//! instructions.
+//! **Inlined.** The fast paths of `alloc`, and on x86-64 of `dealloc`, are inlined into the program. For a size known
+//! at compile time, such as a `Box`'s, the place of the magazine is a constant instead of six instructions. What
+//! compilers make of the code around a free matters more than the free: so that of `dealloc` is a statement in
+//! assembler (`object/inline.rs`). On other processors the caller finds the magazine and calls one copy of the rest.
 //!
 //! **No register is saved** on a fast path. If anything limits it, stores do: one per cycle reaches the cache, and
 //! saving a register is a store. So everything off the fast path is reached by a tail call with the same arguments, and
@@ -24,7 +21,7 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::guard::{self, Place, Plain};
-use crate::object::{Hold, Length, MarkedSize, Objects, Seat, SizeClass, SmallSize, Span, Spans, Thread, Working};
+use crate::object::{self, Frees, MarkedSize, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -133,8 +130,20 @@ impl<S: Source + 'static> GlobalHeap<S> {
         })
     }
 
-    /// A size whose slot carries its own mark, and an alignment that adds nothing. The caller has found the magazine,
-    /// because it is known where the size is.
+    /// A size whose slot carries its own mark, and an alignment that adds nothing.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size.
+    #[inline(always)]
+    unsafe fn give_marked(&self, memory: NonNull<u8>, size: MarkedSize) {
+        // Relaxed: as in `take_slot`.
+        let objects = self.objects.load(Ordering::Relaxed);
+        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
+        unsafe { object::free(self, objects, memory, Seat::of_marked(size)) };
+    }
+
+    /// The same, where the caller has found the magazine.
     ///
     /// # Safety
     ///
@@ -196,7 +205,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             }
             let rounded = SizeClass::rounded(layout.size(), layout.align());
             match MarkedSize::of(rounded, 1) {
-                Some(size) => self.give_seated(memory, Seat::of_marked(size)),
+                Some(size) => self.give_marked(memory, size),
                 None => self.give_sized(memory, rounded),
             }
         }
@@ -269,130 +278,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(moved)
     }
 
-    /// Fast path: from the hand of this thread's shelf, if it has such a run. The other attempts are reached by a tail
-    /// call that needs only its arguments, so no register is saved.
-    #[inline(never)]
-    fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
-        if !ZEROED
-            && let Some(length) = Length::of(layout)
-            && let Some((thread, objects)) = self.enter_with()
-        {
-            // SAFETY: the structure was entered by the address of this heap.
-            let Some(memory) = (unsafe { objects.take_from_hand(&thread, length) }) else {
-                return self.take_listed(layout, thread, length);
-            };
-            return Some(memory);
-        }
-        self.take_slow(layout, ZEROED)
-    }
-
-    /// The same from a list, if the hand is empty.
-    #[inline(never)]
-    fn take_listed(&self, layout: Layout, thread: Working<'static>, length: Length) -> Option<NonNull<u8>> {
-        // SAFETY: the caller has entered it.
-        let memory = unsafe { self.entered().take_from_list(&thread, length) };
-        drop(thread);
-        memory.or_else(|| self.alloc_slow(layout))
-    }
-
-    /// Fast path: into the hand of this thread's shelf, if there is room; as [`take_large`](Self::take_large).
-    ///
-    /// # Safety
-    ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of at most page alignment, which large blocks
-    /// have anyway.
-    #[inline(never)]
-    unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
-        // SAFETY: the caller's promise; a structure is entered by the address of this heap.
-        unsafe {
-            if let Some(length) = Length::of_size(size)
-                && let Some((thread, objects)) = self.enter_with()
-            {
-                match objects.put_in_hand(&thread, memory, length) {
-                    Hold::Taken => {
-                        drop(thread);
-                        self.after_put(self.entered(), length);
-                    }
-                    Hold::Full(entry) => self.give_listed(memory, size, thread, length, entry),
-                    Hold::Refused => self.give_refused(memory, size, thread),
-                }
-                return;
-            }
-            self.dealloc_slow(memory, size, 1);
-        }
-    }
-
-    /// The same onto a list, if the hand is full.
-    ///
-    /// # Safety
-    ///
-    /// As for [`give_large`](Self::give_large); the block has this length and this entry.
-    #[inline(never)]
-    unsafe fn give_listed(
-        &self,
-        memory: NonNull<u8>,
-        size: usize,
-        thread: Working<'static>,
-        length: Length,
-        entry: &'static Span,
-    ) {
-        // SAFETY: the caller has entered it, and found the hand full.
-        let (objects, taken) = unsafe {
-            let objects = self.entered();
-            (objects, objects.put_on_list(&thread, memory, length, entry))
-        };
-        drop(thread);
-        if taken {
-            self.after_put(objects, length);
-            return;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, size, 1) };
-    }
-
-    /// A block that the table does not list as such: the slow path finds out what it is.
-    ///
-    /// # Safety
-    ///
-    /// As for [`give_large`](Self::give_large).
     #[cold]
     #[inline(never)]
-    unsafe fn give_refused(&self, memory: NonNull<u8>, size: usize, thread: Working<'static>) {
-        drop(thread);
-        // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, size, 1) };
-    }
-
-    /// The heap, loaded again: a load instead of a register, of which the fast paths have none left.
-    ///
-    /// # Safety
-    ///
-    /// The calling thread has entered a structure of it, even if it has left that since.
-    #[inline(always)]
-    unsafe fn entered(&self) -> &'static Objects<S> {
-        // Relaxed: as in `enter_with`.
-        // SAFETY: the caller's promise: so it is the address of a heap, which is never destroyed.
-        unsafe { &*self.objects.load(Ordering::Relaxed) }
-    }
-
-    /// Called after a block was put on the shelf, with nothing held.
-    #[inline(always)]
-    fn after_put(&self, objects: &'static Objects<S>, length: Length) {
-        if objects.keeper().is_away() {
-            self.tell(objects, length);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn tell(&self, objects: &'static Objects<S>, length: Length) {
-        objects.tell(length.pages() << SizeClass::PAGE_SHIFT);
-        self.call_keeper(objects);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+    pub(super) fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if zeroed {
             self.alloc_zeroed_slow(layout)
         } else {
@@ -401,7 +289,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     #[inline(never)]
-    fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+    pub(super) fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
         let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
@@ -425,7 +313,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// As for [`GlobalAlloc::dealloc`], with a layout of this size, and of this alignment or an equivalent one.
     #[inline(never)]
-    unsafe fn dealloc_slow(&self, memory: NonNull<u8>, size: usize, align: usize) {
+    pub(super) unsafe fn dealloc_slow(&self, memory: NonNull<u8>, size: usize, align: usize) {
         // SAFETY: a layout had this size, with an alignment that is not less, or it is a slot's: so rounding it up does
         // not overflow.
         let layout = unsafe { Layout::from_size_align_unchecked(size, align) };
@@ -517,6 +405,19 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
     memory.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
+impl<S: Source + 'static> Frees for GlobalHeap<S> {
+    #[inline(always)]
+    fn thread() -> &'static Thread {
+        local::current()
+    }
+
+    #[inline(always)]
+    unsafe fn free_seated(&self, slot: NonNull<u8>, seat: Seat) {
+        // SAFETY: the caller's promise.
+        unsafe { self.give_seated(slot, seat) };
+    }
+}
+
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
@@ -537,7 +438,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
-                self.give_seated(memory, Seat::of_marked(size));
+                self.give_marked(memory, size);
             } else if SmallSize::is_met(layout.align()) {
                 self.give_sized(memory, layout.size());
             } else {

@@ -68,6 +68,7 @@ pub(crate) use local::resident;
 mod empty;
 mod exhausted;
 mod options;
+mod large;
 mod calls;
 
 /// The address space a heap asks for: 4 TiB, or a quarter of a 32-bit one.

@@ -55,7 +55,7 @@ pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
 #[inline(always)]
 pub(super) fn current() -> &'static Thread {
     // SAFETY: FRESH or GONE, which are as large, or a structure, which is never destroyed.
-    unsafe { current::get().as_ref() }
+    unsafe { &*current::get() }
 }
 
 /// An address that is unique to this thread, as long as it lives. Never 0.
@@ -69,7 +69,7 @@ pub(crate) use super::pressure::resident;
 
 /// This thread's structure, of whichever heap.
 pub(super) fn own() -> Option<NonNull<Thread>> {
-    let thread = current::get();
+    let thread = NonNull::new(current::get())?;
     let is_none = [&FRESH, &GONE].iter().any(|none| none.as_thread() == thread);
     (!is_none).then_some(thread)
 }
@@ -78,7 +78,7 @@ pub(super) fn own() -> Option<NonNull<Thread>> {
 /// try again.
 #[cold]
 pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Option<&'static Thread> {
-    if current::get() != FRESH.as_thread() {
+    if current::get() != FRESH.as_thread().as_ptr() {
         return None;
     }
     let _errno = KeepErrno::new();

@@ -43,6 +43,7 @@
 
 use core::cell::Cell;
 use core::hint::cold_path;
+use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 use core::slice;
 
@@ -72,6 +73,12 @@ pub struct Magazine {
     /// Full racks with a batch in each.
     spares: Pile,
 }
+
+/// Where the limit is in a magazine, whose first word is the top, and the distance of entries (`inline.rs`).
+pub const LIMIT: usize = offset_of!(Magazine, limit);
+pub const ENTRY_BYTES: usize = size_of::<Entry>();
+
+const _: () = assert!(offset_of!(Magazine, top) == 0);
 
 // The factor by which a magazine's index is multiplied.
 const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
@@ -120,6 +127,11 @@ impl Magazine {
         cold_path();
         self.top.end(top);
         false
+    }
+
+    /// The user gives up what it has begun, if anything.
+    pub fn withdraw(&self) {
+        self.top.end(self.top.last());
     }
 
     /// Repairs the top after its user has ended, perhaps in the middle of an operation.

@@ -57,6 +57,9 @@ const UPPER: usize = if cfg!(target_endian = "little") {
     0
 };
 
+/// The position of those two bytes in the word (`inline.rs`).
+pub const UPPER_AT: usize = size_of::<u16>() * UPPER;
+
 /// Draws the key, once, from addresses that the system chooses. Called before any slot is used.
 pub fn draw_key() {
     let here = 0;
@@ -71,6 +74,7 @@ pub fn draw_key() {
 
 /// The key of all marks.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct Key(usize);
 
 /// The key, once it has been drawn.

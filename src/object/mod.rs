@@ -60,6 +60,7 @@ mod presence;
 mod register;
 mod shelf;
 mod thread;
+mod inline;
 mod tables;
 mod stats;
 mod snapshot;
@@ -81,6 +82,7 @@ mod preempted;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
+pub use inline::{Frees, free};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
 pub use run::Hold;

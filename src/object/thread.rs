@@ -139,9 +139,16 @@ impl Drop for Staying<'_> {
 
 /// The offset of a magazine in a structure.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct Seat(usize);
 
 impl Seat {
+    /// The offset.
+    #[inline(always)]
+    pub fn bytes(self) -> usize {
+        self.0
+    }
+
     /// The seat of the magazine for this size.
     #[inline(always)]
     pub fn of(size: SmallSize) -> Self {
@@ -231,6 +238,10 @@ pub struct Nobody {
     owner: Owner,
     rest: [AtomicUsize; (size_of::<Thread>() - size_of::<Owner>()) / size_of::<usize>()],
 }
+
+/// Where the owner's key and the key of all marks are in a structure (`inline.rs`).
+pub const OWNER_KEY: usize = offset_of!(Thread, owner) + Owner::KEY;
+pub const MARK_KEY: usize = offset_of!(Thread, key);
 
 // One can stand in for the other.
 const _: () = assert!(size_of::<Nobody>() == size_of::<Thread>() && align_of::<Nobody>() == align_of::<Thread>());
@@ -364,6 +375,11 @@ impl Thread {
             self.magazine_in(seat)
                 .push_quick(slot, || self.owner.admits(objects.addr()), raise)
         }
+    }
+
+    /// Takes back the announcement of a push or pop at this seat, if there is one (`inline.rs`).
+    pub(super) fn withdraw(&self, seat: Seat) {
+        self.magazine_in(seat).withdraw();
     }
 
     /// Like [`Owner::enter`], by the address of the heap.

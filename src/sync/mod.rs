@@ -46,5 +46,5 @@ pub(crate) use imp::{
 };
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
-pub use owner::{Owned, Owner, Stake, seize};
+pub use owner::{BUSY, Owned, Owner, Stake, seize};
 pub use turnstile::{Calm, Pass, Turnstile};

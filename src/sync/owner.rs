@@ -36,6 +36,7 @@
 
 #![forbid(unsafe_code)]
 
+use core::mem::offset_of;
 use core::ptr;
 
 use super::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
@@ -55,10 +56,11 @@ pub struct Owner {
 }
 
 /// Added to a [`Stake`]'s pointer while that is about to change: no aligned pointer has this bit.
-const BUSY: usize = 1;
+pub const BUSY: usize = 1;
 
 /// A pointer that its user changes by the quick way.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct Stake<T>(AtomicPtr<T>);
 
 impl<T> Stake<T> {
@@ -130,6 +132,9 @@ pub trait Owned {
 }
 
 impl Owner {
+    /// Where the key is in an owner.
+    pub const KEY: usize = offset_of!(Self, key);
+
     /// An owner with the key `key`, and no user at work. 3 is not a valid key.
     #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
     #[must_use]

@@ -1,0 +1,140 @@
+//! Calls for blocks above 32 KiB: the hands and lists of this thread's shelf (`object/shelf.rs`).
+//!
+//! ```text
+//!   take_large ── a run in the hand of this length? ── on its list? ── slow
+//!   give_large ── room in the hand of this length?  ── on its list? ── slow
+//! ```
+//!
+//! As in `calls.rs`, what is not the fast path is reached by a tail call, so that the fast path saves no register.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use crate::object::{Hold, Length, Objects, SizeClass, Span, Working};
+use crate::source::Source;
+use crate::sync::Ordering;
+
+use super::GlobalHeap;
+
+impl<S: Source + 'static> GlobalHeap<S> {
+    /// Fast path: from the hand of this thread's shelf, if it has such a run. The other attempts are reached by a tail
+    /// call that needs only its arguments, so no register is saved.
+    #[inline(never)]
+    pub(super) fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if !ZEROED
+            && let Some(length) = Length::of(layout)
+            && let Some((thread, objects)) = self.enter_with()
+        {
+            // SAFETY: the structure was entered by the address of this heap.
+            let Some(memory) = (unsafe { objects.take_from_hand(&thread, length) }) else {
+                return self.take_listed(layout, thread, length);
+            };
+            return Some(memory);
+        }
+        self.take_slow(layout, ZEROED)
+    }
+
+    /// The same from a list, if the hand is empty.
+    #[inline(never)]
+    fn take_listed(&self, layout: Layout, thread: Working<'static>, length: Length) -> Option<NonNull<u8>> {
+        // SAFETY: the caller has entered it.
+        let memory = unsafe { self.entered().take_from_list(&thread, length) };
+        drop(thread);
+        memory.or_else(|| self.alloc_slow(layout))
+    }
+
+    /// Fast path: into the hand of this thread's shelf, if there is room; as [`take_large`](Self::take_large).
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of at most page alignment, which large blocks
+    /// have anyway.
+    #[inline(never)]
+    pub(super) unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise; a structure is entered by the address of this heap.
+        unsafe {
+            if let Some(length) = Length::of_size(size)
+                && let Some((thread, objects)) = self.enter_with()
+            {
+                match objects.put_in_hand(&thread, memory, length) {
+                    Hold::Taken => {
+                        drop(thread);
+                        self.after_put(self.entered(), length);
+                    }
+                    Hold::Full(entry) => self.give_listed(memory, size, thread, length, entry),
+                    Hold::Refused => self.give_refused(memory, size, thread),
+                }
+                return;
+            }
+            self.dealloc_slow(memory, size, 1);
+        }
+    }
+
+    /// The same onto a list, if the hand is full.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_large`](Self::give_large); the block has this length and this entry.
+    #[inline(never)]
+    unsafe fn give_listed(
+        &self,
+        memory: NonNull<u8>,
+        size: usize,
+        thread: Working<'static>,
+        length: Length,
+        entry: &'static Span,
+    ) {
+        // SAFETY: the caller has entered it, and found the hand full.
+        let (objects, taken) = unsafe {
+            let objects = self.entered();
+            (objects, objects.put_on_list(&thread, memory, length, entry))
+        };
+        drop(thread);
+        if taken {
+            self.after_put(objects, length);
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, size, 1) };
+    }
+
+    /// A block that the table does not list as such: the slow path finds out what it is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_large`](Self::give_large).
+    #[cold]
+    #[inline(never)]
+    unsafe fn give_refused(&self, memory: NonNull<u8>, size: usize, thread: Working<'static>) {
+        drop(thread);
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, size, 1) };
+    }
+
+    /// The heap, loaded again: a load instead of a register, of which the fast paths have none left.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread has entered a structure of it, even if it has left that since.
+    #[inline(always)]
+    unsafe fn entered(&self) -> &'static Objects<S> {
+        // Relaxed: as in `enter_with`.
+        // SAFETY: the caller's promise: so it is the address of a heap, which is never destroyed.
+        unsafe { &*self.objects.load(Ordering::Relaxed) }
+    }
+
+    /// Called after a block was put on the shelf, with nothing held.
+    #[inline(always)]
+    fn after_put(&self, objects: &'static Objects<S>, length: Length) {
+        if objects.keeper().is_away() {
+            self.tell(objects, length);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, objects: &'static Objects<S>, length: Length) {
+        objects.tell(length.pages() << SizeClass::PAGE_SHIFT);
+        self.call_keeper(objects);
+    }
+}
