@@ -567,6 +567,60 @@ fn memory_goes_back_by_ticks_and_when_it_is_asked_for() {
     heap.check().unwrap();
 }
 
+/// Freed runs lie on one shelf, for one thread that is alone with the heap and for many; others that need the pages get
+/// them.
+#[test]
+fn a_large_block_comes_back_as_long_as_nothing_else_needs_its_pages() {
+    let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(512))).unwrap();
+    let layouts = [40_000, 100_000, 1_000_000].map(|size| Layout::from_size_align(size, 8).unwrap());
+    let pass = || {
+        for _ in 0..40 {
+            let blocks = layouts.map(|layout| heap.allocate(layout).unwrap());
+            for (block, layout) in blocks.into_iter().zip(layouts) {
+                // SAFETY: allocated with this layout, written to, and freed once.
+                unsafe {
+                    block.write_bytes(1, layout.size());
+                    heap.free(block, layout);
+                }
+            }
+            assert_eq!(layouts.map(|layout| heap.allocate(layout).unwrap()), blocks);
+            // SAFETY: as above.
+            blocks
+                .into_iter()
+                .zip(layouts)
+                .for_each(|(block, layout)| unsafe { heap.free(block, layout) });
+            let zeroed = heap.allocate_zeroed(layouts[1]).unwrap();
+            assert_eq!(zeroed, blocks[1]);
+            // SAFETY: a block of that size, freed once.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(zeroed.as_ptr(), layouts[1].size());
+                assert!(bytes.iter().all(|&byte| byte == 0));
+                heap.free(zeroed, layouts[1]);
+            }
+        }
+        let pages = layouts.map(|layout| layout.size().div_ceil(8192)).iter().sum();
+        assert!(heap.stats().shelf_pages >= PageCount(pages), "{}", heap.stats());
+    };
+    // One thread, alone from the 16th call on; then more of them than can be alone one after another.
+    for _ in 0..6 {
+        pass();
+        thread::scope(|scope| scope.spawn(pass).join().unwrap());
+    }
+    heap.check().unwrap();
+    let most = Layout::from_size_align(480 << 13, 8).unwrap();
+    let block = heap.allocate(most).expect("the shelf's pages too");
+    assert_eq!(heap.stats().shelf_pages, PageCount(0));
+    // SAFETY: allocated with this layout.
+    unsafe { heap.free(block, most) };
+    pass();
+    heap.scavenge(PageCount(usize::MAX));
+    assert_eq!(
+        (heap.stats().shelf_pages, heap.stats().pages.backed),
+        (PageCount(0), PageCount(0))
+    );
+    heap.check().unwrap();
+}
+
 /// A check of a heap in use may report violations that are none; it must not end the process or do harm.
 #[test]
 fn a_check_beside_work_does_no_harm() {

@@ -268,25 +268,32 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().share(self.heap.limit(), threads);
     }
 
-    /// Frees a run that held a roomy block: onto the shelf, if the thread has one.
+    /// Frees a run that held a roomy block.
     pub(super) fn free_roomy_run(&self, thread: &Thread, run: PageRun) {
-        let (entry, pages) = (self.spans.entry(run.start()), run.pages().0);
-        if thread.has_user()
-            && let Some(length) = Length::exactly(pages)
-        {
-            // SAFETY: the structure is as `Objects::free` asks; the caller gives the block up.
-            let taken = match unsafe { self.put_in_hand(thread, self.spans.address(run.start()), length) } {
-                Hold::Taken => true,
-                Hold::Full(entry) => thread.shelf().put_listed(length, run.start(), entry),
-                Hold::Refused => false,
-            };
-            if taken {
-                self.tell(pages * PAGE_BYTES);
-                return;
-            }
+        if !self.shelve(thread, self.spans.address(run.start()), Length::exactly(run.pages().0)) {
+            self.spans.entry(run.start()).leave();
+            self.free_run(thread.cache(), run);
         }
-        entry.leave();
-        self.free_run(thread.cache(), run);
+    }
+
+    /// Puts a large block that the caller gives up on the thread's shelf, if it has a length, if there is such a block,
+    /// and if there is room. Returns whether it did.
+    pub(super) fn shelve(&self, thread: &Thread, memory: NonNull<u8>, length: Option<Length>) -> bool {
+        let Some(length) = length else {
+            return false;
+        };
+        // SAFETY: the structure is as `Objects::free` asks; the caller gives the block up.
+        let taken = unsafe {
+            match self.put_in_hand(thread, memory, length) {
+                Hold::Taken => true,
+                Hold::Full(entry) => self.put_on_list(thread, memory, length, entry),
+                Hold::Refused => false,
+            }
+        };
+        if taken {
+            self.tell(length.pages() * PAGE_BYTES);
+        }
+        taken
     }
 
     /// Resizes a large block in place, if possible.

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! There is one structure with one lock, and all its users wait for the holder. (A thread that is alone with a `Heap`
-//! pops and pushes slots without the lock: `sync/bias.rs`.) So nothing slow is done under the lock: memory is zeroed
-//! and copied after it is released, and so is the release that a thread owes the heap's soft limit. No allocation
-//! waits for another thread's release.
+//! uses magazines and shelf without the lock: `sync/bias.rs`.) So nothing slow is done under the lock: memory is
+//! zeroed and copied after it is released, and so is the release that a thread owes the heap's soft limit. No
+//! allocation waits for another thread's release.
 //!
 //! Worked: two threads of one `Heap` ask for a zeroed 64 MiB and for 16 bytes. The first holds the lock for 100 ns,
 //! and then zeroes its block for 10 ms; the second waits for those 100 ns.
@@ -16,8 +16,9 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::source::Source;
-use crate::sync::Held;
+use crate::sync::{Alone, Held};
 
+use super::length::Length;
 use super::mark;
 use super::size_class::SizeClass;
 use super::{Moved, Objects, Thread};
@@ -86,16 +87,37 @@ impl<S: Source + 'static> Objects<S> {
         self.hold_shared(self.shared.lock_often(self.shared.me()))
     }
 
-    /// Fast path of a [`Heap`](crate::Heap): a slot for the layout from a shared magazine, if the calling thread is
-    /// alone with them and there is one.
+    /// Fast path of a [`Heap`](crate::Heap): a block for the layout from a shared magazine or the shared shelf, if the
+    /// calling thread is alone with them and there is one.
     #[inline]
     pub fn take_alone(&self, layout: Layout) -> Option<NonNull<u8>> {
         // First: where other threads have come, this is all there is to do.
         let alone = self.shared.enter(self.shared.me())?;
-        let class = SizeClass::of(layout.size(), layout.align())?;
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            return self.take_run(alone, layout);
+        };
         let slot = self.shared_thread().magazine(class).pop();
         drop(alone);
         Some(self.hand_out(slot?, class))
+    }
+
+    /// The same for a large block. Not inlined: so the path of slots saves no registers.
+    #[inline(never)]
+    fn take_run(&self, _alone: Alone<'_>, layout: Layout) -> Option<NonNull<u8>> {
+        self.run_from_shelf(self.shared_thread(), Length::of(layout)?)
+    }
+
+    /// What a thread does that is not alone with a [`Heap`](crate::Heap), or finds nothing there.
+    pub fn take_with_lock(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let shared = self.shared_often();
+        let length = if SizeClass::of(layout.size(), layout.align()).is_some() {
+            None
+        } else {
+            Length::of(layout)
+        };
+        length
+            .and_then(|length| self.run_from_shelf(&shared, length))
+            .or_else(|| self.allocate(&shared, layout))
     }
 
     /// Fast path of a [`Heap`](crate::Heap): puts a slot back into a shared magazine, if the calling thread is alone
@@ -128,6 +150,13 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
+    /// The same for a large block, which goes onto the shared shelf.
+    #[inline(never)]
+    fn give_run_alone(&self, memory: NonNull<u8>, layout: Layout) -> bool {
+        let alone = self.shared.enter(self.shared.me());
+        alone.is_some() && self.shelve(self.shared_thread(), memory, Length::of(layout))
+    }
+
     /// For a thread with a structure of its own, after a call: it may have found the shared one locked, and so owe the
     /// soft limit a release that it would otherwise have made at once.
     #[inline]
@@ -150,10 +179,13 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// The memory was allocated from this heap with this layout, and nothing uses it any more.
     pub unsafe fn free_shared(&self, memory: NonNull<u8>, layout: Layout) {
-        let class = self.certify(memory, layout);
         // SAFETY: the caller's promise: a block of a class is a slot of it, unless a flag says otherwise.
         unsafe {
-            if !class.is_some_and(|class| self.give_alone(memory, class)) {
+            let given = match self.certify(memory, layout) {
+                Some(class) => self.give_alone(memory, class),
+                None => self.give_run_alone(memory, layout),
+            };
+            if !given {
                 self.free_with_lock(memory, layout);
             }
         }
@@ -167,8 +199,12 @@ impl<S: Source + 'static> Objects<S> {
     /// As for [`free_shared`](Self::free_shared).
     #[inline(never)]
     unsafe fn free_with_lock(&self, memory: NonNull<u8>, layout: Layout) {
+        let shared = self.shared_often();
+        if SizeClass::of(layout.size(), layout.align()).is_none() && self.shelve(&shared, memory, Length::of(layout)) {
+            return;
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.free(&self.shared_often(), memory, layout) };
+        unsafe { self.free(&shared, memory, layout) };
     }
 
     /// Aborts if no slot of the layout's class begins there; returns the class. A magazine takes whatever it is given

@@ -38,7 +38,7 @@ use model as imp;
 use native as imp;
 
 pub use barrier::Barrier;
-pub use bias::{BiasedLock, Held};
+pub use bias::{Alone, BiasedLock, Held};
 pub use imp::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{

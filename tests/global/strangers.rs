@@ -58,9 +58,11 @@ macro_rules! found_at_once {
             let (size, align) = SHAPES[shape.parse::<usize>().unwrap()];
             let (heap, layout) = (heap(), Layout::from_size_align(size, align).unwrap());
             let block = heap.allocate(layout).expect("room");
-            // Frees one block first, so that there is a magazine that could accept another.
-            // SAFETY: allocated here; nothing uses it.
-            unsafe { heap.free(heap.allocate(layout).expect("room"), layout) };
+            // So that there is a magazine that could accept another, and the thread needs no lock.
+            for _ in 0..40 {
+                // SAFETY: allocated here; nothing uses it.
+                unsafe { heap.free(heap.allocate(layout).expect("room"), layout) };
+            }
             let work: fn(&Heap<System>, NonNull<u8>, Layout) -> (NonNull<u8>, Layout) = $work;
             let (block, layout) = work(&heap, block, layout);
             println!("frees {block:?}");
@@ -89,6 +91,11 @@ found_at_once! {
         let size = if layout.size() > 8 { layout.size() / 9 } else { 100 };
         let align = if size > 8192 { layout.align() } else { 8 };
         (block, Layout::from_size_align(size, align).expect("a layout"))
+    };
+    a_block_freed_twice_is_found: ["freed twice", "not allocated"], |heap, block, layout| {
+        // SAFETY: allocated with this layout; the second free is the misuse to be detected.
+        unsafe { heap.free(block, layout) };
+        (block, layout)
     };
     // A block with this alignment is in no table.
     a_page_inside_what_is_aligned_to_more_is_refused: ["wrong layout", "not allocated"], |heap, _, layout| {
