@@ -7,21 +7,21 @@
 //!           class ─▶ the same; or shelf ─▶ slow
 //! ```
 //!
-//! **Inlined.** The fast paths of `alloc`, and on x86-64 of `dealloc`, are inlined into the program. For a size known
-//! at compile time, such as a `Box`'s, the place of the magazine is a constant instead of six instructions. What
+//! **Inlined.** The fast path of `alloc` is inlined into the program, and on x86-64 Linux that of `dealloc`. For a size
+//! known at compile time, such as a `Box`'s, the place of the magazine is a constant instead of six instructions. What
 //! compilers make of the code around a free matters more than the free: so that of `dealloc` is a statement in
-//! assembler (`object/inline.rs`). On other processors the caller finds the magazine and calls one copy of the rest.
+//! assembler (`inline.rs`). Elsewhere the caller finds the magazine and calls one copy of the rest.
 //!
-//! **No register is saved** on a fast path. If anything limits it, stores do: one per cycle reaches the cache, and
-//! saving a register is a store. So everything off the fast path is reached by a tail call with the same arguments, and
-//! if a slot is not accepted, the slow path receives its seat, which gives the class, instead of its size.
+//! **No register is saved** on the fast paths here. If anything limits them, stores do: one per cycle reaches the
+//! cache, and saving a register is a store. So everything off them is reached by a tail call with the same arguments,
+//! and if a slot is not accepted, the slow path receives its seat, which gives the class, instead of its size.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::guard::{self, Place, Plain};
-use crate::object::{self, Frees, MarkedSize, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
+use crate::object::{MarkedSize, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -130,26 +130,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
         })
     }
 
-    /// A size whose slot carries its own mark, and an alignment that adds nothing.
-    ///
-    /// # Safety
-    ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this size.
-    #[inline(always)]
-    unsafe fn give_marked(&self, memory: NonNull<u8>, size: MarkedSize) {
-        // Relaxed: as in `take_slot`.
-        let objects = self.objects.load(Ordering::Relaxed);
-        // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
-        unsafe { object::free(self, objects, memory, Seat::of_marked(size)) };
-    }
-
-    /// The same, where the caller has found the magazine.
+    /// A size whose slot carries its own mark, and an alignment that adds nothing. The caller has found the magazine.
     ///
     /// # Safety
     ///
     /// As for [`GlobalAlloc::dealloc`], with a layout that has this seat.
     #[inline(never)]
-    unsafe fn give_seated(&self, memory: NonNull<u8>, seat: Seat) {
+    pub(super) unsafe fn give_seated(&self, memory: NonNull<u8>, seat: Seat) {
         // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
         let push = |thread: &Thread, objects| unsafe { thread.push(objects, seat, memory) };
         // SAFETY: the caller's promise.
@@ -205,7 +192,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             }
             let rounded = SizeClass::rounded(layout.size(), layout.align());
             match MarkedSize::of(rounded, 1) {
-                Some(size) => self.give_marked(memory, size),
+                Some(size) => self.give_marked(memory, Seat::of_marked(size)),
                 None => self.give_sized(memory, rounded),
             }
         }
@@ -309,6 +296,17 @@ impl<S: Source + 'static> GlobalHeap<S> {
         memory.or_else(|| objects.refuse())
     }
 
+    /// The heap, for a block that is freed. Aborts if there is none yet.
+    pub(super) fn opened_for(&self, memory: NonNull<u8>) -> &'static Objects<S> {
+        self.opened().unwrap_or_else(|| {
+            fatal::abort(
+                "a block was freed before any was allocated; its address, that of the heap",
+                memory.addr().get(),
+                ptr::from_ref(self).addr(),
+            )
+        })
+    }
+
     /// # Safety
     ///
     /// As for [`GlobalAlloc::dealloc`], with a layout of this size, and of this alignment or an equivalent one.
@@ -321,13 +319,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if fatal::is_ending() || fatal::is_shutting_down() {
             return;
         }
-        let Some(objects) = self.opened() else {
-            fatal::abort(
-                "a block was freed before any was allocated; its address, its size",
-                memory.addr().get(),
-                layout.size(),
-            );
-        };
+        let objects = self.opened_for(memory);
         // SAFETY: the caller's promise.
         self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
         self.call_keeper(objects);
@@ -405,19 +397,6 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
     memory.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-impl<S: Source + 'static> Frees for GlobalHeap<S> {
-    #[inline(always)]
-    fn thread() -> &'static Thread {
-        local::current()
-    }
-
-    #[inline(always)]
-    unsafe fn free_seated(&self, slot: NonNull<u8>, seat: Seat) {
-        // SAFETY: the caller's promise.
-        unsafe { self.give_seated(slot, seat) };
-    }
-}
-
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
@@ -438,7 +417,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
-                self.give_marked(memory, size);
+                self.give_marked(memory, Seat::of_marked(size));
             } else if SmallSize::is_met(layout.align()) {
                 self.give_sized(memory, layout.size());
             } else {

@@ -68,6 +68,7 @@ pub(crate) use local::resident;
 mod empty;
 mod exhausted;
 mod options;
+mod inline;
 mod large;
 mod calls;
 

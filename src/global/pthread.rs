@@ -31,7 +31,7 @@ use crate::source::{KeepErrno, Source};
 use crate::sync::relax;
 
 // Numbers that are neither the address of an `Objects` nor null, which a heap that is not open has.
-static FRESH: Nobody = Nobody::new(1);
+pub(super) static FRESH: Nobody = Nobody::new(1);
 static GONE: Nobody = Nobody::new(2);
 
 mod current;
@@ -72,6 +72,14 @@ pub(super) fn own() -> Option<NonNull<Thread>> {
     let thread = NonNull::new(current::get())?;
     let is_none = [&FRESH, &GONE].iter().any(|none| none.as_thread() == thread);
     (!is_none).then_some(thread)
+}
+
+/// Makes this the thread's structure, for tests; returns the other.
+#[cfg(test)]
+pub(super) fn replace(thread: &'static Thread) -> &'static Thread {
+    let before = current();
+    current::set(NonNull::from_ref(thread));
+    before
 }
 
 /// Makes a structure for this thread, if it has not had one. `None` also if there is no memory for it: the thread may

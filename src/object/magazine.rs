@@ -74,16 +74,14 @@ pub struct Magazine {
     spares: Pile,
 }
 
-/// Where the limit is in a magazine, whose first word is the top, and the distance of entries (`inline.rs`).
-pub const LIMIT: usize = offset_of!(Magazine, limit);
-pub const ENTRY_BYTES: usize = size_of::<Entry>();
-
-const _: () = assert!(offset_of!(Magazine, top) == 0);
-
 // The factor by which a magazine's index is multiplied.
 const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
 
 impl Magazine {
+    /// Where the limit is in a magazine, whose first word is the top.
+    pub const LIMIT: usize = offset_of!(Self, limit);
+    const _TOP: () = assert!(offset_of!(Self, top) == 0);
+
     /// Fast path: pops the slot freed last, contents untouched, if there is one and the caller is `admitted`. It
     /// announces itself by the top (`sync/owner.rs`).
     #[inline(always)]
@@ -129,9 +127,11 @@ impl Magazine {
         false
     }
 
-    /// The user gives up what it has begun, if anything.
-    pub fn withdraw(&self) {
+    /// The user gives up what it has begun; returns whether it had begun anything.
+    pub fn withdraw(&self) -> bool {
+        let begun = self.top.get().is_none();
         self.top.end(self.top.last());
+        begun
     }
 
     /// Repairs the top after its user has ended, perhaps in the middle of an operation.

@@ -57,7 +57,7 @@ const UPPER: usize = if cfg!(target_endian = "little") {
     0
 };
 
-/// The position of those two bytes in the word (`inline.rs`).
+/// The position of those two bytes in the word, in bytes.
 pub const UPPER_AT: usize = size_of::<u16>() * UPPER;
 
 /// Draws the key, once, from addresses that the system chooses. Called before any slot is used.

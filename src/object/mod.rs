@@ -60,7 +60,6 @@ mod presence;
 mod register;
 mod shelf;
 mod thread;
-mod inline;
 mod tables;
 mod stats;
 mod snapshot;
@@ -82,7 +81,6 @@ mod preempted;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
-pub use inline::{Frees, free};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
 pub use run::Hold;
@@ -92,6 +90,14 @@ pub use span::Span;
 pub use spans::Spans;
 pub use stats::GlobalStats;
 pub use thread::{Nobody, Seat, Thread, Working};
+
+/// For tests of what uses them above.
+#[cfg(test)]
+pub mod parts {
+    pub use super::magazine::Magazine;
+    pub use super::mark::{draw_key, key, seems_free, write};
+    pub use super::rack::Rack;
+}
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};

@@ -12,6 +12,7 @@
 
 use core::ptr::NonNull;
 
+use crate::fatal;
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
@@ -20,7 +21,7 @@ use super::mark;
 use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
 use super::size_class::SizeClass;
 use super::spans::Room;
-use super::{Magazine, Objects, Thread};
+use super::{Magazine, Objects, Seat, Thread};
 
 /// How far apart the slots should be that two threads allocate: two cache lines, which some processors fetch together.
 const APART_BYTES: usize = 128;
@@ -128,6 +129,32 @@ impl<S: Source + 'static> Objects<S> {
                 return;
             }
         }
+    }
+
+    /// After a push by the inlined fast path, which has refused a slot of up to 1 KiB: takes back what it has announced
+    /// to the calling thread's `own` structure, and returns the seat. Aborts if it was another seat: then the layout is
+    /// that of another class.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the slot, and uses the structure.
+    #[cold]
+    pub unsafe fn withdraw(&self, own: Option<NonNull<Thread>>, slot: NonNull<u8>) -> Seat {
+        let class = self.spans.class_of(slot.as_ptr());
+        let seat = Seat::from(class);
+        // Without a structure of its own it was a placeholder's, which many threads announce to, and nobody reads.
+        // SAFETY: a structure is never destroyed.
+        let announced = own.is_none_or(|own| unsafe { own.as_ref() }.withdraw(seat));
+        // Then nothing was announced. SAFETY: the caller's promise: a word of a slot.
+        let is_marked = unsafe { mark::seems_free(slot.as_ptr()) }.is_some();
+        if class.is_flagged() || !announced && !is_marked {
+            fatal::abort(
+                "a block was freed with the wrong layout; its address, its size class",
+                slot.addr().get(),
+                class.bytes(),
+            );
+        }
+        seat
     }
 
     /// Refills an empty magazine, if there are slots: with a spare, a batch from the store, or slots out of spans. A

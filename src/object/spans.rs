@@ -233,11 +233,17 @@ impl Spans {
         offset(self.base, (place.number() - 1) as usize * 8)
     }
 
-    /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
+    /// The class of the span in which `address` lies. Aborts if it lies in none.
+    #[cold]
+    pub fn class_of(&self, address: *mut u8) -> SizeClass {
+        self.tag_of(address, 0).1
+    }
+
+    /// The page at `address`, the class of its span, and how many pages back that begins. Aborts if there is none;
+    /// `bytes` is the size of the class that the caller believes in.
     #[inline]
-    pub(super) fn locate(&self, class: SizeClass, address: *mut u8) -> (PageIndex, u32) {
-        let distance = address.addr().wrapping_sub(self.base.addr().get());
-        let page = distance >> PAGE_SHIFT;
+    fn tag_of(&self, address: *mut u8, bytes: usize) -> (usize, SizeClass, usize) {
+        let page = address.addr().wrapping_sub(self.base.addr().get()) >> PAGE_SHIFT;
         if page >= self.covered() {
             fatal::abort(
                 "a block was freed that is not of this heap; its address, the heap's",
@@ -245,13 +251,20 @@ impl Spans {
                 self.base.addr().get(),
             );
         }
-        let Some((tagged, back)) = self.entry(PageIndex(page)).tag() else {
+        let Some((class, back)) = self.entry(PageIndex(page)).tag() else {
             fatal::abort(
                 "a block was freed that is not allocated, or with the wrong layout; its address, the class",
                 address.addr(),
-                class.bytes(),
+                bytes,
             );
         };
+        (page, class, back)
+    }
+
+    /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
+    #[inline]
+    pub(super) fn locate(&self, class: SizeClass, address: *mut u8) -> (PageIndex, u32) {
+        let (page, tagged, back) = self.tag_of(address, class.bytes());
         if tagged != class {
             fatal::abort(
                 "a block was freed with the wrong layout; its address, its size class",
@@ -260,7 +273,7 @@ impl Spans {
             );
         }
         let span = page.saturating_sub(back);
-        match class.slot_at(distance - (span << PAGE_SHIFT)) {
+        match class.slot_at(address.addr() - self.base.addr().get() - (span << PAGE_SHIFT)) {
             Some(slot) => (PageIndex(span), slot),
             None => fatal::abort(
                 "a block was freed by an address inside it; the address, its size class",

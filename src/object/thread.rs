@@ -30,7 +30,7 @@ use super::batches::batch_bytes;
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
-use super::rack::{Pile, Rack, Stock};
+use super::rack::{Entry, Pile, Rack, Stock};
 use super::register::{Listed, Listing};
 use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
@@ -239,10 +239,6 @@ pub struct Nobody {
     rest: [AtomicUsize; (size_of::<Thread>() - size_of::<Owner>()) / size_of::<usize>()],
 }
 
-/// Where the owner's key and the key of all marks are in a structure (`inline.rs`).
-pub const OWNER_KEY: usize = offset_of!(Thread, owner) + Owner::KEY;
-pub const MARK_KEY: usize = offset_of!(Thread, key);
-
 // One can stand in for the other.
 const _: () = assert!(size_of::<Nobody>() == size_of::<Thread>() && align_of::<Nobody>() == align_of::<Thread>());
 const _: () = assert!(offset_of!(Nobody, owner) == offset_of!(Thread, owner));
@@ -285,6 +281,20 @@ impl Listed for Thread {
     fn listing(&self) -> &Listing<Self> {
         &self.listing
     }
+}
+
+/// What a push in assembler must know (`global/inline.rs`).
+impl Thread {
+    /// Where the owner's key is in a structure.
+    pub const OWNER_KEY: usize = offset_of!(Self, owner) + Owner::KEY;
+    /// Where the key of all marks is.
+    pub const MARK_KEY: usize = offset_of!(Self, key);
+    /// Where the limit is in a magazine, whose first word is the top.
+    pub const LIMIT: usize = Magazine::LIMIT;
+    /// The distance of a rack's entries.
+    pub const ENTRY_BYTES: usize = size_of::<Entry>();
+    /// Where the two bytes of a mark are in a slot that are looked at first.
+    pub const MARK_UPPER: usize = mark::UPPER_AT;
 }
 
 impl Thread {
@@ -377,9 +387,10 @@ impl Thread {
         }
     }
 
-    /// Takes back the announcement of a push or pop at this seat, if there is one (`inline.rs`).
-    pub(super) fn withdraw(&self, seat: Seat) {
-        self.magazine_in(seat).withdraw();
+    /// Takes back the announcement of a push at this seat; returns whether there was one. For the structure's user,
+    /// which alone writes the top.
+    pub fn withdraw(&self, seat: Seat) -> bool {
+        self.magazine_in(seat).withdraw()
     }
 
     /// Like [`Owner::enter`], by the address of the heap.
@@ -547,7 +558,7 @@ impl Thread {
     }
 
     /// Gives the structure to `objects`, whose `leave` is called when the thread ends.
-    pub(super) fn set_owner<T>(&self, objects: &T, leave: Leave) {
+    pub fn set_owner<T>(&self, objects: &T, leave: Leave) {
         let home = ptr::from_ref(objects);
         self.owner.set(home.addr());
         self.home.set(home.cast());

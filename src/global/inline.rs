@@ -1,0 +1,538 @@
+//! A free that programs can inline: the fast path as one statement in assembler, on x86-64 Linux with glibc.
+//!
+//! ```text
+//!   marked? ── top := busy ── key mine? ── room? ── mark it ── entry := slot ── top := entry         18 instructions
+//!     └───────────────────────────┴───────────┴─▶ refused: `give_unpushed`, which takes the announcement back
+//! ```
+//!
+//! Inlined, the fast path saves a call, a jump back, and moves between registers: a tenth of a small pair. But then the
+//! function *around* a free must be small enough to be inlined too. LLVM inlines a function that costs less than 250.
+//! It counts 5 for an instruction, and 25 for a call plus 5 for each argument, also for one that is hardly ever made.
+//! Worked: a step through a B-tree that is being dropped frees in two places. With the Rust code of this path in both
+//! of them the step costs 355 and stays out of line. Then it returns its result through memory, six words stored one
+//! by one and loaded two by two, which processors cannot forward: each step waits for the cache misses of the step
+//! before it, and a JSON tree is dropped in 1.3 to 1.7 of the time (`docs/measurements.md`).
+//!
+//! A statement in assembler counts 5 for each operand. With this one, which also finds the thread's structure, and a
+//! slow path with two arguments instead of three, a free costs 65, and the step is inlined; with 70 it is not. So the
+//! slow path gets no size: it asks the table of spans. (`nm` shows whether the step is inlined: then a program that
+//! drops a tree has no symbol with `deallocating_next`.) A call from within the statement would not count at all, but
+//! no compiler knows all the registers that such a call may change: those that new processors bring are not among those
+//! that it can be told of.
+//!
+//! What the statement does is what `Thread::push` does, in the same order; each line names the function that it
+//! replaces. On x86-64 a plain load acquires and a plain store releases, and a statement that may use memory is what
+//! `fence_light` is, so nothing else is needed for the partners named there. The models explore the parts that it is
+//! made of (`sync/owner.rs`, `tests/models/src/loom/stake.rs`). Tests here run both, from many states, and compare
+//! what they leave behind; and they stop the statement after each instruction, for another thread to seize the magazine
+//! meanwhile.
+//!
+//! A sanitizer of threads does not see what a statement in assembler stores.
+//!
+//! **Elsewhere** the caller finds the magazine and calls the one copy of the rest.
+
+use core::ptr::NonNull;
+
+use crate::object::Seat;
+use crate::source::Source;
+
+use super::GlobalHeap;
+
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    feature = "std",
+    not(feature = "rust-dylib"),
+    not(miri)
+))]
+mod imp {
+    use core::arch::asm;
+    use core::sync::atomic::AtomicPtr;
+
+    use super::*;
+    use crate::global::pthread::{self, FRESH};
+    use crate::object::Thread;
+    use crate::sync::BUSY;
+
+    impl<S: Source + 'static> GlobalHeap<S> {
+        /// Fast path: frees a slot of up to 1 KiB, whose magazine the caller has found.
+        ///
+        /// # Safety
+        ///
+        /// As for [`GlobalAlloc::dealloc`](core::alloc::GlobalAlloc::dealloc), with a layout that has this seat.
+        #[inline(always)]
+        pub(in crate::global) unsafe fn give_marked(&self, memory: NonNull<u8>, seat: Seat) {
+            // SAFETY: the caller gives the block up: a slot of this class, as it was allocated with such a layout.
+            unsafe {
+                if !push(&self.objects, seat, memory) {
+                    self.give_unpushed(memory);
+                }
+            }
+        }
+
+        /// A slot that was refused. By which seat is not passed on: the table of spans knows.
+        ///
+        /// # Safety
+        ///
+        /// As for [`give_marked`](Self::give_marked), which has just tried.
+        #[cold]
+        #[inline(never)]
+        unsafe fn give_unpushed(&self, memory: NonNull<u8>) {
+            // SAFETY: the structure is the calling thread's; the caller's promise.
+            unsafe {
+                let seat = self.opened_for(memory).withdraw(pthread::own(), memory);
+                self.give_seated(memory, seat);
+            }
+        }
+    }
+
+    /// [`Thread::push`] to the calling thread's structure, for the heap whose address is in `objects`. But if the slot
+    /// is refused and bears no mark, the top of the magazine is still announced, and must be
+    /// [withdrawn](Thread::withdraw).
+    ///
+    /// # Safety
+    ///
+    /// As for [`Thread::push`].
+    #[inline(always)]
+    #[must_use]
+    pub(super) unsafe fn push<T>(objects: &AtomicPtr<T>, seat: Seat, slot: NonNull<u8>) -> bool {
+        // SAFETY: the same accesses as those of the functions named, whose promises the caller keeps: to the thread's
+        // pointer, to two bytes of the slot, to the magazine at the seat, to the two keys of a structure, and, if the
+        // structure is the caller's and has room, to the slot's word and an entry of the rack.
+        unsafe {
+            asm!(
+                // `current::get`.
+                "mov {thread}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
+                "mov {thread}, qword ptr fs:[{thread}]",
+                // `mark::seems_free`: the upper two bytes.
+                "cmp word ptr [{slot} + {UPPER}], -1",
+                "je {refused}",
+                // `Stake::begin`. Relaxed; the compiler keeps the order, and the heavy fence of a seizer does the rest.
+                "mov {top}, qword ptr [{thread} + {seat}]",
+                "add {top}, {BUSY}",
+                "mov qword ptr [{thread} + {seat}], {top}",
+                // `Owner::admits`. The heap's address is relaxed, as in `take_slot`. Acquire for the key: pairs with
+                // the release of `unbar`.
+                "mov {word}, qword ptr [{objects}]",
+                "cmp {word}, qword ptr [{thread} + {OWNER_KEY}]",
+                "jne {refused}",
+                // `Magazine::room_at`.
+                "add {top}, {ENTRY_BYTES} - {BUSY}",
+                "cmp {top}, qword ptr [{thread} + {seat} + {LIMIT}]",
+                "ja {refused}",
+                // `mark::write`.
+                "mov {word}, qword ptr [{thread} + {MARK_KEY}]",
+                "xor {word}, {slot}",
+                "mov qword ptr [{slot}], {word}",
+                // The entry, and `Stake::end`. Release: pairs with the acquire of `Stake::get`.
+                "mov qword ptr [{top}], {slot}",
+                "mov qword ptr [{thread} + {seat}], {top}",
+                fresh = sym FRESH,
+                thread = out(reg) _,
+                slot = in(reg) slot.as_ptr(),
+                seat = in(reg) seat.bytes(),
+                objects = in(reg) objects.as_ptr(),
+                top = out(reg) _,
+                word = out(reg) _,
+                UPPER = const Thread::MARK_UPPER,
+                BUSY = const BUSY,
+                OWNER_KEY = const Thread::OWNER_KEY,
+                ENTRY_BYTES = const Thread::ENTRY_BYTES,
+                LIMIT = const Thread::LIMIT,
+                MARK_KEY = const Thread::MARK_KEY,
+                refused = label { return false },
+                options(nostack)
+            );
+        }
+        true
+    }
+}
+
+#[cfg(not(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    feature = "std",
+    not(feature = "rust-dylib"),
+    not(miri)
+)))]
+mod imp {
+    use super::*;
+
+    impl<S: Source + 'static> GlobalHeap<S> {
+        /// Frees a slot of up to 1 KiB, whose magazine the caller has found.
+        ///
+        /// # Safety
+        ///
+        /// As for [`GlobalAlloc::dealloc`](core::alloc::GlobalAlloc::dealloc), with a layout that has this seat.
+        #[inline(always)]
+        pub(in crate::global) unsafe fn give_marked(&self, memory: NonNull<u8>, seat: Seat) {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_seated(memory, seat) };
+        }
+    }
+}
+
+#[cfg(all(
+    test,
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    feature = "std",
+    not(feature = "rust-dylib"),
+    not(miri)
+))]
+mod tests {
+    extern crate std;
+
+    use core::ptr;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    use core::sync::atomic::AtomicPtr;
+
+    use super::*;
+    use crate::global::pthread;
+    use crate::object::parts::{self as mark, Magazine, Rack};
+    use crate::object::{SizeClass, Thread};
+    use crate::sync::BUSY;
+
+    /// A rack's slots.
+    const ROOM: u32 = 6;
+
+    /// All that a push reads or writes.
+    #[repr(C, align(64))]
+    struct World {
+        thread: [usize; size_of::<Thread>() / size_of::<usize>()],
+        rack: [usize; 2 + ROOM as usize],
+        slot: [usize; 2],
+    }
+
+    const WORDS: usize = size_of::<World>() / size_of::<usize>();
+
+    /// What a magazine has loaded: slots, and what happened then.
+    #[derive(Clone, Copy, Debug)]
+    enum Loaded {
+        Never,
+        Open(u32),
+        Shut(u32),
+        Taken(u32),
+        Forgotten(u32),
+    }
+
+    fn load(magazine: &Magazine, loaded: Loaded, rack: Rack, slot: NonNull<u8>) {
+        let (Loaded::Open(count) | Loaded::Shut(count) | Loaded::Taken(count) | Loaded::Forgotten(count)) = loaded
+        else {
+            return;
+        };
+        assert!(magazine.load(rack).is_none());
+        // SAFETY: the magazine does not look at its slots, and none of these is taken out.
+        assert!((0..count).all(|number| unsafe { magazine.push(slot.add(64 * (1 + number as usize))) }));
+        match loaded {
+            Loaded::Shut(_) => magazine.shut(),
+            Loaded::Taken(_) => drop(magazine.unload()),
+            Loaded::Forgotten(_) => magazine.forget(),
+            Loaded::Never | Loaded::Open(_) => {}
+        }
+    }
+
+    /// # Safety
+    ///
+    /// None.
+    unsafe fn leave(_thread: NonNull<Thread>) {}
+
+    /// One state, and what either push makes of it.
+    struct Case {
+        class: SizeClass,
+        loaded: Loaded,
+        is_ours: bool,
+        word: usize,
+    }
+
+    impl Case {
+        /// Sets the world up, pushes, and returns whether that succeeded, with all words of the world.
+        fn after(
+            &self,
+            world: &mut World,
+            push: impl FnOnce(&'static Thread, *const u64, Seat, NonNull<u8>) -> bool,
+        ) -> (bool, Vec<usize>) {
+            static HOMES: [u64; 2] = [0; 2];
+            let world = ptr::from_mut(world);
+            // SAFETY: a world, for which any words are valid. All-zero bytes are a structure, and no rack.
+            unsafe {
+                world.write_bytes(0, 1);
+                let thread = &*world.cast::<Thread>();
+                let slot = NonNull::new_unchecked((&raw mut (*world).slot).cast::<u8>());
+                let rack = Rack::new(NonNull::new_unchecked((&raw mut (*world).rack).cast()), ROOM);
+                thread.set_owner(&HOMES[usize::from(!self.is_ours)], leave);
+                load(thread.magazine(self.class), self.loaded, rack, slot);
+                slot.cast().write(self.word);
+                let done = push(thread, &HOMES[0], Seat::from(self.class), slot);
+                (done, world.cast::<[usize; WORDS]>().read().to_vec())
+            }
+        }
+
+        /// Whether both pushes accept; fails if they differ in anything.
+        fn is_accepted(&self, world: &mut World) -> bool {
+            // SAFETY: the world's slot.
+            let (plain, expected) = self.after(world, |thread, home, seat, slot| unsafe {
+                thread.push(home, seat, slot)
+            });
+            let (inlined, words) = self.after(world, |thread, home, seat, slot| {
+                let before = pthread::replace(thread);
+                // SAFETY: as above.
+                let done = unsafe { imp::push(&AtomicPtr::new(home.cast_mut()), seat, slot) };
+                pthread::replace(before);
+                if !done {
+                    // SAFETY: the magazine's first word.
+                    let top = unsafe { ptr::from_ref(thread).byte_add(seat.bytes()).cast::<usize>().read() };
+                    assert_eq!(
+                        top & BUSY != 0,
+                        self.word >> 48 != 0xffff,
+                        "announced if not refused for its mark"
+                    );
+                    thread.withdraw(seat);
+                }
+                done
+            });
+            let differ = |&at: &usize| words[at] != expected[at];
+            let differences: Vec<_> = (0..WORDS)
+                .filter(differ)
+                .map(|at| (at, words[at], expected[at]))
+                .collect();
+            assert!(
+                plain == inlined && differences.is_empty(),
+                "{:?} bytes, {:?}, ours: {}, first word {:#x}: {plain}, inlined {inlined}; words: {differences:x?}",
+                self.class.bytes(),
+                self.loaded,
+                self.is_ours,
+                self.word
+            );
+            inlined
+        }
+    }
+
+    #[test]
+    fn the_statement_does_what_push_does() {
+        mark::draw_key();
+        let mut world = Box::new(World {
+            thread: [0; _],
+            rack: [0; _],
+            slot: [0; _],
+        });
+        let slot = (&raw mut world.slot).cast::<u8>();
+        // SAFETY: the world's slot.
+        unsafe { mark::write(mark::key(), slot) };
+        let words = [world.slot[0], usize::MAX << 48, usize::MAX >> 1, usize::MAX << 49, 0];
+        let counts = 0..=ROOM;
+        let states = [Loaded::Open, Loaded::Shut, Loaded::Taken, Loaded::Forgotten].into_iter();
+        let states = states
+            .flat_map(|state| counts.clone().map(state))
+            .chain([Loaded::Never]);
+        let mut accepted = 0;
+        for loaded in states {
+            for class in [1, 64, 1 << 10].map(|bytes| SizeClass::of(bytes, 1).unwrap()) {
+                for (is_ours, word) in [true, false]
+                    .into_iter()
+                    .flat_map(|ours| words.map(|word| (ours, word)))
+                {
+                    let case = Case {
+                        class,
+                        loaded,
+                        is_ours,
+                        word,
+                    };
+                    accepted += u32::from(case.is_accepted(&mut world));
+                }
+            }
+        }
+        // Of three classes, into open racks that have room, with a word that is no mark.
+        assert_eq!(accepted, 3 * ROOM * 3);
+    }
+
+    /// A push while another thread seizes the structure: whichever instructions the two have come to, the slot is in
+    /// one place afterwards if it was accepted, and in none if it was refused. The processor's trap flag stops the push
+    /// after each instruction, and the handler is the other thread.
+    mod seized {
+        use core::arch::asm;
+        use core::ffi::{c_int, c_void};
+        use core::mem;
+
+        use super::*;
+        use crate::sync::{AtomicPtr, Ordering, Owned};
+
+        /// The slots that are there before.
+        const SLOTS: u32 = 2;
+
+        /// The other thread, by the number of instructions after which it bars the user, looks whether the user is
+        /// there, takes the rack if not, and lets go.
+        struct Seizer<'a> {
+            thread: &'a Thread,
+            seat: Seat,
+            slot: NonNull<u8>,
+            at: [usize; 4],
+            step: usize,
+            seen: usize,
+            taken: Option<Rack>,
+        }
+
+        impl Seizer<'_> {
+            fn go(&mut self) {
+                let [bars, looks, takes, lets_go] = self.at.map(|at| at == self.step);
+                let owner = self.thread.owner();
+                // SAFETY: the magazine's first word.
+                let top = unsafe { &mut *ptr::from_ref(self.thread).byte_add(self.seat.bytes()).cast_mut().cast() };
+                if bars {
+                    owner.set(3);
+                }
+                if looks {
+                    self.seen = *top;
+                }
+                if takes && self.seen & BUSY == 0 {
+                    // It looks once.
+                    let now = mem::replace(top, self.seen);
+                    self.taken = self.thread.magazine(class()).unload();
+                    *top = now;
+                    self.check();
+                }
+                if lets_go {
+                    owner.set(self.thread.key());
+                }
+                self.step += 1;
+            }
+
+            /// What it has taken is whole.
+            fn check(&self) {
+                let rack = self.taken.as_ref().unwrap();
+                // SAFETY: the world's slot.
+                let is_marked = unsafe { mark::seems_free(self.slot.as_ptr()) } == Some(0);
+                let is_there = rack.slots().contains(&self.slot.as_ptr());
+                assert_eq!(rack.len(), SLOTS + u32::from(is_there), "seized at {:?}", self.at);
+                assert!(is_marked || !is_there, "seized at {:?}", self.at);
+            }
+        }
+
+        static SEIZER: AtomicPtr<Seizer<'static>> = AtomicPtr::new(ptr::null_mut());
+
+        extern "C" fn stopped(_signal: c_int, _info: *mut libc::siginfo_t, _context: *mut c_void) {
+            // Relaxed: the same thread.
+            // SAFETY: stored by the thread that is stopped here, which does not use it meanwhile.
+            unsafe { (*SEIZER.load(Ordering::Relaxed)).go() };
+        }
+
+        /// Sets the trap flag, or clears it.
+        #[inline(always)]
+        fn stop(each: bool) {
+            // SAFETY: changes this one flag. The handler is installed, so what runs here goes on as if it had not been
+            // stopped.
+            unsafe {
+                if each {
+                    asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq");
+                } else {
+                    asm!("pushfq", "and qword ptr [rsp], -0x101", "popfq");
+                }
+            }
+        }
+
+        fn class() -> SizeClass {
+            SizeClass::of(64, 1).unwrap()
+        }
+
+        fn install() {
+            // SAFETY: a handler of this type; nobody else in this program uses the signal.
+            unsafe {
+                let mut action: libc::sigaction = mem::zeroed();
+                action.sa_sigaction = stopped as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
+                action.sa_flags = libc::SA_SIGINFO;
+                assert_eq!(libc::sigaction(libc::SIGTRAP, &action, ptr::null_mut()), 0);
+            }
+        }
+
+        /// One run. Returns whether the push had more than the last of these instructions, whether it was accepted, and
+        /// whether it was seized.
+        fn run(world: &mut World, at: [usize; 4]) -> (bool, bool, bool) {
+            let case = Case {
+                class: class(),
+                loaded: Loaded::Open(SLOTS),
+                is_ours: true,
+                word: 0,
+            };
+            let mut outcome = (false, false, false);
+            case.after(world, |thread, home, seat, slot| {
+                let mut seizer = Seizer {
+                    thread,
+                    seat,
+                    slot,
+                    at,
+                    step: 0,
+                    seen: BUSY,
+                    taken: None,
+                };
+                let other = &raw mut seizer;
+                // Relaxed: the same thread.
+                SEIZER.store(other.cast(), Ordering::Relaxed);
+                let (home, before) = (AtomicPtr::new(home.cast_mut()), pthread::replace(thread));
+                stop(true);
+                // SAFETY: the world's slot.
+                let done = unsafe { imp::push(&home, seat, slot) };
+                stop(false);
+                pthread::replace(before);
+                // SAFETY: it is this function's again.
+                let seizer = unsafe { &mut *other };
+                let is_over = seizer.step > at[3];
+                // Perhaps announced, refused, and not yet withdrawn.
+                seizer.go();
+                if !done {
+                    thread.withdraw(seat);
+                }
+                while seizer.step <= at[3] {
+                    seizer.go();
+                }
+                let magazine = thread.magazine(class());
+                let taken = seizer.taken.as_ref();
+                let places = usize::from(magazine.has(slot, class()))
+                    + usize::from(taken.is_some_and(|rack| rack.slots().contains(&slot.as_ptr())));
+                assert_eq!(places, usize::from(done), "seized at {at:?}");
+                let count = taken.map_or_else(|| magazine.count(class()), Rack::len);
+                assert_eq!(count, SLOTS + u32::from(done), "seized at {at:?}");
+                assert_eq!(magazine.room() == 0, taken.is_some());
+                outcome = (is_over, done, taken.is_some());
+                done
+            });
+            outcome
+        }
+
+        #[test]
+        fn a_slot_is_in_one_place_whenever_another_thread_seizes_the_magazine() {
+            mark::draw_key();
+            install();
+            let mut world = Box::new(World {
+                thread: [0; _],
+                rack: [0; _],
+                slot: [0; _],
+            });
+            let mut steps = 0;
+            while run(&mut world, [steps; 4]).0 {
+                steps += 1;
+            }
+            let mut outcomes = [0; 4];
+            for first in 0..=steps {
+                for last in first..=steps {
+                    for [second, third] in [[first, first], [first, last], [last, last]] {
+                        let (_, done, taken) = run(&mut world, [first, second, third, last]);
+                        outcomes[usize::from(done) + 2 * usize::from(taken)] += 1;
+                    }
+                }
+            }
+            // Not seized, because the user was there: accepted or refused. Seized: the same.
+            assert!(
+                steps >= 15 && outcomes.iter().all(|&count| count > 0),
+                "{steps}: {outcomes:?}"
+            );
+        }
+    }
+}
