@@ -21,7 +21,7 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::guard::{self, Place, Plain};
-use crate::object::{MarkedSize, Objects, Seat, SizeClass, SmallSize, Spans, Thread};
+use crate::object::{FlaggedSize, MarkedSize, Objects, Seat, SizeClass, Spans, Thread};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -58,7 +58,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
             return thread.pop(objects, Seat::of_marked(size));
         }
-        let seat = Seat::of(SmallSize::of(layout.size(), layout.align())?);
+        let seat = Seat::of(FlaggedSize::of(layout.size(), layout.align())?);
         // SAFETY: the spans are requested only if the thread's structure has this address.
         unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), seat) }
     }
@@ -99,7 +99,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if SizeClass::is_exceeded_by(layout.size()) {
             return self.take_large::<ZEROED>(layout);
         }
-        if let Some(size) = SmallSize::of(layout.size(), layout.align()) {
+        if let Some(size) = FlaggedSize::of(layout.size(), layout.align()) {
             let pop = |thread: &Thread, objects| {
                 // SAFETY: the spans are requested only if the thread's structure has this address.
                 unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
@@ -121,7 +121,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
                 thread.pop(objects, Seat::of_marked(size))
             });
         }
-        let Some(size) = SmallSize::of(rounded, 1) else {
+        let Some(size) = FlaggedSize::of(rounded, 1) else {
             return self.take_slow(layout, ZEROED);
         };
         self.take_slot(layout, ZEROED, |thread, objects| {
@@ -159,10 +159,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// # Safety
     ///
     /// As for [`GlobalAlloc::dealloc`], with a layout of this size, of more than 1 KiB, and an alignment that the [size
-    /// alone meets](SmallSize::is_met).
+    /// alone meets](FlaggedSize::is_met).
     #[inline(never)]
     unsafe fn give_sized(&self, memory: NonNull<u8>, size: usize) {
-        let Some(small) = SmallSize::of(size, 1) else {
+        let Some(small) = FlaggedSize::of(size, 1) else {
             // SAFETY: the caller's promise.
             unsafe { self.give_large(memory, size) };
             return;
@@ -418,7 +418,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
         unsafe {
             if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
                 self.give_marked(memory, Seat::of_marked(size));
-            } else if SmallSize::is_met(layout.align()) {
+            } else if FlaggedSize::is_met(layout.align()) {
                 self.give_sized(memory, layout.size());
             } else {
                 self.give_aligned(memory, layout);

@@ -59,6 +59,7 @@ mod magazine;
 mod presence;
 mod register;
 mod shelf;
+mod hoard;
 mod thread;
 mod tables;
 mod stats;
@@ -84,7 +85,7 @@ pub use fork::{Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
 pub use run::Hold;
-pub use size_class::{MarkedSize, SizeClass, SmallSize};
+pub use size_class::{FlaggedSize, MarkedSize, SizeClass};
 pub use snapshot::{ClassStats, Snapshot};
 pub use span::Span;
 pub use spans::Spans;
@@ -111,12 +112,12 @@ use crate::units::{PageIndex, PageRun};
 
 use central::Central;
 use clear::Patience;
+use hoard::Hoard;
 use magazine::Magazine;
 use rack::Blanks;
 use register::Register;
 use size_class::{PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
-use thread::Hoard;
 
 /// The smallest address space worth trying for a heap: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;

@@ -29,7 +29,7 @@ use super::length::pages_for;
 use super::mark;
 use super::rack::Few;
 use super::room::has_flag;
-use super::size_class::{MarkedSize, SizeClass, SmallSize};
+use super::size_class::{FlaggedSize, MarkedSize, SizeClass};
 use super::spans::Room;
 use super::twice::is_a_mark;
 use super::{Moved, Objects, Thread};
@@ -38,7 +38,7 @@ use super::{Moved, Objects, Thread};
 const UNFLAGGED_BYTES: usize = MarkedSize::MOST_BYTES;
 
 /// The shortest large block: nothing this long is a slot.
-const SHORTEST_RUN: Layout = match Layout::from_size_align(SmallSize::MOST_BYTES + 1, 1) {
+const SHORTEST_RUN: Layout = match Layout::from_size_align(FlaggedSize::MOST_BYTES + 1, 1) {
     Ok(layout) => layout,
     Err(_) => panic!("a layout"),
 };

@@ -172,20 +172,33 @@ const FIRST_FLAGGED: usize = {
     class
 };
 
-/// A size of up to `MOST` bytes, aligned to at most 8, as a number of 8-byte steps. It takes a comparison or two to
-/// make one, and it can index a table.
+// Sizes with the same number have the same class.
+const _: () = {
+    let mut class = FIRST_FLAGGED;
+    while class < CLASSES {
+        assert!(slot_bytes(class).is_multiple_of(1 << FLAGGED_STEP));
+        class += 1;
+    }
+};
+
+/// A size of up to `MOST` bytes, aligned to at most 8, as a number of steps of 2 to the `STEP` bytes. It takes a
+/// comparison or two to make one, and it can index a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepSize<const MOST: usize>(usize);
+pub struct StepSize<const MOST: usize, const STEP: u32>(usize);
 
 /// A size whose slot bears its own mark.
-pub type MarkedSize = StepSize<{ 1 << FLAG_SHIFT }>;
+pub type MarkedSize = StepSize<{ 1 << FLAG_SHIFT }, 3>;
 
-/// A size that has a slot.
-pub type SmallSize = StepSize<MAX_SLOT_BYTES>;
+/// A size, known to be more than that, whose slot has a flag. All these slots are multiples of the step, so the table
+/// is a sixteenth of what it would be with steps of eight.
+pub type FlaggedSize = StepSize<MAX_SLOT_BYTES, FLAGGED_STEP>;
 
-impl<const MOST: usize> StepSize<MOST> {
+/// log2 of the step between the smallest classes with flags.
+const FLAGGED_STEP: u32 = FLAG_SHIFT - 3;
+
+impl<const MOST: usize, const STEP: u32> StepSize<MOST, STEP> {
     /// How many there are.
-    pub const COUNT: usize = MOST / 8 + 1;
+    pub const COUNT: usize = (MOST >> STEP) + 1;
 
     /// The largest.
     pub const MOST_BYTES: usize = MOST;
@@ -202,7 +215,12 @@ impl<const MOST: usize> StepSize<MOST> {
             cold_path();
             return None;
         }
-        Some(Self(size.div_ceil(8)))
+        Some(Self(size.div_ceil(1 << STEP)))
+    }
+
+    /// The largest size with this number.
+    pub const fn most_of(number: usize) -> usize {
+        number << STEP
     }
 
     /// Whether layouts with this alignment get the slots that their size alone implies.

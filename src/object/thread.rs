@@ -23,65 +23,19 @@ use core::cell::Cell;
 use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
-use crate::sync::{AtomicUsize, Ordering, Owned, Owner, relax};
+use crate::sync::{AtomicUsize, Owned, Owner, relax};
 use crate::units::PageRun;
 
 use super::batches::batch_bytes;
+use super::hoard::{Hoard, SPARE_BYTES};
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
 use super::rack::{Entry, Pile, Rack, Stock};
 use super::register::{Listed, Listing};
 use super::shelf::{Hand, Shelf};
-use super::size_class::{CLASSES, MarkedSize, SizeClass, SmallSize};
+use super::size_class::{CLASSES, FlaggedSize, MarkedSize, SizeClass};
 use super::spans::Spans;
-
-/// The most bytes in the spares of a thread, and of all threads of a heap. One spare of each class may be there in any
-/// case.
-const SPARE_BYTES: u32 = 2 << 20;
-const SPARES_BYTES: usize = 32 << 20;
-
-/// The bytes that all threads of a heap may have in spares because they needed them before: first come, first kept,
-/// until the thread ends or is emptied. Written by a thread that goes to the store, which shares lines anyway, and no
-/// longer once it has its part. A thread that is ended by force in mid-call may take its part with it.
-#[derive(Debug)]
-pub struct Hoard(AtomicUsize);
-
-impl Hoard {
-    /// None taken.
-    pub const fn new() -> Self {
-        Self(AtomicUsize::new(0))
-    }
-
-    fn take(&self, bytes: usize) -> bool {
-        // Relaxed, here and below: a sum that publishes nothing. A look first: when all is taken, nobody writes.
-        if self.0.load(Ordering::Relaxed) + bytes > SPARES_BYTES {
-            return false;
-        }
-        let taken = self.0.fetch_add(bytes, Ordering::Relaxed) + bytes <= SPARES_BYTES;
-        if !taken {
-            self.give(bytes);
-        }
-        taken
-    }
-
-    fn give(&self, bytes: usize) {
-        if bytes > 0 {
-            // Relaxed: as above.
-            self.0.fetch_sub(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// In the child of a fork: this much is taken.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
-    pub fn recount(&self, bytes: usize) {
-        // Relaxed: the child has one thread.
-        self.0.store(bytes, Ordering::Relaxed);
-    }
-}
 
 /// A thread's own structure, entered: its user is at work on it until this is dropped.
 #[derive(Debug)]
@@ -149,18 +103,19 @@ impl Seat {
         self.0
     }
 
-    /// The seat of the magazine for this size.
+    /// The seat of the magazine for this size. The table is a constant: where the compiler knows the size it leaves no
+    /// lookup, and elsewhere it need not look up where the table is.
     #[inline(always)]
-    pub fn of(size: SmallSize) -> Self {
+    pub fn of(size: FlaggedSize) -> Self {
+        const DISTANCES: &[u16; FlaggedSize::COUNT] = &distances::<_, { FlaggedSize::most_of(1) }>();
         // SAFETY: a size's index is less than COUNT.
         Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
     }
 
-    /// The same for a size whose slot bears its own mark. The table is a constant, so where the compiler knows the
-    /// size it leaves no lookup.
+    /// The same for a size whose slot bears its own mark.
     #[inline(always)]
     pub fn of_marked(size: MarkedSize) -> Self {
-        const DISTANCES: &[u16; MarkedSize::COUNT] = &distances();
+        const DISTANCES: &[u16; MarkedSize::COUNT] = &distances::<_, { MarkedSize::most_of(1) }>();
         // SAFETY: as above.
         Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
     }
@@ -180,15 +135,12 @@ impl From<SizeClass> for Seat {
     }
 }
 
-/// For each small size, the offset in a structure of the magazine of its class.
-static DISTANCES: [u16; SmallSize::COUNT] = distances();
-
-/// Those offsets for the first `COUNT` sizes.
-const fn distances<const COUNT: usize>() -> [u16; COUNT] {
+/// For each of the first `COUNT` multiples of `STEP` bytes, the offset in a structure of the magazine of its class.
+const fn distances<const COUNT: usize, const STEP: usize>() -> [u16; COUNT] {
     let mut distances = [0; COUNT];
     let mut size = 0;
     while size < distances.len() {
-        if let Some(class) = SizeClass::of(8 * size, 1) {
+        if let Some(class) = SizeClass::of(STEP * size, 1) {
             distances[size] = (offset_of!(Thread, magazines) + class.index() * size_of::<Magazine>()) as u16;
         }
         size += 1;
@@ -585,14 +537,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_threads_together_hoard_no_more_than_the_limit() {
-        let (hoard, part) = (Hoard::new(), SPARE_BYTES as usize);
-        let taken = (0..).take_while(|_| hoard.take(part)).count();
-        assert_eq!(taken * part, SPARES_BYTES);
-        assert!(!hoard.take(1));
-        hoard.give(part);
-        assert!(hoard.take(part) && !hoard.take(1));
-        hoard.recount(0);
-        assert!(hoard.take(SPARES_BYTES) && !hoard.take(1));
+    fn a_size_has_the_seat_of_its_class() {
+        for size in 0..=FlaggedSize::MOST_BYTES {
+            let marked = MarkedSize::of(size, 1).map(Seat::of_marked);
+            let seat = marked.or_else(|| FlaggedSize::of(size, 1).map(Seat::of)).unwrap();
+            let class = SizeClass::of(size, 1).unwrap();
+            assert_eq!(seat.bytes(), Seat::from(class).bytes(), "{size}");
+            assert_eq!(
+                (seat.class(), marked.is_some()),
+                (Some(class), !class.is_flagged()),
+                "{size}"
+            );
+        }
     }
 }
