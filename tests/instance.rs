@@ -621,6 +621,69 @@ fn a_large_block_comes_back_as_long_as_nothing_else_needs_its_pages() {
     heap.check().unwrap();
 }
 
+/// The shelf's lists accept as many runs as were asked of them.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_request_for_a_large_block_counts_once() {
+    let heap = Heap::new(System, Config::new(addresses(1 << 30))).unwrap();
+    let layout = |pages: usize| Layout::from_size_align(pages << 13, 8).unwrap();
+    // SAFETY: this test's blocks, each freed once, with its layout.
+    let free = |block, pages| unsafe { heap.free(block, layout(pages)) };
+    // From here on the thread is alone with the heap.
+    (0..40).for_each(|_| free(heap.allocate(layout(6)).unwrap(), 6));
+    let asked: Vec<_> = (0..30).map(|_| heap.allocate(layout(7)).unwrap()).collect();
+    let grown = (0..60).map(|_| {
+        let block = heap.allocate(layout(6)).unwrap();
+        // SAFETY: as above.
+        unsafe { heap.resize(block, layout(6), 7 << 13) }.unwrap()
+    });
+    let all: Vec<_> = grown.chain(asked).collect();
+    let before = heap.stats().shelf_pages.0;
+    all.into_iter().for_each(|block| free(block, 7));
+    let shelved = heap.stats().shelf_pages.0 - before;
+    assert_eq!(shelved, (1 + 30) * 7, "one in the hand, and one for each request");
+}
+
+/// A thread takes large blocks from the shelf without the lock when another comes; new heaps again and again.
+#[test]
+fn a_shelf_that_one_thread_had_to_itself_is_for_all() {
+    let rounds = if cfg!(debug_assertions) { 60 } else { 600 };
+    for round in 0..rounds {
+        let heap = &small();
+        let work = |seed: usize, steps: usize| {
+            let (mut random, mut blocks) = (Random(seed as u64 | 1), Vec::new());
+            let free = |(block, layout, tag): (NonNull<u8>, Layout, u64)| {
+                // SAFETY: a live block of this test, whose first word it wrote.
+                unsafe {
+                    assert_eq!(block.cast::<u64>().read(), tag, "another thread has written here");
+                    heap.free(block, layout);
+                }
+            };
+            for step in 0..steps {
+                if random.below(2) == 0 && blocks.len() < 6 {
+                    let layout = Layout::from_size_align(40_000 + 9_000 * random.below(3), 8).unwrap();
+                    let (block, tag) = (heap.allocate(layout).unwrap(), (seed << 32 | step) as u64);
+                    // SAFETY: a block of that size.
+                    unsafe { block.cast::<u64>().write(tag) };
+                    blocks.push((block, layout, tag));
+                } else if let Some(block) = blocks.pop() {
+                    free(block);
+                }
+            }
+            blocks.into_iter().for_each(free);
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| work(3 * round + 1, 4000));
+            scope.spawn(|| {
+                thread::sleep(std::time::Duration::from_micros(100 + round as u64 % 300));
+                work(3 * round + 2, 500);
+            });
+        });
+        heap.check().unwrap();
+        assert_eq!(heap.stats().bytes_in_use(), 0, "{}", heap.stats());
+    }
+}
+
 /// A check of a heap in use may report violations that are none; it must not end the process or do harm.
 #[test]
 fn a_check_beside_work_does_no_harm() {

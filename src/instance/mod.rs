@@ -132,7 +132,7 @@ impl<S: Source + 'static> Heap<S> {
         unsafe { self.objects.as_ref() }
     }
 
-    /// What a thread does that is not alone with the heap, or finds its magazine empty. Not inlined: so the short way
+    /// What a thread does that is not alone with the heap, or finds nothing. Not inlined: so the short way
     /// saves no registers.
     #[inline(never)]
     fn take_with_lock(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
@@ -236,9 +236,9 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().heap().set_soft_limit(limit);
     }
 
-    /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in the magazines and the
-    /// cache. If there are fewer, the memory between live blocks of more than 1 KiB goes back too, unless the heap
-    /// [releases lazily](Config::release_lazily). Returns how many pages.
+    /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in the magazines, on
+    /// the shelf and in the cache. If there are fewer, the memory between live blocks of more than 1 KiB goes back
+    /// too, unless the heap [releases lazily](Config::release_lazily). Returns how many pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         let objects = self.objects();
         objects.scavenge(pages)

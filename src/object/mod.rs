@@ -243,7 +243,7 @@ impl<S: Source + 'static> Objects<S> {
     // ---------------------------------------------------------------------------------------------------------
 
     /// Allocates memory for `layout`. `None` if there is no room, or the layout is impossible. Does not look for a
-    /// large block on the shelf: the caller has done that.
+    /// large block on the shelf: the caller has done that, if the structure is a thread's own.
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
@@ -309,7 +309,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---- freeing
     // ------------------------------------------------------------------------------------------------------------
 
-    /// Takes memory back. Does not put a large block on the shelf: the caller has tried that.
+    /// Takes memory back. Does not put a large block on the shelf: the caller has tried that, if the structure is a
+    /// thread's own.
     ///
     /// # Safety
     ///

@@ -268,7 +268,8 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().share(self.heap.limit(), threads);
     }
 
-    /// Frees a run that held a roomy block.
+    /// Frees a run that held a roomy block. (Also onto the shelf of the shared structure, from which threads of a
+    /// `GlobalHeap` take little: whoever needs the pages empties it.)
     pub(super) fn free_roomy_run(&self, thread: &Thread, run: PageRun) {
         if !self.shelve(thread, self.spans.address(run.start()), Length::exactly(run.pages().0)) {
             self.spans.entry(run.start()).leave();

@@ -101,10 +101,17 @@ impl<S: Source + 'static> Objects<S> {
         Some(self.hand_out(slot?, class))
     }
 
-    /// The same for a large block. Not inlined: so the path of slots saves no registers.
+    /// The same for a large block. Not inlined: so the path of slots saves no registers. If there is none, the request
+    /// is counted where the lock is taken, once.
     #[inline(never)]
     fn take_run(&self, _alone: Alone<'_>, layout: Layout) -> Option<NonNull<u8>> {
-        self.run_from_shelf(self.shared_thread(), Length::of(layout)?)
+        let (thread, length) = (self.shared_thread(), Length::of(layout)?);
+        // SAFETY: the caller is alone with the structure, as good as under its lock.
+        let held = unsafe { self.take_from_hand(thread, length) };
+        held.or_else(|| {
+            let listed = thread.shelf().is_listed(length);
+            listed.then(|| self.run_from_shelf(thread, length)).flatten()
+        })
     }
 
     /// What a thread does that is not alone with a [`Heap`](crate::Heap), or finds nothing there.

@@ -136,6 +136,11 @@ impl Shelf {
         PageCount(held + self.listed.load(Ordering::Relaxed) as usize)
     }
 
+    /// Whether there is a run of this length on its list.
+    pub fn is_listed(&self, length: Length) -> bool {
+        self.lists.get(length.index()).is_some_and(|list| list.get().is_some())
+    }
+
     /// Takes the latest run of this length off its list, if there is one, and returns its first page. Counts as a
     /// request.
     #[inline(always)]

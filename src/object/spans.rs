@@ -236,13 +236,12 @@ impl Spans {
     /// The class of the span in which `address` lies. Aborts if it lies in none.
     #[cold]
     pub fn class_of(&self, address: *mut u8) -> SizeClass {
-        self.tag_of(address, 0).1
+        self.tag_of(address).1
     }
 
-    /// The page at `address`, the class of its span, and how many pages back that begins. Aborts if there is none;
-    /// `bytes` is the size of the class that the caller believes in.
+    /// The page at `address`, the class of its span, and how many pages back that begins. Aborts if there is none.
     #[inline]
-    fn tag_of(&self, address: *mut u8, bytes: usize) -> (usize, SizeClass, usize) {
+    fn tag_of(&self, address: *mut u8) -> (usize, SizeClass, usize) {
         let page = address.addr().wrapping_sub(self.base.addr().get()) >> PAGE_SHIFT;
         if page >= self.covered() {
             fatal::abort(
@@ -253,9 +252,9 @@ impl Spans {
         }
         let Some((class, back)) = self.entry(PageIndex(page)).tag() else {
             fatal::abort(
-                "a block was freed that is not allocated, or with the wrong layout; its address, the class",
+                "a block was freed that is not allocated, or with the wrong layout; its address, the heap's",
                 address.addr(),
-                bytes,
+                self.base.addr().get(),
             );
         };
         (page, class, back)
@@ -264,7 +263,7 @@ impl Spans {
     /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
     #[inline]
     pub(super) fn locate(&self, class: SizeClass, address: *mut u8) -> (PageIndex, u32) {
-        let (page, tagged, back) = self.tag_of(address, class.bytes());
+        let (page, tagged, back) = self.tag_of(address);
         if tagged != class {
             fatal::abort(
                 "a block was freed with the wrong layout; its address, its size class",

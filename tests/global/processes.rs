@@ -100,6 +100,17 @@ aborts! {
         // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(640, 8)) };
     };
+    another_layout_is_refused_to_a_thread_without_a_structure: "wrong layout", |heap| {
+        let block = Block::new(heap, layout(2000, 8), 0).unwrap();
+        let address = block.memory.expose_provenance();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let memory = std::ptr::with_exposed_provenance_mut(address);
+                // SAFETY: none: this is the misuse to be detected.
+                unsafe { heap.dealloc(memory, layout(100, 8)) };
+            });
+        });
+    };
     a_small_block_is_not_freed_as_a_large_one: "wrong layout", |heap| {
         let block = Block::new(heap, layout(8192, 8192), 0).unwrap();
         // SAFETY: none: this is the misuse to be detected.
