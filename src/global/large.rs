@@ -47,8 +47,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::dealloc`], with a layout of this size and of at most page alignment, which large blocks
-    /// have anyway.
+    /// As for [`GlobalAlloc::dealloc`](core::alloc::GlobalAlloc::dealloc), with a layout of this size and of at most
+    /// page alignment, which large blocks have anyway.
     #[inline(never)]
     pub(super) unsafe fn give_large(&self, memory: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise; a structure is entered by the address of this heap.
