@@ -662,7 +662,7 @@ fn a_shelf_that_one_thread_had_to_itself_is_for_all() {
             for step in 0..steps {
                 if random.below(2) == 0 && blocks.len() < 6 {
                     let layout = Layout::from_size_align(40_000 + 9_000 * random.below(3), 8).unwrap();
-                    let (block, tag) = (heap.allocate(layout).unwrap(), (seed << 32 | step) as u64);
+                    let (block, tag) = (heap.allocate(layout).unwrap(), (seed as u64) << 32 | step as u64);
                     // SAFETY: a block of that size.
                     unsafe { block.cast::<u64>().write(tag) };
                     blocks.push((block, layout, tag));

@@ -236,6 +236,7 @@ impl Listed for Thread {
 }
 
 /// What a push in assembler must know (`global/inline.rs`).
+#[allow(dead_code, reason = "for frees that are inlined")]
 impl Thread {
     /// Where the owner's key is in a structure.
     pub const OWNER_KEY: usize = offset_of!(Self, owner) + Owner::KEY;
@@ -341,6 +342,7 @@ impl Thread {
 
     /// Takes back the announcement of a push at this seat; returns whether there was one. For the structure's user,
     /// which alone writes the top.
+    #[allow(dead_code, reason = "for frees that are inlined")]
     pub fn withdraw(&self, seat: Seat) -> bool {
         self.magazine_in(seat).withdraw()
     }
