@@ -110,6 +110,8 @@ aborts! {
                 unsafe { heap.dealloc(memory, layout(100, 8)) };
             });
         });
+        // Where frees are not inlined it is found when what the thread has left goes home.
+        heap.scavenge(pageheap::PageCount(usize::MAX));
     };
     a_small_block_is_not_freed_as_a_large_one: "wrong layout", |heap| {
         let block = Block::new(heap, layout(8192, 8192), 0).unwrap();
