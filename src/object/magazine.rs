@@ -74,13 +74,15 @@ pub struct Magazine {
     spares: Pile,
 }
 
+// A seat is that of a magazine's top (`global/inline.rs`).
+const _: () = assert!(offset_of!(Magazine, top) == 0);
+
 // The factor by which a magazine's index is multiplied.
 const _: () = assert!(size_of::<Magazine>() == 4 * size_of::<usize>());
 
 impl Magazine {
     /// Where the limit is in a magazine, whose first word is the top.
     pub const LIMIT: usize = offset_of!(Self, limit);
-    const _TOP: () = assert!(offset_of!(Self, top) == 0);
 
     /// Fast path: pops the slot freed last, contents untouched, if there is one and the caller is `admitted`. It
     /// announces itself by the top (`sync/owner.rs`).

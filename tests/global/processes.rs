@@ -104,11 +104,13 @@ aborts! {
         let block = Block::new(heap, layout(2000, 8), 0).unwrap();
         let address = block.memory.expose_provenance();
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            let other = scope.spawn(move || {
                 let memory = std::ptr::with_exposed_provenance_mut(address);
                 // SAFETY: none: this is the misuse to be detected.
                 unsafe { heap.dealloc(memory, layout(100, 8)) };
             });
+            // The end of the scope does not wait until the thread has left its structure.
+            other.join().unwrap();
         });
         // Where frees are not inlined it is found when what the thread has left goes home.
         heap.scavenge(pageheap::PageCount(usize::MAX));
