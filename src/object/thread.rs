@@ -93,7 +93,6 @@ impl Drop for Staying<'_> {
 
 /// The offset of a magazine in a structure.
 #[derive(Clone, Copy, Debug)]
-#[repr(transparent)]
 pub struct Seat(usize);
 
 impl Seat {
