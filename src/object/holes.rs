@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   slots of 9,216 bytes   │ out     │ home    │ home    │ out     │ home    │ out     │ home    │ home    │
-//!   grains of 4 KiB        │   │   │   │ x │ x │ x │   │   │   │   │ x │   │   │   │   │ x │ x │ x │
-//!                                      ╰─ holes ─╯
+//!   grains of 4 KiB        │   │   │   │ x │ x │ x │   │   │   │ x │ x │   │   │   │ x │ x │ x │ x │
+//!                                      ╰─ holes ─╯           ╰holes╯           ╰─── holes ───╯
 //! ```
 //!
 //! One slot that is out keeps a whole span. When slots are freed here and there, few spans become empty: a program
