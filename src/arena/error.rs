@@ -1,7 +1,7 @@
 //! Why an arena refused: what was requested, what was left, and the reason.
 //!
 //! ```text
-//!   no room for 6144 bytes aligned to 64: the arena's limit leaves 4096
+//!   no room for 6144 bytes aligned to 64: the arena's limit leaves 4096, in whole blocks of the backing
 //! ```
 
 #![forbid(unsafe_code)]
