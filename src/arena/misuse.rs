@@ -6,7 +6,7 @@
 //! ```
 //!
 //! That a program does not compile proves little by itself: the reason may be a misspelt name. So each names its error,
-//! which a nightly compiler compares, and has a twin that is the same except for the wrong line; `tests/tidy.rs` looks
+//! which `.ci/run refusals` compares, and has a twin that is the same except for the wrong line; `tests/tidy.rs` looks
 //! for both. The examples in the documentation have their twins here. Nothing of this is part of any build: `cargo test
 //! --doc` reads it.
 //!
