@@ -37,7 +37,8 @@ use crate::sync::AtomicU32;
 ///
 /// A slot is plain memory: the list neither clears nor touches it, so its contents survive a free. The bookkeeping lies
 /// outside the slots, four bytes each: a stack of slot numbers, with a tag against ABA, and a pocket for one slot. A
-/// list takes slabs from its backing, each as large as all before it, and keeps them until it is dropped.
+/// list takes slabs from its backing, each as large as all before it, and keeps them until it is dropped. It has at
+/// most 4,026,531,839 slots.
 ///
 /// 5 ns to allocate and free in turn, 7 when several are held; 2 and 5 with exclusive access; 7 in batches.
 ///

@@ -74,7 +74,7 @@ const MOST_OWNERS: usize = 1 << 16;
 ///
 /// *Owners.* [`owner`](Self::owner) lends a shard: 3 ns to allocate and deallocate, without a locked instruction. A
 /// thread without a shard uses the list itself, through a few shared lanes: 8 ns. Any thread may free a slot, through
-/// its owner or the list, whichever allocated it.
+/// its owner or the list, whichever allocated it. A list has at most 4,026,531,839 slots.
 ///
 /// *"No".* `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the limit
 /// or the backing had no room for more. To prove this takes some microseconds and makes all owners pause. If an owner

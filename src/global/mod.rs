@@ -240,7 +240,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// The address space to reserve, in bytes: 4 TiB by default (1 GiB if pointers have 32 bits). If there is not as
     /// much, the heap takes less. There is no memory behind it: it shows in VIRT, not in RSS. The smallest heap has 64
-    /// KiB, whatever is requested.
+    /// KiB and the largest just under 32 TiB, whatever is requested.
     #[must_use]
     pub const fn reserve(mut self, bytes: usize) -> Self {
         self.config.reserve = bytes;

@@ -18,8 +18,9 @@ use crate::units::PageCount;
 /// | [`sparse_zeroing`](Self::sparse_zeroing) | unused: it clears nothing | yes | yes |
 /// | everything else | yes | yes | yes |
 ///
-/// Pages of a `Heap` or a `GlobalHeap` are 8 KiB. `GlobalHeap::new` and `GlobalHeap::in_region` bring their own
-/// configuration, which the methods of `GlobalHeap` change in bytes; a heap in a region has one cache.
+/// Pages of a `Heap` or a `GlobalHeap` are 8 KiB, fewer than 2^32 of them. `GlobalHeap::new` and
+/// `GlobalHeap::in_region` bring their own configuration, which the methods of `GlobalHeap` change in bytes; a heap in
+/// a region has one cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     pub(crate) reserve: usize,

@@ -172,7 +172,7 @@ impl<S: Source + 'static> Objects<S> {
     /// address space is wasted.
     pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, (S, NewHeapError)> {
         let (mut source, mut failure) = (source, NewHeapError::NoPages);
-        // A 64th for the tables and for gaps from alignment; the tables themselves need one 256th and one 30,000th.
+        // A 64th for the tables and for gaps from alignment; the tables themselves need one 200th and one 30,000th.
         let budget = source.budget();
         let tables = if S::APART { 0 } else { budget / 64 };
         mark::draw_key();
