@@ -43,7 +43,8 @@ mod system {
     /// A [`PageHeap`] separate from the program's allocator: `GlobalHeap::limit`, `PAGEHEAP_LIMIT`, the statistics and
     /// the background thread of a `GlobalHeap` do not cover it. It has no limit until its `set_limit` is called, and
     /// returns nothing to the system by itself: call `scavenge`, `release`, or now and then `tick`. It has no fork
-    /// handlers.
+    /// handlers. It reserves 1 TiB of addresses (1 GiB if pointers have 32 bits), or as much as it can get, without
+    /// memory behind them.
     ///
     /// ```
     /// use pageheap::PageCount;

@@ -257,7 +257,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// Returns `None` if there is no room, for zero pages, or if `align` is not a power of two. Alignments up to a page
     /// cost nothing. If the heap grows to reach an aligned address, it keeps the skipped pages as free pages, with
-    /// tables for them: ~34 bytes for each MiB, 34 MiB for an alignment of 1 TiB.
+    /// tables for them: ~36 bytes for each MiB, 36 MiB for an alignment of 1 TiB.
     #[must_use]
     pub fn allocate_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         if !align.is_power_of_two() {
