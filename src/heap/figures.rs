@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The figures of a layer are those of the layer below, followed by its own. A figure has the same name everywhere, so
-//! a reader of one kind of statistics can read the others. Sizes are in bytes; names of counters end with `_total`.
+//! a reader of one kind of statistics can read the others. Sizes are in bytes, except that what was released is counted
+//! in pages (`released_pages_total`); names of counters end with `_total`.
 //!
 //! Worked example: a heap of 512 pages of 8 KiB, one of them allocated, reports `"grown_bytes":4194304` and
 //! `"in_use_bytes":8192`.
