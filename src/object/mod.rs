@@ -51,6 +51,7 @@ mod span;
 mod mark;
 mod store;
 mod spans;
+mod order;
 mod rack;
 mod room;
 mod batches;

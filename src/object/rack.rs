@@ -33,6 +33,7 @@ use core::slice;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 
 use super::mark;
+use super::order::straighten;
 use super::size_class::{BATCH_SLOTS, CLASSES, SizeClass};
 use super::spans::Spans;
 use super::store::{BatchLinks, BatchPlace, Chain, OTHER_STACKS};
@@ -190,6 +191,12 @@ impl Rack {
         // room for them.
         unsafe { ptr::copy_nonoverlapping(self.first.as_ptr(), other.first.as_ptr(), self.count as usize) };
         other.count = core::mem::take(&mut self.count);
+    }
+
+    /// Puts its slots in order, if they [almost are](straighten). O(slots).
+    pub fn straighten(&mut self) {
+        // SAFETY: `count` entries are written, and nobody else accesses them while the rack is borrowed.
+        straighten(unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.count as usize) });
     }
 
     /// Its slots' addresses.

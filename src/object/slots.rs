@@ -171,7 +171,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Does the work of `refill`, but leaves the magazine open. Returns whether it has more room now.
     fn refill_open(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if let Some(batch) = thread.take_spare(class) {
-            self.recycle(thread, magazine.load(batch));
+            self.load_batch(thread, magazine, class, batch);
             return false;
         }
         self.heed_calls(thread);
@@ -184,7 +184,7 @@ impl<S: Source + 'static> Objects<S> {
             }
         } else if !few && let Some(batch) = self.spans.take_batch(class, thread.hint()) {
             thread.demand(batch_bytes(class), &self.hoard);
-            self.recycle(thread, magazine.load(batch));
+            self.load_batch(thread, magazine, class, batch);
             return false;
         }
         let Some(mut rack) = magazine.unload() else {
@@ -204,6 +204,15 @@ impl<S: Source + 'static> Objects<S> {
         let _none = magazine.load(rack);
         self.keep_below(thread);
         is_wider
+    }
+
+    /// Loads a batch to allocate from, in order if it almost is. (Slots of more than 1 KiB are pages, or nearly: a
+    /// processor does not follow from one to the next.)
+    fn load_batch(&self, thread: &Thread, magazine: &Magazine, class: SizeClass, mut batch: Rack) {
+        if !class.is_flagged() {
+            batch.straighten();
+        }
+        self.recycle(thread, magazine.load(batch));
     }
 
     /// Makes room in a magazine that is full or shut. Fails if there is no memory for a rack and no rack to empty.

@@ -176,3 +176,23 @@ fn a_large_block_grows_and_shrinks_where_it_is() {
     block.free(&HEAP);
     neighbour.free(&HEAP);
 }
+
+#[test]
+fn blocks_freed_with_neighbours_exchanged_come_back_in_order() {
+    static HEAP: GlobalHeap = new_heap();
+    let layout = layout(640, 8);
+    for round in 0..6 {
+        // SAFETY: not of size zero.
+        let blocks: Vec<_> = (0..6000).map(|_| unsafe { HEAP.alloc(layout) }).collect();
+        let turns = blocks
+            .windows(3)
+            .filter(|trio| (trio[0] < trio[1]) != (trio[1] < trio[2]))
+            .count();
+        // Between batches they may turn, and where the first magazines were smaller.
+        assert!(turns < 600, "round {round}: the addresses turn {turns} times");
+        for pair in blocks.chunks(2).flat_map(|pair| pair.iter().rev()) {
+            // SAFETY: allocated above with this layout, and freed once.
+            unsafe { HEAP.dealloc(*pair, layout) };
+        }
+    }
+}
