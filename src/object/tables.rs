@@ -67,6 +67,11 @@ const PAGES_FOR_LANES: usize = 1 << 12;
 const HEAP: usize = (CLASSES * size_of::<Central>()).next_multiple_of(LINE);
 const _: () = assert!(HEAP % 4096 >= LINE);
 
+/// Where a heap over this source lies: there, or behind it, if the source is aligned to so much that it has to.
+const fn heap_at<S: Source>() -> usize {
+    HEAP.next_multiple_of(align_of::<Objects<S>>())
+}
+
 // Every part of the reservation may begin wherever a line does.
 const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE && align_of::<Lane>() == LINE);
 
@@ -101,7 +106,7 @@ impl Tables {
     /// reserved.
     pub fn reserve<S: Source>(source: &S, pages: usize) -> Option<(Self, Reservation)> {
         let granule = source.granule();
-        let thread = HEAP + size_of::<Objects<S>>().next_multiple_of(LINE);
+        let thread = heap_at::<S>() + size_of::<Objects<S>>().next_multiple_of(LINE);
         let lanes = thread + size_of::<Thread>().next_multiple_of(LINE);
         let lane_count = if pages < PAGES_FOR_LANES { 1 } else { LANES };
         let spans = (lanes + lane_count * size_of::<Lane>()).next_multiple_of(granule.max(LINE));
@@ -145,8 +150,8 @@ impl Tables {
 
     /// The heap's place: enough room, aligned, zeroed.
     pub fn place<S: Source>(&self) -> NonNull<Objects<S>> {
-        // SAFETY: inside the reservation, on a line.
-        unsafe { self.base.add(HEAP) }.cast()
+        // SAFETY: inside the reservation, which is as aligned as the heap, or more.
+        unsafe { self.base.add(heap_at::<S>()) }.cast()
     }
 
     /// The structure shared by threads that have none of their own: zeroed at first, which is a valid state.

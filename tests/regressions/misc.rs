@@ -1,9 +1,11 @@
 //! Documented contracts.
 
 use pageheap::source::Simulated;
+#[cfg(any(unix, windows))]
+use pageheap::source::{OverSystem, Source, System, Verbs};
 #[cfg(target_os = "linux")]
-use pageheap::source::{Purpose, Source, Split, System};
-use pageheap::{Config, PageCount, PageHeap, PageIndex};
+use pageheap::source::{Purpose, Split};
+use pageheap::{Config, Heap, PageCount, PageHeap, PageIndex};
 
 /// "The run of pages that `bytes` bytes from `address` occupy, if it begins on a page and lies in the grown part of the
 /// heap."
@@ -90,4 +92,30 @@ fn two_sources_as_one_give_up_the_end_of_a_reservation() {
             assert!(!is_there(), "{purpose:?}");
         }
     }
+}
+
+/// A heap lay at the same place in its tables whatever its source had to be aligned to, and the source with it.
+#[test]
+#[cfg(any(unix, windows))]
+fn a_source_lies_where_its_type_has_to() {
+    #[repr(align(16384))]
+    struct Aligned;
+
+    // SAFETY: the system's verbs.
+    unsafe impl Verbs for Aligned {
+        fn granule(&self) -> usize {
+            // Of a reference the compiler takes for granted what is asked here.
+            let place = std::hint::black_box(std::ptr::from_ref(self)).addr();
+            assert_eq!(place % align_of::<Self>(), 0);
+            System.granule()
+        }
+    }
+
+    let heap = Heap::new(OverSystem(Aligned), Config::new(1 << 24)).expect("a heap");
+    let layout = std::alloc::Layout::new::<[u64; 5000]>();
+    let block = heap.allocate(layout).expect("room");
+    // SAFETY: allocated with this layout, and nothing uses it.
+    unsafe { heap.free(block, layout) };
+    assert!(heap.release(usize::MAX) > 0);
+    heap.check().expect("sound");
 }
