@@ -97,9 +97,13 @@ impl Ledger {
         }
     }
 
-    /// Length of the whole range.
-    pub(super) const fn bytes(&self) -> usize {
-        self.bytes
+    /// The same range with another granule. Nothing of it may be taken: that would be forgotten, and taken again.
+    pub(super) const fn with_granule(self, granule: usize) -> Ledger {
+        assert!(
+            self.taken.into_inner() == 0,
+            "a source gets its granule before anything is reserved"
+        );
+        Ledger::new(self.bytes, granule)
     }
 
     /// The unit of callers.

@@ -61,10 +61,13 @@ impl Numbers {
     }
 
     /// The same numbers with another granule than 4 KiB. `bytes` is rounded up to a power of two of at least 64.
+    ///
+    /// # Panics
+    /// If some of the numbers are reserved.
     #[must_use]
     pub const fn with_granule(self, bytes: usize) -> Numbers {
         Numbers {
-            ledger: Ledger::new(self.ledger.bytes(), bytes),
+            ledger: self.ledger.with_granule(bytes),
             ..self
         }
     }

@@ -166,10 +166,13 @@ impl Region {
 
 impl<const GAPS: usize> Region<GAPS> {
     /// The same region with another granule. `bytes` is rounded up to a power of two of at least 64.
+    ///
+    /// # Panics
+    /// If something of the region is reserved.
     #[must_use]
     pub const fn with_granule(self, bytes: usize) -> Self {
         Self {
-            ledger: Ledger::new(self.ledger.bytes(), bytes),
+            ledger: self.ledger.with_granule(bytes),
             ..self
         }
     }

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use pageheap::source::{Region, Split};
+use pageheap::source::{Numbers, Purpose, Region, Source, Split};
 use pageheap::{Config, Geometry, Heap, PageCount, PageHeap};
 
 /// A heap over a region of a megabyte or less asked for at least a megabyte of pages, and had no room for its tables.
@@ -66,4 +66,20 @@ fn small_regions_have_the_pages_they_are_said_to_have() {
             "base {offset} bytes behind a page's border"
         );
     }
+}
+
+/// What was reserved was forgotten when the source got another granule, and so handed out twice.
+#[test]
+fn a_source_of_which_something_is_reserved_keeps_its_granule() {
+    let memory: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice(1 << 16));
+    let (region, numbers) = (Region::from_static(memory), Numbers::new(1 << 20, 1 << 20));
+    // All that is reserved is back.
+    let page = region.reserve(Purpose::Pages, 4096, 4096).expect("a page");
+    // SAFETY: just reserved, not used.
+    unsafe { region.unreserve(Purpose::Pages, page) };
+    let region = region.with_granule(8192);
+    region.reserve(Purpose::Pages, 8192, 8192).expect("a page");
+    numbers.reserve(Purpose::Pages, 4096, 4096).expect("a page");
+    std::panic::catch_unwind(|| region.with_granule(4096)).expect_err("a page is reserved");
+    std::panic::catch_unwind(|| numbers.with_granule(8192)).expect_err("a page is reserved");
 }
