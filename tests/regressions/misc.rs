@@ -1,11 +1,11 @@
 //! Documented contracts.
 
+#[cfg(target_os = "linux")]
+use pageheap::source::Purpose;
 use pageheap::source::Simulated;
 #[cfg(any(unix, windows))]
-use pageheap::source::{OverSystem, Source, System, Verbs};
-#[cfg(target_os = "linux")]
-use pageheap::source::{Purpose, Split};
-use pageheap::{Config, Heap, PageCount, PageHeap, PageIndex};
+use pageheap::source::{Numbers, OverSystem, Source, Split, System, Verbs};
+use pageheap::{Config, Heap, NewHeapError, PageCount, PageHeap, PageIndex};
 
 /// "The run of pages that `bytes` bytes from `address` occupy, if it begins on a page and lies in the grown part of the
 /// heap."
@@ -118,4 +118,14 @@ fn a_source_lies_where_its_type_has_to() {
     unsafe { heap.free(block, layout) };
     assert!(heap.release(usize::MAX) > 0);
     heap.check().expect("sound");
+}
+
+/// Twice such a granule does not exist, and a build with checks for overflow panicked.
+#[test]
+#[cfg(any(unix, windows))]
+fn half_of_all_addresses_are_one_granule_and_no_heap() {
+    let half = 1 << (usize::BITS - 1);
+    let numbers = Numbers::new(half, half).with_granule(half);
+    let heap = PageHeap::<_>::new(Split::new(numbers, System), Config::new(half));
+    assert_eq!(heap.err(), Some(NewHeapError::NoMetadata));
 }
