@@ -178,7 +178,8 @@ impl<B: Backing> FreeList<B> {
     ///
     /// # Safety
     ///
-    /// If the slot is allocated, it belongs to the caller, and nothing uses it any more.
+    /// If the slot is allocated, it belongs to the caller, and nothing uses it any more. If not, no other thread
+    /// allocates or frees it meanwhile.
     #[inline]
     pub unsafe fn try_deallocate(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
         let found = self.find(slot)?;

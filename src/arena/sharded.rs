@@ -280,7 +280,8 @@ impl<B: Backing> ShardedFreeList<B> {
     ///
     /// # Safety
     ///
-    /// If the slot is allocated, it belongs to the caller, and nothing uses it any more.
+    /// If the slot is allocated, it belongs to the caller, and nothing uses it any more. If not, no other thread
+    /// allocates or frees it meanwhile.
     pub unsafe fn try_deallocate(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
         let found = self.find(slot)?;
         let freed = self.shards.free_as_guest(hint(), found.slot, found.node);
@@ -313,7 +314,8 @@ impl<B: Backing> ShardedFreeList<B> {
     ///
     /// # Safety
     ///
-    /// If the slot is allocated, as for [`retire`](Self::retire).
+    /// If the slot is allocated, as for [`retire`](Self::retire). If not, no other thread allocates or frees it
+    /// meanwhile.
     pub unsafe fn try_retire(&self, slot: NonNull<u8>) -> Result<(), SlotError> {
         let found = self.find(slot)?;
         let retired = self.shards.retire_as_guest(hint(), found.slot, found.node);

@@ -205,7 +205,8 @@ impl Default for GlobalHeap<System> {
 
 impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// A heap over existing bytes, for programs without an operating system. The README has an example. If the bytes
-    /// are not known until the program runs, see [`empty`](Self::empty).
+    /// are not known until the program runs, see [`empty`](Self::empty). They belong to the heap for ever, even if this
+    /// value is dropped.
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
     /// (With `std` each thread has its own, 3 KiB and what its magazines hold.)

@@ -238,7 +238,8 @@ impl Reservation {
 /// * [`Contents::Zero`] is returned only if every byte of the range, outside its gaps, reads as zero until it is next
 ///   written;
 /// * a failed verb changes no state, and no contents except those that it was to destroy; and a verb touches nothing
-///   outside the range it is given.
+///   outside the range it is given;
+/// * no verb unwinds, or uses a heap that stands on this source.
 pub unsafe trait Source {
     /// Whether Prepared pages need [`commit`](Self::commit) before they are used. If `false`, the heap never calls it.
     const COMMITS: bool = false;

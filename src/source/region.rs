@@ -95,7 +95,8 @@ impl Region {
     ///   anything taken from it is in use;
     /// * nothing else uses them in that time.
     ///
-    /// Both except in [gaps](Self::with_gaps), if it is given any before it is used.
+    /// Both except in [gaps](Self::with_gaps), if it is given any before it is used. A
+    /// [`GlobalHeap`](crate::GlobalHeap) uses its region for ever, even if it is dropped: threads refer to it.
     #[must_use]
     pub const unsafe fn new(base: *mut u8, bytes: usize) -> Region {
         Region {
