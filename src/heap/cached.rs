@@ -488,7 +488,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(super) fn check_caches(&self) -> Result<(), Fault> {
         let mut result = Ok(());
         self.for_each_slot(|slot| {
-            for (word, pages) in slot.words() {
+            // Most caches hold nothing, and looking at all for each takes long where many were lent.
+            for (word, pages) in slot.words().into_iter().filter(|&(_, pages)| pages != 0) {
                 let mut holders = 0;
                 self.for_each_slot(|other| {
                     holders += other
@@ -497,7 +498,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                         .filter(|(index, held)| *index == word && held & pages != 0)
                         .count();
                 });
-                if pages != 0 && result.is_ok() {
+                if result.is_ok() {
                     result = self.set.check_cached(word, pages, holders);
                 }
             }
