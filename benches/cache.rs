@@ -61,7 +61,7 @@ fn one_thread(criterion: &mut Criterion) {
             pageheap::source::Numbers::new(1 << 45, 1 << 31),
             pageheap::source::System,
         );
-        let heap: PageHeap<Bare> = PageHeap::new(source, pageheap::Config::new(1 << 30).shards(4)).expect("tables");
+        let heap = PageHeap::new(source, pageheap::Config::new(1 << 30).shards(4)).expect("tables");
         bench.iter(|| {
             let page = heap.allocate_on(1, PageCount(1)).expect("room");
             // SAFETY: just allocated.

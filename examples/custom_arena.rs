@@ -100,7 +100,7 @@ fn walk_boxed(level: usize) -> usize {
 }
 
 fn main() {
-    let heap: PageHeap<System> = PageHeap::new(System, Config::new(16 << 20)).expect("address space");
+    let heap = PageHeap::new(System, Config::new(16 << 20)).expect("address space");
     let stack = Stack::new(&heap).expect("a page");
     const LEVELS: usize = 12;
     let nodes = (1 << (LEVELS + 1)) - 1;

@@ -150,7 +150,7 @@ fn fragmentation(caches: usize) -> Fragments {
     let bytes: &'static mut [_] = Box::leak(Box::new_uninit_slice(32 << 20));
     let numbers = Numbers::new(1 << 30, 1 << 31);
     let source = Split::new(numbers, Region::from_static(bytes));
-    let heap: PageHeap<_> = PageHeap::new(source, Config::new(1 << 31).caches(caches)).expect("room");
+    let heap = PageHeap::new(source, Config::new(1 << 31).caches(caches)).expect("room");
     let handles: Vec<_> = (0..caches).map(|_| heap.cache().expect("one of so many")).collect();
     let (mut random, mut runs, mut live) = (Random(7), Vec::new(), 0);
     for _ in 0..2_000_000 {

@@ -9,7 +9,7 @@
 //! use pageheap::source::System;
 //! use pageheap::{Config, PageCount, PageHeap};
 //!
-//! let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+//! let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
 //! let run = heap.allocate(PageCount(3)).unwrap();
 //! let bytes = heap.pointer(run);
 //! assert_eq!(bytes.len(), 3 * 8192);

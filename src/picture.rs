@@ -94,7 +94,7 @@ impl Picture {
     /// ```
     /// use pageheap::{Config, PageCount, PageHeap, Picture, source::System};
     ///
-    /// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+    /// let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
     /// heap.allocate(PageCount(100)).unwrap();
     /// let mut text = String::new();
     /// Picture::new(16, 64).text(heap.map(), &mut text).unwrap();

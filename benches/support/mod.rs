@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use pageheap::source::{Numbers, Split, System};
-use pageheap::{Config, Geometry, PageCount, PageHeap, PageIndex, PageRun};
+use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
 /// Pages without memory behind them, and tables in memory: benches measure the heap, not page faults of its user.
 pub type Bare = Split<Numbers, System>;
@@ -17,7 +17,7 @@ pub const PAGE: usize = 8192;
 /// A heap of `bytes` bytes of pages without memory, all grown and free.
 pub fn heap(bytes: usize) -> PageHeap<Bare> {
     let source = Split::new(Numbers::new(1 << 45, bytes + (64 << 20)), System);
-    let heap = PageHeap::<Bare, Geometry>::new(source, Config::new(bytes).caches(128)).expect("reserve the tables");
+    let heap = PageHeap::new(source, Config::new(bytes).caches(128)).expect("reserve the tables");
     assert_eq!(heap.capacity(), PageCount(bytes / PAGE));
     let all = heap.allocate(heap.capacity()).expect("an empty heap has room");
     free(&heap, all);

@@ -224,7 +224,7 @@ fn side_by_side<G: Shape>(bytes: &mut Bytes<'_>, most_pages: usize, most_slots: 
     if limit < pages {
         config = config.limit(PageCount(1 + limit));
     }
-    let heap: PageHeap<&Simulated, G> = PageHeap::new(&source, config).expect("a heap of one page at least");
+    let heap: PageHeap<&Simulated, G> = PageHeap::with_shape(&source, config).expect("a heap of one page at least");
     let mut runner = Runner::new(&heap, options);
     runner.run(&decode(&bytes.0[..bytes.0.len().min(4 * MOST_STEPS)]));
     runner.finish();

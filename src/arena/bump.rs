@@ -177,7 +177,7 @@ impl Piece {
 /// use pageheap::source::System;
 /// use pageheap::{Config, PageHeap};
 ///
-/// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30))?;
+/// let heap = PageHeap::new(System, Config::new(1 << 30))?;
 /// let arena = Arena::with_config_in(ArenaConfig::new().limit(64 << 10), &heap)?;
 /// arena.alloc([0_u8; 40_000])?;
 /// let error = arena.alloc([0_u8; 40_000]).unwrap_err();

@@ -39,7 +39,7 @@ use super::{Allocation, FreeError, PageHeap};
 /// use pageheap::source::System;
 /// use pageheap::{Config, PageCount, PageHeap};
 ///
-/// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+/// let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
 /// let cache = heap.cache().unwrap();
 /// let run = cache.allocate(PageCount(1)).unwrap();
 /// // SAFETY: the run is ours, and nothing uses it.

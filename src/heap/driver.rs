@@ -294,7 +294,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// use pageheap::source::System;
     /// use pageheap::{Config, PageCount, PageHeap};
     ///
-    /// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+    /// let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
     /// let begin = Instant::now();
     /// let pause = heap.tick(&|| begin.elapsed());
     /// assert!(pause <= Duration::from_secs(10) || pause == Duration::MAX);
@@ -578,7 +578,7 @@ mod tests {
     /// A layer above whose stores take 20 ms to empty, once a second, in a program that is never silent.
     #[test]
     fn what_emptying_stores_takes_is_paid_for() {
-        let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
         let (now, worked) = (Cell::new(Duration::from_secs(1)), Cell::new(Duration::ZERO));
         let pass = |time| now.set(now.get() + time);
         while now.get() < Duration::from_secs(101) {

@@ -70,8 +70,7 @@ mod tests {
     #[test]
     fn what_others_left_half_done_is_made_right() {
         let pages = PageCount(3000);
-        let heap: PageHeap<Simulated> =
-            PageHeap::new(Simulated::new(4096), Config::new(64 << 20).limit(pages)).unwrap();
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(64 << 20).limit(pages)).unwrap();
         let run = heap.allocate(pages).unwrap();
         assert!(heap.allocate(PageCount(1)).is_none());
         // As a release does first.
@@ -98,7 +97,7 @@ mod tests {
         let base: usize = 1 << (usize::BITS / 16 * 11);
         let gap = base..base + (1 << 20);
         let source = Simulated::new(4096).with_gaps(core::slice::from_ref(&gap));
-        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(4 << 20)).unwrap();
+        let heap = PageHeap::new(source, Config::new(4 << 20)).unwrap();
         heap.allocate(PageCount(200)).unwrap();
         let before = heap.backed();
         heap.hold();

@@ -113,7 +113,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// use pageheap::source::System;
     /// use pageheap::{Config, PageCount, PageHeap, PageUse};
     ///
-    /// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+    /// let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
     /// let run = heap.allocate(PageCount(3)).unwrap();
     /// let entries: Vec<_> = heap.map().collect();
     /// assert_eq!((entries[0].run, entries[0].is), (run, PageUse::Run));

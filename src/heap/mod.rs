@@ -23,6 +23,7 @@
 
 mod above;
 mod address;
+mod allocation;
 mod cached;
 mod config;
 mod scan;
@@ -39,6 +40,7 @@ mod stats;
 pub(crate) mod figures;
 
 pub(crate) use above::Above;
+pub use allocation::Allocation;
 pub use cached::Cache;
 pub use config::Config;
 pub(crate) use driver::Beside;
@@ -72,7 +74,7 @@ use stats::Counters;
 /// use pageheap::source::System;
 /// use pageheap::{Config, PageCount, PageHeap};
 ///
-/// let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+/// let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
 /// let run = heap.allocate(PageCount(3)).unwrap();
 /// let bytes = heap.pointer(run);
 /// assert_eq!(bytes.len(), 3 * 8192);
@@ -136,26 +138,8 @@ unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
 impl<S: Source + UnwindSafe, G: Shape> UnwindSafe for PageHeap<S, G> {}
 impl<S: Source + RefUnwindSafe, G: Shape> RefUnwindSafe for PageHeap<S, G> {}
 
-/// Pages that were allocated, and what is known about their contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Allocation {
-    /// The pages.
-    pub run: PageRun,
-    /// How many of them had no memory behind them and read as zero.
-    pub scavenged: PageCount,
-}
-
-impl Allocation {
-    /// Whether every byte of the run reads as zero.
-    #[must_use]
-    pub fn is_zeroed(&self) -> bool {
-        self.scavenged == self.run.pages()
-    }
-}
-
-impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// Creates a heap over `source`.
+impl<S: Source> PageHeap<S> {
+    /// Creates a heap of pages of 8 KiB over `source`. [`with_shape`](PageHeap::with_shape) is for other pages.
     ///
     /// Reserves the number of bytes given to [`Config::new`], and room for the tables. If the source cannot provide
     /// that much, takes less: down to one megabyte, or as much as the source has if that is less. Commits a few
@@ -164,10 +148,29 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// # Errors
     /// If not even the smallest heap could be reserved. Nothing stays reserved.
     pub fn new(source: S, config: Config) -> Result<Self, NewHeapError> {
+        Self::with_shape(source, config)
+    }
+}
+
+impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// As [`new`](PageHeap::new), in the shape that the type names.
+    ///
+    /// ```
+    /// use pageheap::source::System;
+    /// use pageheap::{Config, Geometry, PageHeap};
+    ///
+    /// // Pages of 4 KiB, under five levels of summaries.
+    /// let heap = PageHeap::<System, Geometry<5, 12>>::with_shape(System, Config::new(1 << 30)).unwrap();
+    /// assert_eq!(heap.page_bytes(), 4096);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`new`](PageHeap::new).
+    pub fn with_shape(source: S, config: Config) -> Result<Self, NewHeapError> {
         Self::try_new(source, config).map_err(|(_, error)| error)
     }
 
-    /// As [`new`](Self::new), but on failure returns the source too.
+    /// As [`with_shape`](Self::with_shape), but on failure returns the source too.
     pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
         let granule = source.granule();
         if granule < MIN_GRANULE || !granule.is_power_of_two() || (S::COMMITS && granule > G::PAGE_BYTES) {

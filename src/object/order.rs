@@ -18,20 +18,18 @@
 //! next one does not. Then one pass exchanges neighbours, without a branch. A batch in any other order stays as it is,
 //! because to sort it costs more than its order is worth.
 //!
-//! Worked: a JSON tree of 12 MB is dropped and parsed again, by turns. When the caches are shared with busy neighbours,
-//! a cycle takes 0.75 to 0.9 of the time, otherwise 0.99. A look costs 6 instructions, for each batch of 126 or more;
-//! the pass 5 for each slot (`docs/measurements.md`).
+//! Worked: a JSON tree of 12 MB is parsed and dropped, over and over. A cycle takes 0.94 of the time, as a mean over
+//! busy and quiet hours of a shared machine. A look costs 9 instructions, at four places of a batch of 126 or more; the
+//! pass 5 for each slot (`docs/measurements.md`).
 
 #![forbid(unsafe_code)]
-
-use super::rack::Entry;
 
 /// At how many places a batch is looked at.
 const LOOKS: usize = 4;
 
 /// Puts slots in order that are in order except for neighbours that have changed places; others stay as they are.
 #[inline]
-pub fn straighten(slots: &mut [Entry]) {
+pub fn straighten(slots: &mut [*mut u8]) {
     let [first, .., last] = *slots else { return };
     let rises = first < last;
     // An odd step, as every other place would show every exchange, or none.
@@ -53,7 +51,7 @@ pub fn straighten(slots: &mut [Entry]) {
 
 /// Goes through the slots once, and puts each two neighbours `in_order`.
 #[inline(always)]
-fn pass(slots: &mut [Entry], in_order: impl Fn(Entry, Entry) -> (Entry, Entry)) {
+fn pass(slots: &mut [*mut u8], in_order: impl Fn(*mut u8, *mut u8) -> (*mut u8, *mut u8)) {
     for at in 1..slots.len() {
         (slots[at - 1], slots[at]) = in_order(slots[at - 1], slots[at]);
     }
@@ -69,12 +67,12 @@ mod tests {
     use super::*;
 
     /// Slots of 64 bytes, by number.
-    fn slots(numbers: impl IntoIterator<Item = usize>) -> Vec<Entry> {
+    fn slots(numbers: impl IntoIterator<Item = usize>) -> Vec<*mut u8> {
         let slot = |number| ptr::without_provenance_mut(4096 + 64 * number);
         numbers.into_iter().map(slot).collect()
     }
 
-    fn straightened(mut slots: Vec<Entry>) -> Vec<Entry> {
+    fn straightened(mut slots: Vec<*mut u8>) -> Vec<*mut u8> {
         straighten(&mut slots);
         slots
     }

@@ -211,7 +211,7 @@ impl Reservation {
 /// // SAFETY: the pages are the system's, which are memory.
 /// unsafe impl Memory for Counting {}
 ///
-/// let heap: PageHeap<Counting> = PageHeap::new(Counting::default(), Config::new(1 << 30)).unwrap();
+/// let heap = PageHeap::new(Counting::default(), Config::new(1 << 30)).unwrap();
 /// let run = heap.allocate(PageCount(3)).unwrap();
 /// // SAFETY: the run is ours, and nothing uses it.
 /// unsafe { heap.free(run) };

@@ -106,7 +106,7 @@ fn an_error_says_what_was_asked_what_is_left_and_why() {
     assert_eq!(error.reason(), Reason::TooLarge);
     assert_eq!(arena.stats().reserved, 0);
 
-    let small: PageHeap<System> = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(2))).expect("a heap");
+    let small = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(2))).expect("a heap");
     let arena = Arena::new_in(&small);
     let error = arena.alloc([0_u8; 3 * PAGE]).expect_err("more than the heap has");
     assert_eq!((error.reason(), error.left()), (Reason::NoPages, usize::MAX));
@@ -566,7 +566,7 @@ fn an_arena_stands_on_what_leads_to_a_heap() -> Result<(), ArenaError> {
     drop(arena);
     assert_eq!((shared.stats().in_use.0, lent.stats().in_use.0), (0, 0));
     let bytes: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice(1 << 20));
-    let region: PageHeap<Region> = PageHeap::new(Region::from_static(bytes), Config::new(1 << 20)).expect("a heap");
+    let region = PageHeap::new(Region::from_static(bytes), Config::new(1 << 20)).expect("a heap");
     let arena = Arena::new_in(region);
     assert_eq!(arena.alloc_str("no system")?, "no system");
     assert!(ProcessHeap::get().is_some());

@@ -355,7 +355,7 @@ fn what_was_reserved_does_not_go_back_for_what_is_refused() -> Result<(), ArenaE
     }
     assert_eq!(pool.stats().reserved, 192 * KIB);
 
-    let few = PageHeap::<System>::new(System, Config::new(2 * MIB)).expect("a heap");
+    let few = PageHeap::new(System, Config::new(2 * MIB)).expect("a heap");
     let mut arena = Arena::with_config_in(ArenaConfig::new().slab(64 * KIB).prealloc(MIB), few)?;
     for kept in [0, 64 * KIB, 64 * KIB] {
         arena
@@ -384,7 +384,7 @@ fn what_the_round_before_last_had_is_kept() -> Result<(), ArenaError> {
 /// All memory is free, but no block fits: under the arena's limit, and under the heap's.
 #[test]
 fn what_is_kept_goes_back_for_what_is_small_and_for_the_backing() -> Result<(), ArenaError> {
-    let few = || PageHeap::<System>::new(System, Config::new(2 * MIB)).expect("a heap");
+    let few = || PageHeap::new(System, Config::new(2 * MIB)).expect("a heap");
     let sizes = [
         &[1800 * KIB][..],
         &[16 * KIB; 110],

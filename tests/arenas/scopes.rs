@@ -236,7 +236,7 @@ proptest! {
 #[cfg(not(windows))]
 fn pages_less_aligned_than_a_piece_are_right() -> Result<(), ArenaError> {
     let heap: PageHeap<System, Geometry<5, 3>> =
-        PageHeap::new(System, Config::new(addresses(64 << 20))).expect("a heap");
+        PageHeap::with_shape(System, Config::new(addresses(64 << 20))).expect("a heap");
     let mut arena = Arena::new_in(&heap);
     for bytes in [301_000, 301_008] {
         arena.alloc_uninit_slice::<u8>(bytes)?;

@@ -75,7 +75,7 @@ fn what_does_not_fit_is_an_error_that_says_so() {
 
 #[test]
 fn the_limit_is_kept_and_used_to_the_last_page() {
-    let heap: PageHeap<System> = PageHeap::new(System, Config::new(64 << 20)).unwrap();
+    let heap = PageHeap::new(System, Config::new(64 << 20)).unwrap();
     for (size, limit) in [
         (64, 1 << 20),
         (6144, 1 << 20),
@@ -109,7 +109,7 @@ fn the_limit_is_kept_and_used_to_the_last_page() {
 
 #[test]
 fn a_backing_that_is_full_is_told_from_a_limit() {
-    let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(5))).unwrap();
+    let heap = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(5))).unwrap();
     let list = FreeList::new_in(layout(1024, 8), &heap).unwrap();
     let held: Vec<_> = std::iter::from_fn(|| list.allocate().ok()).collect();
     assert!(held.len() >= 38, "{}", held.len());
@@ -148,7 +148,7 @@ fn double_and_foreign_frees_are_errors() {
 /// What the memory's last user wrote must not make a slot look allocated that never was.
 #[test]
 fn a_slot_never_allocated_is_free_also_in_memory_that_was_used() {
-    let heap: PageHeap<System> = PageHeap::new(System, Config::new(2 << 20)).unwrap();
+    let heap = PageHeap::new(System, Config::new(2 << 20)).unwrap();
     let used = Arena::new_in(&heap);
     while let Ok(bytes) = used.alloc_uninit_slice::<u8>(4000) {
         bytes.fill(MaybeUninit::new(0xFF));

@@ -150,7 +150,7 @@ fn a_list_that_was_reset_keeps_as_much_in_its_shards_as_a_new_one() {
 /// Regression: what the limit left counted as free although the backing had no more, so batches kept their length.
 #[test]
 fn a_list_that_fills_its_backing_keeps_less_in_its_shards() {
-    let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 30).limit(PageCount(128))).unwrap();
+    let heap = PageHeap::new(System, Config::new(1 << 30).limit(PageCount(128))).unwrap();
     for config in [ArenaConfig::new(), ArenaConfig::new().limit(1 << 26)] {
         let mut list = ShardedFreeList::with_config_in(Layout::new::<[u64; 8]>(), 2, config, &heap).unwrap();
         for _ in 0..2 {

@@ -260,7 +260,7 @@ fn growth_is_by_need_and_an_eighth() {
 fn every_page_size_has_its_heap() {
     fn of<G: Shape>() {
         let source = Simulated::new(4096);
-        let heap: PageHeap<Simulated, G> = PageHeap::new(source, Config::new(64 << 20)).expect("a heap");
+        let heap: PageHeap<Simulated, G> = PageHeap::with_shape(source, Config::new(64 << 20)).expect("a heap");
         assert_eq!(heap.capacity().0, (64 << 20) / G::PAGE_BYTES);
         let all = heap.allocate(heap.capacity()).expect("all of it");
         assert_eq!(heap.pointer(all).len(), 64 << 20);

@@ -78,7 +78,7 @@ fn exercise<const GAPS: usize>(
     gaps: &[Range<usize>; GAPS],
 ) -> Result<usize, pageheap::NewHeapError> {
     let base = bytes.0.as_ptr().addr();
-    let heap: PageHeap<Region<GAPS>> = PageHeap::new(bytes.region(gaps), Config::new(usize::MAX).caches(2))?;
+    let heap = PageHeap::new(bytes.region(gaps), Config::new(usize::MAX).caches(2))?;
     let memory = memory(&heap, base, gaps);
     let pages =
         |runs: &[PageRun]| -> BTreeSet<usize> { runs.iter().flat_map(|run| run.start().0..run.end().0).collect() };
@@ -146,7 +146,7 @@ fn a_region_that_is_one_gap_is_no_heap() {
 fn a_run_is_not_extended_into_a_gap() {
     let mut bytes = Bytes::new(1 << 20);
     let gap = 200_000..300_000;
-    let heap: PageHeap<_> = PageHeap::new(bytes.region(&[gap]), Config::new(usize::MAX)).expect("a heap");
+    let heap = PageHeap::new(bytes.region(&[gap]), Config::new(usize::MAX)).expect("a heap");
     let run = heap.allocate(PageCount(20)).expect("room below the gap");
     assert!(heap.grow_in_place(run, PageCount(60)).is_none());
     let in_gap = heap
@@ -207,7 +207,7 @@ fn a_gap_does_not_count_in_what_a_thread_may_hold() {
 #[test]
 fn a_source_behind_another_has_its_gaps() {
     fn gaps_of<S: Memory>(source: S) -> usize {
-        let heap: PageHeap<S> = PageHeap::new(source, Config::new(usize::MAX)).expect("a heap");
+        let heap = PageHeap::new(source, Config::new(usize::MAX)).expect("a heap");
         exhaust(&heap, 1);
         heap.stats().gaps.0
     }
@@ -233,7 +233,7 @@ fn a_gap_that_ends_before_it_begins_reaches_to_the_end() {
     // SAFETY: the heap is dropped before its bytes.
     let region = unsafe { Region::new(base, 1 << 20) };
     let region = region.with_gaps([base.wrapping_add(500_000)..std::ptr::null_mut()]);
-    let heap: PageHeap<_> = PageHeap::new(region, Config::new(usize::MAX)).expect("a heap");
+    let heap = PageHeap::new(region, Config::new(usize::MAX)).expect("a heap");
     exhaust(&heap, 1);
     drop(heap);
     let gap = 500_000..1 << 20;
@@ -320,8 +320,7 @@ unsafe impl Verbs for Odd {
 #[test]
 fn gaps_that_are_none_do_not_stop_the_growth() {
     for gap in [0..0, usize::MAX - 1..usize::MAX, 0..usize::MAX] {
-        let heap: PageHeap<OverSystem<Odd>> =
-            PageHeap::new(OverSystem(Odd(gap)), Config::new(8 << 20)).expect("a heap");
+        let heap = PageHeap::new(OverSystem(Odd(gap)), Config::new(8 << 20)).expect("a heap");
         exhaust(&heap, 1);
         assert_eq!(heap.stats().grown, heap.capacity());
         assert_eq!(heap.check(), Ok(()));

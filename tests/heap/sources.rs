@@ -159,7 +159,7 @@ fn a_refused_growth_is_tried_again_with_the_least() {
 #[test]
 fn a_heap_without_room_is_an_error_with_words() {
     let new = |source: &Simulated| {
-        PageHeap::<&Simulated>::new(source, Config::new(1 << 24))
+        PageHeap::new(source, Config::new(1 << 24))
             .err()
             .map(|error| error.to_string())
     };
@@ -174,7 +174,7 @@ fn a_heap_without_room_is_an_error_with_words() {
     pages.assert_all_returned();
     tables.assert_all_returned();
     let large = Simulated::committing(2 * PAGE);
-    let error = PageHeap::<&Simulated<true>>::new(&large, Config::new(1 << 24)).err();
+    let error = PageHeap::new(&large, Config::new(1 << 24)).err();
     assert_eq!(error, Some(NewHeapError::Granule));
     assert_eq!(
         NewHeapError::Granule.to_string(),
@@ -186,8 +186,7 @@ fn a_heap_without_room_is_an_error_with_words() {
 #[test]
 fn dropping_returns_everything() {
     let source = Simulated::new(4096);
-    let heap: PageHeap<&Simulated> =
-        PageHeap::new(&source, Config::new(by_width(1 << 34, 1 << 31)).shards(3)).expect("a heap");
+    let heap = PageHeap::new(&source, Config::new(by_width(1 << 34, 1 << 31)).shards(3)).expect("a heap");
     let live = exercise(&heap);
     assert!(!live.is_empty());
     drop(heap);
@@ -213,7 +212,7 @@ fn heaps_share_a_source() {
 #[test]
 fn heaps_own_a_source_together() {
     fn used<S: Source>(source: S) {
-        let heap: PageHeap<S> = PageHeap::new(source, Config::new(1 << 24)).expect("a heap");
+        let heap = PageHeap::new(source, Config::new(1 << 24)).expect("a heap");
         assert!(heap.allocate(PageCount(3)).is_some());
         heap.check().expect("in order");
     }
@@ -274,7 +273,7 @@ fn metadata_is_little() {
 fn tables_grow_with_one_level_as_with_five() {
     fn grows<const LEVELS: usize>() {
         let heap: PageHeap<Simulated, Geometry<LEVELS>> =
-            PageHeap::new(Simulated::new(4096), Config::new(by_width(1 << 36, 1 << 31))).expect("a heap");
+            PageHeap::with_shape(Simulated::new(4096), Config::new(by_width(1 << 36, 1 << 31))).expect("a heap");
         let mut end = 1;
         while end <= heap.capacity().0 {
             let page = heap.allocate_at(run(end - 1, 1));
@@ -296,7 +295,8 @@ fn a_region_of_memory_is_a_heap() {
     use std::mem::MaybeUninit;
     let bytes: &'static mut [MaybeUninit<u8>] = Box::leak(vec![MaybeUninit::new(0_u8); 4 << 20].into_boxed_slice());
     let region = Region::from_static(bytes);
-    let heap: PageHeap<Region, Geometry<2, 12>> = PageHeap::new(region, Config::new(usize::MAX / 2)).expect("a heap");
+    let heap: PageHeap<Region, Geometry<2, 12>> =
+        PageHeap::with_shape(region, Config::new(usize::MAX / 2)).expect("a heap");
     assert!(heap.capacity().0 > 1000, "{:?}", heap.capacity());
     let all = heap.allocate(heap.capacity()).expect("all of it");
     let memory = heap.pointer(all);
@@ -310,7 +310,7 @@ fn numbers_are_a_heap() {
     use pageheap::source::{Numbers, Split, System};
     let source = Split::new(Numbers::new(0x8000_0000, by_width(1 << 40, 1 << 30)), System);
     let heap: PageHeap<_, Geometry<5, 16>> =
-        PageHeap::new(source, Config::new(by_width(1 << 40, 1 << 31))).expect("a heap");
+        PageHeap::with_shape(source, Config::new(by_width(1 << 40, 1 << 31))).expect("a heap");
     let run = heap.allocate(PageCount(100)).expect("room");
     assert_eq!(heap.address(run.start()).addr().get() % (1 << 16), 0);
     assert!(heap.allocate(heap.capacity()).is_none());
@@ -323,7 +323,7 @@ fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
     use pageheap::source::{Numbers, Split};
     let frames = |first, bytes| -> usize {
         let source = Split::new(Numbers::new(first, bytes), Simulated::new(4096));
-        let heap: PageHeap<_> = PageHeap::new(source, Config::new(usize::MAX)).expect("a heap");
+        let heap = PageHeap::new(source, Config::new(usize::MAX)).expect("a heap");
         assert!(heap.allocate(heap.capacity()).is_some());
         heap.check().expect("a sound heap");
         heap.capacity().0
@@ -345,7 +345,7 @@ fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
     }
     // No more than was asked for.
     let source = Split::new(Numbers::new(BASE, 64 * PAGE), Simulated::new(4096));
-    let heap: PageHeap<_> = PageHeap::new(&source, Config::new(16 * PAGE)).expect("a heap");
+    let heap = PageHeap::new(&source, Config::new(16 * PAGE)).expect("a heap");
     assert_eq!(heap.capacity(), PageCount(16));
 }
 

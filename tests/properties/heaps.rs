@@ -77,7 +77,7 @@ fn source<G: Shape, const COMMITS: bool>(start: &Start, source: Simulated<COMMIT
 /// Compares one heap with the model, over a list of steps.
 fn compare<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
     let source = source::<G, false>(&start, Simulated::new(start.granule));
-    let heap: PageHeap<&Simulated, G> = PageHeap::new(&source, config::<G>(&start)).expect("a heap");
+    let heap: PageHeap<&Simulated, G> = PageHeap::with_shape(&source, config::<G>(&start)).expect("a heap");
     let mut runner = Runner::new(&heap, options(&start));
     runner.run(&decode(bytes.as_flattened()));
     runner.finish();
@@ -90,7 +90,7 @@ fn compare<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
 fn compare_committing<G: Shape>(start: Start, bytes: &[[u8; 4]]) {
     let start = Start { granule: 4096, ..start };
     let source = source::<G, true>(&start, Simulated::committing(start.granule));
-    let heap: PageHeap<&Simulated<true>, G> = PageHeap::new(&source, config::<G>(&start)).expect("a heap");
+    let heap: PageHeap<&Simulated<true>, G> = PageHeap::with_shape(&source, config::<G>(&start)).expect("a heap");
     let mut runner = Runner::new(&heap, options(&start));
     runner.run(&decode(bytes.as_flattened()));
     runner.finish();
@@ -143,7 +143,7 @@ proptest! {
     fn several_heaps(start in starts(2000), steps in steps(90)) {
         let source = source::<Geometry<3, 12, 4, 2>, false>(&start, Simulated::new(start.granule));
         let heap = || -> PageHeap<&Simulated, Geometry<3, 12, 4, 2>> {
-            PageHeap::new(&source, config::<Geometry<3, 12>>(&start)).expect("a heap")
+            PageHeap::with_shape(&source, config::<Geometry<3, 12>>(&start)).expect("a heap")
         };
         let heaps = [heap(), heap(), heap()];
         let mut runners = [&heaps[0], &heaps[1], &heaps[2]].map(|heap| Runner::new(heap, options(&start)));

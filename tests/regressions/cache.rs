@@ -10,7 +10,7 @@ fn page(index: usize) -> PageRun {
 /// A double free found at the flush also lost the pages that were correctly freed into the same buffer.
 #[test]
 fn a_double_free_does_not_lose_the_other_pages_of_the_buffer() {
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(1 << 24)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 24)).expect("a heap");
     let _run = heap.allocate(PageCount(512)).expect("room");
     let cache = heap.cache().expect("a cache");
     // SAFETY: pages 200 to 203 are ours; the second 200 is not allocated from this heap.
@@ -37,7 +37,7 @@ fn a_vacant_slot_is_not_taken_for_a_shard() {
     use pageheap::source::System;
     let config = Config::new(1 << 24).shards(1 << 32).caches(2);
     // Refusing such a heap is fine too.
-    let Ok(heap) = PageHeap::<System>::new(System, config) else {
+    let Ok(heap) = PageHeap::new(System, config) else {
         return;
     };
     // Shard 0 owns a word.

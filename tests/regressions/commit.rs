@@ -127,7 +127,7 @@ fn pages_whose_second_release_is_refused_are_not_zero() {
         inner: region,
         releases: AtomicUsize::new(0),
     };
-    let heap: PageHeap<&Scribbling, Geometry<5, 12>> = PageHeap::new(&source, Config::new(1 << 20)).unwrap();
+    let heap: PageHeap<&Scribbling, Geometry<5, 12>> = PageHeap::with_shape(&source, Config::new(1 << 20)).unwrap();
     let over = AtomicBool::new(false);
     let wrong = thread::scope(|scope| {
         for _ in 0..2 {

@@ -77,7 +77,7 @@ fn who_takes_little_does_not_release_for_who_takes_much() {
 fn a_limit_that_was_exceeded_is_kept_again() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
     let config = Config::new(64 * MIB).soft_limit(PageCount(128));
-    let heap: PageHeap<_> = PageHeap::new(source, config).expect("a heap");
+    let heap = PageHeap::new(source, config).expect("a heap");
     let live = heap.allocate(PageCount(512)).expect("room");
     assert!(heap.backed() >= PageCount(512));
     // SAFETY: ours, and no longer used.

@@ -17,7 +17,7 @@ fn a_heap_never_shrinks() {
     let until = Instant::now() + how_long(20);
     while Instant::now() < until {
         let source = Split::new(Numbers::new(BASE, 4 * BYTES), System);
-        let heap: PageHeap<Split<Numbers, System>> = PageHeap::new(source, Config::new(BYTES)).expect("a heap");
+        let heap: PageHeap<Split<Numbers, System>> = PageHeap::with_shape(source, Config::new(BYTES)).expect("a heap");
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -11,7 +11,7 @@ use pageheap::{Config, Heap, NewHeapError, PageCount, PageHeap, PageIndex};
 /// heap."
 #[test]
 fn run_of_is_as_documented() {
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(1 << 24)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 24)).expect("a heap");
     let run = heap.allocate(PageCount(2)).expect("room");
     let inside = heap.address(run.start()).as_ptr().wrapping_add(100);
     assert_eq!(heap.run_of(inside, 8192), None, "does not begin on a page");
@@ -26,14 +26,14 @@ fn run_of_is_as_documented() {
 #[test]
 fn a_granule_below_a_cache_line_is_refused() {
     for granule in [1, 4, 8, 32] {
-        let heap = PageHeap::<Simulated>::new(Simulated::new(granule), Config::new(1 << 24));
+        let heap = PageHeap::new(Simulated::new(granule), Config::new(1 << 24));
         assert_eq!(heap.err(), Some(pageheap::NewHeapError::Granule));
     }
 }
 
 #[test]
 fn refusals_count_refusals() {
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
     let cache = heap.cache().expect("a cache");
     let run = cache.allocate(PageCount(1)).expect("room");
     // SAFETY: allocated here.
@@ -46,15 +46,14 @@ fn refusals_count_refusals() {
 /// Which refusals the statistic leaves out according to its description, and which not.
 #[test]
 fn refusals_leave_out_what_is_never_there() {
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(64 << 13)).expect("a heap");
     assert!(heap.allocate(PageCount(0)).is_none() && heap.allocate(PageCount(65)).is_none());
     assert!(heap.allocate_aligned(PageCount(1), 3).is_none());
     let one = heap.allocate(PageCount(1)).expect("room");
     assert!(heap.allocate_at(one).is_none() && heap.grow_in_place(one, PageCount(65)).is_none());
     assert_eq!(heap.stats().refusals, 0);
     assert!(heap.allocate(PageCount(64)).is_none(), "one is taken");
-    let small: PageHeap<Simulated> =
-        PageHeap::new(Simulated::new(4096), Config::new(64 << 13).limit(PageCount(4))).expect("a heap");
+    let small = PageHeap::new(Simulated::new(4096), Config::new(64 << 13).limit(PageCount(4))).expect("a heap");
     assert!(small.allocate(PageCount(5)).is_none(), "the limit forbids it");
     assert_eq!((heap.stats().refusals, small.stats().refusals), (1, 1));
 }
@@ -126,6 +125,6 @@ fn a_source_lies_where_its_type_has_to() {
 fn half_of_all_addresses_are_one_granule_and_no_heap() {
     let half = 1 << (usize::BITS - 1);
     let numbers = Numbers::new(half, half).with_granule(half);
-    let heap = PageHeap::<_>::new(Split::new(numbers, System), Config::new(half));
+    let heap = PageHeap::new(Split::new(numbers, System), Config::new(half));
     assert_eq!(heap.err(), Some(NewHeapError::NoMetadata));
 }

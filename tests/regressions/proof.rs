@@ -16,7 +16,7 @@ const PAGES: usize = by_width(1 << 20, 1 << 17);
 /// pages lie at both ends of an otherwise full heap, so scanning the bits takes a while; other threads keep the
 /// turnstile busy with pages of their own.
 fn never_refused(askers: usize, noisy: usize, pages: usize) {
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
     let all = heap.allocate(PageCount(pages)).expect("room");
     assert_eq!(all.start(), PageIndex(0));
     let page = |index| PageRun::new(PageIndex(index), PageCount(1)).expect("a run");
@@ -74,7 +74,7 @@ fn never_refused(askers: usize, noisy: usize, pages: usize) {
 #[test]
 fn an_alignment_is_refused_while_others_free() {
     let pages = 1 << 15;
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(pages << 13)).expect("a heap");
     heap.allocate(PageCount(pages)).expect("room");
     let page = |index| PageRun::new(PageIndex(index), PageCount(1)).expect("a run");
     assert!(heap.address(PageIndex(0)).addr().get().is_multiple_of(2 << 13));

@@ -12,7 +12,7 @@ fn a_small_region_is_a_small_heap() {
         for wish in [bytes, usize::MAX] {
             let memory: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice(bytes));
             let config = Config::new(wish).caches(1);
-            let heap: PageHeap<Region> = PageHeap::new(Region::from_static(memory), config).expect("a heap");
+            let heap = PageHeap::new(Region::from_static(memory), config).expect("a heap");
             let pages = (0..).take_while(|_| heap.allocate(PageCount(1)).is_some()).count();
             assert!(pages >= least, "{pages} pages of {bytes} bytes, wished {wish}");
             heap.check().expect("sound");
@@ -44,8 +44,8 @@ fn small_regions_have_the_pages_they_are_said_to_have() {
         Region::from_static(&mut bytes.0[offset..][..kib << 10])
     };
     let all = Config::new(usize::MAX);
-    let of_4_kib = |config| PageHeap::<Region, Geometry<5, 12>>::new(region(64, 0), config).unwrap();
-    let of_8_kib = PageHeap::<Region>::new(region(64, 0), all).unwrap();
+    let of_4_kib = |config| PageHeap::<Region, Geometry<5, 12>>::with_shape(region(64, 0), config).unwrap();
+    let of_8_kib = PageHeap::new(region(64, 0), all).unwrap();
     let pages = [
         of_4_kib(all).limit().0,
         of_4_kib(all.caches(0)).limit().0,

@@ -71,7 +71,7 @@ fn meanwhile<T: Send, R: Send>(
 
 /// A heap of 64 pages, which is its limit; the last `free` are free.
 fn of_64_pages(free: usize, config: Config) -> PageHeap<Source> {
-    let heap: PageHeap<Source> = PageHeap::new(source(), config).expect("a heap");
+    let heap = PageHeap::new(source(), config).expect("a heap");
     let run = heap.allocate(PageCount(64)).expect("room");
     let free = run.split_at(PageCount(64 - free)).map_or(run, |(_, free)| free);
     // SAFETY: the run is ours.
@@ -104,7 +104,7 @@ fn no_more_is_in_hand_than_an_eighth_or_a_huge_page() {
     ] {
         for reserve in [pages, 4 * pages] {
             let source = source();
-            let heap: PageHeap<Source> = PageHeap::new(source, Config::new(reserve << 13)).expect("a heap");
+            let heap = PageHeap::new(source, Config::new(reserve << 13)).expect("a heap");
             let run = heap.allocate(PageCount(pages)).expect("room");
             let grown = heap.stats().grown.0;
             let (low, high) = run.split_at(PageCount(free)).unwrap();

@@ -186,7 +186,7 @@ fn the_source_is_told_of_huge_pages_once_and_may_refuse() {
             if refuses {
                 source.fail(Verb::Advise, Failure::Every(1));
             }
-            let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20).huge_pages(wish)).unwrap();
+            let heap = PageHeap::new(source, Config::new(64 << 20).huge_pages(wish)).unwrap();
             used(&heap, 2);
             heap.release(PageCount(usize::MAX));
             let told = usize::from(wish != HugePages::System);

@@ -21,7 +21,7 @@ fn a_soft_limit_is_kept_by_those_who_allocate() {
     const SOFT: usize = 4096;
     for granule in [4 << 10, 16 << 10, 64 << 10] {
         let config = Config::new(1 << 30).soft_limit(PageCount(SOFT));
-        let heap = PageHeap::<Simulated>::new(Simulated::new(granule), config).unwrap();
+        let heap = PageHeap::new(Simulated::new(granule), config).unwrap();
         let (mut most, mut seed) = (0, 1_u64);
         for _ in 0..400 {
             // Longer and longer runs, which do not fit where the shorter ones were.
@@ -52,7 +52,7 @@ fn a_gap_is_no_memory_to_the_scavenger() {
     let gap = BASE + 32 * MIB..BASE + addresses(16 << 30).max(64 * MIB) - 32 * MIB;
     let reserve = gap.end - BASE + 128 * MIB;
     let source = Simulated::new(4096).with_gaps(std::slice::from_ref(&gap));
-    let heap = PageHeap::<Simulated>::new(source, Config::new(reserve)).unwrap();
+    let heap = PageHeap::new(source, Config::new(reserve)).unwrap();
     // All of the low piece, a run above the gap, and another one, which needs memory where the low piece has some free.
     let low: Vec<_> = (0..4096).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
     heap.allocate(PageCount(1024)).unwrap();
@@ -82,7 +82,7 @@ fn a_gap_is_no_memory_to_the_scavenger() {
 #[test]
 fn where_all_is_live_a_soft_limit_costs_little_and_refuses_nothing() {
     let config = Config::new(1 << 28).soft_limit(PageCount(1000));
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), config).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), config).unwrap();
     let runs: Vec<_> = (0..20_000).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
     assert_eq!((runs.len(), heap.backed()), (20_000, PageCount(20_000)));
     assert!(heap.source().calls(Verb::Release) <= 400, "{}", heap.stats());
@@ -91,7 +91,7 @@ fn where_all_is_live_a_soft_limit_costs_little_and_refuses_nothing() {
 
 #[test]
 fn a_tick_brings_a_heap_below_its_soft_limit_while_work_goes_on() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
     let run = heap.allocate(PageCount(8192)).unwrap();
     // SAFETY: just allocated.
     unsafe { heap.free(run) };
@@ -113,7 +113,7 @@ fn a_tick_brings_a_heap_below_its_soft_limit_while_work_goes_on() {
 
 #[test]
 fn below_a_limit_that_is_new_nothing_is_released() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
     let [hole, kept] = [100; 2].map(|pages| heap.allocate(PageCount(pages)).unwrap());
     // SAFETY: just allocated.
     unsafe { heap.free(hole) };
@@ -140,7 +140,7 @@ fn what_is_backed_is_counted_whatever_the_source_does() {
 }
 
 fn work<const COMMITS: bool>(source: Simulated<COMMITS>) {
-    let heap = PageHeap::<Simulated<COMMITS>>::new(source, Config::new(1 << 26)).unwrap();
+    let heap = PageHeap::new(source, Config::new(1 << 26)).unwrap();
     let cache = heap.cache().unwrap();
     for round in 0..50 {
         let runs: Vec<_> = (1..40).filter_map(|pages| cache.allocate(PageCount(pages))).collect();

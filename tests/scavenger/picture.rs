@@ -20,7 +20,7 @@ proptest! {
     fn every_page_is_named_once_and_the_sums_agree(
         lengths in prop::collection::vec((1..90_usize, any::<u8>()), 1..120)
     ) {
-        let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
         let cache = heap.cache().unwrap();
         let mut kept = Vec::new();
         for (length, what) in lengths {
@@ -54,7 +54,7 @@ proptest! {
 
 #[test]
 fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
     let run = heap.allocate(PageCount(100)).unwrap();
     let middle = run
         .split_at(PageCount(40))
@@ -79,7 +79,7 @@ fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
 /// The fields are public: drawing terminates, and the result is what `new` would have given.
 #[test]
 fn a_picture_of_zeros_is_one_of_ones() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
     let drawn = |picture: Picture| {
         let (mut text, mut svg) = (String::new(), String::new());
         picture.text(heap.map(), &mut text).unwrap();
@@ -93,7 +93,7 @@ fn a_picture_of_zeros_is_one_of_ones() {
 /// However many pages, cells or frames are requested, only what exists is drawn.
 #[test]
 fn a_picture_may_be_as_large_as_numbers_are() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
     let _run = heap.allocate(PageCount(3)).unwrap();
     let most = [1, usize::MAX / 10, usize::MAX / 2, usize::MAX];
     for (cell, columns) in most.iter().flat_map(|&cell| most.map(|columns| (cell, columns))) {
@@ -113,7 +113,7 @@ fn a_picture_may_be_as_large_as_numbers_are() {
 /// XML cannot represent some characters, not even as a number.
 #[test]
 fn a_title_may_be_any_text() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
     let titled = |title: &str| {
         let mut svg = String::new();
         Picture::new(16, 8).svg(title, 128, heap.map(), &mut svg).unwrap();
@@ -134,7 +134,7 @@ fn a_title_may_be_any_text() {
 
 #[test]
 fn a_film_is_well_formed_and_as_high_as_it_says() {
-    let heap = PageHeap::<Simulated>::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 28)).unwrap();
     let _run = heap.allocate(PageCount(100)).unwrap();
     let mut svg = String::new();
     let mut film = Film::begin(Picture::new(16, 8), 2, 512, &mut svg).unwrap();

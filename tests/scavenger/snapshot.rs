@@ -430,8 +430,8 @@ fn use_up<const COMMITS: bool>(heap: &PageHeap<Simulated<COMMITS>>) {
 #[test]
 fn calls_are_those_of_the_source_verb_by_verb() {
     let advised = Config::new(64 << 20).huge_pages(HugePages::Advise);
-    use_up(&PageHeap::<Simulated>::new(Simulated::new(4096), advised.release_lazily(true)).unwrap());
-    let committing = PageHeap::<Simulated<true>>::new(Simulated::committing(4096), Config::new(64 << 20)).unwrap();
+    use_up(&PageHeap::new(Simulated::new(4096), advised.release_lazily(true)).unwrap());
+    let committing = PageHeap::new(Simulated::committing(4096), Config::new(64 << 20)).unwrap();
     use_up(&committing);
     assert!(committing.stats().calls.commit > 0);
     // Less is reserved than requested; and the pages are given back when there are no tables for them.
@@ -440,7 +440,7 @@ fn calls_are_those_of_the_source_verb_by_verb() {
         for &after in refused {
             source.fail(Verb::Reserve, Failure::Calls { after, times: 1 });
         }
-        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20)).unwrap();
+        let heap = PageHeap::new(source, Config::new(64 << 20)).unwrap();
         assert_eq!(heap.source().failures(Verb::Reserve), refused.len());
         same(&heap);
         use_up(&heap);
@@ -453,7 +453,7 @@ fn calls_are_those_of_the_source_verb_by_verb() {
         (Verb::Release, Failure::Every(2)),
     ] {
         let source = Simulated::new(4096).failing(verb, failure);
-        let heap: PageHeap<Simulated> = PageHeap::new(source, Config::new(64 << 20)).unwrap();
+        let heap = PageHeap::new(source, Config::new(64 << 20)).unwrap();
         same(&heap);
         use_up(&heap);
         assert!(heap.source().failures(verb) > 0 && heap.stats().in_use.0 > 0);
@@ -463,7 +463,7 @@ fn calls_are_those_of_the_source_verb_by_verb() {
 /// In the simulated source, each call takes a microsecond.
 #[test]
 fn the_time_of_all_who_give_back_is_counted() {
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(64 << 20)).unwrap();
     let mut before = (0, 0);
     let mut check = |what: &str| {
         let stats = heap.stats();

@@ -68,7 +68,7 @@ fn a_silent_heap_holds_what_is_live_whatever_the_systems_page() {
 #[test]
 fn where_nothing_can_be_released_a_silent_heap_rests() {
     let source = Simulated::new(8192);
-    let heap: PageHeap<Simulated, Geometry<2, 6, 2, 1>> = PageHeap::new(source, Config::new(64 << 10)).unwrap();
+    let heap: PageHeap<Simulated, Geometry<2, 6, 2, 1>> = PageHeap::with_shape(source, Config::new(64 << 10)).unwrap();
     let run = heap.allocate(PageCount(200)).unwrap();
     // SAFETY: just allocated; nothing uses it.
     unsafe { heap.free(run) };

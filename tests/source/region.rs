@@ -259,7 +259,7 @@ fn a_heap_has_nearly_all_of_a_terabyte() {
     unsafe { System.prepare(Purpose::Pages, at(all, BYTES - TOP), TOP) }.expect("no memory is behind it yet");
     // SAFETY: a heap of pages touches its tables only.
     let region = unsafe { Region::new(all.base.as_ptr(), BYTES) };
-    let heap: PageHeap<&Region> = PageHeap::new(&region, Config::new(usize::MAX)).expect("a heap");
+    let heap = PageHeap::new(&region, Config::new(usize::MAX)).expect("a heap");
     assert!(heap.capacity().0 > BYTES / 8192 / 100 * 99, "{heap:?}");
     drop(heap);
     // SAFETY: reserved above, and no longer used.

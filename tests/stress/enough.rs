@@ -21,7 +21,7 @@ fn never_refused(threads: usize, pages: usize, take: fn(&PageHeap<Simulated>, us
     while rounds == 0 || Instant::now() < deadline {
         let size = threads * pages;
         let config = Config::new(size << 13).align(pages << 13);
-        let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), config).expect("a heap");
+        let heap = PageHeap::new(Simulated::new(4096), config).expect("a heap");
         let owners = Owners::new(size);
         let (lies, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn aligned(heap: &PageHeap<Simulated>, pages: usize) -> Option<PageRun> {
 /// freed, and pages before it taken.
 fn far_apart(threads: usize, distance: usize) {
     let size = threads * distance;
-    let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), Config::new(size << 13)).expect("a heap");
+    let heap = PageHeap::new(Simulated::new(4096), Config::new(size << 13)).expect("a heap");
     heap.allocate(PageCount(size)).expect("all of it");
     for step in 0..threads {
         let hole = PageRun::new(PageIndex(step * distance + distance / 2), PageCount(1)).expect("a run");

@@ -38,7 +38,7 @@ fn simulated<G: Shape>(pages: usize, threads: u32) {
         .shards(4)
         .caches(threads as usize * 3 / 4);
     let source = Simulated::new(4096);
-    let heap: PageHeap<&Simulated, G> = PageHeap::new(&source, config).expect("a heap");
+    let heap: PageHeap<&Simulated, G> = PageHeap::with_shape(&source, config).expect("a heap");
     mix(&heap, &NoStamp, threads);
     drop(heap);
     source.assert_all_returned();
@@ -112,6 +112,6 @@ impl Stamp for Memory<'_> {
 #[test]
 fn eight_threads_on_memory() {
     let config = Config::new(32 << 20).shards(4).caches(6);
-    let heap: PageHeap<System> = PageHeap::new(System, config).expect("a heap");
+    let heap = PageHeap::new(System, config).expect("a heap");
     mix(&heap, &Memory { heap: &heap }, 8);
 }

@@ -68,7 +68,7 @@ impl Replay {
     pub fn new(in_use: &Value) -> Self {
         let (regions, pages) = regions(in_use);
         let config = Config::new(pages << 13).limit(PageCount(pages));
-        let heap: PageHeap<Simulated> = PageHeap::new(Simulated::new(4096), config).expect("a heap");
+        let heap = PageHeap::new(Simulated::new(4096), config).expect("a heap");
         assert_eq!(heap.capacity(), PageCount(pages));
         heap.allocate_at(run(0, pages)).expect("the whole of it");
         let mut chunks = Index::new(pages.div_ceil(CHUNK));

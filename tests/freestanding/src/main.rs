@@ -129,8 +129,7 @@ fn gap_is_left_alone() {
 fn page_heap() {
     // SAFETY: called once, and the only mention of PAGES; the bytes live as long as the program.
     let region = unsafe { Region::new((&raw mut PAGES).cast(), BYTES) };
-    let heap: PageHeap<Region> =
-        PageHeap::new(region, Config::new(BYTES)).expect("four megabytes are enough for a heap");
+    let heap = PageHeap::new(region, Config::new(BYTES)).expect("four megabytes are enough for a heap");
     let mut runs = [None; BYTES >> 13];
     for round in 1..=2 {
         let mut taken = 0;
@@ -177,7 +176,7 @@ fn rests(tick: impl Fn(&dyn Clock) -> Duration) {
 fn arenas() {
     // SAFETY: `page_heap` has returned, and nothing else mentions PAGES; the bytes live as long as the program.
     let region = unsafe { Region::new((&raw mut PAGES).cast(), BYTES) };
-    let heap: PageHeap<Region> = PageHeap::new(region, Config::new(BYTES)).expect("a heap");
+    let heap = PageHeap::new(region, Config::new(BYTES)).expect("a heap");
     let config = ArenaConfig::new().limit(BYTES / 8);
     let full = "an arena of its own part of a quarter of the region";
     let mut arena = Arena::with_config_in(config, &heap).expect(full);

@@ -113,7 +113,7 @@ fn heap_that_waits<G: Shape>(chunks: usize, waits: bool) -> Arc<Heap<G>> {
         .caches(2)
         .shards(1)
         .wait_for_release(waits);
-    Arc::new(PageHeap::new(paper, config).unwrap())
+    Arc::new(PageHeap::with_shape(paper, config).unwrap())
 }
 
 /// A heap grown to `chunks` chunks and no further, in which only the pages of `free` are free; all others are in use.

@@ -56,7 +56,7 @@ impl World {
         let pages = chunks * CHUNK;
         let config = Config::new(pages * GRANULE).caches(3).shards(1).wait_for_release(true);
         Arc::new(Self {
-            heap: PageHeap::new(Simulated::new(GRANULE), config).unwrap(),
+            heap: PageHeap::with_shape(Simulated::new(GRANULE), config).unwrap(),
             owners: (0..pages).map(|_| AtomicUsize::new(0)).collect(),
         })
     }
