@@ -25,6 +25,8 @@ struct Gate<'d> {
     asked: AtomicUsize,
     /// Where the next thread that looks at a node waits: once to report that it is there, once to be let go.
     stop: Mutex<Option<&'d Door>>,
+    /// The request at which the backing lets that thread go on.
+    opens: Mutex<Option<(usize, &'d Door)>>,
 }
 
 impl Nodes for &Gate<'_> {
@@ -37,7 +39,13 @@ impl Nodes for &Gate<'_> {
     }
 
     fn fresh(&self, most: u32) -> Option<(u32, u32)> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let opens = *self.opens.lock().unwrap();
+        if let Some((at, door)) = opens
+            && at == asked
+        {
+            door.wait();
+        }
         let used = self.used.load(Ordering::Acquire);
         let count = most.min(SLOTS - used);
         self.used.fetch_add(count, Ordering::AcqRel);
@@ -69,6 +77,7 @@ impl Gate<'_> {
             used: AtomicU32::new(0),
             asked: AtomicUsize::new(0),
             stop: Mutex::new(None),
+            opens: Mutex::new(None),
         }
     }
 }
@@ -134,6 +143,35 @@ fn what_is_held_is_waited_for_however_long() {
             assert_eq!(guest.join().unwrap(), Some(taken[1]), "a slot was free all the time");
         });
     });
+}
+
+/// Slots that were retired while nobody reads are there for all, also while a thread passes them on as a batch.
+#[test]
+fn what_is_on_its_way_to_readers_is_waited_for() {
+    let (door, gate) = (Door::new(2), Gate::new());
+    let shards = list(&gate);
+    let owned = shards.lend().expect("a shard");
+    let taken: Vec<u32> = (0..SLOTS)
+        .map(|_| shards.allocate_as_guest(0).expect("a slot"))
+        .collect();
+    // A refusal later, a batch has two slots.
+    assert_eq!((shards.allocate_as_guest(0), shards.batch()), (None, 2));
+    let retire = |slot: u32| shards.retire(shards.shard(owned), slot, &gate.nodes[slot as usize - 1]);
+    assert_eq!(retire(taken[0]), Ok(()));
+    let found = std::thread::scope(|scope| {
+        *gate.stop.lock().unwrap() = Some(&door);
+        let retired = scope.spawn(|| retire(taken[1]));
+        // From here on that thread has both in hand, until the backing has been asked more often than a refusal takes.
+        door.wait();
+        *gate.opens.lock().unwrap() = Some((gate.asked.load(Ordering::Relaxed) + 20, &door));
+        let found = shards.allocate_as_guest(0);
+        if found.is_none() {
+            door.wait();
+        }
+        assert_eq!(retired.join().unwrap(), Ok(()));
+        found
+    });
+    assert!(found.is_some(), "one was retired before");
 }
 
 /// In the child of a fork, the thread that held slots does not exist: the wait must end.

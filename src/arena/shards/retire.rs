@@ -65,7 +65,6 @@ impl<N: Nodes> Shards<N> {
         let count = count + 1;
         // The limit may have fallen since the last slot came. What Hyaline refused waits for more: see `keep`.
         if count >= self.control.limit.load(Ordering::Relaxed).max(offer) {
-            shard.retired.store(0, Ordering::Relaxed);
             let first = slot;
             self.retire_batch(shard, who, Some(section), Batch { first, count, oldest });
         } else {
@@ -75,14 +74,18 @@ impl<N: Nodes> Shards<N> {
         Ok(())
     }
 
-    /// Retires a batch, or keeps it in the shard until there is more.
+    /// Retires a batch, or keeps it in the shard until there is more. If the caller is inside, the batch is all that the
+    /// shard keeps, and a slot.
     #[inline(never)]
     fn retire_batch(&self, shard: &Shard, who: As, section: Option<Section<'_>>, batch: Batch) {
-        // Enter before the section ends, and stay until the batch is given to its readers: meanwhile no other thread
-        // can see its slots, and none of them may be in use any more. Do not stay while waiting below, since a gatherer
-        // waits for us.
+        // Enter before the slots leave the shard, and stay until the batch is given to its readers: meanwhile no other
+        // thread can see its slots, and none of them may be in use any more. Do not stay while waiting below, since a
+        // gatherer waits for us.
         let pass = self.turnstile.enter(0);
-        drop(section);
+        if let Some(section) = section {
+            // Release: a thread that no longer sees the slots there sees us inside; partner: the Acquire in `held`.
+            section.shard.retired.store(0, Ordering::Release);
+        }
         let refused = self.reclaim(batch);
         drop(pass);
         let Err(mut batch) = refused else {

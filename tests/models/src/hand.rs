@@ -50,7 +50,6 @@ impl<N: Nodes> Hand<N> {
             .free(shard, &self.pocket, (slot, memory(slot)), self.node(slot))
     }
 
-    #[cfg_attr(loom, allow(dead_code, reason = "the models for loom have Hyaline by itself"))]
     pub fn retire(&self, slot: u32) -> Result<(), FreeAlready> {
         self.list.retire(self.list.shard(self.shard), slot, self.node(slot))
     }

@@ -518,6 +518,23 @@ fn a_slot_out_of_the_pocket_comes_back_to_it() {
     });
 }
 
+/// Retired while nobody reads, two slots are passed on as a batch. The first could be had before, and so can be now.
+#[test]
+fn slots_on_their_way_to_readers_are_waited_for() {
+    explore(2, || {
+        let list = list(2, 2);
+        let (mine, theirs) = (hand(&list), hand(&list));
+        let slots = [(); 2].map(|()| theirs.allocate().unwrap());
+        assert_eq!((theirs.allocate(), list.batch()), (None, 2));
+        theirs.retire(slots[0]).unwrap();
+        let thread = spawn(move || theirs.retire(slots[1]).unwrap());
+        let slot = mine.allocate().expect("one was retired before");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        finish(&list, 1);
+    });
+}
+
 /// The owner is inside for another slot, and stalls: the one in its pocket is there all the time.
 #[test]
 fn a_slot_in_the_pocket_of_one_at_work_is_waited_for() {
