@@ -177,7 +177,8 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
     }
 
     /// Whether at some moment both the stack and the pocket were empty. If not, something was there or has changed.
-    fn is_empty(&self) -> bool {
+    /// Public for models.
+    pub fn is_empty(&self) -> bool {
         let (head, empty) = self.heads.stack.look();
         // Acquire: pairs with the Release of `take_pocket`: the thread that emptied it may have pushed another slot to
         // the stack before, which the second look sees.

@@ -231,6 +231,24 @@ fn one_stack_serves_three() {
     });
 }
 
+/// The slot in the pocket is taken after another has gone to the stack. (loom explores one interleaving of this: it
+/// forgets a thread's load of a word once another thread has loaded it, as each does before it exchanges.)
+#[test]
+fn a_list_in_which_a_slot_is_free_all_the_time_is_not_empty() {
+    explore(4000, || {
+        let list = Arc::new(Numbers::new(Few::<AtomicU32>::new(2)));
+        assert_eq!(list.allocate_many(2), [1, 2]);
+        list.free(1).unwrap();
+        let other = list.clone();
+        let thread = spawn(move || {
+            other.free(2).unwrap();
+            other.allocate().expect("one of two is free");
+        });
+        assert!(!list.0.is_empty(), "a slot was free all the time");
+        thread.join().unwrap();
+    });
+}
+
 /// One shard passes from owner to owner with everything in it; a thread that gets none uses the lane.
 #[test]
 fn a_shard_goes_from_hand_to_hand() {
