@@ -283,6 +283,70 @@ mod tests {
         objects.check().unwrap();
     }
 
+    /// Each class has a limit, and so have all together.
+    #[test]
+    fn the_stores_of_all_classes_hold_no_more_than_their_limit() {
+        let objects = Objects::for_test(128 << 20, 1, false);
+        // SAFETY: never destroyed.
+        let [allocates, frees] = [(); 2].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
+        let (allocates, frees) = (allocates.enter(objects).unwrap(), frees.enter(objects).unwrap());
+        for kib in [20, 24, 28, 32] {
+            let layout = Layout::from_size_align(kib << 10, 8).unwrap();
+            let blocks: std::vec::Vec<_> = (0..(20 << 10) / kib)
+                .map(|_| objects.allocate(&allocates, layout).unwrap())
+                .collect();
+            // SAFETY: freed with their layout, by a thread that has entered.
+            blocks
+                .into_iter()
+                .for_each(|block| unsafe { objects.free(&frees, block, layout) });
+        }
+        let stored = SizeClass::all().map(|class| {
+            let state = objects.central(class).state(&objects.spans, class);
+            state.stored as usize * class.bytes()
+        });
+        let stored = stored.sum::<usize>() >> 20;
+        assert!((24..=32).contains(&stored), "{stored} MiB");
+    }
+
+    #[test]
+    fn rounds_for_some_threads_at_a_time_come_to_all_in_turn() {
+        let objects = heap();
+        let mut threads: std::vec::Vec<_> = (0..5).map(|_| objects.enlist().unwrap()).collect();
+        // The one that was added last comes first.
+        threads.reverse();
+        let rounds = objects.register.rounds();
+        for expected in [&threads[..2], &threads[2..4], &threads[4..], &threads[..2]] {
+            let mut visited = std::vec::Vec::new();
+            rounds.go_on(2, |part| part.for_each(|thread| visited.push(NonNull::from(thread))));
+            assert_eq!(visited, expected);
+        }
+    }
+
+    /// A thread that is always at work cannot be emptied by others: it does that itself on its next slow path.
+    #[test]
+    fn who_is_at_work_gives_up_what_he_has_when_another_has_run_out() {
+        let [small, other, large] = [64, 200, 1 << 20].map(|bytes| Layout::from_size_align(bytes, 8).unwrap());
+        let class = SizeClass::of(small.size(), small.align()).unwrap();
+        for frees in [false, true] {
+            let objects = heap();
+            // SAFETY: never destroyed.
+            let [busy, asks] = [(); 2].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
+            let (busy, asks) = (busy.enter(objects).unwrap(), asks.enter(objects).unwrap());
+            let (block, others) = (objects.allocate(&busy, small), objects.allocate(&asks, other));
+            // SAFETY: freed with its layout, by a thread that has entered.
+            unsafe { objects.free(&busy, block.unwrap(), small) };
+            while objects.allocate(&asks, large).is_some() {}
+            assert!(busy.magazine(class).count(class) > 0, "nobody else empties it");
+            if frees {
+                // SAFETY: as above.
+                unsafe { objects.free(&busy, others.unwrap(), other) };
+            } else {
+                assert!(objects.allocate(&busy, other).is_some(), "its span has room");
+            }
+            assert_eq!(busy.magazine(class).count(class), 0, "frees: {frees}");
+        }
+    }
+
     /// What all threads together may have is limited, so a thread that ends makes room for others.
     #[test]
     fn a_thread_that_ends_gives_up_its_part_of_what_is_limited() {
