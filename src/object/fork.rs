@@ -153,6 +153,7 @@ mod tests {
 
     use super::*;
     use crate::object::length::Length;
+    use crate::object::rack::Heads;
     use crate::object::{Hold, Magazine};
     use crate::source::Region;
     use crate::units::PageCount;
@@ -235,6 +236,60 @@ mod tests {
             other.demanded() == part
         });
         assert_eq!(others.count(), threads.len() - 1);
+    }
+
+    /// The caches of threads that do not exist can be lent again.
+    #[test]
+    fn a_child_lends_the_caches_of_its_parents_threads() {
+        let objects = Objects::for_test(16 << 20, 64, false);
+        let threads: std::vec::Vec<_> = core::iter::repeat_with(|| enlist(objects))
+            .take_while(|thread| thread.cache().is_some())
+            .collect();
+        assert!(threads.len() > 1);
+        be_forked(objects, Some(threads[0]));
+        let again = core::iter::repeat_with(|| enlist(objects)).take_while(|thread| thread.cache().is_some());
+        assert_eq!(again.count(), threads.len() - 1);
+    }
+
+    /// What is freed into the structure that threads without their own share is noticed, too.
+    #[test]
+    fn a_childs_shared_structure_is_shut() {
+        let (objects, layout) = (heap(), Layout::new::<[u8; 64]>());
+        let shared = objects.shared();
+        let block = objects.allocate(&shared, layout).unwrap();
+        // SAFETY: freed with its layout, under the lock.
+        unsafe { objects.free(&shared, block, layout) };
+        drop(shared);
+        let magazine = objects.shared_thread().magazine(class());
+        assert!(magazine.room() > 0 && !magazine.is_shut());
+        be_forked(objects, None);
+        assert!(magazine.room() > 0 && magazine.is_shut());
+    }
+
+    /// A thread that takes a batch has all of its lane in hand for a moment. In the child it does not exist.
+    #[test]
+    fn a_child_counts_the_batches_it_has() {
+        let (objects, layout) = (heap(), Layout::new::<[u8; 64]>());
+        let [allocates, frees] = [(); 2].map(|()| enlist(objects));
+        {
+            let [one, other] = [allocates, frees].map(|thread| thread.enter(objects).unwrap());
+            let blocks: std::vec::Vec<_> = (0..3000).map(|_| objects.allocate(&one, layout).unwrap()).collect();
+            // SAFETY: freed with their layout, by a thread that has entered.
+            blocks
+                .into_iter()
+                .for_each(|block| unsafe { objects.free(&other, block, layout) });
+        }
+        let store = &objects.spans.store;
+        let has_bytes = || !store.has_room_for(1, 0, 1);
+        assert!(has_bytes());
+        let (heads, hint) = (Heads(&objects.spans), frees.hint());
+        let mut is_left = None;
+        store.any_of_last(&heads, class().index(), hint, 1, |_| {
+            be_forked(objects, None);
+            is_left = Some(has_bytes());
+            true
+        });
+        assert_eq!(is_left, Some(false), "bytes of batches that nobody has");
     }
 
     /// A structure that nobody used is whole in the child; that of a thread may be half changed.
