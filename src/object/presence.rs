@@ -111,25 +111,52 @@ mod kernel {
 mod tests {
     extern crate std;
 
+    use core::num::NonZeroUsize;
+    use std::sync::Barrier;
+
     use super::*;
     use crate::object::Objects;
+
+    /// The structure of a thread that begins, and ends without notice after `meanwhile`.
+    fn left_behind(enlist: impl Fn() -> NonZeroUsize + Sync, meanwhile: impl FnOnce()) -> NonZeroUsize {
+        let door = Barrier::new(2);
+        let (left, presence) = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let presence = Presence::default();
+                presence.arrive();
+                let own = enlist();
+                door.wait();
+                door.wait();
+                (own, presence)
+            });
+            door.wait();
+            meanwhile();
+            door.wait();
+            thread.join().unwrap()
+        });
+        // The kernel may know the thread for a moment longer than `join` does.
+        while !presence.is_gone(Process::current()) {
+            std::thread::yield_now();
+        }
+        left
+    }
+
+    /// A few are looked at each time.
+    #[test]
+    fn a_dead_threads_structure_is_found_among_those_of_others() {
+        let objects = Objects::for_test(1 << 20, 1, false);
+        let enlist = || objects.enlist().unwrap().addr();
+        enlist();
+        let left = left_behind(enlist, || (0..30).for_each(|_| _ = enlist()));
+        assert!((0..8).any(|_| enlist() == left));
+    }
 
     /// The structure of a thread that ended without notice is found, and then has one user again, not several.
     #[test]
     fn of_those_who_look_for_a_dead_threads_structure_one_gets_it() {
         let objects = Objects::for_test(1 << 20, 1, false);
         let enlist = || objects.enlist().unwrap().addr();
-        let (left, presence) = std::thread::spawn(move || {
-            let presence = Presence::default();
-            presence.arrive();
-            (enlist(), presence)
-        })
-        .join()
-        .unwrap();
-        // The kernel may know the thread for a moment longer than `join` does.
-        while !presence.is_gone(Process::current()) {
-            std::thread::yield_now();
-        }
+        let left = left_behind(enlist, || ());
         let (one, other) = (enlist(), enlist());
         assert_eq!(one, left);
         assert_ne!(other, one);
