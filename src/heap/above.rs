@@ -39,3 +39,96 @@ pub(crate) trait Above {
 pub(crate) struct Nothing;
 
 impl Above for Nothing {}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+    use core::time::Duration;
+
+    use super::*;
+    use crate::heap::{Config, PageHeap};
+    use crate::source::Simulated;
+
+    /// A layer that counts how often it is asked.
+    #[derive(Default)]
+    struct Asked {
+        settles: Cell<bool>,
+        activity: Cell<u64>,
+        trims: Cell<u32>,
+        punches: Cell<u32>,
+    }
+
+    impl Above for Asked {
+        fn settles(&self) -> bool {
+            self.settles.get()
+        }
+
+        fn activity(&self) -> u64 {
+            self.activity.get()
+        }
+
+        fn trim(&self, _all: bool) -> bool {
+            self.trims.set(self.trims.get() + 1);
+            true
+        }
+
+        fn punch(&self, _end: usize, _go_on: &dyn Fn() -> bool) -> usize {
+            self.punches.set(self.punches.get() + 1);
+            0
+        }
+    }
+
+    /// A layer, a heap below it, and the time.
+    struct World {
+        above: Asked,
+        heap: PageHeap<Simulated>,
+        now: Cell<Duration>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self {
+                above: Asked::default(),
+                heap: PageHeap::new(Simulated::new(4096), Config::new(1 << 20)).unwrap(),
+                now: Cell::new(Duration::from_secs(1)),
+            }
+        }
+
+        /// One step, after a second.
+        fn tick(&self) -> Duration {
+            self.now.set(self.now.get() + Duration::from_secs(1));
+            self.heap.tick_with(&|| self.now.get(), &self.above)
+        }
+
+        /// Steps until nothing is left to do. Returns how often the layer was trimmed and punched.
+        fn rest(&self) -> (u32, u32) {
+            let Asked { trims, punches, .. } = &self.above;
+            (trims.set(0), punches.set(0));
+            assert!((0..20).any(|_| self.tick() == Duration::MAX));
+            (trims.get(), punches.get())
+        }
+    }
+
+    /// What was given up before that does not count: more may have been kept since.
+    #[test]
+    fn a_layer_gives_up_all_each_time_the_driver_is_about_to_sleep() {
+        let world = World::new();
+        for round in 0..3 {
+            world.above.settles.set(true);
+            assert!(world.rest().0 > 0, "round {round}");
+            // The driver is woken, and falls asleep again.
+            world.above.settles.set(false);
+            world.tick();
+        }
+    }
+
+    #[test]
+    fn a_layer_is_punched_once_in_each_silence() {
+        let world = World::new();
+        for round in 0..3 {
+            world.above.activity.set(round);
+            assert_eq!(world.rest().1, 1, "round {round}");
+            assert_eq!(world.rest().1, 0, "nothing has changed");
+        }
+    }
+}
