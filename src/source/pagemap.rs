@@ -296,3 +296,23 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
     }
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A signal handler that interrupts a query may fork: in the child the query goes on, but is not counted.
+    #[test]
+    fn a_query_that_began_before_a_fork_is_not_counted_in_the_child() {
+        // Relaxed: queries of other tests change the count, but not this.
+        let births = || ASKING.load(Ordering::Relaxed) >> BIRTH_SHIFT;
+        let turn = (0..u32::MAX)
+            .find_map(|_| Turn::begin())
+            .expect("no test forks for ever");
+        recover();
+        let child = births();
+        assert!(!turn.lasts());
+        drop(turn);
+        assert_eq!(births(), child);
+    }
+}

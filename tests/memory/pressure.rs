@@ -3,7 +3,7 @@
 //! The program looks for them below its own folder, a test folder that contains a `proc` and a `sys`.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use pageheap::Pressure;
 
@@ -22,7 +22,14 @@ static EVENTS: AtomicU64 = AtomicU64::new(0);
 static TOLD: AtomicU64 = AtomicU64::new(0);
 static ALARMED: AtomicU64 = AtomicU64::new(0);
 
+/// Whether the next alarm forks; and how the child has ended.
+static FORKS: AtomicBool = AtomicBool::new(false);
+static STATUS: AtomicI32 = AtomicI32::new(-1);
+
 fn alarmed(_: Pressure) {
+    if FORKS.swap(false, Ordering::Relaxed) {
+        fork_here();
+    }
     ALARMED.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -277,6 +284,40 @@ fn a_program_that_frees_nothing_is_told_too() {
     let told = soon(|| ALARMED.load(Ordering::Relaxed) > 0);
     // SAFETY: ends the child without running the parent's handlers.
     unsafe { libc::_exit(i32::from(!told)) };
+}
+
+/// The child of this thread gets a background thread.
+fn fork_here() {
+    // SAFETY: the child allocates and frees, starts a thread, and exits, or is ended if it hangs.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no preconditions.
+        unsafe { libc::alarm(60) };
+        (0..2).for_each(|_| touch(4 << 20, 1));
+        let begun = soon(|| WATCHED.has_background_thread());
+        // SAFETY: ends the child without running the parent's handlers.
+        unsafe { libc::_exit(i32::from(!begun)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just forked.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    STATUS.store(status, Ordering::Relaxed);
+}
+
+/// The background thread itself forks, in a hook. In the child it goes on, on its stack, and another one begins.
+#[test]
+fn a_child_of_the_thread_itself_gets_another_one() {
+    const NAME: &str = "pressure::a_child_of_the_thread_itself_gets_another_one";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    write("proc/self/cgroup", "0::/a\n");
+    write("sys/fs/cgroup/a/memory.current", "99000000\n");
+    write("sys/fs/cgroup/a/memory.max", "100000000\n");
+    FORKS.store(true, Ordering::Relaxed);
+    (0..2).for_each(|_| touch(4 << 20, 1));
+    assert!(soon(|| ALARMED.load(Ordering::Relaxed) > 0));
+    assert_eq!(STATUS.load(Ordering::Relaxed), 0);
 }
 
 /// How many files of that name the process has open.
