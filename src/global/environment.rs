@@ -202,6 +202,8 @@ mod tests {
         for (text, bytes) in good {
             assert_eq!(parse_bytes(text), Some(bytes), "{text:?}");
         }
+        let terabytes = parse_bytes(b"2T").map(|bytes| bytes as u64);
+        assert_eq!(terabytes, (usize::BITS == u64::BITS).then_some(2 << 40));
         let bad: [&[u8]; 9] = [
             b"",
             b"M",

@@ -234,6 +234,21 @@ fn metadata_lies_above_a_gap_or_below_it() {
     assert_eq!(region.gap(at(pages, 55 * GRANULE), GRANULE), Some(0..GRANULE));
 }
 
+/// The number of reservations at an end has eight bits.
+#[test]
+fn an_end_has_room_for_255_reservations() {
+    let region = Region::from_static(bytes(600 * GRANULE, 0));
+    let all = region.budget();
+    for purpose in [Purpose::Pages, Purpose::Metadata] {
+        let kept: Vec<_> = std::iter::from_fn(|| region.reserve(purpose, GRANULE, GRANULE)).collect();
+        assert_eq!((kept.len(), region.budget()), (255, all - 255 * GRANULE));
+        // SAFETY: reserved above, and unused.
+        kept.into_iter()
+            .for_each(|one| unsafe { region.unreserve(purpose, one) });
+        assert_eq!(region.budget(), all);
+    }
+}
+
 /// A heap that is dropped leaves a shared region as it was, also while another heap lives.
 #[test]
 fn heaps_that_come_and_go_leave_a_shared_region_as_it_was() {
