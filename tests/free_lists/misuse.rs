@@ -100,6 +100,20 @@ fn freeing_twice_into_a_list_aborts() {
     }
 }
 
+/// The slot lies in the pocket.
+#[test]
+fn freeing_twice_with_exclusive_access_aborts() {
+    if aborts("misuse::freeing_twice_with_exclusive_access_aborts", FREED) {
+        let mut list = FreeList::new(layout()).unwrap();
+        let slot = list.allocate_mut().unwrap().cast();
+        // SAFETY: the second call does not return.
+        unsafe {
+            list.deallocate_mut(slot);
+            list.deallocate_mut(wrong(slot));
+        }
+    }
+}
+
 #[test]
 fn freeing_twice_by_an_owner_aborts() {
     if aborts("misuse::freeing_twice_by_an_owner_aborts", FREED) {

@@ -135,3 +135,55 @@ fn another_heaps_block_is_not_resized() {
     let _resized = unsafe { own.resize(block, layout, 800) };
     std::process::exit(0);
 }
+
+/// Although another block lies over its place by then.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn a_large_block_freed_twice_is_found_below_another() {
+    if child::aborts(
+        "strangers::a_large_block_freed_twice_is_found_below_another",
+        "freed twice",
+    ) {
+        let (heap, of) = (heap(), |mib: usize| Layout::from_size_align(mib << 20, 8).unwrap());
+        let [first, second] = [2; 2].map(|mib| heap.allocate(of(mib)).expect("room"));
+        // SAFETY: allocated here, each freed once.
+        [first, second]
+            .into_iter()
+            .for_each(|block| unsafe { heap.free(block, of(2)) });
+        assert_eq!(heap.allocate(of(4)), Some(first), "over both");
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.free(child::wrong(second), of(2)) };
+    }
+}
+
+/// A block aligned to more than 16 MiB is in no table, so nothing may be at its place.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals say more")]
+fn a_block_freed_as_one_aligned_to_more_is_found() {
+    if child::aborts(
+        "strangers::a_block_freed_as_one_aligned_to_more_is_found",
+        "wrong layout",
+    ) {
+        let (heap, of) = (heap(), |mib: usize| {
+            Layout::from_size_align(1 << 20, mib << 20).unwrap()
+        });
+        let blocks = [16; 2].map(|mib| heap.allocate(of(mib)).expect("room"));
+        let is_aligned = |block: &NonNull<u8>| block.addr().get().is_multiple_of(of(32).align());
+        let block = blocks.into_iter().find(is_aligned).expect("one of two");
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.free(child::wrong(block), of(32)) };
+    }
+}
+
+/// A slot beside one that the program has, and which it never had itself.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals say more")]
+fn a_slot_that_was_never_allocated_is_refused() {
+    if child::aborts("strangers::a_slot_that_was_never_allocated_is_refused", "freed twice") {
+        let (heap, layout) = (heap(), Layout::new::<[u8; 5000]>());
+        let block = heap.allocate(layout).expect("room");
+        let beside = block.as_ptr().wrapping_sub(heap.usable_size(layout));
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.free(child::wrong(NonNull::new(beside).unwrap()), layout) };
+    }
+}
