@@ -117,6 +117,16 @@ fn a_backing_that_is_full_is_told_from_a_limit() {
 }
 
 #[test]
+fn a_list_that_cannot_be_made_keeps_nothing() {
+    let heap: PageHeap<System> = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(64))).unwrap();
+    let config = ArenaConfig::new().prealloc(1 << 20);
+    assert!(FreeList::with_config_in(layout(64, 8), config, &heap).is_err());
+    // The tables have been taken by then.
+    assert!(ShardedFreeList::with_config_in(layout(64, 8), 4, config, &heap).is_err());
+    assert_eq!(heap.stats().in_use, PageCount(0));
+}
+
+#[test]
 fn double_and_foreign_frees_are_errors() {
     let list = FreeList::new(layout(48, 16)).unwrap();
     let other = FreeList::new(layout(48, 16)).unwrap();
