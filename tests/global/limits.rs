@@ -282,6 +282,27 @@ fn a_soft_limit_can_be_changed_while_the_heap_is_in_use() {
     HEAP.check().unwrap();
 }
 
+/// What lies in stores only is freed by who needs it, and goes back at once.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
+fn what_stores_give_up_for_a_soft_limit_goes_back() {
+    static HEAP: GlobalHeap = new_heap().background(false);
+    let blocks: Vec<_> = (0..3000)
+        .map(|seed| Block::new(&HEAP, layout(4096, 8), seed as u8).unwrap())
+        .collect();
+    thread::spawn(|| blocks.into_iter().for_each(|block| block.free(&HEAP)))
+        .join()
+        .unwrap();
+    let before = HEAP.stats();
+    assert!(before.stored_bytes > 8 << 20, "{before}");
+    assert!(HEAP.set_soft_limit(before.pages.backed.0 * before.pages.page_bytes));
+    Block::new(&HEAP, layout(4 << 20, 8), 1).unwrap().free(&HEAP);
+    let after = HEAP.stats();
+    assert!(after.pages.peak_backed > before.pages.backed, "{after}");
+    assert!(after.pages.backed <= before.pages.backed, "{before}\n{after}");
+    HEAP.check().unwrap();
+}
+
 /// A block that was never written may contain the mark of a slot freed there earlier. Freeing it then mistook it for
 /// such a slot, and it was lost.
 #[test]
