@@ -292,6 +292,27 @@ mod tests {
         assert_eq!(is_left, Some(false), "bytes of batches that nobody has");
     }
 
+    /// A thread that has run out of memory takes structures that nobody uses, and empties them one by one. The one that
+    /// it has in hand may be half changed.
+    #[test]
+    fn a_child_loses_what_was_being_emptied() {
+        let objects = heap();
+        let thread = enlist(objects);
+        let magazine = use_magazine(objects, thread);
+        // SAFETY: its user is this thread, which does not use it again.
+        unsafe { Thread::end(NonNull::from(thread)) };
+        assert!(magazine.count(class()) > 0);
+        assert!(
+            objects
+                .register
+                .take_laden()
+                .is_some_and(|taken| ptr::eq(taken, thread))
+        );
+        be_forked(objects, None);
+        assert_eq!(magazine.count(class()), 0);
+        assert!(ptr::eq(enlist(objects), thread), "it serves the next thread");
+    }
+
     /// A structure that nobody used is whole in the child; that of a thread may be half changed.
     #[test]
     fn a_child_keeps_what_ended_threads_have_left() {
