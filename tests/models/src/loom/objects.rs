@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicUsize;
-use pageheap::object::{Class, Slots};
+use pageheap::internals::Table;
+use pageheap::object::{BatchLinks, BatchPlace, Chain, Class, Slots, Store};
 
 use super::{explore, spawn};
 
@@ -178,6 +179,67 @@ fn batches_that_nobody_needed_are_taken_once() {
         let left = second.join().unwrap() + world.give(third.join().unwrap());
         let left = mine.into_iter().fold(left, |left, slots| left + world.give_all(slots));
         world.finish(left, 4);
+    });
+}
+
+/// A store by itself, and the words that link its batches: cells that detect two owners.
+struct Shelf {
+    store: Store,
+    words: [UnsafeCell<u64>; 3],
+}
+
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
+unsafe impl Sync for Shelf {}
+// SAFETY: as above.
+unsafe impl Send for Shelf {}
+
+impl Shelf {
+    fn new() -> Arc<Self> {
+        // SAFETY: under a checker the address means nothing.
+        let store = Store::new(unsafe { Table::new(core::ptr::NonNull::dangling(), 1) });
+        let words = [0; 3].map(UnsafeCell::new);
+        Arc::new(Self { store, words })
+    }
+
+    fn word(&self, batch: BatchPlace) -> &UnsafeCell<u64> {
+        &self.words[batch.number() as usize - 1]
+    }
+
+    fn put(&self, batch: u64) {
+        self.store.put(self, 0, 0, BatchPlace::new(batch), 0);
+    }
+
+    fn take(&self) -> usize {
+        self.store.take(self, 0, 0, 0).into_iter().count()
+    }
+}
+
+impl BatchLinks for Shelf {
+    fn read(&self, batch: BatchPlace) -> Chain {
+        // SAFETY: loom checks that no other thread writes at this time.
+        Chain::from_bits(self.word(batch).with(|word| unsafe { *word }))
+    }
+
+    fn write(&self, batch: BatchPlace, behind: Chain) {
+        // SAFETY: as above.
+        self.word(batch).with_mut(|word| unsafe { *word = behind.into_bits() });
+    }
+}
+
+/// A thread that puts back what it does not want finds another batch, and links that to its own.
+#[test]
+fn a_batch_that_is_linked_anew_is_whole_for_who_takes_it() {
+    explore(2, || {
+        let shelf = Shelf::new();
+        [1, 2].into_iter().for_each(|batch| shelf.put(batch));
+        let (second, third) = (shelf.clone(), shelf.clone());
+        let second = spawn(move || second.put(3));
+        let third = spawn(move || third.take());
+        let mine = shelf.take();
+        let theirs = third.join().unwrap();
+        second.join().unwrap();
+        let left = core::iter::repeat_with(|| shelf.take()).take_while(|&count| count > 0);
+        assert_eq!(mine + theirs + left.count(), 3, "a batch was lost or made");
     });
 }
 
