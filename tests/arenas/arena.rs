@@ -283,25 +283,6 @@ fn locals_that_come_and_go_use_what_others_left() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// However little: also less than the head of a piece.
-#[test]
-fn what_a_local_leaves_ends_where_its_piece_does() -> Result<(), ArenaError> {
-    for count in 500..520 {
-        let arena = Arena::new();
-        let local = arena.local();
-        local.alloc(0_u64)?;
-        // Makes the piece longer, by an odd number of words.
-        local.alloc_uninit_slice::<u8>(20_000)?;
-        let behind = arena.alloc([!0_u64; 2])?;
-        for _ in 0..count {
-            local.alloc(0_u64)?;
-        }
-        drop(local);
-        assert_eq!(*behind, [!0; 2], "after {count} words");
-    }
-    Ok(())
-}
-
 #[test]
 fn a_scope_gives_back_what_was_allocated_in_it() -> Result<(), ArenaError> {
     let arena = Arena::new();

@@ -35,6 +35,25 @@ fn scope_of(
     })
 }
 
+/// However little is left of it: less than the head of another piece, too.
+#[test]
+fn what_a_local_leaves_ends_where_its_piece_does() -> Result<(), ArenaError> {
+    for count in 500..520 {
+        let arena = Arena::new();
+        let local = arena.local();
+        local.alloc(0_u64)?;
+        // Makes the piece longer, by an odd number of words.
+        local.alloc_uninit_slice::<u8>(20_000)?;
+        let behind = arena.alloc([!0_u64; 2])?;
+        for _ in 0..count {
+            local.alloc(0_u64)?;
+        }
+        drop(local);
+        assert_eq!(*behind, [!0; 2], "after {count} words");
+    }
+    Ok(())
+}
+
 /// Regression: each scope took a block for its object, and kept those of all before it: 2 GiB for 2 MiB in use.
 #[test]
 fn an_object_that_is_longer_in_each_scope_holds_a_few_times_its_size() -> Result<(), ArenaError> {

@@ -182,7 +182,7 @@ fn a_slot_that_was_never_allocated_is_refused() {
     if child::aborts("strangers::a_slot_that_was_never_allocated_is_refused", "freed twice") {
         let (heap, layout) = (heap(), Layout::new::<[u8; 5000]>());
         let block = heap.allocate(layout).expect("room");
-        let beside = block.as_ptr().wrapping_sub(heap.usable_size(layout));
+        let beside = block.as_ptr().wrapping_add(heap.usable_size(layout));
         // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.free(child::wrong(NonNull::new(beside).unwrap()), layout) };
     }
