@@ -518,6 +518,29 @@ fn a_slot_out_of_the_pocket_comes_back_to_it() {
     });
 }
 
+/// Two slots go from the depot to a shard as a batch, of which the owner takes one. The other can be had at any time.
+#[test]
+fn slots_on_their_way_to_a_shard_are_waited_for() {
+    explore(1, || {
+        let list = list(2, 2);
+        let (mine, theirs) = (hand(&list), hand(&list));
+        let slots = [(); 2].map(|()| list.allocate_as_guest(0).unwrap());
+        for slot in slots {
+            list.free_as_guest(0, slot, list.nodes().node(slot)).unwrap();
+        }
+        list.flush_lanes();
+        assert_eq!(list.in_depot(), 2);
+        let thread = spawn(move || {
+            let slot = theirs.allocate().expect("there are two for two");
+            theirs.list.nodes().write(slot);
+        });
+        let slot = mine.allocate().expect("there are two for two");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        finish(&list, 2);
+    });
+}
+
 /// Retired while nobody reads, two slots are passed on as a batch. The first could be had before, and so can be now.
 #[test]
 fn slots_on_their_way_to_readers_are_waited_for() {
