@@ -192,3 +192,24 @@ fn a_hook_may_release_in_the_clock_of_a_tick() {
     assert!(FULL.release(usize::MAX) > 0);
     FULL.check().unwrap();
 }
+
+/// While the process forks none of the system's files is opened. Afterwards they are read as before, in both processes.
+#[test]
+fn files_are_read_after_a_fork() {
+    if !is_child() {
+        return assert!(run("forks::files_are_read_after_a_fork"));
+    }
+    let reads = || HEAP.snapshot().resident > 0;
+    assert!(reads());
+    // SAFETY: the child reads a file and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!reads())) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just forked.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(reads());
+}

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::Config;
-use pageheap::source::{OverSystem, Purpose, Refused, Source, System, Verbs};
+use pageheap::source::{Contents, OverSystem, Purpose, Refused, Source, System, Verbs};
 
 use super::filter::{Refusal, refuse};
 use super::*;
@@ -250,4 +250,39 @@ fn a_refusal_is_of_contents_that_nobody_knows() {
         "{asked} questions, {cleared} answers"
     );
     VAGUE.check().unwrap();
+}
+
+/// The system, except that what is released stays as it was, for who knows how long.
+struct Reluctant {
+    asked: AtomicUsize,
+}
+
+// SAFETY: the verbs are the system's, or do nothing and promise nothing.
+unsafe impl Verbs for Reluctant {
+    unsafe fn release(&self, _start: NonNull<u8>, _bytes: usize) -> Result<Contents, Refused> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Ok(Contents::Unknown)
+    }
+
+    unsafe fn clear(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
+        Err(Refused)
+    }
+}
+
+#[test]
+fn what_was_released_but_may_still_be_there_is_written() {
+    if !is_child() {
+        return assert!(run("zeroed::what_was_released_but_may_still_be_there_is_written"));
+    }
+    static SOURCE: OverSystem<Reluctant> = OverSystem(Reluctant {
+        asked: AtomicUsize::new(0),
+    });
+    // SAFETY: the system's pages are memory.
+    static KEPT: GlobalHeap<&OverSystem<Reluctant>> =
+        unsafe { GlobalHeap::with_source(&SOURCE, Config::new(by_width(1 << 32, 512 << 20))) };
+    (0..3).for_each(|_| use_block(&KEPT, 40 * MIB, 1 << 16));
+    assert!(
+        SOURCE.asked.load(Ordering::Relaxed) > 0,
+        "nothing was to be gained by it"
+    );
 }

@@ -74,8 +74,8 @@ impl<N: Nodes> Shards<N> {
         Ok(())
     }
 
-    /// Retires a batch, or keeps it in the shard until there is more. If the caller is inside, the batch is all that the
-    /// shard keeps, and a slot.
+    /// Retires a batch, or keeps it in the shard until there is more. If the caller is inside, the batch is what the
+    /// shard has kept, and a slot.
     #[inline(never)]
     fn retire_batch(&self, shard: &Shard, who: As, section: Option<Section<'_>>, batch: Batch) {
         // Enter before the slots leave the shard, and stay until the batch is given to its readers: meanwhile no other
