@@ -103,7 +103,7 @@ mod tests {
         /// Steps until nothing is left to do. Returns how often the layer was trimmed and punched.
         fn rest(&self) -> (u32, u32) {
             let Asked { trims, punches, .. } = &self.above;
-            (trims.set(0), punches.set(0));
+            [trims, punches].into_iter().for_each(|count| count.set(0));
             assert!((0..20).any(|_| self.tick() == Duration::MAX));
             (trims.get(), punches.get())
         }
