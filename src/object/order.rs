@@ -33,7 +33,7 @@ pub fn straighten(slots: &mut [*mut u8]) {
     let [first, .., last] = *slots else { return };
     let rises = first < last;
     // An odd step, as every other place would show every exchange, or none.
-    let step = slots.len() / LOOKS | 1;
+    let step = (slots.len() / LOOKS) | 1;
     let (mut exchanged, mut lost) = (false, false);
     for [one, next, second, third] in slots.array_windows().step_by(step) {
         exchanged |= (one < next) != rises;

@@ -441,6 +441,18 @@ fn the_slot_of_an_idle_owner_can_be_had() {
     });
 }
 
+/// Two owners allocate at the same time, from a list in which two slots are free, wherever they are.
+fn each_takes_one(list: &List, mine: &Hand<Few<Node>>, theirs: Hand<Few<Node>>) {
+    let thread = spawn(move || {
+        let slot = theirs.allocate().expect("there are two for two");
+        theirs.list.nodes().write(slot);
+    });
+    let slot = mine.allocate().expect("there are two for two");
+    list.nodes().write(slot);
+    thread.join().unwrap();
+    finish(list, 2);
+}
+
 /// The largest model: two threads gather at once, and one waits for the other. So it has one preemption, and the slots
 /// are in the lane instead of a third owner's shard, which saves looking at a shard. Of 377,350 interleavings it
 /// explores the first 60,000, some 40 s; all of them, more than any other model has, on request.
@@ -453,14 +465,7 @@ fn the_slots_of_one_shard_are_enough_for_two_who_gather() {
         slots
             .iter()
             .for_each(|&slot| list.free_as_guest(0, slot, list.nodes().node(slot)).unwrap());
-        let thread = spawn(move || {
-            let slot = theirs.allocate().expect("there are two for two");
-            theirs.list.nodes().write(slot);
-        });
-        let slot = mine.allocate().expect("there are two for two");
-        list.nodes().write(slot);
-        thread.join().unwrap();
-        finish(&list, 2);
+        each_takes_one(&list, &mine, theirs);
     });
 }
 
@@ -530,14 +535,7 @@ fn slots_on_their_way_to_a_shard_are_waited_for() {
         }
         list.flush_lanes();
         assert_eq!(list.in_depot(), 2);
-        let thread = spawn(move || {
-            let slot = theirs.allocate().expect("there are two for two");
-            theirs.list.nodes().write(slot);
-        });
-        let slot = mine.allocate().expect("there are two for two");
-        list.nodes().write(slot);
-        thread.join().unwrap();
-        finish(&list, 2);
+        each_takes_one(&list, &mine, theirs);
     });
 }
 
