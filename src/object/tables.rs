@@ -150,7 +150,8 @@ impl Tables {
 
     /// The heap's place: enough room, aligned, zeroed.
     pub fn place<S: Source>(&self) -> NonNull<Objects<S>> {
-        // SAFETY: inside the reservation, which is as aligned as the heap, or more.
+        // SAFETY: inside the reservation, at a multiple of the heap's alignment; and the reservation was made as
+        // aligned as the heap is (`reserve`), or more.
         unsafe { self.base.add(heap_at::<S>()) }.cast()
     }
 

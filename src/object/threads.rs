@@ -324,7 +324,7 @@ mod tests {
 
     /// A thread that is always at work cannot be emptied by others: it does that itself on its next slow path.
     #[test]
-    fn who_is_at_work_gives_up_what_he_has_when_another_has_run_out() {
+    fn a_thread_at_work_gives_up_what_it_has_when_another_has_run_out() {
         let [small, other, large] = [64, 200, 1 << 20].map(|bytes| Layout::from_size_align(bytes, 8).unwrap());
         let class = SizeClass::of(small.size(), small.align()).unwrap();
         for frees in [false, true] {
