@@ -19,8 +19,8 @@
 //! because to sort it costs more than its order is worth.
 //!
 //! Worked: a JSON tree of 12 MB is parsed and dropped, over and over. A cycle takes 0.89 to 1.00 of the time, the less,
-//! the more of the caches is lost to neighbours. The looks cost some 120 instructions for each batch of 126 or more; the
-//! pass 8 for each slot (`docs/measurements.md`).
+//! the more of the caches is lost to neighbours. The looks cost some 120 instructions for each batch of 126 or more,
+//! the pass 8 for each slot (`docs/measurements.md`).
 
 #![forbid(unsafe_code)]
 
@@ -51,8 +51,8 @@ pub fn straighten(slots: &mut [*mut u8]) {
     }
 }
 
-/// Goes through the slots once, and puts each two neighbours `in_order`. (By cells: nothing that could be out of bounds,
-/// so nothing that could panic.)
+/// Goes through the slots once, and puts each two neighbours `in_order`. (By cells: nothing could be out of bounds, so
+/// nothing could panic.)
 #[inline(always)]
 fn pass(slots: &mut [*mut u8], in_order: impl Fn(*mut u8, *mut u8) -> (*mut u8, *mut u8)) {
     for [one, next] in Cell::from_mut(slots).as_slice_of_cells().array_windows() {

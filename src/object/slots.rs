@@ -206,8 +206,8 @@ impl<S: Source + 'static> Objects<S> {
         is_wider
     }
 
-    /// Loads a batch to allocate from, in order if it almost is. Slots of more than 1 KiB stay as they are: their batches
-    /// are shorter, so to look costs more for each slot, and what order would gain there was not measured.
+    /// Loads a batch to allocate from, in order if it almost is. Slots of more than 1 KiB stay as they are: their
+    /// batches are shorter, so to look costs more for each slot, and what order would gain there was not measured.
     fn load_batch(&self, thread: &Thread, magazine: &Magazine, class: SizeClass, mut batch: Rack) {
         if !class.is_flagged() {
             batch.straighten();
