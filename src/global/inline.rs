@@ -48,12 +48,11 @@ use super::GlobalHeap;
 ))]
 mod imp {
     use core::arch::asm;
-    use core::sync::atomic::AtomicPtr;
 
     use super::*;
     use crate::global::pthread::{self, FRESH};
     use crate::object::Thread;
-    use crate::sync::BUSY;
+    use crate::sync::{BUSY, Ordering};
 
     impl<S: Source + 'static> GlobalHeap<S> {
         /// Fast path: frees a slot of up to 1 KiB, whose magazine the caller has found.
@@ -63,9 +62,11 @@ mod imp {
         /// As for [`GlobalAlloc::dealloc`](core::alloc::GlobalAlloc::dealloc), with a layout that has this seat.
         #[inline(always)]
         pub(in crate::global) unsafe fn give_marked(&self, memory: NonNull<u8>, seat: Seat) {
+            // Relaxed: as in `take_slot`.
+            let objects = self.objects.load(Ordering::Relaxed);
             // SAFETY: the caller gives the block up: a slot of this class, as it was allocated with such a layout.
             unsafe {
-                if !push(&self.objects, seat, memory) {
+                if !push(objects, seat, memory) {
                     self.give_unpushed(memory);
                 }
             }
@@ -87,16 +88,15 @@ mod imp {
         }
     }
 
-    /// [`Thread::push`] to the calling thread's structure, for the heap whose address is in `objects`. But if the slot
-    /// is refused and bears no mark, the top of the magazine is still announced, and must be
-    /// [withdrawn](Thread::withdraw).
+    /// [`Thread::push`] to the calling thread's structure, for the heap at `objects`. But if the slot is refused and
+    /// bears no mark, the top of the magazine is still announced, and must be [withdrawn](Thread::withdraw).
     ///
     /// # Safety
     ///
     /// As for [`Thread::push`].
     #[inline(always)]
     #[must_use]
-    pub(super) unsafe fn push<T>(objects: &AtomicPtr<T>, seat: Seat, slot: NonNull<u8>) -> bool {
+    pub(super) unsafe fn push<T>(objects: *const T, seat: Seat, slot: NonNull<u8>) -> bool {
         // SAFETY: the same accesses as those of the functions named, whose promises the caller keeps: to the thread's
         // pointer, to two bytes of the slot, to the magazine at the seat, to the two keys of a structure, and, if the
         // structure is the caller's and has room, to the slot's word and an entry of the rack.
@@ -112,9 +112,7 @@ mod imp {
                 "mov {top}, qword ptr [{thread} + {seat}]",
                 "add {top}, {BUSY}",
                 "mov qword ptr [{thread} + {seat}], {top}",
-                // `Owner::admits`. The heap's address is relaxed, as in `take_slot`. Acquire for the key: pairs with
-                // the release of `unbar`.
-                "mov {word}, qword ptr [{objects}]",
+                // `Owner::admits`. Acquire for the key: pairs with the release of `unbar`.
                 "cmp {word}, qword ptr [{thread} + {OWNER_KEY}]",
                 "jne {refused}",
                 // `Magazine::room_at`.
@@ -132,9 +130,8 @@ mod imp {
                 thread = out(reg) _,
                 slot = in(reg) slot.as_ptr(),
                 seat = in(reg) seat.bytes(),
-                objects = in(reg) objects.as_ptr(),
+                word = inout(reg) objects => _,
                 top = out(reg) _,
-                word = out(reg) _,
                 UPPER = const Thread::MARK_UPPER,
                 BUSY = const BUSY,
                 OWNER_KEY = const Thread::OWNER_KEY,
@@ -191,8 +188,6 @@ mod tests {
     use core::ptr;
     use std::boxed::Box;
     use std::vec::Vec;
-
-    use core::sync::atomic::AtomicPtr;
 
     use super::*;
     use crate::global::pthread;
@@ -284,7 +279,7 @@ mod tests {
             let (inlined, words) = self.after(world, |thread, home, seat, slot| {
                 let before = pthread::replace(thread);
                 // SAFETY: as above.
-                let done = unsafe { imp::push(&AtomicPtr::new(home.cast_mut()), seat, slot) };
+                let done = unsafe { imp::push(home, seat, slot) };
                 pthread::replace(before);
                 if !done {
                     // SAFETY: the magazine's first word.
@@ -474,10 +469,10 @@ mod tests {
                 let other = &raw mut seizer;
                 // Relaxed: the same thread.
                 SEIZER.store(other.cast(), Ordering::Relaxed);
-                let (home, before) = (AtomicPtr::new(home.cast_mut()), pthread::replace(thread));
+                let before = pthread::replace(thread);
                 stop(true);
                 // SAFETY: the world's slot.
-                let done = unsafe { imp::push(&home, seat, slot) };
+                let done = unsafe { imp::push(home, seat, slot) };
                 stop(false);
                 pthread::replace(before);
                 // SAFETY: it is this function's again.
