@@ -308,10 +308,6 @@ impl Slot {
     }
 
     /// Drops what the slot holds, for good; its counters are kept.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(crate) fn forget(&self) {
         self.free.store(0, Ordering::Relaxed);
         self.scavenged.store(0, Ordering::Relaxed);

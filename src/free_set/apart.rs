@@ -70,10 +70,6 @@ impl Berths {
     }
 
     /// No cache has a berth: for the child of a fork.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(super) fn leave_all(&self) {
         let berths = self.berths.iter();
         berths.for_each(|berth| berth.store(0, Ordering::Relaxed));

@@ -242,10 +242,6 @@ impl<G: Shape> FreeSet<G> {
     ///
     /// Bits are never half done. Pages that a missing thread had taken out stay out. A release may have given its bits
     /// and published nothing, so every summary is computed anew, and the hints begin at the bottom.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(crate) fn recover(&self) {
         self.turnstile.clear();
         // Relaxed: no other thread exists.

@@ -121,7 +121,6 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
 }
 
 /// From here on no thread is notified of its end, so none will call back here. New threads share.
-#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(super) fn forbid() {
     // Relaxed: as in `key`. No key has such a number.
     if let Some(key) = KEY.swap(usize::MAX, Ordering::Relaxed).checked_sub(1)

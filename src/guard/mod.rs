@@ -40,7 +40,6 @@ pub trait Plain {
     ///
     /// `take` returned it for this layout, and it belongs to the caller. On success the caller owns the returned block
     /// instead.
-    #[cfg_attr(feature = "checks", allow(dead_code, reason = "a sealed block always moves"))]
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>>;
 
     /// What is at an address; `None` outside the heap.

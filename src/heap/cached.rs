@@ -130,7 +130,6 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     }
 
     /// Whether the page is in the cache or in its buffer.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn holds(&self, page: PageIndex) -> bool {
         let (word, bit) = (page.0 / WORD_PAGES, page.0 % WORD_PAGES);
         self.slot
@@ -173,7 +172,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The cache in slot `index`, for the thread that was lent the slot and is its only user. Dropping it does not
     /// return the slot.
     #[inline(always)]
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn cache_at(&self, index: usize) -> ManuallyDrop<Cache<'_, S, G>> {
         ManuallyDrop::new(Cache {
             heap: self,
@@ -184,7 +182,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// How many times all caches have been asked to flush.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn flush_calls(&self) -> u32 {
         // Relaxed: a request, not a handover.
         self.flush_calls.load(Ordering::Relaxed)

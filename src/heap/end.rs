@@ -16,7 +16,6 @@ impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Gives everything back, and returns the source: to a layer above that reserved something before the heap did, and
     /// gives it back after.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn into_source(self) -> S {
         let mut heap = core::mem::ManuallyDrop::new(self);
         heap.give_up();
@@ -42,7 +41,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// # Safety
     ///
     /// The users of those pages will not need the heap for them again, and do not need the source.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) unsafe fn abandon(self) {
         self.scavenge(PageCount(usize::MAX));
         let heap = core::mem::ManuallyDrop::new(self);

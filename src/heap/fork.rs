@@ -13,10 +13,6 @@
 //! `hold` costs two uncontended locks, ~40 ns; `recover` is O(heap), a few hundred nanoseconds for each 4 MiB.
 
 #![forbid(unsafe_code)]
-#![cfg_attr(
-    not(feature = "std"),
-    allow(dead_code, reason = "without an operating system nobody forks")
-)]
 
 use crate::geometry::Shape;
 use crate::source::Source;

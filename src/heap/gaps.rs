@@ -112,7 +112,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// The page that contains an address, if it lies in the grown part of the heap and in no gap.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn memory_page_of(&self, address: *const u8) -> Option<PageIndex> {
         let page = self.page_of(address)?;
         self.gap(page.0, page.0 + 1).is_empty().then_some(page)

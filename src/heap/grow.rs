@@ -142,14 +142,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Whether growth cannot provide `pages` more pages, as far as is known: the limit is too near, or the source
     /// refused the last growth.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_stuck(&self, pages: PageCount) -> bool {
         // Relaxed: an independent number.
         self.set.grown().saturating_add(pages.0) > self.limit().0 || self.stuck.load(Ordering::Relaxed) != 0
     }
 
     /// Whether every page from `page` to the end of the grown part is free at this moment.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
         let behind = self.set.grown().saturating_sub(page.0);
         self.set.free_at_end(behind) == behind

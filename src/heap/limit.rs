@@ -103,10 +103,6 @@ impl Ceiling {
     }
 
     /// Sets the number of backed pages after a recount.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(super) fn recount(&self, backed: usize) {
         self.backed.store(backed, Ordering::Relaxed);
         self.peak.fetch_max(backed, Ordering::Relaxed);
@@ -191,7 +187,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Counts bytes of allocated pages that have lost their memory (`more`), or may have it again (`fewer`).
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[cold]
     pub(crate) fn count_holes(&self, more: usize, fewer: usize) {
         let holes = &self.driver.ceiling.holes;
@@ -205,7 +200,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// In the child of a fork, after [`recover`](Self::recover): sets the number of hole bytes.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn recount_holes(&self, bytes: usize) {
         self.driver.ceiling.holes.store(bytes, Ordering::Relaxed);
         self.driver.ceiling.change(0, bytes >> G::PAGE_SHIFT);
@@ -230,7 +224,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// For a layer above that allocates under a lock. After it takes the lock, threads that should assist owe it
     /// instead; before it releases the lock, it restores assisting `at_once`.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn assist_at_once(&self, at_once: bool) {
         let deferred = usize::from(!at_once);
@@ -248,7 +241,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Takes the debt; the caller [settles](Self::settle) it.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn take_debt(&self) -> usize {
         let owed = &self.driver.ceiling.owed;
@@ -259,7 +251,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Assists for pages that were taken under a lock, after the lock is released.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[cold]
     pub(crate) fn settle(&self, debt: usize) {
         let backed = self.driver.ceiling.backed();
@@ -267,21 +258,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Pages that should have been given back and were not found free: a layer above may have some in store.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn shortfall(&self) -> usize {
         self.driver.ceiling.short.load(Ordering::Relaxed)
     }
 
     /// Takes the shortfall. The caller must find those pages: no other thread learns of them.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn take_shortfall(&self) -> usize {
         self.driver.ceiling.short.swap(0, Ordering::Relaxed)
     }
 
     /// Whether the excess, a 64th of the limit or more, is so large that a layer above should empty what threads keep.
     /// Answers yes to one caller, and not again until there is as much more.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn wants_round(&self) -> bool {
         let ceiling = &self.driver.ceiling;
         let (backed, soft) = (ceiling.backed(), ceiling.soft.load(Ordering::Relaxed));
@@ -298,7 +286,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Called after a layer above has given back what it had: releases up to `pages` pages to the source if there are
     /// still too many.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn assist_again(&self, pages: usize) {
         let backed = self.driver.ceiling.backed();
         if backed > self.soft_limit().0 {

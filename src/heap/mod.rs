@@ -279,7 +279,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Whether the heap could provide this many pages, aligned to `align` bytes, if everything else were free.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn fits(&self, pages: PageCount, align: usize) -> bool {
         let start = self.request(pages, align).align_page(0);
         let end = start.and_then(|start| start.checked_add(pages.0));
@@ -330,7 +329,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// As [`allocate_aligned`](Self::allocate_aligned), for a layer above that counts its own refusals.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn try_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         self.try_with(&self.request(pages, align))
     }
@@ -349,7 +347,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// A run followed by at least `room` more free pages, if the hint leads to one. The heap neither grows nor waits
     /// for this. The pages behind the run stay as they are, scavenged or not.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn try_apart(&self, pages: PageCount, room: PageCount) -> Option<Allocation> {
         let all = pages.0.checked_add(room.0)?;
         if pages.0 == 0 || all > self.capacity {
@@ -554,7 +551,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Whether the page is free at this moment.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     #[inline]
     pub(crate) fn is_free(&self, page: PageIndex) -> bool {
         self.set.free.load(page.0 / WORD_PAGES) >> (page.0 % WORD_PAGES) & 1 == 1

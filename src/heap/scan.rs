@@ -217,27 +217,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Whether memory that is given back gradually may stay until the system wants it.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn is_lazy(&self) -> bool {
         self.lazily
     }
 
     /// A value that changes whenever a thread begins or finishes releasing.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn releases(&self) -> impl Eq {
         self.scavengers.look()
     }
 
     /// For a thread that is about to [punch](Self::punch) pages near this one: until the pass is dropped, what it holds
     /// belongs to nobody.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn scavenges(&self, page: PageIndex) -> Pass<'_> {
         self.scavengers.enter(page.0 >> G::CHUNK_SHIFT)
     }
 
     /// Releases the memory behind a part of pages that stay allocated. Returns whether it was released; what it reads
     /// as afterwards is unknown. Does nothing if pages have to be committed.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn punch(&self, page: PageIndex, begin: usize, bytes: usize) -> bool {
         let start = (page.0 << G::PAGE_SHIFT) + begin;
         if S::COMMITS || !(start | bytes).is_multiple_of(self.source.granule()) {
@@ -251,7 +247,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Makes a run that the caller holds read as zero by writing only to what is not zero, if the source knows that to
     /// be little. Returns whether it did.
-    #[allow(dead_code, reason = "for the object layer, which models leave out")]
     pub(crate) fn clear(&self, run: PageRun) -> bool {
         let (start, bytes) = (run.start().0 << G::PAGE_SHIFT, run.pages().0 << G::PAGE_SHIFT);
         if !(start | bytes).is_multiple_of(self.source.granule()) {

@@ -17,11 +17,6 @@
 //!
 //! Cost: ~90 locks, 2 µs; in the child O(heap), and a few nanoseconds for each structure.
 
-#![cfg_attr(
-    not(feature = "std"),
-    allow(dead_code, reason = "without an operating system nobody forks")
-)]
-
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::{self, NonNull};

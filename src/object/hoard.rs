@@ -53,10 +53,6 @@ impl Hoard {
     }
 
     /// In the child of a fork: this much is taken.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub fn recount(&self, bytes: usize) {
         // Relaxed: the child has one thread.
         self.0.store(bytes, Ordering::Relaxed);

@@ -35,15 +35,6 @@
 //! threads takes class locks under the register's. Memory is released under none of these locks but the first, which
 //! no allocation takes.
 
-#![cfg_attr(
-    not(feature = "std"),
-    allow(
-        dead_code,
-        unused_imports,
-        reason = "only with std do threads get structures of their own"
-    )
-)]
-
 mod size_class;
 mod length;
 mod holes;

@@ -139,7 +139,6 @@ impl<S: Source + 'static> Objects<S> {
     ///
     /// The caller owns the slot, and uses the structure.
     #[cold]
-    #[allow(dead_code, reason = "for frees that are inlined")]
     pub unsafe fn withdraw(&self, own: Option<NonNull<Thread>>, slot: NonNull<u8>) -> Seat {
         let class = self.spans.class_of(slot.as_ptr());
         let seat = Seat::from(class);

@@ -419,10 +419,6 @@ impl Store {
 
     /// In the child of a fork: counts the bytes anew, given those of a batch of each kind. Batches that a thread had in
     /// hand are in no store.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub fn recount(&self, bytes: &[usize]) {
         for lane in self.lanes() {
             let counts = lane.stacks.iter().map(|stack| stack.chain().count() as usize);

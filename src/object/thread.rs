@@ -204,13 +204,12 @@ impl Nobody {
     }
 
     /// Its address, as that of a structure.
-    #[allow(dead_code, reason = "where threads have a place of their own for it")]
     pub const fn as_thread(&'static self) -> NonNull<Thread> {
         NonNull::from_ref(self).cast()
     }
 
     /// This, as a reference to a structure. Use it only on the fast paths, which no heap admits.
-    #[allow(dead_code, reason = "where they have not")]
+    #[allow(dead_code, reason = "where threads have no place of their own for it")]
     pub const fn stand_in(&'static self) -> &'static Thread {
         // SAFETY: size and alignment are the same, and all-zero bytes are a valid structure. The caller is not
         // admitted, so only the key and the tops are used, which are atomics.
@@ -235,7 +234,6 @@ impl Listed for Thread {
 }
 
 /// What a push in assembler must know (`global/inline.rs`).
-#[allow(dead_code, reason = "for frees that are inlined")]
 impl Thread {
     /// Where the owner's key is in a structure.
     pub const OWNER_KEY: usize = offset_of!(Self, owner) + Owner::KEY;
@@ -341,7 +339,6 @@ impl Thread {
 
     /// Takes back the announcement of a push at this seat; returns whether there was one. For the structure's user,
     /// which alone writes the top.
-    #[allow(dead_code, reason = "for frees that are inlined")]
     pub fn withdraw(&self, seat: Seat) -> bool {
         self.magazine_in(seat).withdraw()
     }
@@ -429,10 +426,6 @@ impl Thread {
     }
 
     /// Shuts all magazines, so that slots freed into them from here on are counted.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(super) fn shut(&self) {
         self.magazines.iter().for_each(Magazine::shut);
     }
@@ -492,10 +485,6 @@ impl Thread {
     /// In the child of a fork, which does not have the structure's user: empties it. The slots in its magazines are
     /// lost, because a magazine may be half changed; but those of a vacant structure are intact, and it keeps them,
     /// shut. `forget` gets its cache of pages, and `free` the runs on its shelf.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(super) fn bereave(&self, spans: &Spans, forget: impl FnOnce(usize), free: impl FnMut(PageRun)) {
         if self.listing.is_vacant() {
             self.shut();

@@ -395,7 +395,6 @@ impl KeepErrno {
     }
 
     /// The current `errno`.
-    #[cfg_attr(not(any(target_os = "linux", target_os = "android")), allow(dead_code))]
     pub(crate) fn now(&self) -> c_int {
         // SAFETY: as in `new`.
         unsafe { *os::errno() }

@@ -252,10 +252,6 @@ impl BiasedLock {
     }
 
     /// Waits as [`lock`](Self::lock) does, then holds the lock until [`let_go`](Self::let_go): for `fork`.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(crate) fn hold(&self, me: usize) {
         forget(self.lock(me));
     }

@@ -79,10 +79,6 @@ impl Lock {
 
     /// Waits until the lock is free, then holds it until [`let_go`](Self::let_go): for `fork`, which begins and ends in
     /// different functions.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(crate) fn hold(&self) {
         core::mem::forget(self.lock());
     }

@@ -46,7 +46,6 @@ pub(crate) use imp::{
 };
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
-#[allow(unused_imports, reason = "for frees that are inlined")]
 pub use owner::BUSY;
 pub use owner::{Owned, Owner, Stake, seize};
 pub use turnstile::{Calm, Pass, Turnstile};

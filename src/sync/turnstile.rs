@@ -108,10 +108,6 @@ impl<const N: usize> Turnstile<N> {
     }
 
     /// Removes every thread: for the child of a fork, whose single thread is not inside.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub(crate) fn clear(&self) {
         for stripe in &self.stripes {
             // Relaxed: no other thread exists. The entries stay counted, so that no earlier calm recurs.
