@@ -124,52 +124,36 @@ impl<const L: usize, const P: u32, const F: usize, const W: usize> Shape for Geo
 // The default geometry covers exactly what a summary can: log2 of an entry's pages is 21, 18, 15, 12, 9 by level.
 const _: () = assert!(<Geometry as Shape>::CHUNK_SHIFT + 4 * <Geometry as Shape>::FANOUT_SHIFT == MAX_SUMMARY_SHIFT);
 
+/// Whether a model checker explores the crate: it needs few of everything.
+const IS_MODEL: bool = cfg!(any(
+    all(loom, feature = "internals"),
+    all(shuttle, feature = "internals")
+));
+
+/// How many hints there are. Under a model two: for one page, and for more.
+pub const HINT_BANDS: usize = if IS_MODEL { 2 } else { 16 };
+
 /// The run lengths that have their own hint, shortest first; see [`hints`](crate::hints).
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const HINT_PAGES: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 256];
-
-/// Under a model, two hints: for one page, and for more.
-#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
-pub const HINT_PAGES: [usize; 2] = [1, 2];
-
-/// How many hints there are.
-pub const HINT_BANDS: usize = HINT_PAGES.len();
+pub const HINT_PAGES: [usize; HINT_BANDS] = *[1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 256]
+    .first_chunk()
+    .unwrap();
 
 // A search for one page has a hint, and the bands ascend.
 const _: () = assert!(HINT_PAGES[0] == 1 && HINT_PAGES[1] == 2);
 
 /// How many chunks can have a cache of their own at a time (`src/free_set/apart.rs`).
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const BERTHS: usize = 64;
-
-/// Under a model, two.
-#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
-pub const BERTHS: usize = 2;
+pub const BERTHS: usize = if IS_MODEL { 2 } else { 64 };
 
 /// How often a proof that there is no room checks whether a thread has left the turnstile, before the bits decide.
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const PROOF_ROUNDS: u32 = 1 << 14;
-
-/// Under a model, few.
-#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
-pub const PROOF_ROUNDS: u32 = 3;
+pub const PROOF_ROUNDS: u32 = if IS_MODEL { 3 } else { 1 << 14 };
 
 /// How often a proof that there is no room searches at most, if other threads free pages during each search: 0.3 ms.
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const PROOF_SEARCHES: u32 = 1 << 10;
-
-/// Under a model, fewer, but more than its other threads can disturb.
-#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
-pub const PROOF_SEARCHES: u32 = 1 << 6;
+/// (A model's other threads can disturb fewer.)
+pub const PROOF_SEARCHES: u32 = if IS_MODEL { 1 << 6 } else { 1 << 10 };
 
 /// How often it searches at most if the heap can grow, which does no harm.
 pub const SEARCHES_TO_GROW: u32 = 8;
 
 /// The most bytes in one batch between a thread and a size class: for slots so small that the batch has more than a
 /// hundred of them, and for all others. A batch has at least six slots, even if they take more bytes.
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
-pub const BATCH_BYTES: [usize; 2] = [32 << 10, 512 << 10];
-
-/// The same, under a model.
-#[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
-pub const BATCH_BYTES: [usize; 2] = [0, 0];
+pub const BATCH_BYTES: [usize; 2] = if IS_MODEL { [0, 0] } else { [32 << 10, 512 << 10] };
