@@ -12,20 +12,9 @@ use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
 use pageheap::{Config, GlobalHeap, Heap, MapEntry, PageCount, PageUse};
 
 use common::addresses;
+use common::random::Random;
 
 mod common;
-
-/// A sufficiently random generator: xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) as usize % end
-    }
-}
 
 /// The system, with a count of the bytes reserved.
 #[derive(Clone, Copy)]

@@ -5,6 +5,7 @@
 use pageheap::GlobalHeap;
 
 pub mod draw;
+pub mod random;
 
 /// Where a heap of bare numbers may begin, as in `Simulated`: 2^44 with 64-bit pointers.
 pub const BASE: usize = 1 << (usize::BITS / 16 * 11);

@@ -15,6 +15,7 @@ use pageheap::arena::{ArenaConfig, Owner, ShardedFreeList};
 use pageheap::source::{Source, System};
 
 use super::child;
+use super::random::Random;
 
 const BYTES: usize = 128 << 20;
 const SLOT: usize = 512;
@@ -22,17 +23,6 @@ const WORDS: usize = SLOT / 8;
 
 /// Places where all threads can find a slot.
 const PLACES: usize = 16;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
-    }
-}
 
 /// What the threads share.
 struct Common {

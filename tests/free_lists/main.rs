@@ -9,6 +9,8 @@ mod child;
 mod hammer;
 mod misuse;
 mod one;
+#[path = "../common/random.rs"]
+mod random;
 mod readers;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod refused;

@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 
 use pageheap::arena::{ArenaConfig, ShardedFreeList};
 
-#[path = "../memory/filter.rs"]
-#[allow(dead_code, reason = "some of it is for others")]
+#[path = "../common/filter.rs"]
 mod filter;
 
 use super::child;

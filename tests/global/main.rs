@@ -24,33 +24,12 @@ mod threads;
 #[cfg(all(any(unix, windows), not(feature = "checks")))]
 mod twice;
 
+use common::random::Random;
 use common::{addresses, by_width};
 
 /// A heap that reserves less than the default: this process has dozens of heaps, and its threads need stacks.
 const fn new_heap() -> GlobalHeap {
     GlobalHeap::new().reserve(by_width(1 << 38, 32 << 20))
-}
-
-/// A sufficiently random generator: xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() >> 16) as usize % end
-    }
-
-    /// A size of up to `1 << bits` bytes, all orders of magnitude equally likely.
-    fn size(&mut self, bits: usize) -> usize {
-        let shift = self.below(bits) + 1;
-        1 + self.below(1 << shift)
-    }
 }
 
 /// A block and the pattern written to it.

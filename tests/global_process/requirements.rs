@@ -6,25 +6,8 @@
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::common::random::Random;
 use super::*;
-
-/// A sufficiently random generator: xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) as usize % end
-    }
-
-    /// A size of up to `1 << bits` bytes, all orders of magnitude equally likely.
-    fn size(&mut self, bits: usize) -> usize {
-        let shift = self.below(bits) + 1;
-        1 + self.below(1 << shift)
-    }
-}
 
 fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()

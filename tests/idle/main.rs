@@ -18,10 +18,11 @@ use pageheap::GlobalHeap;
 
 #[path = "../common/child.rs"]
 mod child;
-#[path = "../memory/filter.rs"]
-#[allow(dead_code, reason = "other tests want more of it")]
+#[path = "../common/filter.rs"]
 mod filter;
 mod life;
+#[path = "../common/random.rs"]
+mod random;
 mod shapes;
 mod storm;
 

@@ -5,26 +5,22 @@ use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use super::filter::{Refusal, refuse};
+use super::random::Random;
 use super::shapes::blocks;
 use super::*;
 
 /// Allocates, verifies and frees blocks with a stamp in each page, until `stop`.
 fn stamp(stop: &AtomicBool, seed: u64) -> usize {
-    let mut random = seed | 1;
-    let mut below = move |end: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random >> 20) as usize % end
-    };
+    let mut random = Random(seed);
     let mut kept: Vec<(*mut u8, Layout, u64)> = Vec::new();
     let mut looks = 0;
     while !stop.load(Ordering::Relaxed) || !kept.is_empty() {
-        let grow = !stop.load(Ordering::Relaxed) && below(200) >= kept.len();
+        let grow = !stop.load(Ordering::Relaxed) && random.below(200) >= kept.len();
         if grow {
-            let most = [3000, 70_000, 600_000][below(3)];
-            let layout = Layout::from_size_align(1 + below(most), 8).unwrap();
-            let (zeroed, mark) = (below(3) == 0, below(1 << 30) as u64);
+            let most = [3000, 70_000, 600_000][random.below(3)];
+            let layout = Layout::from_size_align(1 + random.below(most), 8).unwrap();
+            let (zeroed, mark) = (random.below(3) == 0, random.below(1 << 30) as u64);
             // SAFETY: the layout is not empty; every write and read is inside the block.
             unsafe {
                 let block = if zeroed { alloc_zeroed(layout) } else { alloc(layout) };
@@ -36,7 +32,7 @@ fn stamp(stop: &AtomicBool, seed: u64) -> usize {
                 kept.push((block, layout, mark));
             }
         } else {
-            let (block, layout, mark) = kept.swap_remove(below(kept.len()));
+            let (block, layout, mark) = kept.swap_remove(random.below(kept.len()));
             // SAFETY: as above; the block is freed with its layout.
             unsafe {
                 for at in (0..layout.size()).step_by(1024) {
@@ -86,51 +82,12 @@ fn nobodys_page_is_altered_in_a_storm_of_releases() {
     storm(Duration::from_secs(4));
 }
 
-/// Makes the system refuse `madvise` from here on, in this thread and those it creates.
-fn refuse_madvise() {
-    let part = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let filter = [
-        // The call's number; madvise: EPERM; others: allowed.
-        part(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        part(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            libc::SYS_madvise as u32,
-        ),
-        part(
-            libc::BPF_RET | libc::BPF_K,
-            0,
-            0,
-            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
-        ),
-        part(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_ptr().cast_mut(),
-    };
-    // SAFETY: a program of that length, for this thread and those it creates.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(
-            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
-            0
-        );
-    }
-}
-
 #[test]
 fn without_madvise_all_works_and_nothing_is_said_to_be_zero() {
     if !is_child() {
         return assert!(run("storm::without_madvise_all_works_and_nothing_is_said_to_be_zero"));
     }
-    refuse_madvise();
+    refuse(&[Refusal::new(libc::SYS_madvise, libc::EPERM)]);
     drop(blocks(64 << 20, 5000));
     storm(Duration::from_secs(2));
     assert_eq!(HEAP.release(usize::MAX), 0);

@@ -15,6 +15,7 @@ mod churn;
 mod clock;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/filter.rs"]
 mod filter;
 mod forks;
 mod guests;
@@ -28,6 +29,7 @@ mod zeroed;
 
 use child::{command, is_one as is_child};
 use common::by_width;
+use common::random::Random;
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
@@ -128,19 +130,13 @@ fn work(rounds: usize) {
 }
 
 fn work_alone(seed: usize, rounds: usize) {
-    let mut random = (seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut below = move |end: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random >> 20) as usize % end
-    };
+    let mut random = Random(seed as u64);
     let mut kept: Vec<Vec<u8>> = Vec::new();
     let whole = |block: &[u8]| block.iter().all(|byte| Some(byte) == block.first());
     for round in 0..rounds {
-        let most = [100, 5000, 80_000, 600_000][below(4)];
-        let size = 1 + below(most);
-        if below(4) == 0 {
+        let most = [100, 5000, 80_000, 600_000][random.below(4)];
+        let size = 1 + random.below(most);
+        if random.below(4) == 0 {
             // SAFETY: the layout is not empty; reads and writes are inside the block; it is freed with its layout.
             unsafe {
                 let block = alloc_zeroed(layout(size));
@@ -152,9 +148,9 @@ fn work_alone(seed: usize, rounds: usize) {
         }
         kept.push(vec![round as u8; size]);
         if kept.len() > 60 {
-            let mut block = kept.swap_remove(below(60));
+            let mut block = kept.swap_remove(random.below(60));
             assert!(whole(&block));
-            if below(3) == 0 {
+            if random.below(3) == 0 {
                 block.resize(size, block[0]);
                 assert!(whole(&block));
             }

@@ -12,8 +12,7 @@ use pageheap::internals::{Barrier, Table};
 use super::child;
 
 #[cfg(target_os = "linux")]
-#[allow(dead_code, reason = "some of it is for others")]
-#[path = "../memory/filter.rs"]
+#[path = "../common/filter.rs"]
 mod filter;
 
 const SLOTS: u32 = 8;

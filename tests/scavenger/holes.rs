@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use pageheap::source::{Contents, OverSystem, Refused, Source, System, Verbs};
 use pageheap::{Config, GlobalHeap, PageCount};
 
+use super::common::random::Random;
 use super::*;
 
 /// The system with longer pages; it knows which blocks are live, and refuses on demand.
@@ -57,17 +58,11 @@ unsafe impl Verbs for Coarse {
 
 /// Several waves of blocks, few of which stay; the statistics must be true.
 fn thin(source: &'static OverSystem<Coarse>, heap: &GlobalHeap<&'static OverSystem<Coarse>>) {
-    let mut random = 88_172_645_463_325_252_u64;
-    let mut below = move |end: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random >> 20) as usize % end
-    };
+    let mut random = Random(88_172_645_463_325_252);
     let mut blocks: Vec<(*mut u8, Layout)> = Vec::new();
     for wave in 0..6 {
         for _ in 0..1500 {
-            let layout = Layout::from_size_align(1025 + below(34_000), 8).unwrap();
+            let layout = Layout::from_size_align(1025 + random.below(34_000), 8).unwrap();
             // SAFETY: the size is not zero; the writes are inside the block.
             unsafe {
                 let block = heap.alloc(layout);
@@ -78,7 +73,7 @@ fn thin(source: &'static OverSystem<Coarse>, heap: &GlobalHeap<&'static OverSyst
             }
         }
         while blocks.len() > 250 {
-            let (block, layout) = blocks.swap_remove(below(blocks.len()));
+            let (block, layout) = blocks.swap_remove(random.below(blocks.len()));
             source.live.lock().unwrap().remove(&block.addr());
             // SAFETY: allocated with this layout.
             unsafe {

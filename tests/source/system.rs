@@ -2,7 +2,14 @@
 
 use pageheap::source::System;
 
+#[cfg(target_os = "linux")]
+use filter::{Refusal, refuse_here};
+
 use super::*;
+
+#[cfg(target_os = "linux")]
+#[path = "../common/filter.rs"]
+mod filter;
 
 /// More than a process can have.
 const BEYOND: usize = by_width(1 << 62, 1 << 31);
@@ -275,37 +282,6 @@ fn a_terabyte_costs_no_memory() {
     give_back(tables);
 }
 
-/// From now on `call` does nothing in this thread and returns `error` (0: pretends to have succeeded).
-#[cfg(target_os = "linux")]
-fn filter(call: libc::c_long, error: u32) {
-    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
-    let rule = |code: u32, jf: u8, k: u32| libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf,
-        k,
-    };
-    let mut rules = [
-        // The call's number is at offset 0.
-        rule(BPF_LD | BPF_W | BPF_ABS, 0, 0),
-        rule(BPF_JMP | BPF_JEQ | BPF_K, 1, call as u32),
-        rule(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ERRNO | error),
-        rule(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: rules.len() as u16,
-        filter: rules.as_mut_ptr(),
-    };
-    // SAFETY: a valid program, read during the call only.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(
-            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
-            0
-        );
-    }
-}
-
 /// Prepares a page, writes to it, releases it. Returns the results of `prepare` and `release`, and what the page then
 /// reads.
 #[cfg(target_os = "linux")]
@@ -331,7 +307,8 @@ fn use_a_page() -> (Result<Contents, Refused>, Result<Contents, Refused>, u8) {
 #[test]
 fn an_emulator_that_ignores_the_advice_is_found_out() {
     if in_child("an_emulator_that_ignores_the_advice_is_found_out") {
-        filter(libc::SYS_madvise, 0);
+        // It pretends to have succeeded.
+        refuse_here(&[Refusal::new(libc::SYS_madvise, 0)]);
         assert_eq!(use_a_page(), (Ok(Contents::Zero), Err(Refused), 9));
     }
 }
@@ -347,15 +324,15 @@ const MMAP: libc::c_long = libc::SYS_mmap2;
 #[cfg_attr(target_env = "musl", ignore = "its malloc, which the test uses, cannot do without")]
 fn calls_refused_by_a_filter_are_not_done() {
     if in_child("calls_refused_by_a_filter_are_not_done") {
-        filter(libc::SYS_madvise, libc::EPERM as u32);
+        refuse_here(&[Refusal::new(libc::SYS_madvise, libc::EPERM)]);
         assert_eq!(use_a_page(), (Ok(Contents::Zero), Err(Refused), 9));
-        filter(libc::SYS_munmap, libc::ENOMEM as u32);
+        refuse_here(&[Refusal::new(libc::SYS_munmap, libc::ENOMEM)]);
         assert_eq!(
             use_a_page(),
             (Ok(Contents::Zero), Err(Refused), 9),
             "not given back, and nobody is told"
         );
-        filter(libc::SYS_mprotect, libc::ENOSYS as u32);
+        refuse_here(&[Refusal::new(libc::SYS_mprotect, libc::ENOSYS)]);
         assert_eq!(use_a_page(), (Err(Refused), Err(Refused), 0));
         // At least one of these must be misaligned at first. Parts that cannot be cut off stay, or the request is
         // refused.
@@ -364,7 +341,7 @@ fn calls_refused_by_a_filter_are_not_done() {
                 assert_eq!(pages.base.addr().get() % (1 << 26), 0);
             }
         }
-        filter(MMAP, libc::EPERM as u32);
+        refuse_here(&[Refusal::new(MMAP, libc::EPERM)]);
         assert_eq!(System.reserve(Purpose::Pages, System.granule(), System.granule()), None);
     }
 }

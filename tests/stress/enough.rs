@@ -11,7 +11,8 @@ use pageheap::internals::Request;
 use pageheap::source::Simulated;
 use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
-use super::{Owners, Random, all_is_free, deadline};
+use super::random::Random;
+use super::{Owners, all_is_free, deadline};
 
 /// Number of threads, pages of a run, and how to take one.
 fn never_refused(threads: usize, pages: usize, take: fn(&PageHeap<Simulated>, usize) -> Option<PageRun>) {
@@ -84,7 +85,7 @@ fn far_apart(threads: usize, distance: usize) {
 
 /// Takes a page, keeps it for a moment, frees it. Returns how often.
 fn take_and_give(heap: &PageHeap<Simulated>, owners: &Owners, deadline: Instant, me: u32) -> usize {
-    let (mut served, mut random) = (0, Random::new(me));
+    let (mut served, mut random) = (0, Random(u64::from(me)));
     while served % 64 != 0 || Instant::now() < deadline {
         // Asks the set itself, since the heap would ask twice.
         let Some(claim) = heap.free_set().claim(&Request::of(1)) else {

@@ -4,6 +4,8 @@
 
 mod enough;
 mod mixed;
+#[path = "../common/random.rs"]
+mod random;
 mod worker;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,24 +52,6 @@ impl Owners {
                 "page {page} of {run} goes from {from} to {to}, and was {was}'s"
             );
         }
-    }
-}
-
-/// A small random number generator (xorshift).
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u32) -> Self {
-        Self(u64::from(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    /// A number below `most`.
-    fn below(&mut self, most: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % most
     }
 }
 

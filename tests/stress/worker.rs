@@ -6,7 +6,8 @@ use pageheap::internals::Shape;
 use pageheap::source::Source;
 use pageheap::{Cache, PageCount, PageHeap, PageIndex, PageRun};
 
-use super::{Owners, Random};
+use super::Owners;
+use super::random::Random;
 
 /// Checks pages when they are taken and before they are freed: for heaps of real memory.
 pub trait Stamp: Sync {
@@ -52,7 +53,7 @@ pub fn work<S: Source, G: Shape, T: Stamp>(shared: &Shared<'_, S, G, T>, me: u32
         shared,
         cache: None,
         me,
-        random: Random::new(me),
+        random: Random(u64::from(me)),
         live: Vec::new(),
         held: 0,
     };

@@ -1,5 +1,7 @@
 //! Filters that make the system refuse calls: from the start of a process, or from now on.
 
+#![allow(dead_code, reason = "no program uses all of it")]
+
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -61,6 +63,11 @@ fn install(refusals: &[Refusal], everywhere: bool) -> bool {
                 &raw const program,
             ) == 0
     }
+}
+
+/// Refuses from now on in this thread and those it creates.
+pub fn refuse_here(refusals: &[Refusal]) {
+    assert!(install(refusals, false));
 }
 
 /// Refuses from now on, in all threads.
