@@ -15,14 +15,6 @@ fn heap(source: Simulated, lazily: bool) -> PageHeap<Simulated> {
     PageHeap::new(source, Config::new(64 << 20).release_lazily(lazily)).unwrap()
 }
 
-fn hand() -> Hand {
-    Hand {
-        now: Cell::new(Duration::from_secs(1)),
-        step: Duration::from_micros(20),
-        ..Hand::default()
-    }
-}
-
 /// Ticks until nothing is left to do; whether that point is reached.
 fn rests(heap: &PageHeap<Simulated>, clock: &Hand) -> bool {
     (0..10_000).any(|_| match heap.tick(clock) {
@@ -36,12 +28,7 @@ fn rests(heap: &PageHeap<Simulated>, clock: &Hand) -> bool {
 
 /// Takes all pages, and frees all but every `keep`-th.
 fn used(heap: &PageHeap<Simulated>, keep: usize) -> usize {
-    let runs: Vec<_> = (0..PAGES).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
-    let mut freed: Vec<_> = runs.into_iter().filter(|run| run.start().0 % keep != 1).collect();
-    let count = freed.len();
-    // SAFETY: just allocated; nothing uses them.
-    unsafe { heap.free_batch(&mut freed) };
-    count
+    torn(heap, PAGES, |page| page % keep != 1)
 }
 
 #[test]

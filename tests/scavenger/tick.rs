@@ -26,24 +26,6 @@ fn until_rest<G: Shape>(heap: &PageHeap<Simulated, G>, clock: &Hand, most: Durat
     None
 }
 
-fn hand() -> Hand {
-    Hand {
-        now: Cell::new(Duration::from_secs(1)),
-        step: Duration::from_micros(20),
-        ..Hand::default()
-    }
-}
-
-/// Takes `pages` pages, and frees those for which `free` holds.
-fn torn(heap: &PageHeap<Simulated>, pages: usize, free: impl Fn(usize) -> bool) -> usize {
-    let runs: Vec<_> = (0..pages).map(|_| heap.allocate(PageCount(1)).unwrap()).collect();
-    let mut freed: Vec<_> = runs.into_iter().filter(|run| free(run.start().0)).collect();
-    let count = freed.len();
-    // SAFETY: just allocated; nothing uses them.
-    unsafe { heap.free_batch(&mut freed) };
-    count
-}
-
 #[test]
 fn a_silent_heap_holds_what_is_live_whatever_the_systems_page() {
     for granule in [4 << 10, 16 << 10, 64 << 10] {
