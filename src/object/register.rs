@@ -217,10 +217,6 @@ impl<T: Listed> Register<T> {
     /// In the child of a fork, with the lock held: passes every structure but the caller's own to `bereave` and makes
     /// it vacant. Their users, who alone might touch them, do not exist in the child. Returns the caller's own, if it
     /// is listed.
-    #[cfg_attr(
-        not(feature = "std"),
-        allow(dead_code, reason = "for fork, which needs an operating system")
-    )]
     pub fn bereave(&self, is_own: impl Fn(&T) -> bool, mut bereave: impl FnMut(&T)) -> Option<&T> {
         let mut own = None;
         self.vacant.set(ptr::null());
