@@ -64,7 +64,8 @@ impl<G: Shape> FreeSet<G> {
         let chunks = self.grown().div_ceil(G::CHUNK_PAGES);
         (0..chunks).try_for_each(|chunk| self.check_chunk(chunk))?;
         for level in 0..G::LEAF {
-            (0..G::entries(level, self.grown())).try_for_each(|index| self.check_node(level, index))?;
+            (0..G::entries(level, self.grown()))
+                .try_for_each(|index| self.check_summary(level, index, self.tree.merge(level, index)))?;
         }
         self.check_hints()
     }
@@ -76,21 +77,22 @@ impl<G: Shape> FreeSet<G> {
         } else {
             self.free.load(word) & pages
         };
-        if twice == 0 {
-            return Ok(());
-        }
-        let page = word * WORD_PAGES + twice.trailing_zeros() as usize;
-        Err(self.fault(word / G::CHUNK_WORDS, Kind::Cached { page }))
+        self.check_none(word, twice, |page| Kind::Cached { page })
     }
 
     /// I20, for a word some of whose pages lie in gaps; those that are `cached` are in caches.
     pub(crate) fn check_gaps(&self, word: usize, gaps: u64, cached: u64) -> Result<(), Fault> {
         let wrong = gaps & (self.free.load(word) | cached);
+        self.check_none(word, wrong, |page| Kind::Gap { page })
+    }
+
+    /// No bit of the word may be `wrong`.
+    fn check_none(&self, word: usize, wrong: u64, kind: impl FnOnce(usize) -> Kind) -> Result<(), Fault> {
         if wrong == 0 {
             return Ok(());
         }
         let page = word * WORD_PAGES + wrong.trailing_zeros() as usize;
-        Err(self.fault(word / G::CHUNK_WORDS, Kind::Gap { page }))
+        Err(self.fault(word / G::CHUNK_WORDS, kind(page)))
     }
 
     fn check_chunk(&self, chunk: usize) -> Result<(), Fault> {
@@ -98,40 +100,18 @@ impl<G: Shape> FreeSet<G> {
         for (offset, &word) in free[..G::CHUNK_WORDS].iter().enumerate() {
             let index = chunk * G::CHUNK_WORDS + offset;
             let in_use = self.scavenged.load(index) & !word;
-            if in_use != 0 {
-                let page = index * WORD_PAGES + in_use.trailing_zeros() as usize;
-                return Err(self.fault(chunk, Kind::ScavengedInUse { page }));
-            }
+            self.check_none(index, in_use, |page| Kind::ScavengedInUse { page })?;
             let end = (index * WORD_PAGES).max(self.grown()) - index * WORD_PAGES;
             let past = if end >= WORD_PAGES { 0 } else { word & (u64::MAX << end) };
-            if past != 0 {
-                let page = index * WORD_PAGES + past.trailing_zeros() as usize;
-                return Err(self.fault(
-                    chunk,
-                    Kind::FreePastEnd {
-                        page,
-                        grown: self.grown(),
-                    },
-                ));
-            }
+            let grown = self.grown();
+            self.check_none(index, past, |page| Kind::FreePastEnd { page, grown })?;
         }
-        let (says, truth) = (self.tree.leaf(chunk), bitmap::summarize(&free[..G::CHUNK_WORDS]));
-        if says.covers(truth) {
-            return Ok(());
-        }
-        Err(self.fault(
-            chunk,
-            Kind::Summary {
-                level: G::LEAF,
-                index: chunk,
-                says,
-                truth,
-            },
-        ))
+        self.check_summary(G::LEAF, chunk, bitmap::summarize(&free[..G::CHUNK_WORDS]))
     }
 
-    fn check_node(&self, level: usize, index: usize) -> Result<(), Fault> {
-        let (says, truth) = (self.tree.load(level, index), self.tree.merge(level, index));
+    /// A summary must promise what is there.
+    fn check_summary(&self, level: usize, index: usize, truth: Summary) -> Result<(), Fault> {
+        let says = self.tree.load(level, index);
         if says.covers(truth) {
             return Ok(());
         }
