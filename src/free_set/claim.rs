@@ -23,7 +23,7 @@ impl<G: Shape> FreeSet<G> {
     /// Cost: three loads and a compare-exchange next to the last claim of this length; a search otherwise.
     #[inline]
     pub fn claim(&self, request: &Request) -> Option<Claim> {
-        let start = self.hold_lowest(request)?;
+        let start = self.hold_lowest_within(request, u32::MAX)?;
         Some(Claim {
             start,
             scavenged: self.take_scavenged(start, request.pages),
@@ -42,21 +42,15 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
-    /// As [`claim`](Self::claim), but leaves the scavenged bits where they are: for callers that may have to give the
-    /// pages back unchanged.
-    #[inline]
-    pub fn hold_lowest(&self, request: &Request) -> Option<usize> {
-        self.hold_lowest_within(request, u32::MAX)
-    }
-
-    /// As [`hold_lowest`](Self::hold_lowest), with at most `searches` searches of the whole heap.
+    /// As [`claim`](Self::claim), with at most `searches` searches of the whole heap; leaves the scavenged bits where
+    /// they are, for callers that may have to give the pages back unchanged.
     #[inline]
     pub fn hold_lowest_within(&self, request: &Request, searches: u32) -> Option<usize> {
         self.hold_from_hint(request)
             .or_else(|| self.hold_or_prove_within(request, searches))
     }
 
-    /// As [`hold_lowest`](Self::hold_lowest), but `None` proves nothing.
+    /// As [`hold_lowest_within`](Self::hold_lowest_within), but `None` proves nothing.
     #[inline]
     pub fn hold_from_hint(&self, request: &Request) -> Option<usize> {
         let band = Band::of(request.pages);
@@ -81,14 +75,9 @@ impl<G: Shape> FreeSet<G> {
         Some(start)
     }
 
-    /// The second half of [`hold_lowest`](Self::hold_lowest): the whole heap, and the proof.
-    #[cold]
-    pub fn hold_or_prove(&self, request: &Request) -> Option<usize> {
-        self.hold_or_prove_within(request, u32::MAX)
-    }
-
-    /// As [`hold_or_prove`](Self::hold_or_prove), with at most `searches` searches: for a caller that grows the heap
-    /// next. That does no harm, and the caller must not wait for a time in which others free nothing.
+    /// The second half of [`hold_lowest_within`](Self::hold_lowest_within): the whole heap, and the proof. With few
+    /// `searches` for a caller that grows the heap next: that does no harm, and the caller must not wait for a time in
+    /// which others free nothing.
     #[cold]
     pub fn hold_or_prove_within(&self, request: &Request, searches: u32) -> Option<usize> {
         self.claim_or_prove(

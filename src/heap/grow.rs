@@ -69,7 +69,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         while tries < TRIES {
             let grown = self.set.grown();
             let seen = [self.movers.look(), self.scavengers.look()];
-            if let Some(start) = self.set.hold_or_prove(request) {
+            if let Some(start) = self.set.hold_or_prove_within(request, u32::MAX) {
                 return self.ready(start, request.pages);
             }
             if self.grow_for(request, grown).is_some() {
@@ -173,7 +173,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             // The rest of a granule: never handed out, but we did not record what it reads as.
             return Some(Contents::Unknown);
         }
-        let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
+        let granule = self.granule_pages();
         let target = end.next_multiple_of(granule).min(self.capacity);
         let start = offset(self.base, prepared << G::PAGE_SHIFT);
         let bytes = (target - prepared) << G::PAGE_SHIFT;
