@@ -160,13 +160,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// forever.
     #[must_use]
     pub fn cache(&self) -> Option<Cache<'_, S, G>> {
-        let index = self.lend()?;
-        Some(Cache {
-            heap: self,
-            slot: self.slots.get(index),
-            index,
-            not_sync: PhantomData,
-        })
+        Some(ManuallyDrop::into_inner(self.cache_at(self.lend()?)))
     }
 
     /// The cache in slot `index`, for the thread that was lent the slot and is its only user. Dropping it does not
@@ -192,28 +186,25 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let _guard = self.lending.lock();
         // Relaxed: everything here is under the lock.
         let vacant = self.vacant.load(Ordering::Relaxed);
-        if vacant != 0 {
+        let index = if vacant != 0 {
             let index = vacant as usize - 1;
-            let slot = self.slots.get(index);
-            self.vacant.store(slot.link.load(Ordering::Relaxed), Ordering::Relaxed);
-            slot.link
-                .store(self.flush_calls.load(Ordering::Relaxed), Ordering::Relaxed);
-            return Some(index);
-        }
-        let index = self.shards + self.lent.load(Ordering::Relaxed) as usize;
-        if index >= self.slots.len() {
-            return None;
-        }
-        let calls = self.metadata.cover_slots(&self.source, index + 1);
-        let (Ok(asked) | Err(asked)) = calls;
-        self.counters.prepare.add(asked as u64);
-        calls.ok()?;
-        // Release: publishes that one more slot is covered; partner: the acquire in `for_each_handle`.
-        self.lent.fetch_add(1, Ordering::Release);
-        self.slots
-            .get(index)
-            .link
-            .store(self.flush_calls.load(Ordering::Relaxed), Ordering::Relaxed);
+            let next = self.slots.get(index).link.load(Ordering::Relaxed);
+            self.vacant.store(next, Ordering::Relaxed);
+            index
+        } else {
+            let index = self.shards + self.lent.load(Ordering::Relaxed) as usize;
+            if index >= self.slots.len() {
+                return None;
+            }
+            let calls = self.metadata.cover_slots(&self.source, index + 1);
+            let (Ok(asked) | Err(asked)) = calls;
+            self.counters.prepare.add(asked as u64);
+            calls.ok()?;
+            // Release: publishes that one more slot is covered; partner: the acquire in `for_each_handle`.
+            self.lent.fetch_add(1, Ordering::Release);
+            index
+        };
+        self.slots.get(index).link.store(self.flush_calls(), Ordering::Relaxed);
         Some(index)
     }
 
@@ -370,13 +361,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// As [`fence_heavy`], counted.
     pub(crate) fn barrier(&self) -> bool {
-        self.count_barriers(1);
+        self.count_barrier();
         fence_heavy()
     }
 
-    /// Counts barriers that were passed, or will be.
-    pub(crate) fn count_barriers(&self, calls: u64) {
-        self.counters.barrier.add(calls);
+    /// Counts a barrier that was passed, or will be.
+    pub(crate) fn count_barrier(&self) {
+        self.counters.barrier.add(1);
     }
 
     /// Called when the cache could not serve.

@@ -302,7 +302,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return self.aim(soft, soft);
         }
         let wanted = backed.saturating_sub(soft).clamp(1, MOST_PAGES.max(taken));
-        let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
+        let granule = self.granule_pages();
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
         let (mut end, mut released) = (ceiling.end.load(Ordering::Relaxed), 0);
         let mut looks = MOST_CHUNKS.max(taken >> G::CHUNK_SHIFT);

@@ -65,7 +65,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// As [`scavenge`](Self::scavenge), lazily or not; calls `between` after each chunk in which there was work.
     pub(super) fn scavenge_with(&self, pages: PageCount, lazily: bool, mut between: impl FnMut()) -> PageCount {
-        let granule = (self.source.granule() >> G::PAGE_SHIFT).max(1);
+        let granule = self.granule_pages();
         let mut released = 0;
         if granule > G::CHUNK_PAGES {
             return PageCount::ZERO;
@@ -189,12 +189,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // What was released lazily may still be there; everything else is gone, whatever it reads as.
         let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));
-        if !mark {
-            self.forget_marks(start, pages);
-        }
         if mark {
             let more = pages - self.set.scavenged_in(start, pages);
             self.driver.ceiling.change(0, more);
+        } else {
+            self.forget_marks(start, pages);
         }
         if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();
@@ -235,14 +234,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Releases the memory behind a part of pages that stay allocated. Returns whether it was released; what it reads
     /// as afterwards is unknown. Does nothing if pages have to be committed.
     pub(crate) fn punch(&self, page: PageIndex, begin: usize, bytes: usize) -> bool {
-        let start = (page.0 << G::PAGE_SHIFT) + begin;
+        self.release_allocated((page.0 << G::PAGE_SHIFT) + begin, bytes)
+            .is_some()
+    }
+
+    /// Releases memory that stays allocated, and whose contents the caller gives up, unless it has to be committed.
+    /// Returns what it reads as afterwards, if it was released.
+    fn release_allocated(&self, start: usize, bytes: usize) -> Option<Contents> {
         if S::COMMITS || !(start | bytes).is_multiple_of(self.source.granule()) {
-            return false;
+            return None;
         }
         self.counters.release.add(1);
         // SAFETY: the caller's memory, whose contents the caller gives up; prepared, inside the reservation, on granule
         // boundaries. A source that does not commit allows it to be used again at once.
-        unsafe { self.source.release(offset(self.base, start), bytes) }.is_ok()
+        unsafe { self.source.release(offset(self.base, start), bytes) }.ok()
     }
 
     /// Makes a run that the caller holds read as zero by writing only to what is not zero, if the source knows that to
@@ -262,14 +267,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// it did. Cost: one system call, and a page fault for each page touched again.
     pub(crate) fn wipe(&self, run: PageRun) -> bool {
         let (start, bytes) = (run.start().0 << G::PAGE_SHIFT, run.pages().0 << G::PAGE_SHIFT);
-        if S::COMMITS || !(start | bytes).is_multiple_of(self.source.granule()) {
-            return false;
-        }
-        self.counters.release.add(1);
-        // SAFETY: the caller's pages, whose contents the caller gives up; prepared, inside the reservation, on granule
-        // boundaries. A source that does not commit allows them to be used again at once.
-        let contents = unsafe { self.source.release(offset(self.base, start), bytes) };
-        contents == Ok(Contents::Zero)
+        self.release_allocated(start, bytes) == Some(Contents::Zero)
     }
 }
 

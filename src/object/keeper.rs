@@ -172,6 +172,13 @@ impl Keeper {
             && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING << self.failures.load(Ordering::Relaxed)
     }
 
+    /// As [`is_wanted`](Self::is_wanted), for a caller that must check whether it may start one: yes only so often.
+    #[inline]
+    pub fn is_wanted_by_anybody(&self) -> bool {
+        // Relaxed: as in `count`.
+        self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+    }
+
     /// The one that was being started could not be: the system refuses threads. The next attempt comes after twice as
     /// many bytes. So one that is refused for a while costs little, and is started in the end.
     #[cold]
@@ -181,13 +188,6 @@ impl Keeper {
         self.failures
             .store((failures + 1).min(MOST_DOUBLINGS), Ordering::Relaxed);
         self.change(AWAKE, ABSENT);
-    }
-
-    /// The same, and whether to check if the caller may start it; bounded.
-    #[inline]
-    pub fn is_wanted_by_anybody(&self) -> bool {
-        // Relaxed: as in `count`.
-        self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
     }
 
     /// Changes the state from `from` to `to`; succeeds for one thread only.
@@ -297,7 +297,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The same for a part of the structures; the caller holds the rounds lock.
     pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
-        self.heap.count_barriers(1);
+        self.heap.count_barrier();
         let (mut threads, mut emptied, mut pages) = (0, 0, 0);
         part.for_each(|_| threads += 1);
         let fenced = seize(
