@@ -140,9 +140,7 @@ impl<S: Source + 'static> Objects<S> {
             && self.heap.wants_round()
         {
             freed += self.empty(thread, None);
-            if let Some(cache) = thread.cache() {
-                self.heap.cache_at(cache).flush();
-            }
+            self.flush_cache(thread);
             let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
             // Not while holding the lock of the shared structure: other threads may be waiting for it.
             asks_others = thread.has_user() && freed < over;

@@ -11,11 +11,11 @@ use core::ptr::NonNull;
 use crate::geometry::WORD_PAGES;
 use crate::source::Source;
 use crate::sync::{Ordering, relax};
+use crate::units::PageRun;
 
 use super::register::Listed;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
-use crate::units::PageRun;
 
 /// The words of all threads' caches are at most this fraction of the heap's limit: an eighth.
 const CACHED_PART: usize = 8;
@@ -120,7 +120,7 @@ impl<S: Source + 'static> Objects<S> {
         if !thread.stock().is_empty() {
             thread.listing().load();
         }
-        thread.shelf().clear(&self.spans, |run| self.free_run(cache, run));
+        self.clear_shelf(thread, cache);
         thread.demand_nothing(&self.hoard);
     }
 
@@ -153,6 +153,11 @@ impl<S: Source + 'static> Objects<S> {
     /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
     pub fn flush(&self, thread: &Thread) {
         self.empty(thread, thread.cache());
+        self.flush_cache(thread);
+    }
+
+    /// Gives back the pages in a thread's cache, if it has one.
+    pub(super) fn flush_cache(&self, thread: &Thread) {
         if let Some(cache) = thread.cache() {
             self.heap.cache_at(cache).flush();
         }
@@ -169,9 +174,7 @@ impl<S: Source + 'static> Objects<S> {
             if all {
                 // Slots that another thread had in hand may have come home and left a span empty.
                 SizeClass::all().for_each(|class| self.give_spare(thread.cache(), class));
-                if let Some(cache) = thread.cache() {
-                    self.heap.cache_at(cache).flush();
-                }
+                self.flush_cache(thread);
             }
             all = all || self.reclaim(thread);
             let got = attempt();
@@ -204,9 +207,7 @@ impl<S: Source + 'static> Objects<S> {
         // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
         relax(YIELDING_ROUND);
         self.empty_stores(thread.cache());
-        if let Some(cache) = thread.cache() {
-            self.heap.cache_at(cache).flush();
-        }
+        self.flush_cache(thread);
         // Those of sleeping threads.
         self.heap.seize_caches();
         all
