@@ -388,7 +388,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         if slabs == MAX_SLABS || room == 0 {
             return None;
         }
-        self.take_slab(start as u32, room, 1).ok()
+        self.take_slab(start as u32, room)
     }
 
     /// The shape of a slab of `count` slots: where its nodes begin, and its layout.
@@ -400,30 +400,27 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         Some((nodes, Layout::from_size_align(bytes, align).ok()?))
     }
 
-    /// Takes a slab of up to `room` slots and at least `least`: as many as possible.
-    fn take_slab(&self, start: u32, room: u32, least: u32) -> Result<Slab, ArenaError> {
+    /// Takes a slab of up to `room` slots: as many as possible.
+    fn take_slab(&self, start: u32, room: u32) -> Option<Slab> {
         let mut count = room;
         let block = loop {
-            let Some((_, layout)) = self.shape(count) else {
-                return Err(ArenaError::new(Reason::TooLarge, self.layout, isize::MAX as usize));
-            };
+            let (_, layout) = self.shape(count)?;
             let error = match self.account.take(layout) {
                 Ok(block) => break block,
                 Err(error) => error,
             };
-            let fewer = match error.reason() {
+            count = match error.reason() {
                 Reason::Limit => {
                     let pages = error.left() & !(self.account.page_bytes() - 1);
                     (pages / (self.bytes + size_of::<T>())).min(count as usize - 1) as u32
                 }
                 _ => count / 2,
             };
-            if fewer < least {
-                return Err(error);
+            if count == 0 {
+                return None;
             }
-            count = fewer;
         };
-        Ok(self.divide(block, start, count, room))
+        Some(self.divide(block, start, count, room))
     }
 
     /// Makes a block a slab of `count` slots, or of as many as its pages have room for.
