@@ -450,11 +450,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// ```
     #[must_use]
     pub fn set_limit(&self, bytes: usize) -> bool {
-        let objects = self.objects();
-        objects.is_some_and(|objects| {
-            objects.heap().set_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
-            true
-        })
+        let pages = PageCount(bytes >> SizeClass::PAGE_SHIFT);
+        self.objects().map(|objects| objects.heap().set_limit(pages)).is_some()
     }
 
     /// The current maximum number of bytes of pages that should have memory behind them; values near `usize::MAX` mean
@@ -470,11 +467,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// [`tick`](Self::tick).
     #[must_use]
     pub fn set_soft_limit(&self, bytes: usize) -> bool {
-        let objects = self.objects();
-        objects.is_some_and(|objects| {
-            objects.heap().set_soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
-            true
-        })
+        let pages = PageCount(bytes >> SizeClass::PAGE_SHIFT);
+        self.objects()
+            .map(|objects| objects.heap().set_soft_limit(pages))
+            .is_some()
     }
 
     // ---- opening

@@ -240,8 +240,7 @@ impl<S: Source + 'static> Heap<S> {
     /// the shelf and in the cache. If there are fewer, the memory between live blocks of more than 1 KiB goes back
     /// too, unless the heap [releases lazily](Config::release_lazily). Returns how many pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
-        let objects = self.objects();
-        objects.scavenge(pages)
+        self.objects().scavenge(pages)
     }
 
     /// Gives back the memory of free pages at once: `bytes` bytes or a little more (at least a page, or a huge page
