@@ -372,7 +372,7 @@ impl Stock {
     }
 
     /// Forgets all racks in it.
-    pub fn open(&self) {
+    pub fn forget(&self) {
         self.piles.iter().for_each(Pile::forget);
     }
 }

@@ -203,6 +203,9 @@ impl<const MOST: usize, const STEP: u32> StepSize<MOST, STEP> {
     /// The largest.
     pub const MOST_BYTES: usize = MOST;
 
+    /// A step.
+    pub const STEP_BYTES: usize = 1 << STEP;
+
     /// The size of a layout. `None` for larger sizes and alignments.
     #[inline(always)]
     pub const fn of(size: usize, align: usize) -> Option<Self> {
@@ -216,11 +219,6 @@ impl<const MOST: usize, const STEP: u32> StepSize<MOST, STEP> {
             return None;
         }
         Some(Self(size.div_ceil(1 << STEP)))
-    }
-
-    /// The largest size with this number.
-    pub const fn most_of(number: usize) -> usize {
-        number << STEP
     }
 
     /// Whether layouts with this alignment get the slots that their size alone implies.

@@ -1,7 +1,7 @@
 //! All spans of a heap: from an address to its span and slot, and back.
 //!
 //! ```text
-//!   address ── − base, >> 12 ──▶ page ── table ──▶ class, pages back ──▶ span ── × reciprocal ──▶ slot
+//!   address ── − base, >> 13 ──▶ page ── table ──▶ class, pages back ──▶ span ── × reciprocal ──▶ slot
 //! ```
 //!
 //! **Flags.** Every slot of more than 1 KiB that is not in use, wherever it is, has its flag up: one byte for each

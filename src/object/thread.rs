@@ -106,7 +106,7 @@ impl Seat {
     /// lookup, and elsewhere it need not look up where the table is.
     #[inline(always)]
     pub fn of(size: FlaggedSize) -> Self {
-        const DISTANCES: &[u16; FlaggedSize::COUNT] = &distances::<_, { FlaggedSize::most_of(1) }>();
+        const DISTANCES: &[u16; FlaggedSize::COUNT] = &distances::<_, { FlaggedSize::STEP_BYTES }>();
         // SAFETY: a size's index is less than COUNT.
         Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
     }
@@ -114,7 +114,7 @@ impl Seat {
     /// The same for a size whose slot bears its own mark.
     #[inline(always)]
     pub fn of_marked(size: MarkedSize) -> Self {
-        const DISTANCES: &[u16; MarkedSize::COUNT] = &distances::<_, { MarkedSize::most_of(1) }>();
+        const DISTANCES: &[u16; MarkedSize::COUNT] = &distances::<_, { MarkedSize::STEP_BYTES }>();
         // SAFETY: as above.
         Self(usize::from(unsafe { *DISTANCES.get_unchecked(size.index()) }))
     }
@@ -375,7 +375,7 @@ impl Thread {
     /// Forgets its slots and racks.
     pub(super) fn forget(&self) {
         self.magazines.iter().for_each(Magazine::forget);
-        self.stock.open();
+        self.stock.forget();
         self.spare_bytes.set(0);
         self.demand.set(0);
     }
