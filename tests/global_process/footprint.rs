@@ -5,17 +5,6 @@
 
 use super::*;
 
-/// Resident bytes of this process.
-fn resident() -> usize {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: usize = text.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * page()
-}
-
-fn maps() -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
-}
-
 #[test]
 fn ten_thousand_threads_cost_as_much_as_a_few() {
     if !is_child() {

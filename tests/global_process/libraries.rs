@@ -102,10 +102,6 @@ fn memory() -> [usize; 2] {
     [pages.next().unwrap(), pages.next().unwrap()]
 }
 
-fn maps() -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
-}
-
 /// Requirement 23: threads survive dlclose, and a hundred reloads leak nothing.
 #[test]
 fn a_library_with_a_heap_may_be_unloaded_a_hundred_times_while_its_threads_live() {

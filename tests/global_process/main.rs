@@ -82,6 +82,20 @@ fn nonsense_in_the_environment_is_as_if_it_were_not_there() {
     assert!(HEAP.contains(large.as_ptr()));
 }
 
+/// Resident bytes of this process.
+#[cfg(target_os = "linux")]
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = text.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * page()
+}
+
+/// How many mappings this process has.
+#[cfg(target_os = "linux")]
+fn maps() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
 /// Whether every requirement is to be tested at full size, however long that takes: `PAGEHEAP_TEST_FULL` is set, as for
 /// a release (`.ci/run test_release`).
 fn is_full() -> bool {

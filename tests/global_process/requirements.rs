@@ -22,13 +22,6 @@ fn rounds(release: usize) -> usize {
     }
 }
 
-/// Resident bytes of this process.
-fn resident() -> usize {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: usize = text.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * page()
-}
-
 /// Requirement 1.
 #[test]
 fn a_layout_too_large_gets_null_and_changes_nothing() {
