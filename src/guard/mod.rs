@@ -6,8 +6,7 @@
 //!         Heap ─┘                    └ sealed    header, canary, checked when freed       feature `checks`
 //! ```
 //!
-//! Both heaps hand out memory through these functions. This is the one place where the builds differ: no other file
-//! asks for the feature.
+//! Both heaps hand out memory through these functions. This is the one place where the builds differ.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
