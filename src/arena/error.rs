@@ -1,7 +1,7 @@
 //! Why an arena refused: what was requested, what was left, and the reason.
 //!
 //! ```text
-//!   no room for 6144 bytes aligned to 64: the arena's limit leaves 4096, in whole blocks of the backing
+//!   no room for 6144 bytes aligned to 64: the arena's limit leaves 4096 bytes, in whole blocks of the backing
 //! ```
 
 #![forbid(unsafe_code)]
@@ -116,15 +116,23 @@ impl fmt::Display for ArenaError {
         }
         write!(f, "no room for {asked} bytes aligned to {align}: ")?;
         match self.reason {
-            Reason::Limit => write!(f, "the arena's limit leaves {left}, in whole blocks of the backing"),
+            Reason::Limit => write!(
+                f,
+                "the arena's limit leaves {left} bytes, in whole blocks of the backing"
+            ),
             Reason::NoPages if *left == usize::MAX => write!(f, "the backing has no such pages"),
             Reason::NoPages => write!(
                 f,
-                "the backing has no such pages, though the arena's limit leaves {left}"
+                "the backing has no such pages, though the arena's limit leaves {left} bytes"
             ),
-            Reason::TooLarge => write!(f, "an object may have {left} at the most"),
-            Reason::NoSlots => write!(f, "no slot is free, and the limit leaves {left}, too little for more"),
-            Reason::SlotTooSmall => write!(f, "a slot has {left}"),
+            Reason::TooLarge => write!(f, "an object may have {left} bytes at the most"),
+            Reason::NoSlots => write!(
+                f,
+                "no slot is free, and the limit leaves {left} bytes, too few for more"
+            ),
+            // The size fits, so it is the alignment that does not.
+            Reason::SlotTooSmall if asked <= left => write!(f, "a slot has {left} bytes, but is aligned to less"),
+            Reason::SlotTooSmall => write!(f, "a slot has {left} bytes"),
             Reason::NoShards => Ok(()),
         }
     }

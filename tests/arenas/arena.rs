@@ -97,7 +97,7 @@ fn an_error_says_what_was_asked_what_is_left_and_why() {
     let text = error.to_string();
     assert_eq!(
         text,
-        "no room for 32768 bytes aligned to 1: the arena's limit leaves 24581, in whole blocks of the backing"
+        "no room for 32768 bytes aligned to 1: the arena's limit leaves 24581 bytes, in whole blocks of the backing"
     );
 
     let error = arena

@@ -65,12 +65,21 @@ fn what_does_not_fit_is_an_error_that_says_so() {
         (Reason::NoSlots, 64, 100)
     );
     let list = FreeList::new(layout(16, 8)).unwrap();
-    assert_eq!(list.boxed([0_u64; 3]).unwrap_err().reason(), Reason::SlotTooSmall);
+    let long = list.boxed([0_u64; 3]).unwrap_err();
+    assert_eq!(long.reason(), Reason::SlotTooSmall);
+    assert_eq!(
+        long.to_string(),
+        "no room for 24 bytes aligned to 8: a slot has 16 bytes"
+    );
     assert_eq!(list.stats().allocated, 0);
     #[repr(align(32))]
     struct Wide;
     let wide = list.boxed(Wide).map(|_| ()).unwrap_err();
     assert_eq!((wide.reason(), wide.align()), (Reason::SlotTooSmall, 32));
+    assert_eq!(
+        wide.to_string(),
+        "no room for 0 bytes aligned to 32: a slot has 16 bytes, but is aligned to less"
+    );
 }
 
 #[test]
