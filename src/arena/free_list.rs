@@ -299,6 +299,18 @@ impl<B: Backing> FreeList<B> {
     pub fn stats(&self) -> ArenaStats {
         self.slots().stats(self.list.count_live())
     }
+
+    /// How many more bytes may be reserved: `usize::MAX` without a limit. Free slots are not included.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.slots().account().left()
+    }
+
+    /// The backing.
+    #[must_use]
+    pub fn backing(&self) -> &B {
+        self.slots().account().backing()
+    }
 }
 
 impl<B: Backing> fmt::Debug for FreeList<B> {

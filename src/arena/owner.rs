@@ -224,6 +224,15 @@ impl<'l, B: Backing> Owner<'l, B> {
         SlotBox::new(self, || value)
     }
 
+    /// Like [`ShardedFreeList::boxed_with`]: the slot comes from the shard and goes back to it.
+    ///
+    /// # Errors
+    /// As for [`ShardedFreeList::boxed_with`].
+    #[inline]
+    pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
+        SlotBox::new(self, make)
+    }
+
     /// The size and alignment of a slot.
     #[must_use]
     pub fn layout(&self) -> Layout {

@@ -290,7 +290,8 @@ impl<B: Backing> ShardedFreeList<B> {
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Frees a slot once every reader that is inside now, and may have found it, has left.
+    /// Frees a slot once every reader that is inside now, and may have found it, has left. Its contents are never
+    /// dropped: retire only values that need no drop.
     ///
     /// If a batch is full and Hyaline has no room for it (it has fewer slots than there are readers), this may wait
     /// while another thread gathers. A `deallocate` never waits.
@@ -333,6 +334,16 @@ impl<B: Backing> ShardedFreeList<B> {
         SlotBox::new(self, || value)
     }
 
+    /// Like [`boxed`](Self::boxed), but calls `make` only once a slot has been found. If `make` panics, the slot is
+    /// freed.
+    ///
+    /// # Errors
+    /// As for [`boxed`](Self::boxed), except that there is no value to drop.
+    #[inline]
+    pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
+        SlotBox::new(self, make)
+    }
+
     /// Whether a slot of the list begins at `address`.
     #[must_use]
     pub fn owns(&self, address: *const u8) -> bool {
@@ -369,6 +380,18 @@ impl<B: Backing> ShardedFreeList<B> {
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slots().stats(self.shards.count_live())
+    }
+
+    /// How many more bytes may be reserved: `usize::MAX` without a limit. Free slots are not included.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.slots().account().left()
+    }
+
+    /// The backing.
+    #[must_use]
+    pub fn backing(&self) -> &B {
+        self.slots().account().backing()
     }
 
     /// How many slots a batch of a shard may hold at present: set by the controller, from the share of slots that are

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
-use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use pageheap::arena::{ArenaConfig, FreeList, Owner, Reason, ShardedFreeList, SlotBox};
@@ -40,6 +40,25 @@ fn a_value_whose_making_panics_leaves_its_slot() {
     // A value may be computed from others in the same list.
     let sum = list.boxed_with(|| *list.boxed(7_u64).unwrap() + *list.boxed(8_u64).unwrap());
     assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
+}
+
+/// The same in a sharded list, from the list and from an owner.
+#[test]
+fn a_sharded_list_makes_a_value_once_it_has_a_slot() {
+    let list = ShardedFreeList::with_config(layout(), 1, ArenaConfig::new().limit(2 * 8192)).unwrap();
+    let (owner, made) = (list.owner().unwrap(), Cell::new(0));
+    let make = || made.replace(made.get() + 1);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        owner.boxed_with(|| -> u64 { panic!("on purpose") }).map(drop)
+    }));
+    assert!(panicked.is_err() && list.stats().allocated == 0);
+    let sum = owner.boxed_with(|| *list.boxed_with(|| 7_u64).unwrap() + *owner.boxed(8_u64).unwrap());
+    assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
+    let all: Vec<_> = std::iter::from_fn(|| owner.boxed_with(make).ok()).collect();
+    assert!(all.len() > 100 && all.iter().enumerate().all(|(index, value)| **value == index));
+    assert_eq!(list.boxed_with(make).unwrap_err().reason(), Reason::NoSlots);
+    assert_eq!(owner.boxed_with(make).unwrap_err().reason(), Reason::NoSlots);
+    assert_eq!(made.get(), all.len());
 }
 
 #[test]

@@ -96,11 +96,13 @@ fn the_limit_is_kept_and_used_to_the_last_page() {
             let config = ArenaConfig::new().limit(limit).prealloc(prealloc).slab(1 << 15);
             let list = FreeList::with_config_in(layout(size, 1), config, &heap).unwrap();
             assert_eq!(list.stats().reserved, prealloc);
+            assert!(list.remaining() == limit - prealloc && std::ptr::eq(*list.backing(), &heap));
             let mut count = 0;
             while list.allocate().is_ok() {
                 count += 1;
             }
             let stats = list.stats();
+            assert_eq!(list.remaining(), limit - stats.reserved);
             assert!(
                 stats.reserved <= limit && stats.reserved + (32 << 10) + size > limit,
                 "{size} {limit} {stats}"
