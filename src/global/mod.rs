@@ -305,6 +305,12 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().map_or(Ok(()), Objects::check)
     }
 
+    /// The source. `None` before the first allocation.
+    #[must_use]
+    pub fn source(&self) -> Option<&S> {
+        self.opened().map(|objects| objects.heap().source())
+    }
+
     /// What every page is, in address order; see [`PageHeap::map`](crate::PageHeap::map). Empty before the first
     /// allocation. Draw it with a [`Picture`](crate::Picture).
     pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {

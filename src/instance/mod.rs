@@ -211,6 +211,12 @@ impl<S: Source + 'static> Heap<S> {
     // ---- the whole heap
     // ----------------------------------------------------------------------------------------------------------
 
+    /// The source.
+    #[must_use]
+    pub fn source(&self) -> &S {
+        self.objects().heap().source()
+    }
+
     /// The maximum number of pages the heap may grow to.
     #[must_use]
     pub fn limit(&self) -> PageCount {

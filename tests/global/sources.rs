@@ -70,10 +70,11 @@ fn a_heap_opens_when_the_source_comes_round() {
     static SOURCE: OverSystem<Moody> = Moody::new(1, usize::MAX);
     static HEAP: GlobalHeap<&OverSystem<Moody>> = heap_over(&SOURCE);
     for _ in 0..3 {
-        assert!(Block::new(&HEAP, layout(8, 8), 1).is_none());
+        assert!(Block::new(&HEAP, layout(8, 8), 1).is_none() && HEAP.source().is_none());
     }
     SOURCE.every.store(0, Ordering::Relaxed);
     Block::new(&HEAP, layout(8, 8), 1).unwrap().free(&HEAP);
+    assert!(HEAP.source().is_some_and(|source| std::ptr::eq(*source, &SOURCE)));
     HEAP.check().unwrap();
 }
 
