@@ -33,7 +33,12 @@ pub(crate) enum Kind {
 /// One figure: its name, its meaning, its kind, its value.
 pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
-const GAUGES: [(&str, &str); 10] = [
+const GAUGES: [(&str, &str); 12] = [
+    ("limit_bytes", "The most that the pages may become"),
+    (
+        "soft_limit_bytes",
+        "The most pages that should have memory; the limit if that is less",
+    ),
     ("backed_bytes", "Pages with memory behind them"),
     ("peak_backed_bytes", "The most pages that ever had memory behind them"),
     ("holes_bytes", "Pages allocated without memory: free parts of spans"),
@@ -128,6 +133,8 @@ impl Stats {
     pub(crate) fn figures(&self) -> impl Iterator<Item = Figure> {
         let bytes = |count: PageCount| (count.0 * self.page_bytes) as u64;
         let gauges = [
+            bytes(self.limit),
+            bytes(self.soft_limit.min(self.limit)),
             bytes(self.backed),
             bytes(self.peak_backed),
             bytes(self.holes),

@@ -106,6 +106,11 @@ pub struct Calls {
 pub struct Stats {
     /// Bytes in a page.
     pub page_bytes: usize,
+    /// The maximum number of pages the heap may grow to.
+    pub limit: PageCount,
+    /// The maximum number of pages that should have memory behind them. Without a soft limit it is beyond any number of
+    /// pages; the figure in JSON and for Prometheus is then that of the limit.
+    pub soft_limit: PageCount,
     /// Pages the heap has grown to: in use + cached + free + gaps.
     pub grown: PageCount,
     /// Pages allocated.
@@ -169,6 +174,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub fn stats(&self) -> Stats {
         let mut stats = Stats {
             page_bytes: G::PAGE_BYTES,
+            limit: self.limit(),
+            soft_limit: self.soft_limit(),
             ..Stats::default()
         };
         self.for_each_slot(|slot| {

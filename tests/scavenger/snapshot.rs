@@ -191,6 +191,11 @@ fn machines_can_read(full: &Snapshot) {
     full.json(&mut json).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["grown_bytes"], full.stats.pages.grown.0 * 8192);
+    let limit = HEAP.current_limit().unwrap();
+    assert_eq!(
+        (&json["limit_bytes"], &json["soft_limit_bytes"]),
+        (&limit.into(), &limit.into())
+    );
     let classes = json["classes"].as_array().unwrap().iter();
     assert!(classes.filter(|class| class["class_live"] != 0).count() >= 4);
 
@@ -209,7 +214,7 @@ fn machines_can_read(full: &Snapshot) {
         }
     }
     assert!(
-        names.len() == 48 && full.to_string().contains("resident"),
+        names.len() == 50 && full.to_string().contains("resident"),
         "{}",
         names.len()
     );
@@ -248,6 +253,8 @@ fn distinct(by: u64) -> Snapshot {
         *counter = next();
     }
     for count in [
+        &mut pages.limit,
+        &mut pages.soft_limit,
         &mut pages.grown,
         &mut pages.in_use,
         &mut pages.cached,
@@ -270,21 +277,26 @@ fn distinct(by: u64) -> Snapshot {
         *number = next() as usize;
     }
     pages.page_bytes = 8192;
-    for class in &mut snapshot.classes {
-        for number in [
-            &mut class.slot_bytes,
-            &mut class.spans,
-            &mut class.span_pages,
-            &mut class.live,
-            &mut class.metadata_bytes,
-        ] {
-            *number = next() as usize;
-        }
-        for counter in [&mut class.refills, &mut class.flushes, &mut class.released_spans] {
-            *counter = next();
-        }
-    }
     snapshot
+        .classes
+        .iter_mut()
+        .for_each(|class| fill_class(class, &mut next));
+    snapshot
+}
+
+fn fill_class(class: &mut ClassStats, next: &mut impl FnMut() -> u64) {
+    for number in [
+        &mut class.slot_bytes,
+        &mut class.spans,
+        &mut class.span_pages,
+        &mut class.live,
+        &mut class.metadata_bytes,
+    ] {
+        *number = next() as usize;
+    }
+    for counter in [&mut class.refills, &mut class.flushes, &mut class.released_spans] {
+        *counter = next();
+    }
 }
 
 fn json_of(snapshot: &Snapshot) -> Value {
@@ -338,7 +350,7 @@ fn pages_and_objects_have_the_same_figures_by_the_same_names() {
     let (pages, objects, all) = (parse(&pages), parse(&objects), json_of(&snapshot));
     assert_eq!(
         (pages.len(), objects.len(), all.as_object().unwrap().len()),
-        (26, 35, 38)
+        (28, 37, 40)
     );
     assert!(pages.iter().all(|(name, value)| objects[name] == *value));
     assert!(objects.iter().all(|(name, value)| all[name] == *value));
