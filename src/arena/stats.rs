@@ -9,7 +9,21 @@
 
 #![forbid(unsafe_code)]
 
-use core::fmt;
+use core::fmt::{self, Write};
+
+use crate::heap::figures::{self, Figure, Kind, named};
+
+const GAUGES: [(&str, &str); 6] = [
+    ("limit_bytes", "The most that may be taken from the backing"),
+    ("reserved_bytes", "Pages taken from the backing"),
+    (
+        "committed_bytes",
+        "Bytes handed out at least once since they were taken",
+    ),
+    ("allocated_bytes", "Bytes handed out"),
+    ("peak_bytes", "The most bytes that were ever handed out at one time"),
+    ("slabs", "Blocks taken from the backing"),
+];
 
 /// An arena at one moment, in bytes. While other threads are at work, the fields may be of slightly different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +43,52 @@ pub struct ArenaStats {
     pub peak: usize,
     /// Blocks taken from the backing and not returned.
     pub slabs: usize,
+}
+
+impl ArenaStats {
+    /// All but the limit if there is none.
+    fn figures(&self) -> impl Iterator<Item = Figure> {
+        let gauges = [
+            self.limit,
+            self.reserved,
+            self.committed,
+            self.allocated,
+            self.peak,
+            self.slabs,
+        ];
+        let figures = named(GAUGES, Kind::Gauge, gauges.map(|value| value as u64));
+        figures.skip(usize::from(self.limit == usize::MAX))
+    }
+
+    /// Writes one JSON object with every figure by its name; without a limit, there is no `limit_bytes`.
+    ///
+    /// ```
+    /// use pageheap::arena::{Arena, ArenaConfig};
+    ///
+    /// let arena = Arena::with_config(ArenaConfig::new().limit(1 << 20))?;
+    /// let mut text = String::new();
+    /// arena.stats().json(&mut text)?;
+    /// assert!(text.starts_with("{\"limit_bytes\":1048576,\"reserved_bytes\":0,"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn json<W: Write>(&self, out: &mut W) -> fmt::Result {
+        out.write_char('{')?;
+        figures::json(self.figures(), out)?;
+        out.write_char('}')
+    }
+
+    /// Writes Prometheus' text format: each figure by a name that begins with `prefix` and an underscore. An arena has
+    /// no name of its own, and a metric may stand in a text only once. `prefix` has to be the beginning of a metric's
+    /// name: a letter, then letters, digits and underscores.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
+        figures::prometheus(self.figures(), prefix, out)
+    }
 }
 
 impl fmt::Display for ArenaStats {

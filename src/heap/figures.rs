@@ -13,6 +13,8 @@
 //! Worked example: a heap of 512 pages of 8 KiB, one of them allocated, reports `"grown_bytes":4194304` and
 //! `"in_use_bytes":8192`.
 //!
+//! Arenas have figures of their own (`arena/stats.rs`), which are written by the same functions.
+//!
 //! Nothing here allocates: text goes to any writer.
 
 #![forbid(unsafe_code)]

@@ -121,3 +121,26 @@ fn many_threads_fill_one_pool() -> Result<(), ArenaError> {
     }
     Ok(())
 }
+
+/// As JSON and as Prometheus text, the same figures by the same names.
+#[test]
+fn machines_can_read_statistics() {
+    let limited = Pool::with_config(ArenaConfig::new().limit(4 << 20)).unwrap();
+    limited.alloc([1_u8; 1000]).unwrap();
+    for (pool, count) in [(&limited, 6), (&Pool::new(), 5)] {
+        let (stats, mut json, mut text) = (pool.stats(), String::new(), String::new());
+        stats.json(&mut json).unwrap();
+        stats.prometheus_as("requests", &mut text).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (json.as_object().unwrap().len(), text.lines().count()),
+            (count, 3 * count)
+        );
+        assert_eq!(json["reserved_bytes"], stats.reserved);
+        assert_eq!(json["allocated_bytes"], stats.allocated);
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.strip_prefix("requests_").unwrap().split_once(' ').unwrap();
+            assert_eq!(json[name].to_string(), value, "{name}");
+        }
+    }
+}
