@@ -27,12 +27,35 @@ use super::contents::like_a_box;
 pub struct ArenaBox<'a, T: ?Sized>(&'a mut T);
 
 impl<'a, T: ?Sized> ArenaBox<'a, T> {
-    /// Takes over the contents.
+    /// Makes a box of contents that are already in an arena: the inverse of [`leak`](Self::leak).
+    ///
+    /// The reference may have been cast to another type in between, so this is how to make a box of a trait object or a
+    /// slice.
+    ///
+    /// ```
+    /// use std::fmt::Display;
+    ///
+    /// use pageheap::arena::{Arena, ArenaBox};
+    ///
+    /// let arena = Arena::new();
+    /// let names = arena.alloc_iter(["a", "b"].map(str::to_owned))?;
+    /// // SAFETY: nobody else drops them.
+    /// let names: ArenaBox<[String]> = unsafe { ArenaBox::from_mut(names) };
+    /// assert_eq!(names.concat(), "ab");
+    ///
+    /// let shown = ArenaBox::leak(arena.boxed(17)?) as &mut dyn Display;
+    /// // SAFETY: as above.
+    /// let shown = unsafe { ArenaBox::from_mut(shown) };
+    /// assert_eq!(shown.to_string(), "17");
+    /// # Ok::<(), pageheap::arena::ArenaError>(())
+    /// ```
     ///
     /// # Safety
     ///
-    /// Nobody else drops the contents, or uses them after `'a`: they were allocated for this box.
-    pub(super) unsafe fn new(contents: &'a mut T) -> Self {
+    /// Nobody else drops the contents, and nobody uses them after the box has dropped them, not even once `'a` has
+    /// ended.
+    #[must_use]
+    pub unsafe fn from_mut(contents: &'a mut T) -> Self {
         Self(contents)
     }
 

@@ -250,7 +250,7 @@ macro_rules! typed_methods {
         pub fn boxed<T>(&self, value: T) -> Result<ArenaBox<$life, T>, ArenaError> {
             let value = self.alloc(value)?;
             // SAFETY: nobody else has the value.
-            Ok(unsafe { ArenaBox::new(value) })
+            Ok(unsafe { ArenaBox::from_mut(value) })
         }
 
         /// Allocates room for a value.

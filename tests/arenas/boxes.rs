@@ -1,6 +1,7 @@
 //! Traits that a box passes on from its value, the state after a caught panic, `Debug` output.
 
 use std::alloc::Layout;
+use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,6 +28,27 @@ fn a_box_is_to_others_what_its_value_is() -> Result<(), ArenaError> {
     let mut text = arena.boxed("text".to_owned())?;
     AsMut::<String>::as_mut(&mut text).push('!');
     assert_eq!(AsRef::<String>::as_ref(&text), "text!");
+    Ok(())
+}
+
+/// What is in an arena already becomes a box's, as a slice and as a trait object, and is dropped once.
+#[test]
+fn a_box_may_be_made_of_what_is_in_the_arena() -> Result<(), ArenaError> {
+    let counted = Arc::new(());
+    let arena = Arena::new();
+    let slice = arena.alloc_slice_with(3, |_| counted.clone())?;
+    // SAFETY: nobody else drops them, or uses them after the box.
+    let slice: ArenaBox<'_, [Arc<()>]> = unsafe { ArenaBox::from_mut(slice) };
+    assert_eq!((slice.len(), Arc::strong_count(&counted)), (3, 4));
+    drop(slice);
+    assert_eq!(Arc::strong_count(&counted), 1);
+    let any = ArenaBox::leak(arena.boxed(counted.clone())?) as &mut dyn Any;
+    assert_eq!(Arc::strong_count(&counted), 2);
+    // SAFETY: as above.
+    let any = unsafe { ArenaBox::from_mut(any) };
+    assert!(any.is::<Arc<()>>());
+    drop(any);
+    assert_eq!(Arc::strong_count(&counted), 1);
     Ok(())
 }
 
