@@ -11,6 +11,7 @@
 
 use core::alloc::Layout;
 use core::cell::Cell;
+use core::fmt;
 use core::ptr::NonNull;
 
 use super::backing::Backing;
@@ -56,7 +57,6 @@ impl<B: Backing> ShardedFreeList<B> {
 ///     scope.spawn(|| assert!(owner.allocate().is_ok())); // error: `Owner` cannot be shared
 /// });
 /// ```
-#[derive(Debug)]
 pub struct Owner<'l, B: Backing = ProcessHeap> {
     list: &'l ShardedFreeList<B>,
     shard: &'l Shard,
@@ -257,6 +257,17 @@ impl<B: Backing> Drop for Owner<'_, B> {
     }
 }
 
+/// Its list and the number of its shard, not what is in the shard.
+impl<B: Backing> fmt::Debug for Owner<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owner")
+            .field("list", &self.list)
+            .field("shard", &self.index)
+            .field("guards", &self.depth.get())
+            .finish_non_exhaustive()
+    }
+}
+
 impl<B: Backing> sealed::Sealed for Owner<'_, B> {}
 
 impl<B: Backing> SlotList for Owner<'_, B> {
@@ -318,7 +329,6 @@ impl<B: Backing> SlotList for Owner<'_, B> {
 /// drop(guard);
 /// # Ok::<(), pageheap::arena::ArenaError>(())
 /// ```
-#[derive(Debug)]
 pub struct Guard<'l, B: Backing = ProcessHeap> {
     list: &'l ShardedFreeList<B>,
     shard: usize,
@@ -356,5 +366,14 @@ impl<B: Backing> Drop for Guard<'_, B> {
         if self.depth.get() == 0 {
             self.list.shards.leave_reader(self.shard);
         }
+    }
+}
+
+impl<B: Backing> fmt::Debug for Guard<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("list", &self.list)
+            .field("shard", &self.shard)
+            .finish_non_exhaustive()
     }
 }

@@ -119,6 +119,12 @@ fn heaps_and_arenas_are_shown_in_a_line() {
         shown.starts_with("ShardedFreeList { limit: None, reserved: ") && shown.len() < 160,
         "{shown}"
     );
+    let owner = sharded.owner().expect("a shard");
+    let guard = owner.enter();
+    for shown in [format!("{owner:?}"), format!("{guard:?}")] {
+        assert!(shown.contains("shard: ") && shown.len() < 220, "{shown}");
+    }
+    drop(guard);
     let shown = format!("{heap:?}");
     assert!(
         shown.starts_with("PageHeap { limit: PageCount(256), capacity: PageCount(") && shown.len() < 160,
