@@ -29,6 +29,25 @@
 //! and the background thread of a `GlobalHeap` do not cover it. Pages of dropped arenas stay in it for later arenas;
 //! they return to the system when its `scavenge` or `tick` is called. To limit an arena, use [`ArenaConfig::limit`].
 //!
+//! **Collections.** With the feature `allocator-api2-02` or `allocator-api2-04`, references to arenas, pools, locals,
+//! scopes, lists and owners are an `Allocator` of that version of the crate `allocator-api2` (`hashbrown` uses 0.2). A
+//! list serves what fits a slot.
+//!
+//! ```
+//! # use allocator_api2_02 as allocator_api2;
+//! use allocator_api2::vec::Vec;
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut words = Vec::new_in(&arena);
+//! words.extend("grows in place while it is the last block".split(' '));
+//! let words: &mut [&str] = words.leak(); // For as long as the arena is borrowed.
+//! assert_eq!(words.len(), 9);
+//! ```
+//!
+//! A `Vec` in a [`Local`] borrows the `Local`, so what it leaks lives only as long as that borrow. For a slice that
+//! lives as long as the borrow of the arena, use `alloc_iter`.
+//!
 //! **What all types guarantee.** They are `Send` and `Sync` if the backing is. They allocate only from the backing.
 //! Every failure is a value. All pages go back to the backing when the arena is dropped. Contents are not dropped
 //! unless the type says so.

@@ -61,7 +61,26 @@ mod api2;
 /// # Ok::<(), pageheap::NewHeapError>(())
 /// ```
 ///
-/// With the feature `allocator-api2-02` or `allocator-api2-04` it is an `Allocator` for collections.
+/// With the feature `allocator-api2-02` or `allocator-api2-04`, a `Heap` and a reference to one are an `Allocator` of
+/// that version, for collections. `hashbrown` uses 0.2. Collections need not be dropped one by one:
+///
+/// ```
+/// # use allocator_api2_02 as allocator_api2;
+/// use allocator_api2::vec::Vec;
+/// use pageheap::source::System;
+/// use pageheap::{Config, Heap, PageCount};
+///
+/// let heap = Heap::new(System, Config::new(1 << 30).limit(PageCount(128)))?;
+/// let mut numbers = Vec::new_in(&heap);
+/// numbers.extend(0..1000_u64);
+/// assert!(heap.contains(numbers.as_ptr().cast()));
+/// assert!(numbers.try_reserve(1 << 20).is_err(), "8 MiB are more than the limit");
+/// std::mem::forget(numbers); // Goes back with the heap.
+/// # Ok::<(), pageheap::NewHeapError>(())
+/// ```
+///
+/// An `Arc<Heap>` is no `Allocator`: only the crate that has the trait could make it one. For collections that own
+/// their heap together, put the `Arc` in a type of your own that implements the trait by passing each call on.
 ///
 /// # What it promises
 ///
