@@ -32,6 +32,7 @@ pub struct PageIndex(pub usize);
 /// let mut pages: PageCount = runs.iter().map(|run| run.pages()).sum();
 /// pages += PageCount(1);
 /// assert_eq!((pages, usize::from(pages)), (PageCount(6), 6));
+/// assert_eq!((pages.to_string(), PageCount(1).to_string()), ("6 pages".into(), "1 page".into()));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub usize);
@@ -100,7 +101,10 @@ impl fmt::Display for PageIndex {
 
 impl fmt::Display for PageCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} pages", self.0)
+        match self.0 {
+            1 => f.write_str("1 page"),
+            pages => write!(f, "{pages} pages"),
+        }
     }
 }
 
