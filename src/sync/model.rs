@@ -31,6 +31,9 @@ pub(crate) const STRIPES: usize = 1;
 /// One place, shared by all.
 pub(crate) const SHARED: usize = 1;
 
+/// See [`clock`].
+pub(crate) const PATIENCE: u64 = 0;
+
 /// A sequentially consistent (SeqCst) fence.
 pub(crate) fn fence() {
     checker_fence(Ordering::SeqCst);
@@ -83,8 +86,15 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time
     wait(word, expected, 0);
 }
 
-/// No thread sleeps.
-pub(crate) fn wake(_word: &AtomicU32) {}
+/// No thread sleeps, but all that wait will look again.
+pub(crate) fn wake(_word: &AtomicU32) -> bool {
+    true
+}
+
+/// Every thread that has waited once has waited for long.
+pub(crate) fn clock() -> u64 {
+    0
+}
 
 /// A type whose tables start as [`zeroed`](Self::zeroed).
 ///

@@ -20,6 +20,9 @@ pub(crate) const STRIPES: usize = 8;
 /// Places shared by the threads that own none: lanes of a sharded list.
 pub(crate) const SHARED: usize = 8;
 
+/// How long a thread waits for a lock before it is to be the next: a millisecond, in nanoseconds. (As in Go.)
+pub(crate) const PATIENCE: u64 = 1_000_000;
+
 /// A sequentially consistent (SeqCst) fence.
 #[inline(always)]
 pub(crate) fn fence() {
@@ -190,11 +193,11 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time:
     });
 }
 
-/// Wakes one thread that sleeps in [`wait`] on `word`, if there is one.
+/// Wakes one thread that sleeps in [`wait`] on `word`. Returns whether there was one.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
-pub(crate) fn wake(word: &AtomicU32) {
+pub(crate) fn wake(word: &AtomicU32) -> bool {
     // SAFETY: as in `wait`; waking touches no memory.
-    keeping_errno(|| unsafe {
+    let woken = keeping_errno(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
             word.as_ptr(),
@@ -202,6 +205,23 @@ pub(crate) fn wake(word: &AtomicU32) {
             1,
         )
     });
+    woken > 0
+}
+
+/// Nanoseconds of a clock that only goes forward.
+#[cold]
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+pub(crate) fn clock() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for writes. If it fails, which only a filter makes it do, the clock stands still.
+    keeping_errno(|| unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) });
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Elsewhere it stands still: [`wake`] does not say whether it has woken a thread, so no lock may be reserved for one.
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+pub(crate) fn clock() -> u64 {
+    0
 }
 
 /// Without a futex, waiting is spinning with back-off.
@@ -238,7 +258,9 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<core::time:
 
 /// Without a futex no thread sleeps.
 #[cfg(not(all(feature = "std", any(windows, target_os = "linux", target_os = "android"))))]
-pub(crate) fn wake(_word: &AtomicU32) {}
+pub(crate) fn wake(_word: &AtomicU32) -> bool {
+    false
+}
 
 /// A type of which all-zero bytes are a valid value, [`zeroed`](Self::zeroed): the initial value in tables in fresh
 /// memory.

@@ -85,14 +85,14 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, time: Option<Duration>) 
     });
 }
 
-/// Wakes one thread that sleeps in [`wait`] on `word`, if there is one.
-pub(crate) fn wake(word: &AtomicU32) {
+/// Wakes one thread that sleeps in [`wait`] on `word`, if there is one. The system does not say whether there was.
+pub(crate) fn wake(word: &AtomicU32) -> bool {
     // The system finds sleepers by what lies on their stacks.
-    if fatal::is_shutting_down() {
-        return;
+    if !fatal::is_shutting_down() {
+        // SAFETY: the address is only compared.
+        keeping_error(|| unsafe { WakeByAddressSingle(word.as_ptr().cast_const().cast()) });
     }
-    // SAFETY: the address is only compared.
-    keeping_error(|| unsafe { WakeByAddressSingle(word.as_ptr().cast_const().cast()) });
+    false
 }
 
 /// Returns what `call` does; the thread's error code is left as it was.

@@ -203,7 +203,7 @@ fn forks_do_not_wait_for_who_is_refused() {
         (0..20).for_each(|_| assert!(ended_well(fork(|| true))));
         let took = begin.elapsed();
         over.store(true, Ordering::Relaxed);
-        // It took 240 s; now it takes 0.3.
+        // It took 240 s; now it takes 0.3, or 1.5 beside fifteen other busy processes.
         assert!(took < Duration::from_secs(40), "twenty forks: {took:?}");
     });
 }

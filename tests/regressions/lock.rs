@@ -1,7 +1,7 @@
 //! A thread that held a lock for long let others go first by sleeping among them, and so took a wake meant for one of
 //! them, which slept on beside a free lock.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,4 +66,49 @@ fn nobody_sleeps_beside_a_free_lock() {
     while began.elapsed() < Duration::from_secs(3) {
         assert!(all_come_to_an_end(&lock), "a waiter was not woken");
     }
+}
+
+/// A thread needs the lock again and again, on processors that are busy, so that a sleeper is always woken too late: it
+/// must get its turn all the same. (A fork waited for two seconds beside a thread that was refused in a loop.)
+#[test]
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn who_waits_for_long_gets_the_lock_though_another_takes_it_in_a_loop() {
+    const TURNS: usize = 40;
+    const MOST: usize = 500;
+    let (lock, over, taken) = (Lock::new(), AtomicBool::new(false), AtomicUsize::new(0));
+    let is_over = || over.load(Ordering::Relaxed);
+    thread::scope(|scope| {
+        for _ in 0..4 * thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while !is_over() {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !is_over() {
+                let _guard = lock.lock();
+                spin_for(50);
+                taken.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let taken = || taken.load(Ordering::Relaxed);
+        let mut most = 0;
+        for _ in 0..TURNS {
+            // The other is at it.
+            let before = taken();
+            while taken() < before + 10 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let before = taken();
+            drop(lock.lock());
+            most = most.max(taken() - before);
+            if most > MOST {
+                break;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        // Some 80 are usual: as long as a thread may run at a time. It was several thousand.
+        assert!(most <= MOST, "the other had it {most} times meanwhile");
+    });
 }

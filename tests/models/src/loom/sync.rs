@@ -101,6 +101,29 @@ fn who_tries_a_lock_in_vain_leaves_it_to_who_holds_it_and_who_waits() {
     });
 }
 
+/// In a model all that wait once starve, so the lock is reserved for them.
+#[test]
+fn a_lock_reserved_for_one_who_waits_is_had_by_one_whoever_else_comes_and_whoever_gives_up() {
+    explore(2, || {
+        let guarded = Guarded::new();
+        let (second, third) = (guarded.clone(), guarded.clone());
+        let second = spawn(move || second.add());
+        let third = spawn(move || {
+            let guard = third.lock.lock_within(1);
+            if guard.is_some() {
+                third.add_locked();
+            }
+            usize::from(guard.is_some())
+        });
+        guarded.add();
+        guarded.add();
+        second.join().unwrap();
+        let third = third.join().unwrap();
+        assert_eq!(guarded.count(), 2 * (3 + third));
+        assert!(guarded.lock.try_lock().is_some(), "left reserved");
+    });
+}
+
 #[test]
 fn who_tries_a_lock_gets_it_or_not_but_never_shares_it() {
     explore(4, || {
