@@ -159,6 +159,7 @@ impl<N: Nodes> Shards<N> {
                 self.empty(shard);
             }
         }
+        self.collect_aside();
         held
     }
 
