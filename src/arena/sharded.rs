@@ -16,13 +16,15 @@
 //! that others may have found and may still be reading is first removed from every *place* where they look, then
 //! *retired*: it becomes free once every reader that was inside at that time, and may have found it, has left. It
 //! remains memory throughout: a list unmaps nothing before it is dropped, so a slot that is read too late is stale, not
-//! gone.
+//! gone. Slots are retired in batches, so "at that time" is when the batch is passed on: when it is full, at a `flush`,
+//! or when an allocation finds no other slot. A reader that enters before that counts, too.
 //!
 //! **A sleeping reader** that is inside holds back slots that were allocated before it fell asleep and retired
 //! afterwards. The other threads carry on: they lose a part of the list, not all of it. Precisely, because slots are
 //! retired in batches and allocated in eras, it holds back
 //!
 //! - every batch that contains such a slot: 64 slots each at most, or twice the number of readers if that is more;
+//! - every batch that was not yet passed on when it entered: one for each shard and lane;
 //! - slots allocated in the same era: a 64th of the list, or one batch;
 //! - slots that shards had in stock: two batches each.
 //!
@@ -90,8 +92,9 @@ const MOST_OWNERS: usize = 1 << 16;
 /// *`deallocate` or `retire`.* A slot that no other thread can reach is deallocated: it is free at once. A slot that
 /// others may have found is first removed from every place where they look, then retired: it becomes free once every
 /// reader that was inside at that time (held a [`Guard`](super::Guard) of an [`Owner`](super::Owner)), and may have
-/// found it, has left. Slots remain memory as long as the list lives: nothing is unmapped under a reader. (Hyaline-1S:
-/// Nikolaev and Ravindran, PLDI 2021.)
+/// found it, has left. Slots wait in their shard for a batch to be full, or for a `flush`, or until an allocation finds
+/// no other slot; a reader that enters meanwhile is waited for as well. Slots remain memory as long as the list lives:
+/// nothing is unmapped under a reader. (Hyaline-1S: Nikolaev and Ravindran, PLDI 2021.)
 ///
 /// *A sleeping reader* that is inside holds back slots allocated before it fell asleep, and slots retired in the same
 /// batches with them: at most 64 for each, or twice the number of readers. The other threads carry on.
@@ -288,8 +291,8 @@ impl<B: Backing> ShardedFreeList<B> {
         freed.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Frees a slot once every reader that is inside now, and may have found it, has left. Its contents are never
-    /// dropped: retire only values that need no drop.
+    /// Frees a slot once every reader that is inside now, or enters before its batch is passed on, and may have found
+    /// it, has left. (See the type.) Its contents are never dropped: retire only values that need no drop.
     ///
     /// Aborts like [`deallocate`](Self::deallocate).
     ///

@@ -145,6 +145,28 @@ fn a_retired_slot_waits_for_who_was_inside_and_not_for_who_came_later() {
     drop(later);
 }
 
+/// A slot waits in its shard for others. Whoever enters before they are passed on is waited for, as if it might have
+/// found the slot.
+#[test]
+fn who_enters_before_a_batch_is_passed_on_holds_it_back() {
+    for flush in [false, true] {
+        let list = list(1, 2);
+        let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+        let slot = owner.allocate().unwrap();
+        // SAFETY: no other thread knows of it.
+        unsafe { owner.retire(slot.cast()) };
+        if flush {
+            owner.flush();
+        }
+        let inside = reader.enter();
+        inside.protect(|| ());
+        let had: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
+        assert_eq!(had.contains(&slot), flush);
+        drop(inside);
+        assert_eq!(owner.allocate().ok(), Some(slot).filter(|_| !flush));
+    }
+}
+
 #[test]
 fn guards_within_guards_are_inside_until_the_last_is_dropped() {
     let list = list(1, 2);
