@@ -16,8 +16,9 @@
 //! took two seconds on a machine with ten runnable threads per processor. (To hand the lock over each time would let
 //! it lie idle while each sleeper wakes up.) So a thread that has waited for [`PATIENCE`], and is woken in vain, says
 //! so, and then the lock is released as *reserved*: only a thread that has slept may take it. All others sleep first,
-//! for 10 ms at most: so nobody waits longer for a thread that has a low priority and does not come. The idea
-//! is Go's (`sync.Mutex`, its starvation mode).
+//! for 10 ms at most: so nobody waits longer for a thread that has a low priority and does not come. (Where waking does
+//! not say whether anyone slept, nothing is ever reserved: `clock` stands still there.) The idea is Go's (`sync.Mutex`,
+//! its starvation mode).
 //!
 //! Worked: a thread holds the lock for 100 µs at a time, with nothing in between. Another comes, sleeps, and is woken
 //! some ten times, always too late. After a millisecond the lock is reserved, and it is the next to have it.
