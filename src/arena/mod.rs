@@ -34,6 +34,8 @@
 //! list serves what fits a slot.
 //!
 //! ```
+//! # #[cfg(feature = "allocator-api2-02")]
+//! # fn main() {
 //! # use allocator_api2_02 as allocator_api2;
 //! use allocator_api2::vec::Vec;
 //! use pageheap::arena::Arena;
@@ -43,6 +45,9 @@
 //! words.extend("grows in place while it is the last block".split(' '));
 //! let words: &mut [&str] = words.leak(); // For as long as the arena is borrowed.
 //! assert_eq!(words.len(), 9);
+//! # }
+//! # #[cfg(not(feature = "allocator-api2-02"))]
+//! # fn main() {}
 //! ```
 //!
 //! A `Vec` in a [`Local`] borrows the `Local`, so what it leaks lives only as long as that borrow. For a slice that

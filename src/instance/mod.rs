@@ -65,6 +65,8 @@ mod api2;
 /// that version, for collections. `hashbrown` uses 0.2. Collections need not be dropped one by one:
 ///
 /// ```
+/// # #[cfg(feature = "allocator-api2-02")]
+/// # fn main() -> Result<(), pageheap::NewHeapError> {
 /// # use allocator_api2_02 as allocator_api2;
 /// use allocator_api2::vec::Vec;
 /// use pageheap::source::System;
@@ -76,7 +78,10 @@ mod api2;
 /// assert!(heap.contains(numbers.as_ptr().cast()));
 /// assert!(numbers.try_reserve(1 << 20).is_err(), "8 MiB are more than the limit");
 /// std::mem::forget(numbers); // Goes back with the heap.
-/// # Ok::<(), pageheap::NewHeapError>(())
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "allocator-api2-02"))]
+/// # fn main() {}
 /// ```
 ///
 /// An `Arc<Heap>` is no `Allocator`: only the crate that has the trait could make it one. For collections that own
