@@ -15,10 +15,10 @@
 //! up, so that sleeper may wait for as long as the other goes on: a fork beside a thread that was refused in a loop
 //! took two seconds on a machine with ten runnable threads per processor. (To hand the lock over each time would let
 //! it lie idle while each sleeper wakes up.) So a thread that has waited for [`PATIENCE`], and is woken in vain, says
-//! so, and then the lock is released as *reserved*: only a thread that has slept may take it. All others sleep first,
-//! for 10 ms at most: so nobody waits longer for a thread that has a low priority and does not come. (Where waking does
-//! not say whether anyone slept, nothing is ever reserved: `clock` stands still there.) The idea is Go's (`sync.Mutex`,
-//! its starvation mode).
+//! so, and then the lock is released as *reserved*: a thread that comes and would wait for the lock sleeps first, for
+//! 10 ms at most, in case the other has a low priority and does not come. A thread that only tries the lock takes it
+//! even so: to it a reserved lock is free. (Where waking does not say whether anyone slept, nothing is ever reserved:
+//! `clock` stands still there.) The idea is Go's (`sync.Mutex`, its starvation mode).
 //!
 //! Worked: a thread holds the lock for 100 µs at a time, with nothing in between. Another comes, sleeps, and is woken
 //! some ten times, always too late. After a millisecond the lock is reserved, and it is the next to have it.
@@ -35,7 +35,7 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
 const STARVED: u32 = 3;
-/// Free for those who have slept. Only while one of them is on its way: it was woken after this was stored.
+/// Free, but those who would wait wait. Only while a thread that has slept is on its way here.
 const RESERVED: u32 = 4;
 
 /// How long a thread waits at most for another that a free lock is reserved for.
@@ -81,7 +81,7 @@ impl Lock {
     /// Waits until the lock is free, then holds it for as long as the guard lives.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
-        if let Some(guard) = self.try_lock() {
+        if let Some(guard) = self.take(FREE, HELD) {
             return guard;
         }
         self.lock_slow()
@@ -90,10 +90,25 @@ impl Lock {
     /// Acquires the lock if it is free now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_>> {
+        self.take(FREE, HELD).or_else(|| self.take_reserved())
+    }
+
+    /// The same in spite of a reservation.
+    #[cold]
+    fn take_reserved(&self) -> Option<Guard<'_>> {
+        // Relaxed: a look before the exchange.
+        if self.state.load(Ordering::Relaxed) != RESERVED {
+            return None;
+        }
+        self.take(RESERVED, AWAITED)
+    }
+
+    #[inline]
+    fn take(&self, free: u32, held: u32) -> Option<Guard<'_>> {
         // Acquire: sees what the last holder wrote; pairs with the release in its `drop`.
         let taken = self
             .state
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+            .compare_exchange(free, held, Ordering::Acquire, Ordering::Relaxed);
         // Not `then_some`: that would make a guard even on failure, and dropping it would unlock.
         taken.is_ok().then(|| Guard { lock: self })
     }
@@ -114,7 +129,7 @@ impl Lock {
     /// Waits about as long as a short critical section, and never for a thread that is not running.
     #[inline]
     pub fn lock_soon(&self) -> Option<Guard<'_>> {
-        self.try_lock().or_else(|| self.spin())
+        self.try_lock().or_else(|| self.spin(Self::try_lock))
     }
 
     /// Waits as long as a short critical section, and then up to `waits` times a millisecond (or the closest that the
@@ -139,16 +154,16 @@ impl Lock {
     }
 
     #[cold]
-    fn spin(&self) -> Option<Guard<'_>> {
+    fn spin<'a>(&'a self, attempt: impl Fn(&'a Self) -> Option<Guard<'a>>) -> Option<Guard<'a>> {
         (0..SPINS).find_map(|round| {
             relax(round);
-            self.try_lock()
+            attempt(self)
         })
     }
 
     #[cold]
     fn lock_slow(&self) -> Guard<'_> {
-        if let Some(guard) = self.spin() {
+        if let Some(guard) = self.spin(|lock| lock.take(FREE, HELD)) {
             return guard;
         }
         let (begin, mut mark, mut has_slept) = (clock(), AWAITED, false);
@@ -182,7 +197,7 @@ impl Lock {
             };
             // Taken as awaited: after sleeping we cannot know whether others still do.
             let next = if is_free { AWAITED } else { seen.max(mark) };
-            // Acquire: as in `try_lock`.
+            // Acquire: as in `take`.
             match self
                 .state
                 .compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed)
@@ -194,7 +209,8 @@ impl Lock {
         }
     }
 
-    /// Releases a lock that others wait for.
+    /// Releases a lock that others wait for. Whoever takes it next must not free the lock's own memory before this
+    /// returns; no user of this lock does.
     #[cold]
     fn pass_on(&self) {
         // Relaxed: a thread that begins to starve just now is served the next time.
@@ -203,17 +219,18 @@ impl Lock {
         } else {
             FREE
         };
-        // Release: as in `drop`. Waking touches only the address.
+        // Release: as in `drop`.
         self.state.swap(next, Ordering::Release);
         if wake(&self.state) || next == FREE {
             return;
         }
-        // Nobody slept, so nobody takes what is reserved. Relaxed: an exchange, so it passes the release above on.
+        // Nobody slept: those who wait are awake, or this is the child of a fork and they do not exist. Relaxed: an
+        // exchange, so it passes the release above on.
         let given_up = self
             .state
             .compare_exchange(RESERVED, FREE, Ordering::Relaxed, Ordering::Relaxed);
         if given_up.is_ok() {
-            // For a thread that has gone to sleep in between, as the lock was reserved.
+            // A thread may have gone to sleep in between, as the lock was reserved.
             wake(&self.state);
         }
     }
@@ -258,6 +275,47 @@ impl Drop for Guard<'_> {
             .compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed);
         if released.is_err() {
             self.lock.pass_on();
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std", any(target_os = "linux", target_os = "android")))]
+mod tests {
+    use super::*;
+
+    fn lock(state: u32) -> Lock {
+        Lock {
+            state: AtomicU32::new(state),
+        }
+    }
+
+    /// A thread that only tries takes it; one that would wait does so, but not for ever.
+    #[test]
+    fn a_reserved_lock_is_free_to_who_tries_it_and_in_the_end_to_all() {
+        let ways: [fn(&Lock) -> Option<Guard<'_>>; 4] = [
+            Lock::try_lock,
+            Lock::lock_soon,
+            |lock| lock.lock_within(0),
+            |lock| Some(lock.lock()),
+        ];
+        for way in ways {
+            let lock = lock(RESERVED);
+            let guard = way(&lock).expect("nobody holds it");
+            // Relaxed, twice: one thread.
+            assert_eq!(lock.state.load(Ordering::Relaxed), AWAITED);
+            drop(guard);
+            assert_eq!(lock.state.load(Ordering::Relaxed), FREE);
+        }
+    }
+
+    /// As in the child of a fork, where those that waited do not exist.
+    #[test]
+    fn a_lock_is_not_left_reserved_for_nobody() {
+        for state in [HELD, AWAITED, STARVED] {
+            let lock = lock(state);
+            lock.let_go();
+            // Relaxed: one thread.
+            assert_eq!(lock.state.load(Ordering::Relaxed), FREE);
         }
     }
 }

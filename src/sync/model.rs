@@ -86,9 +86,12 @@ pub(crate) fn wait_for(word: &AtomicU32, expected: u32, _time: Option<core::time
     wait(word, expected, 0);
 }
 
-/// No thread sleeps, but all that wait will look again.
-pub(crate) fn wake(_word: &AtomicU32) -> bool {
-    true
+/// No thread sleeps: all that wait look again. It has found one if the word has changed when others have run.
+pub(crate) fn wake(word: &AtomicU32) -> bool {
+    // Relaxed, twice: only compared.
+    let before = word.load(Ordering::Relaxed);
+    yield_now();
+    word.load(Ordering::Relaxed) != before
 }
 
 /// Every thread that has waited once has waited for long.

@@ -67,9 +67,10 @@ fn what_does_not_fit_is_an_error_that_says_so() {
     let list = FreeList::new(layout(16, 8)).unwrap();
     let long = list.boxed([0_u64; 3]).unwrap_err();
     assert_eq!(long.reason(), Reason::SlotTooSmall);
+    let align = align_of::<u64>();
     assert_eq!(
         long.to_string(),
-        "no room for 24 bytes aligned to 8: a slot has 16 bytes"
+        format!("no room for 24 bytes aligned to {align}: a slot has 16 bytes")
     );
     assert_eq!(list.stats().allocated, 0);
     #[repr(align(32))]

@@ -101,7 +101,7 @@ fn who_tries_a_lock_in_vain_leaves_it_to_who_holds_it_and_who_waits() {
     });
 }
 
-/// In a model all that wait once starve, so the lock is reserved for them.
+/// In a model all that wait once starve, so the lock is reserved for them; or, if none of them is asleep, given up.
 #[test]
 fn a_lock_reserved_for_one_who_waits_is_had_by_one_whoever_else_comes_and_whoever_gives_up() {
     explore(2, || {
@@ -120,7 +120,7 @@ fn a_lock_reserved_for_one_who_waits_is_had_by_one_whoever_else_comes_and_whoeve
         second.join().unwrap();
         let third = third.join().unwrap();
         assert_eq!(guarded.count(), 2 * (3 + third));
-        assert!(guarded.lock.try_lock().is_some(), "left reserved");
+        assert!(guarded.lock.try_lock().is_some(), "left held");
     });
 }
 
