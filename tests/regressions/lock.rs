@@ -1,7 +1,7 @@
 //! A thread that held a lock for long let others go first by sleeping among them, and so took a wake meant for one of
 //! them, which slept on beside a free lock.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,8 @@ fn nobody_sleeps_beside_a_free_lock() {
 #[test]
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn who_waits_for_long_gets_the_lock_though_another_takes_it_in_a_loop() {
+    use std::sync::atomic::AtomicBool;
+
     const TURNS: usize = 40;
     const MOST: usize = 500;
     let (lock, over, taken) = (Lock::new(), AtomicBool::new(false), AtomicUsize::new(0));
