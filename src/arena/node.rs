@@ -6,7 +6,6 @@
 //!   allocated            LIVE                 –                       birth: the era it was allocated in
 //!   free in a shard      next in the chain    –                       –
 //!   free in the depot    next in the batch    first: how many         first: the next batch
-//!   set aside            next in the batch    first: how many         first: its era (32), the next batch (32)
 //!   retired, waiting     next in the batch    number of the first     next in a reader's list
 //!   … the batch's first  next in the batch    how many                readers still to leave
 //! ```

@@ -80,7 +80,7 @@ const MOST_OWNERS: usize = 1 << 16;
 ///
 /// *"No".* `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the limit
 /// or the backing had no room for more. To prove this takes some microseconds and makes all owners pause. If an owner
-/// was preempted in the middle of an operation, the proof waits for it. There are two exceptions:
+/// was preempted in the middle of an operation, the proof waits for it. There are three exceptions:
 ///
 /// - The kernel granted the barrier that makes owners fast when the list was made, but refuses it later, for example
 ///   because the process has since installed a system call filter. Slots in the shards of *other owners* (at most two
@@ -88,6 +88,8 @@ const MOST_OWNERS: usize = 1 << 16;
 ///   are dropped. Slots retired from then on never become free.
 /// - In the child of a fork, an owner in the middle of an operation may not exist. The proof waits for it for some
 ///   seconds only.
+/// - A thread has retired slots that readers held back, and is preempted before it has put them where such slots wait.
+///   If those readers leave meanwhile, the proof does not see the slots (a batch at most) that the thread has in hand.
 ///
 /// *`deallocate` or `retire`.* A slot that no other thread can reach is deallocated: it is free at once. A slot that
 /// others may have found is first removed from every place where they look, then retired: it becomes free once every
@@ -293,6 +295,9 @@ impl<B: Backing> ShardedFreeList<B> {
 
     /// Frees a slot once every reader that is inside now, or enters before its batch is passed on, and may have found
     /// it, has left. (See the type.) Its contents are never dropped: retire only values that need no drop.
+    ///
+    /// If a batch is full and Hyaline has no room for it (it has fewer slots than there are readers), this may wait
+    /// while another thread gathers. A `deallocate` never waits.
     ///
     /// Aborts like [`deallocate`](Self::deallocate).
     ///

@@ -159,7 +159,6 @@ impl<N: Nodes> Shards<N> {
                 self.empty(shard);
             }
         }
-        self.collect_aside();
         held
     }
 

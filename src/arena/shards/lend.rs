@@ -7,7 +7,6 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::retire::Aside;
 use super::shard::unpack;
 use super::{As, LANES, Shard, Shards};
 use crate::arena::controller::MAX_BATCH;
@@ -25,7 +24,7 @@ pub struct Census {
     pub sharded: u64,
     /// Free, in the depot.
     pub depot: u64,
-    /// Retired, and not yet passed to Hyaline, or refused by it.
+    /// Retired, and not yet passed to Hyaline.
     pub retired: u64,
 }
 
@@ -114,7 +113,6 @@ impl<N: Nodes> Shards<N> {
         self.control.limit.store(MAX_BATCH, Ordering::Relaxed);
         self.control.era.store(FIRST_ERA, Ordering::Relaxed);
         self.hyaline.reset(&self.nodes);
-        self.aside = Stack::new();
         renew(&mut self.nodes);
     }
 
@@ -166,11 +164,6 @@ impl<N: Nodes> Shards<N> {
                 census.sharded += walk(unpack(word.load(Ordering::Relaxed)).0);
             }
             census.retired += walk(unpack(shard.retired.load(Ordering::Relaxed)).0);
-        }
-        let mut batch = self.aside.top();
-        while batch != NIL {
-            census.retired += walk(batch);
-            batch = Aside(&self.nodes).next(batch);
         }
         let mut batch = self.depot.top();
         while batch != NIL {

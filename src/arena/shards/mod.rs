@@ -39,8 +39,8 @@
 //! shard, the lanes, the depot and fresh slots are still searched. And in the child of a fork, a thread that was inside
 //! may not exist; there the wait ends after some seconds.
 //!
-//! *Frees never wait*: kept out of its shard, a free puts a batch of one into the depot, and a retire passes a batch of
-//! one to Hyaline. If that has no room for it, it is set aside for the gatherer.
+//! *Frees never wait*: kept out of its shard, a free puts a batch of one into the depot. A retire may wait: a batch
+//! that Hyaline has no room for goes into a shard, which is closed while a thread gathers.
 //!
 //! Worked: an owner that frees and allocates in turn puts the slot into the pocket and takes it out again, 3 ns for
 //! both. If it frees 200 slots, one is in the pocket, 64 fill `loaded`, the next makes them `previous`, and from the
@@ -117,8 +117,6 @@ pub struct Shards<N> {
     /// The lanes, then the owners' shards.
     shards: Table<CachePadded<Shard>>,
     hyaline: Hyaline,
-    /// Batches that Hyaline refused while their shard was closed.
-    aside: Stack,
     barrier: Barrier,
     /// For lending shards: the first vacant one, plus one; how many were ever lent.
     lending: Lock,
@@ -155,7 +153,6 @@ impl<N: Nodes> Shards<N> {
             home: process(),
             shards,
             hyaline,
-            aside: Stack::new(),
             barrier,
             lending: Lock::new(),
             vacant: AtomicU32::new(0),

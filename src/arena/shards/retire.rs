@@ -12,10 +12,6 @@
 //! The size of a batch may change while it collects, so the condition is "at least". Hyaline refuses a batch with fewer
 //! slots than there are readers if no spare nodes are left. Such a batch is offered again when it has doubled. With 3
 //! readers and batches of one slot: offered at 1, at 2, and at 4, where it is accepted.
-//!
-//! A refused batch waits in the shard. While a thread gathers it cannot go there, so it is *set aside*, on a stack: the
-//! gatherer offers all of them again at each look, and a thread whose batch is refused offers one of them with it. So a
-//! retire never waits.
 
 #![forbid(unsafe_code)]
 
@@ -25,23 +21,6 @@ use crate::arena::hyaline::Batch;
 use crate::arena::node::{Chain, LIVE, Node, Nodes};
 use crate::arena::stack::{Links, NIL};
 use crate::sync::Ordering;
-
-/// Links between the first slots of batches that were set aside. Above the link a word has the batch's oldest era.
-pub(super) struct Aside<'n, N>(pub(super) &'n N);
-
-impl<N: Nodes> Links for Aside<'_, N> {
-    fn next(&self, slot: u32) -> u32 {
-        // Relaxed: handed over by the stack.
-        self.0.node(slot).word.load(Ordering::Relaxed) as u32
-    }
-
-    fn set_next(&self, slot: u32, next: u32) {
-        let word = &self.0.node(slot).word;
-        // Relaxed, twice: the batch is the caller's.
-        let oldest = word.load(Ordering::Relaxed) >> 32;
-        word.store(oldest << 32 | u64::from(next), Ordering::Relaxed);
-    }
-}
 
 impl<N: Nodes> Shards<N> {
     /// Retires a slot through `shard`, a shard of this list that is the caller's: the slot becomes free once every
@@ -99,92 +78,50 @@ impl<N: Nodes> Shards<N> {
     /// shard has kept, and a slot.
     #[inline(never)]
     fn retire_batch(&self, shard: &Shard, who: As, section: Option<Section<'_>>, batch: Batch) {
-        // Enter before the slots leave the shard, and stay until the batch is given to its readers, or is where others
-        // find it: meanwhile no other thread can see its slots, and none of them may be in use any more.
-        let _pass = self.turnstile.enter(0);
+        // Enter before the slots leave the shard, and stay until the batch is given to its readers: meanwhile no other
+        // thread can see its slots, and none of them may be in use any more. Do not stay while waiting below, since a
+        // gatherer waits for us.
+        let pass = self.turnstile.enter(0);
         if let Some(section) = section {
             // Release: a thread that no longer sees the slots there sees us inside; partner: the Acquire in `held`.
             section.shard.retired.store(0, Ordering::Release);
         }
-        let Err(batch) = self.reclaim(batch) else {
+        let refused = self.reclaim(batch);
+        drop(pass);
+        let Err(mut batch) = refused else {
             return;
         };
-        let Some(section) = self.enter(shard, who) else {
+        for round in 0.. {
+            if let Some(section) = self.enter(shard, who) {
+                self.keep(section.shard, batch);
+                return;
+            }
             // A thread gathers, or (in a lane) is at work.
-            self.set_aside(batch);
-            return;
-        };
-        // What was set aside is offered again without a gatherer, too: each such retire takes a batch along.
-        let batch = match self.take_aside() {
-            Some(other) => match self.reclaim(self.join(batch, other)) {
+            crate::sync::relax(round);
+            match self.reclaim(batch) {
                 Ok(()) => return,
-                Err(both) => both,
-            },
-            None => batch,
-        };
-        self.keep(section.shard, batch);
+                Err(same) => batch = same,
+            }
+        }
     }
 
     /// Adds a batch that Hyaline refused to what the shard keeps. The caller is inside.
     fn keep(&self, shard: &Shard, batch: Batch) {
-        // Relaxed throughout: inside the section.
-        let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
-        let all = if first == NIL {
-            batch
-        } else {
-            let oldest = shard.oldest.load(Ordering::Relaxed);
-            self.join(batch, Batch { first, count, oldest })
-        };
-        shard.oldest.store(all.oldest, Ordering::Relaxed);
-        // Hyaline wants a node per reader, so offering just one slot more is pointless: twice as many are offered next.
-        shard.offer.store(all.count.saturating_mul(2), Ordering::Relaxed);
-        shard.retired.store(pack(all.first, all.count), Ordering::Relaxed);
-    }
-
-    /// Makes two batches of the caller's one.
-    fn join(&self, batch: Batch, other: Batch) -> Batch {
         let chain = Chain(&self.nodes);
         let last = (1..batch.count).fold(batch.first, |slot, _| chain.next(slot));
-        chain.set_next(last, other.first);
-        Batch {
-            first: batch.first,
-            count: batch.count + other.count,
-            oldest: batch.oldest.min(other.oldest),
-        }
-    }
-
-    /// Puts a batch that Hyaline refused where the next gatherer finds it. The caller is inside the turnstile, or
-    /// gathers.
-    fn set_aside(&self, batch: Batch) {
-        let node = self.nodes.node(batch.first);
-        // An era too late for half a word: the batch counts as older than it is, and waits for more readers.
-        let oldest = batch.oldest.min(u64::from(u32::MAX));
-        // Relaxed, twice: the batch is ours, until it is pushed.
-        node.batch.store(batch.count, Ordering::Relaxed);
-        node.word.store(oldest << 32, Ordering::Relaxed);
-        self.aside.push(&Aside(&self.nodes), batch.first, batch.first);
-    }
-
-    /// Takes a batch that was set aside. The caller is inside the turnstile, or gathers.
-    fn take_aside(&self) -> Option<Batch> {
-        let first = self.aside.pop(&Aside(&self.nodes))?;
-        let node = self.nodes.node(first);
-        // Relaxed, twice: the batch is ours.
-        let (count, word) = (node.batch.load(Ordering::Relaxed), node.word.load(Ordering::Relaxed));
-        let oldest = word >> 32;
-        Some(Batch { first, count, oldest })
-    }
-
-    /// For a gatherer: offers what was set aside to Hyaline again, each batch together with what it has just refused.
-    pub(super) fn collect_aside(&self) {
-        let mut refused = None;
-        while let Some(batch) = self.take_aside() {
-            let batch = refused.map_or(batch, |other| self.join(batch, other));
-            refused = self.reclaim(batch).err();
-        }
-        if let Some(batch) = refused {
-            self.set_aside(batch);
-        }
+        // Relaxed throughout: inside the section.
+        let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
+        let oldest = if first == NIL {
+            batch.oldest
+        } else {
+            batch.oldest.min(shard.oldest.load(Ordering::Relaxed))
+        };
+        chain.set_next(last, first);
+        shard.oldest.store(oldest, Ordering::Relaxed);
+        let count = count + batch.count;
+        // Hyaline wants a node per reader, so offering just one slot more is pointless: twice as many are offered next.
+        shard.offer.store(count.saturating_mul(2), Ordering::Relaxed);
+        shard.retired.store(pack(batch.first, count), Ordering::Relaxed);
     }
 
     /// Passes a batch to Hyaline, to be freed when its last reader leaves.

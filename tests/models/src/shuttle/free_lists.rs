@@ -74,13 +74,8 @@ fn table<T: Zeroed>(len: usize) -> Table<T> {
 }
 
 fn list(slots: usize, owners: usize) -> Arc<List> {
-    list_with_spares(slots, owners, 4)
-}
-
-/// Without spares a batch that has no more slots than there are readers is refused.
-fn list_with_spares(slots: usize, owners: usize, spares: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(owners), table(spares), Barrier::new());
+    let hyaline = Hyaline::new(&few, table(owners), table(4), Barrier::new());
     Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
 }
 
@@ -141,17 +136,8 @@ fn the_last_slot_is_found_wherever_it_is() {
 /// Two threads exchange a shared slot, and retire; a third reads, twice.
 #[test]
 fn what_is_read_is_nobody_elses() {
-    what_is_read::<4>();
-}
-
-#[test]
-fn what_is_read_is_nobody_elses_while_batches_are_refused() {
-    what_is_read::<0>();
-}
-
-fn what_is_read<const SPARES: usize>() {
     explore(4000, || {
-        let list = list_with_spares(6, 3, SPARES);
+        let list = list(6, 3);
         let shared = Arc::new(AtomicU32::new(0));
         let writers: Vec<_> = (1..=2)
             .map(|who| {
@@ -297,17 +283,8 @@ fn a_shard_goes_from_hand_to_hand() {
 /// One thread retires what two may be reading, by its shard and by the lane; the readers' records change hands.
 #[test]
 fn readers_hold_what_they_read_whoever_retires_it() {
-    readers_hold::<4>();
-}
-
-#[test]
-fn readers_hold_what_they_read_while_batches_are_refused() {
-    readers_hold::<0>();
-}
-
-fn readers_hold<const SPARES: usize>() {
     explore(4000, || {
-        let list = list_with_spares(4, 3, SPARES);
+        let list = list(4, 3);
         let shared = Arc::new(AtomicU32::new(0));
         let hand = Hand::lend(&list).unwrap();
         let readers = [(); 2].map(|()| {
