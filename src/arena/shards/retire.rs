@@ -111,17 +111,22 @@ impl<N: Nodes> Shards<N> {
         let last = (1..batch.count).fold(batch.first, |slot, _| chain.next(slot));
         // Relaxed throughout: inside the section.
         let (first, count) = unpack(shard.retired.load(Ordering::Relaxed));
-        let oldest = if first == NIL {
-            batch.oldest
+        let (oldest, offer) = if first == NIL {
+            (batch.oldest, 0)
         } else {
-            batch.oldest.min(shard.oldest.load(Ordering::Relaxed))
+            let oldest = shard.oldest.load(Ordering::Relaxed);
+            (batch.oldest.min(oldest), shard.offer.load(Ordering::Relaxed))
         };
         chain.set_next(last, first);
         shard.oldest.store(oldest, Ordering::Relaxed);
-        let count = count + batch.count;
-        // Hyaline wants a node per reader, so offering just one slot more is pointless: twice as many are offered next.
-        shard.offer.store(count.saturating_mul(2), Ordering::Relaxed);
-        shard.retired.store(pack(batch.first, count), Ordering::Relaxed);
+        // Hyaline wants a node per reader, so offering just one slot more is pointless: twice as many as it has refused
+        // at one time are offered next. (With those that were there already it might be content.)
+        shard
+            .offer
+            .store(offer.max(batch.count.saturating_mul(2)), Ordering::Relaxed);
+        shard
+            .retired
+            .store(pack(batch.first, count + batch.count), Ordering::Relaxed);
     }
 
     /// Passes a batch to Hyaline, to be freed when its last reader leaves.
