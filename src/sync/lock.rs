@@ -14,7 +14,7 @@
 //! **It is fair in the end.** A thread that needs the lock again and again finds it free sooner than a sleeper wakes
 //! up, so that sleeper may wait for as long as the other goes on: a fork beside a thread that was refused in a loop
 //! took two seconds on a machine with ten runnable threads per processor. (To hand the lock over each time would let
-//! it lie idle while each sleeper wakes up.) So a thread that has waited for [`PATIENCE`], and is woken in vain, says
+//! it lie idle while each sleeper wakes up.) So a thread that has waited for a millisecond, and is woken in vain, says
 //! so, and then the lock is released as *reserved*: a thread that comes and would wait for the lock sleeps first, for
 //! 10 ms at most, in case the other has a low priority and does not come. A thread that only tries the lock takes it
 //! even so: to it a reserved lock is free. (Where waking does not say whether anyone slept, nothing is ever reserved:
@@ -29,7 +29,7 @@
 
 use core::time::Duration;
 
-use super::{AtomicU32, Ordering, PATIENCE, clock, relax, wait, wait_for, wake};
+use super::{AtomicU32, Ordering, clock, is_long_since, relax, wait, wait_for, wake};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -177,7 +177,7 @@ impl Lock {
             }
             round = round.saturating_add(1);
             has_slept = true;
-            if clock().wrapping_sub(begin) >= PATIENCE {
+            if is_long_since(begin) {
                 mark = STARVED;
             }
         }

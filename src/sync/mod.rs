@@ -40,9 +40,10 @@ use native as imp;
 pub use barrier::Barrier;
 pub use bias::{Alone, BiasedLock, Held};
 pub use imp::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
-pub(crate) use imp::{PATIENCE, SHARED, STRIPES};
+pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{
-    clock, fence_after_load, fence_after_rmw, fence_heavy, fence_light, process, relax, thread, wait, wait_for, wake,
+    clock, fence_after_load, fence_after_rmw, fence_heavy, fence_light, is_long_since, process, relax, thread, wait,
+    wait_for, wake,
 };
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;

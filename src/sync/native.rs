@@ -21,7 +21,7 @@ pub(crate) const STRIPES: usize = 8;
 pub(crate) const SHARED: usize = 8;
 
 /// How long a thread waits for a lock before it is to be the next: a millisecond, in nanoseconds. (As in Go.)
-pub(crate) const PATIENCE: u64 = 1_000_000;
+const PATIENCE: u64 = 1_000_000;
 
 /// A sequentially consistent (SeqCst) fence.
 #[inline(always)]
@@ -222,6 +222,11 @@ pub(crate) fn clock() -> u64 {
 #[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn clock() -> u64 {
     0
+}
+
+/// Whether a thread that has waited since then is to wait no longer.
+pub(crate) fn is_long_since(begin: u64) -> bool {
+    clock().wrapping_sub(begin) >= PATIENCE
 }
 
 /// Without a futex, waiting is spinning with back-off.
