@@ -112,7 +112,8 @@ mod imp {
                 "mov {top}, qword ptr [{thread} + {seat}]",
                 "add {top}, {BUSY}",
                 "mov qword ptr [{thread} + {seat}], {top}",
-                // `Owner::admits`. Acquire for the key: pairs with the release of `unbar`.
+                // `Owner::admits`; the word is the heap's address up to here. Acquire for the key: pairs with the
+                // release of `unbar`.
                 "cmp {word}, qword ptr [{thread} + {OWNER_KEY}]",
                 "jne {refused}",
                 // `Magazine::room_at`.
