@@ -1,8 +1,8 @@
 //! Builds the workloads once for each allocator, runs them interleaved, and reports how fast each is.
 //!
 //! ```text
-//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--built]
-//!         [--calls] [--instructions] [--out DIR]
+//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--patience SECONDS]
+//!         [--built] [--calls] [--instructions] [--out DIR]
 //! compare --idle SECONDS [--allocators A,B] [--built] [--out DIR]
 //! ```
 //!
@@ -35,12 +35,9 @@ use table::{INSTRUCTIONS, LEAST, Results, TIME};
 /// Of two allocators, how fast the first should be at least, relative to the second.
 const AIM: f64 = 0.98;
 
-/// The longest a run may take; after that the cell stays empty, and the terminal says so.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn run(program: &Program, workload: &str) -> Option<Run> {
+fn run(program: &Program, workload: &str, patience: Duration) -> Option<Run> {
     let mut command = program.command();
-    let output = output_within(command.arg(workload), PATIENCE)?;
+    let output = output_within(command.arg(workload), patience)?;
     let run = Run::parse(&String::from_utf8_lossy(&output.stdout)).filter(|_| output.status.success());
     if run.is_none() {
         let words = String::from_utf8_lossy(&output.stderr);
@@ -87,7 +84,9 @@ fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String
             eprint!("\rround {} of {}: {:24}", round + 1, options.rounds, row.workload.name);
             for turn in 0..programs.len() {
                 let at = (turn + round) % programs.len();
-                row.cells[at].runs.extend(run(&programs[at], &row.workload.name));
+                row.cells[at]
+                    .runs
+                    .extend(run(&programs[at], &row.workload.name, options.patience));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::programs::{ALLOCATORS, VARIANTS};
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Debug)]
 pub struct Options {
@@ -10,6 +11,8 @@ pub struct Options {
     pub groups: Vec<String>,
     pub workloads: Vec<String>,
     pub rounds: usize,
+    /// The longest a run may take. If one takes longer, its cell stays empty, and the terminal says so.
+    pub patience: Duration,
     /// The programs exist: build none.
     pub built: bool,
     /// Count system calls too.
@@ -29,6 +32,7 @@ impl Options {
             groups: Vec::new(),
             workloads: Vec::new(),
             rounds: 3,
+            patience: Duration::from_secs(60),
             built: false,
             calls: false,
             instructions: false,
@@ -43,6 +47,7 @@ impl Options {
                 "--groups" => options.groups = list(value()?),
                 "--workloads" => options.workloads = list(value()?),
                 "--rounds" => options.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
+                "--patience" => options.patience = seconds(&value()?).ok_or("--patience needs seconds")?,
                 "--idle" => options.idle = Some(value()?.parse().map_err(|_| "--idle needs seconds")?),
                 "--built" => options.built = true,
                 "--calls" => options.calls = true,
@@ -70,6 +75,10 @@ impl Options {
     }
 }
 
+fn seconds(text: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(text.parse().ok()?).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,11 +89,12 @@ mod tests {
 
     #[test]
     fn options_are_read_or_refused() {
-        let options = parse("--groups a,b --rounds 7 --built --allocators glibc,talc").unwrap();
+        let options = parse("--groups a,b --rounds 7 --built --allocators glibc,talc --patience 2.5").unwrap();
+        assert_eq!(options.patience, Duration::from_millis(2500));
         assert!(options.wants("b", "x") && !options.wants("c", "x") && options.built && options.rounds == 7);
         assert_eq!(options.allocators, ["glibc", "talc"]);
         assert!(parse("").unwrap().wants("any", "any"));
-        for wrong in ["--rounds", "--rounds x", "--what", "--allocators nobody"] {
+        for wrong in "--rounds|--rounds x|--patience -1|--what|--allocators nobody".split('|') {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
