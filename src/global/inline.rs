@@ -15,8 +15,8 @@
 //!
 //! A statement in assembler counts 5 for each operand. With this one, which also finds the thread's structure, and a
 //! slow path with two arguments instead of three, a free costs 65, and the step is inlined; with 70 it is not. So the
-//! slow path gets no size: it asks the table of spans. (`nm` shows whether the step is inlined: then a program that
-//! drops a tree has no symbol with `deallocating_next`.) A call from within a statement would count less, but then
+//! slow path gets no size: it asks the table of spans. (`tests/inlined` shows whether the step is inlined: then a
+//! program that drops a tree has no symbol with `deallocating_next`.) A call from within a statement would count less, but then
 //! the compiler must be told which registers it changes, and those that new processors bring have no names yet.
 //!
 //! What the statement does is what `Thread::push` does, in the same order; each line names the function that it
