@@ -16,8 +16,9 @@
 //! A statement in assembler counts 5 for each operand. With this one, which also finds the thread's structure, and a
 //! slow path with two arguments instead of three, a free costs 65, and the step is inlined; with 70 it is not. So the
 //! slow path gets no size: it asks the table of spans. (`tests/inlined` shows whether the step is inlined: then a
-//! program that drops a tree has no symbol with `deallocating_next`.) A call from within a statement would count less, but then
-//! the compiler must be told which registers it changes, and those that new processors bring have no names yet.
+//! program that drops a tree has no symbol with `deallocating_next`.) A call from within a statement would count less,
+//! but then the compiler must be told which registers it changes, and those that new processors bring have no names
+//! yet.
 //!
 //! What the statement does is what `Thread::push` does, in the same order; each line names the function that it
 //! replaces. On x86-64 a plain load acquires and a plain store releases, and a statement that may use memory is what
@@ -204,7 +205,18 @@ mod tests {
     struct World {
         thread: [usize; size_of::<Thread>() / size_of::<usize>()],
         rack: [usize; 2 + ROOM as usize],
-        slot: [usize; 2],
+        /// The first is freed.
+        slots: [[usize; 8]; 1 + ROOM as usize],
+    }
+
+    impl World {
+        fn new() -> Box<Self> {
+            Box::new(Self {
+                thread: [0; _],
+                rack: [0; _],
+                slots: [[0; _]; _],
+            })
+        }
     }
 
     const WORDS: usize = size_of::<World>() / size_of::<usize>();
@@ -261,7 +273,7 @@ mod tests {
             unsafe {
                 world.write_bytes(0, 1);
                 let thread = &*world.cast::<Thread>();
-                let slot = NonNull::new_unchecked((&raw mut (*world).slot).cast::<u8>());
+                let slot = NonNull::new_unchecked((&raw mut (*world).slots).cast::<u8>());
                 let rack = Rack::new(NonNull::new_unchecked((&raw mut (*world).rack).cast()), ROOM);
                 thread.set_owner(&HOMES[usize::from(!self.is_ours)], leave);
                 load(thread.magazine(self.class), self.loaded, rack, slot);
@@ -314,15 +326,17 @@ mod tests {
     #[test]
     fn the_statement_does_what_push_does() {
         mark::draw_key();
-        let mut world = Box::new(World {
-            thread: [0; _],
-            rack: [0; _],
-            slot: [0; _],
-        });
-        let slot = (&raw mut world.slot).cast::<u8>();
+        let mut world = World::new();
+        let slot = (&raw mut world.slots).cast::<u8>();
         // SAFETY: the world's slot.
         unsafe { mark::write(mark::key(), slot) };
-        let words = [world.slot[0], usize::MAX << 48, usize::MAX >> 1, usize::MAX << 49, 0];
+        let words = [
+            world.slots[0][0],
+            usize::MAX << 48,
+            usize::MAX >> 1,
+            usize::MAX << 49,
+            0,
+        ];
         let counts = 0..=ROOM;
         let states = [Loaded::Open, Loaded::Shut, Loaded::Taken, Loaded::Forgotten].into_iter();
         let states = states
@@ -349,30 +363,38 @@ mod tests {
         assert_eq!(accepted, 3 * ROOM * 3);
     }
 
-    /// A push while another thread seizes the structure: whichever instructions the two have come to, the slot is in
-    /// one place afterwards if it was accepted, and in none if it was refused. The processor's trap flag stops the push
-    /// after each instruction, and the handler is the other thread.
+    /// A push or a pop while another thread seizes the structure: whichever instructions the two have come to, each
+    /// slot is in one place afterwards. The processor's trap flag stops the call after each instruction, and the
+    /// handler is the other thread.
     mod seized {
         use core::arch::asm;
+        use core::cell::Cell;
         use core::ffi::{c_int, c_void};
         use core::mem;
 
         use super::*;
-        use crate::sync::{AtomicPtr, Ordering, Owned};
+        use crate::sync::Owned;
 
         /// The slots that are there before.
         const SLOTS: u32 = 2;
 
-        /// The other thread, by the number of instructions after which it bars the user, looks whether the user is
-        /// there, takes the rack if not, and lets go.
+        /// What is stopped.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum Call {
+            Push,
+            Pop,
+        }
+
+        /// The other thread, by the number of instructions after which it bars the user, looks at the top, takes what
+        /// is below, and lets go.
         struct Seizer<'a> {
             thread: &'a Thread,
             seat: Seat,
-            slot: NonNull<u8>,
             at: [usize; 4],
             step: usize,
             seen: usize,
-            taken: Option<Rack>,
+            has_taken: bool,
+            taken: Vec<*mut u8>,
         }
 
         impl Seizer<'_> {
@@ -390,33 +412,28 @@ mod tests {
                 if takes && self.seen & BUSY == 0 {
                     // It looks once.
                     let now = mem::replace(top, self.seen);
-                    self.taken = self.thread.magazine(class()).unload();
+                    let rack = self.thread.magazine(class()).unload();
                     *top = now;
-                    self.check();
+                    self.taken.extend(rack.unwrap().slots());
+                    // SAFETY: the world's slots.
+                    let is_free = |&slot: &_| unsafe { mark::seems_free(slot) } == Some(0);
+                    assert!(self.taken.iter().all(is_free), "what is taken is whole: {:?}", self.at);
+                    self.has_taken = true;
                 }
                 if lets_go {
                     owner.set(self.thread.key());
                 }
                 self.step += 1;
             }
-
-            /// What it has taken is whole.
-            fn check(&self) {
-                let rack = self.taken.as_ref().unwrap();
-                // SAFETY: the world's slot.
-                let is_marked = unsafe { mark::seems_free(self.slot.as_ptr()) } == Some(0);
-                let is_there = rack.slots().contains(&self.slot.as_ptr());
-                assert_eq!(rack.len(), SLOTS + u32::from(is_there), "seized at {:?}", self.at);
-                assert!(is_marked || !is_there, "seized at {:?}", self.at);
-            }
         }
 
-        static SEIZER: AtomicPtr<Seizer<'static>> = AtomicPtr::new(ptr::null_mut());
+        std::thread_local! {
+            static SEIZER: Cell<*mut Seizer<'static>> = const { Cell::new(ptr::null_mut()) };
+        }
 
         extern "C" fn stopped(_signal: c_int, _info: *mut libc::siginfo_t, _context: *mut c_void) {
-            // Relaxed: the same thread.
             // SAFETY: stored by the thread that is stopped here, which does not use it meanwhile.
-            unsafe { (*SEIZER.load(Ordering::Relaxed)).go() };
+            unsafe { (*SEIZER.get()).go() };
         }
 
         /// Sets the trap flag, or clears it.
@@ -447,87 +464,118 @@ mod tests {
             }
         }
 
-        /// One run. Returns whether the push had more than the last of these instructions, whether it was accepted, and
-        /// whether it was seized.
-        fn run(world: &mut World, at: [usize; 4]) -> (bool, bool, bool) {
+        /// What happened in a run.
+        #[derive(Clone, Copy, Debug)]
+        struct Outcome {
+            /// Whether the call had more than the last of the instructions.
+            is_longer: bool,
+            /// Whether it was not refused.
+            is_done: bool,
+            /// How many slots were taken.
+            taken: usize,
+        }
+
+        fn run(world: &mut World, call: Call, at: [usize; 4]) -> Outcome {
             let case = Case {
                 class: class(),
                 loaded: Loaded::Open(SLOTS),
                 is_ours: true,
                 word: 0,
             };
-            let mut outcome = (false, false, false);
+            let mut outcome = None;
             case.after(world, |thread, home, seat, slot| {
+                let magazine = thread.magazine(class());
+                // Those that are loaded are marked, as free slots are.
+                let slots = [0, 1, 2].map(|number| slot.as_ptr().wrapping_add(64 * number));
+                // SAFETY: the world's slots.
+                slots[1..]
+                    .iter()
+                    .for_each(|&slot| unsafe { mark::write(mark::key(), slot) });
                 let mut seizer = Seizer {
                     thread,
                     seat,
-                    slot,
                     at,
                     step: 0,
                     seen: BUSY,
-                    taken: None,
+                    has_taken: false,
+                    taken: Vec::with_capacity(8),
                 };
                 let other = &raw mut seizer;
-                // Relaxed: the same thread.
-                SEIZER.store(other.cast(), Ordering::Relaxed);
+                SEIZER.set(other.cast());
                 let before = pthread::replace(thread);
                 stop(true);
-                // SAFETY: the world's slot.
-                let done = unsafe { imp::push(home, seat, slot) };
+                let done = match call {
+                    // SAFETY: the world's slot.
+                    Call::Push => unsafe { imp::push(home, seat, slot) }.then_some(slot),
+                    Call::Pop => thread.pop(home, seat),
+                };
                 stop(false);
                 pthread::replace(before);
                 // SAFETY: it is this function's again.
                 let seizer = unsafe { &mut *other };
-                let is_over = seizer.step > at[3];
+                let is_longer = seizer.step > at[3];
                 // Perhaps announced, refused, and not yet withdrawn.
                 seizer.go();
-                if !done {
+                if call == Call::Push && done.is_none() {
                     thread.withdraw(seat);
                 }
                 while seizer.step <= at[3] {
                     seizer.go();
                 }
-                let magazine = thread.magazine(class());
-                let taken = seizer.taken.as_ref();
-                let places = usize::from(magazine.has(slot, class()))
-                    + usize::from(taken.is_some_and(|rack| rack.slots().contains(&slot.as_ptr())));
-                assert_eq!(places, usize::from(done), "seized at {at:?}");
-                let count = taken.map_or_else(|| magazine.count(class()), Rack::len);
-                assert_eq!(count, SLOTS + u32::from(done), "seized at {at:?}");
-                assert_eq!(magazine.room() == 0, taken.is_some());
-                outcome = (is_over, done, taken.is_some());
-                done
+                let mut found = seizer.taken.clone();
+                found.extend(core::iter::from_fn(|| magazine.pop()).map(NonNull::as_ptr));
+                if call == Call::Pop {
+                    found.extend(done.map(NonNull::as_ptr));
+                }
+                found.sort_unstable();
+                let pushed = call == Call::Push && done.is_some();
+                assert_eq!(found, slots[usize::from(!pushed)..], "{call:?}, seized at {at:?}");
+                assert_eq!(magazine.room() == 0, seizer.has_taken);
+                outcome = Some(Outcome {
+                    is_longer,
+                    is_done: done.is_some(),
+                    taken: seizer.taken.len(),
+                });
+                done.is_some()
             });
-            outcome
+            outcome.unwrap()
         }
 
-        #[test]
-        fn a_slot_is_in_one_place_whenever_another_thread_seizes_the_magazine() {
+        /// All instructions of a push; of a pop, which is not in assembler, many.
+        fn run_all(call: Call, most: usize) {
             mark::draw_key();
             install();
-            let mut world = Box::new(World {
-                thread: [0; _],
-                rack: [0; _],
-                slot: [0; _],
-            });
+            let mut world = World::new();
             let mut steps = 0;
-            while run(&mut world, [steps; 4]).0 {
+            while run(&mut world, call, [steps; 4]).is_longer {
                 steps += 1;
             }
-            let mut outcomes = [0; 4];
+            let mut outcomes = std::collections::BTreeMap::new();
             for first in 0..=steps {
-                for last in first..=steps {
+                for last in (first..=steps).step_by(steps / most + 1) {
                     for [second, third] in [[first, first], [first, last], [last, last]] {
-                        let (_, done, taken) = run(&mut world, [first, second, third, last]);
-                        outcomes[usize::from(done) + 2 * usize::from(taken)] += 1;
+                        let outcome = run(&mut world, call, [first, second, third, last]);
+                        *outcomes.entry((outcome.is_done, outcome.taken)).or_insert(0) += 1;
                     }
                 }
             }
-            // Not seized, because the user was there: accepted or refused. Seized: the same.
-            assert!(
-                steps >= 15 && outcomes.iter().all(|&count| count > 0),
-                "{steps}: {outcomes:?}"
-            );
+            // Not seized, because the user was there: accepted or refused. Seized: before the call, or after it.
+            let expected: &[_] = match call {
+                Call::Push => &[(false, 0), (false, 2), (true, 0), (true, 3)],
+                Call::Pop => &[(false, 0), (false, 2), (true, 0), (true, 1)],
+            };
+            let seen: Vec<_> = outcomes.keys().copied().collect();
+            assert!(steps >= 15 && seen == expected, "{steps} instructions: {outcomes:?}");
+        }
+
+        #[test]
+        fn a_pushed_slot_is_in_one_place_whenever_another_thread_seizes_the_magazine() {
+            run_all(Call::Push, usize::MAX);
+        }
+
+        #[test]
+        fn a_popped_slot_is_in_one_place_whenever_another_thread_seizes_the_magazine() {
+            run_all(Call::Pop, 2);
         }
     }
 }
