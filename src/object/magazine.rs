@@ -136,6 +136,12 @@ impl Magazine {
         begun
     }
 
+    /// Leaves the magazine as a user does that ends in the middle of an operation.
+    #[cfg(test)]
+    pub fn end_in_the_middle(&self) {
+        let _top = self.top.begin();
+    }
+
     /// Repairs the top after its user has ended, perhaps in the middle of an operation.
     pub fn settle(&self) {
         self.top.settle();

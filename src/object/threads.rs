@@ -284,6 +284,27 @@ mod tests {
         objects.check().unwrap();
     }
 
+    /// A signal may end it there, for instance. Its slot is not lost, and the next user of the structure can go on.
+    #[test]
+    fn a_thread_may_end_in_the_middle_of_a_call() {
+        let (objects, layout) = (heap(), Layout::new::<[u8; 200]>());
+        let class = SizeClass::of(layout.size(), layout.align()).unwrap();
+        let thread = objects.enlist().unwrap();
+        // SAFETY: never destroyed.
+        let own = unsafe { thread.as_ref() };
+        let staying = own.enter(objects).unwrap();
+        let block = objects.allocate(&staying, layout).unwrap();
+        // SAFETY: freed with its layout, by a thread that has entered.
+        unsafe { objects.free(&staying, block, layout) };
+        drop(staying);
+        own.magazine(class).end_in_the_middle();
+        assert_eq!(own.magazine(class).pop(), None, "its user is there");
+        // SAFETY: this thread uses the structure, and does not use it again.
+        unsafe { Thread::end(thread) };
+        assert_eq!(objects.enlist(), Some(thread), "the same, for the next thread");
+        assert_eq!(own.magazine(class).pop(), Some(block));
+    }
+
     /// Each class has a limit, and so have all together.
     #[test]
     fn the_stores_of_all_classes_hold_no_more_than_their_limit() {
