@@ -261,20 +261,24 @@ mod tests {
         Objects::for_test(16 << 20, 64, false)
     }
 
-    /// No fence through all threads is needed for that, and no silence.
-    #[test]
-    fn what_a_thread_that_ended_has_left_is_found() {
-        let (objects, layout) = (heap(), Layout::new::<[u8; 64]>());
-        let thread = objects.enlist().unwrap();
+    /// A thread's structure, and a block that it has allocated and freed.
+    fn used(objects: &Objects<Region>, layout: Layout) -> (&'static Thread, NonNull<u8>) {
         // SAFETY: never destroyed.
-        let own = unsafe { thread.as_ref() };
+        let own: &'static Thread = unsafe { objects.enlist().unwrap().as_ref() };
         let staying = own.enter(objects).unwrap();
         let block = objects.allocate(&staying, layout).unwrap();
         // SAFETY: freed with its layout, by a thread that has entered.
         unsafe { objects.free(&staying, block, layout) };
-        drop(staying);
+        (own, block)
+    }
+
+    /// No fence through all threads is needed for that, and no silence.
+    #[test]
+    fn what_a_thread_that_ended_has_left_is_found() {
+        let (objects, layout) = (heap(), Layout::new::<[u8; 64]>());
+        let (own, _) = used(objects, layout);
         // SAFETY: this thread uses the structure, and does not use it again.
-        unsafe { Thread::end(thread) };
+        unsafe { Thread::end(NonNull::from(own)) };
         assert!(
             !own.is_bare() && !own.stock().is_empty(),
             "something for the next thread"
@@ -289,19 +293,16 @@ mod tests {
     fn a_thread_may_end_in_the_middle_of_a_call() {
         let (objects, layout) = (heap(), Layout::new::<[u8; 200]>());
         let class = SizeClass::of(layout.size(), layout.align()).unwrap();
-        let thread = objects.enlist().unwrap();
-        // SAFETY: never destroyed.
-        let own = unsafe { thread.as_ref() };
-        let staying = own.enter(objects).unwrap();
-        let block = objects.allocate(&staying, layout).unwrap();
-        // SAFETY: freed with its layout, by a thread that has entered.
-        unsafe { objects.free(&staying, block, layout) };
-        drop(staying);
+        let (own, block) = used(objects, layout);
         own.magazine(class).end_in_the_middle();
         assert_eq!(own.magazine(class).pop(), None, "its user is there");
         // SAFETY: this thread uses the structure, and does not use it again.
-        unsafe { Thread::end(thread) };
-        assert_eq!(objects.enlist(), Some(thread), "the same, for the next thread");
+        unsafe { Thread::end(NonNull::from(own)) };
+        assert_eq!(
+            objects.enlist(),
+            Some(NonNull::from(own)),
+            "the same, for the next thread"
+        );
         assert_eq!(own.magazine(class).pop(), Some(block));
     }
 
