@@ -48,7 +48,8 @@
 //!
 //! With [`Config::release_lazily`], memory that `tick` and `scavenge` give back may stay resident until the system is
 //! short of memory; memory that `release` gives back never does. A `PageHeap` has neither stores nor magazines, only
-//! pages and caches. Memory that running threads are working on at that moment stays.
+//! pages and caches. Memory that running threads are working on at that moment stays, and so do each thread's tables
+//! for free blocks, some KiB.
 //!
 //! # How it works, in brief
 //!

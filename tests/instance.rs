@@ -507,26 +507,33 @@ fn a_block_that_nobody_wrote_to_comes_back_when_it_was_made_smaller() {
     }
 }
 
-/// A block that has meanwhile become a rack is left alone.
+/// A block that has meanwhile become a rack, in which batches travel, is left alone.
 #[test]
 #[cfg(not(feature = "checks"))]
 fn a_block_freed_twice_that_has_become_a_rack_does_no_harm() {
-    let heap = Heap::new(System, Config::new(64 << 20)).unwrap();
-    let small = Layout::from_size_align(64, 8).unwrap();
+    let heap = Heap::new(System, Config::new(256 << 20)).unwrap();
+    // As long as a rack of 126.
+    let small = Layout::from_size_align(1 << 10, 8).unwrap();
     let blocks = [(); 3].map(|()| heap.allocate(small).unwrap());
     // SAFETY: this test's block.
     unsafe { heap.free(blocks[0], small) };
     heap.scavenge(PageCount(0));
-    let larger = (0..28).map(|step| Layout::from_size_align(1100 + step * 300, 8).unwrap());
-    larger
-        .clone()
-        .for_each(|layout| assert!(heap.allocate(layout).is_some()));
-    assert!(heap.stats().rack_bytes > 64);
+    assert_eq!(heap.stats().rack_bytes, 0);
+    let larger = (0..10).map(|step| Layout::from_size_align(1100 + step * 300, 8).unwrap());
+    let use_batches = || {
+        for layout in larger.clone() {
+            let blocks: Vec<_> = (0..1000).map(|_| heap.allocate(layout).unwrap()).collect();
+            // SAFETY: this test's blocks, each freed once, with its layout.
+            blocks.into_iter().for_each(|block| unsafe { heap.free(block, layout) });
+        }
+    };
+    use_batches();
+    assert!(heap.stats().rack_bytes >= 1 << 10);
     // SAFETY: none: this is the misuse that must do no harm.
     unsafe { heap.free(blocks[0], small) };
-    for layout in larger {
-        (0..40).for_each(|_| assert!(heap.allocate(layout).is_some()));
-    }
+    let others: Vec<_> = (0..100).map(|_| heap.allocate(small).unwrap()).collect();
+    assert!(!others.contains(&blocks[0]), "a rack, and a block of the program");
+    use_batches();
     heap.check().unwrap();
 }
 

@@ -209,7 +209,7 @@ impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// value is dropped.
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
-    /// (With `std` each thread has its own, 3 KiB and what its magazines hold.)
+    /// (With `std` each thread has its own: 3 KiB, 8 for tables, and what its magazines hold.)
     #[must_use]
     pub const fn in_region(region: Region<GAPS>) -> Self {
         // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (promised by whoever
@@ -382,8 +382,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///   even if those threads sleep;
     /// * then the memory between live blocks of more than 1 KiB, in whole pages of the system.
     ///
-    /// What remains is live blocks, what shares a page with them, and what threads at work have in hand meanwhile (and
-    /// sleeping ones, if the system has no fence through all threads, as Linux has in `membarrier`).
+    /// What remains is live blocks, what shares a page with them, what threads at work have in hand meanwhile (and
+    /// sleeping ones, if the system has no fence through all threads, as Linux has in `membarrier`), and each thread's
+    /// tables for free blocks: 8 KiB if it has used few, 170 KiB at most (`GlobalStats::rack_pages`).
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it. It waits for other threads that release, tick, check or fork, for a quarter of a second at the

@@ -65,7 +65,11 @@ impl<S: Source + 'static> Objects<S> {
     /// Returns what threads hold to the classes, and what is free there to the heap, the structures included.
     fn settle_up(&self) {
         let shared = self.shared();
-        self.register.for_each(|thread| self.flush(thread));
+        self.register.for_each(|thread| {
+            // Its user may have been stopped in the middle of a call.
+            thread.settle();
+            self.flush(thread);
+        });
         if let Some(class) = SizeClass::of(size_of::<Thread>(), align_of::<Thread>()) {
             // The walk has read its next link before this, and nobody else is left who might use what is freed.
             self.register.for_each(|thread| {

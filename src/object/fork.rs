@@ -7,7 +7,9 @@
 //!
 //! * A slot or span that such a thread had in hand stays out: the child loses it. The same is true of slots in the
 //!   hands of a thread that was punching holes, and the holes it had count as memory.
-//! * A magazine may be half changed, and is not read: its slots are lost, and its structure serves the next thread.
+//! * A magazine may be half changed, and is not read: its slots are lost, and its structure serves the next thread. The
+//!   thread's plot goes back to the heap, except for a run that it was just adding, and all of it if it was being given
+//!   up.
 //! * The same is true of a cache of pages.
 //!
 //! So the child loses what those threads had cached - at most two batches of each class, 2 MiB of other spares and 128

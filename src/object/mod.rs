@@ -19,10 +19,10 @@
 //!
 //! Worked: a thread frees 1,200 blocks of 64 bytes that another thread allocated. The first free takes the slow path,
 //! because the magazine has no room yet (and takes two slots along, `begin_with_free`). Room grows to 6, then 30, 126
-//! and 510 slots; 510 are a batch. At the 509th free the loaded rack is full and becomes the spare; at the 1019th the
-//! spare moves to the store of class 7, by one pointer. Only the first word of each block has been touched. Were the
-//! store full, each of the 510 slots would find its span with one load, and the pages of a span that has all its slots
-//! back would go to the heap.
+//! and 510 slots; 510 are a batch. At the 509th free the loaded rack is full, and its slots become the spare; at the
+//! 1019th the spare moves to the store of class 7, by one pointer. Only the first word of each block has been touched.
+//! Were the store full, each of the 510 slots would find its span with one load, and the pages of a span that has all
+//! its slots back would go to the heap.
 //!
 //! **Before an allocation fails**, the layer empties the thread's magazines, the shared ones, the spare spans and all
 //! caches it can reach, calls on all other threads to flush theirs when they next take a slow path, and asks the heap
@@ -44,6 +44,7 @@ mod store;
 mod spans;
 mod order;
 mod rack;
+mod plot;
 mod room;
 mod batches;
 mod central;
@@ -71,6 +72,8 @@ mod close;
 mod fork;
 #[cfg(test)]
 mod preempted;
+#[cfg(test)]
+mod ended;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};

@@ -1,24 +1,23 @@
 //! Racks: tables of free slots' addresses, the containers in which slots move between threads and classes.
 //!
 //! ```text
-//!   rack      mark │      │ slot │ slot │ slot │  …  │      │      │      room for 6, 14, 30, … or 510
+//!   rack      mark │      │ slot │ slot │ slot │  …  │      │      │      room for 14, 30, … or 510
 //!                         ╰──── count of them ────╯
 //!   in store  mark │ the next rack │ …
 //! ```
 //!
-//! A rack is itself a slot of one of the heap's classes: 64 bytes hold 6 addresses, 1 KiB holds 126, 4 KiB holds 510.
-//! It bears the mark of a free slot and, above 1 KiB, the flag: so a program that frees a block twice is caught even
-//! if the block has become a rack meanwhile. Whoever holds the rack owns the slots whose addresses are in it. Nobody
-//! reads those slots on the way in or out, for two gains: taking a slot never waits for a cache miss, in whichever
-//! cache its bytes are; and a program that writes to a block after freeing it corrupts nothing here, unless the block
-//! has become a rack.
+//! A rack that travels is itself a slot of one of the heap's classes: 128 bytes hold 14 addresses, 1 KiB holds 126, 4
+//! KiB holds 510. (One that a magazine has loaded does not travel, and lies elsewhere: `plot.rs`.) It bears the mark of
+//! a free slot and, above 1 KiB, the flag: so a program that frees a block twice is caught even if the block has become
+//! a rack meanwhile. Whoever holds the rack owns the slots whose addresses are in it. Nobody reads those slots on the
+//! way in or out, for two gains: taking a slot never waits for a cache miss, in whichever cache its bytes are; and a
+//! program that writes to a block after freeing it corrupts nothing here, unless the block has become a rack.
 //!
 //! (Free slots used to form lists, linked through their first words, so each slot had to be read to find the next. The
 //! cost is in `docs/measurements.md`: allocating 16 KiB blocks in bulk took 18 ns, and takes 12.5.)
 //!
-//! **Blank racks** hold no slots. A thread that hands over a full rack needs a blank one, and a thread that fetches a
-//! full rack has a blank one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate through the
-//! store, without a lock.
+//! **Blank racks** hold no slots. A thread that hands over a batch needs one for it, and a thread that fetches a batch
+//! has one left over. It keeps 32 of each kind, 128 KiB at most; the rest circulate through the store, without a lock.
 //!
 //! Worked: slots of 64 bytes travel in racks of 510, which adds 13 % to the slots in hand; slots of 4 KiB travel in
 //! racks of 126, which adds 0.2 %. Slots that are in use, or home in their spans, need no rack.
@@ -48,10 +47,10 @@ const LINK_BYTES: usize = size_of::<u64>();
 const HEAD_BYTES: usize = 2 * LINK_BYTES;
 
 /// log2 of the smallest rack's room plus two.
-const FIRST_LOG: u32 = 3;
+const FIRST_LOG: u32 = 4;
 
-/// Kinds of racks: with room for 6, 14, 30, 62, 126, 254, 510.
-const KINDS: usize = OTHER_STACKS;
+/// Kinds of racks that travel: with room for 14, 30, 62, 126, 254, 510.
+pub(super) const KINDS: usize = OTHER_STACKS;
 
 /// The most blank racks kept for all threads, of each kind, and their bytes; each lane keeps its share in any case. May
 /// be exceeded by as many racks as there are threads.
@@ -85,6 +84,9 @@ impl Rack {
     pub const fn bytes(room: u32) -> usize {
         HEAD_BYTES + room as usize * LINK_BYTES
     }
+
+    /// Bytes of the longest rack.
+    pub const MOST_BYTES: usize = Self::bytes(BATCH_SLOTS[2] as u32);
 
     /// The size class of a rack with this much room.
     pub const fn class(room: u32) -> Option<SizeClass> {
@@ -199,6 +201,13 @@ impl Rack {
         straighten(unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.count as usize) });
     }
 
+    /// Moves the slot pushed last below all others. O(slots).
+    pub fn sink(&mut self) {
+        // SAFETY: as above.
+        let slots = unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.count as usize) };
+        slots.rotate_right(1.min(slots.len()));
+    }
+
     /// Its slots' addresses.
     pub fn slots(&self) -> &[Entry] {
         // SAFETY: `count` entries are written, and nobody writes to them while the rack is borrowed.
@@ -281,11 +290,12 @@ impl BatchLinks for Heads<'_> {
 
 /// Racks of one kind, linked through their heads; the low bits of the first one's address say how many. For one thread
 /// at a time; others may read the count. All-zero bytes: none.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Pile(AtomicPtr<u8>);
 
 // A rack's address leaves room for the count: racks are slots whose size is a power of two, in spans that begin a page.
-const _: () = assert!(Rack::bytes((1 << FIRST_LOG) - 2) == Pile::MOST as usize + 1);
+// (So do those of a plot.)
+const _: () = assert!(Rack::bytes((1 << FIRST_LOG) - 2) > Pile::MOST as usize);
 
 impl Pile {
     /// The most racks in a pile.
@@ -293,13 +303,13 @@ impl Pile {
 
     /// The rack on top, and the count.
     fn top(&self) -> *mut u8 {
-        // Relaxed, here and below: one writer, and nothing depends on what other threads read.
+        // Relaxed: one writer, and nothing depends on what other threads read.
         self.0.load(Ordering::Relaxed)
     }
 
     fn set_top(&self, top: *mut u8) {
-        // Relaxed: as above.
-        self.0.store(top, Ordering::Relaxed);
+        // Release: the link of the rack that it leads to is written; partner: the same thread, if a signal ends it.
+        self.0.store(top, Ordering::Release);
     }
 
     /// How many there are; to other threads a snapshot.
@@ -381,8 +391,26 @@ impl Stock {
 #[derive(Debug)]
 pub struct Blanks {
     made: [AtomicU32; KINDS],
-    /// How many more requests are refused without trying, since there was no memory.
-    tired: [AtomicU32; KINDS],
+    /// How many more requests are refused without trying, since there was no memory: by kind, and for plots.
+    tired: [AtomicU32; KINDS + 1],
+}
+
+/// What there may be no memory for.
+#[derive(Clone, Copy, Debug)]
+pub enum Making {
+    /// A rack that travels, with this much room.
+    Rack(u32),
+    /// Pages for a plot (`plot.rs`).
+    Plot,
+}
+
+impl Making {
+    fn index(self) -> usize {
+        match self {
+            Self::Rack(room) => kind(room),
+            Self::Plot => KINDS,
+        }
+    }
 }
 
 /// The kind with this much room.
@@ -430,9 +458,9 @@ impl Blanks {
         spans.store.put(&Heads(spans), stack, hint, place, 0);
     }
 
-    /// Whether to try to make a rack. Finding out that there is no memory for one is expensive, for other threads too.
-    pub fn may_make(&self, room: u32) -> bool {
-        let tired = &self.tired[kind(room)];
+    /// Whether to try to make one. Finding out that there is no memory for one is expensive, for other threads too.
+    pub fn may_make(&self, what: Making) -> bool {
+        let tired = &self.tired[what.index()];
         // Relaxed, here and below: when two threads count at once, there is one try more or fewer.
         let left = tired.load(Ordering::Relaxed);
         if left > 0 {
@@ -441,10 +469,10 @@ impl Blanks {
         left == 0
     }
 
-    /// Notes that there was no memory for a rack.
-    pub fn refused(&self, room: u32) {
+    /// Notes that there was no memory for one.
+    pub fn refused(&self, what: Making) {
         // Relaxed: as above.
-        self.tired[kind(room)].store(TRIES_SPARED, Ordering::Relaxed);
+        self.tired[what.index()].store(TRIES_SPARED, Ordering::Relaxed);
     }
 
     /// Counts a rack that was made.
@@ -473,7 +501,7 @@ impl Blanks {
         made.map(|(_, made)| made.load(Ordering::Relaxed) as usize).sum()
     }
 
-    /// The rooms that racks come in.
+    /// The rooms that they come in.
     pub fn rooms() -> impl Iterator<Item = u32> {
         (FIRST_LOG..).take(KINDS).map(|log| (1 << log) - 2)
     }

@@ -106,9 +106,10 @@ pub struct Register<T> {
 
 // SAFETY: the cells are used only under the register's lock; so are the listings inside the structures they lead to.
 // The rest of a structure is touched only by a thread that has entered it as its owner (`T` is `Owned`: one at a time,
-// each seeing what the last one did) or has seized it; what hangs on a `Stake` only by a thread that has been admitted
-// to it, or that has seized the structure and found the stake idle. All other threads read atomics only. A thread that
-// takes a structure out of the register is the only one admitted until it gives the structure back.
+// each seeing what the last one did) or has seized it; the entries of a stack with a `Stake` by a thread that has been
+// admitted to it, and, up to the top that it has seen, by one that has seized the structure. All other threads read
+// atomics only. A thread that takes a structure out of the register is the only one admitted until it gives the
+// structure back.
 unsafe impl<T: Listed> Send for Register<T> {}
 // SAFETY: as above.
 unsafe impl<T: Listed> Sync for Register<T> {}

@@ -115,7 +115,7 @@ impl<S: Source + 'static> Objects<S> {
             return false;
         };
         let leaving = self.central(class).give_soon(&self.spans, class, &mut rack);
-        let _none = magazine.load(rack);
+        magazine.load(rack);
         if let Some(leaving) = leaving {
             self.give_spans(thread.cache(), class, leaving);
         }

@@ -76,7 +76,7 @@ impl<S: Source + 'static> Objects<S> {
     /// The shared thread's structure. Whoever holds its lock, or is alone with it, may use it; others may read the
     /// counts of its magazines.
     pub(super) fn shared_thread(&self) -> &Thread {
-        // SAFETY: in the tables, zeroed or used as what it is ever since.
+        // SAFETY: in the tables, a structure ever since `settle` has made it one.
         unsafe { self.tables.shared_thread().as_ref() }
     }
 

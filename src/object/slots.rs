@@ -7,8 +7,9 @@
 //!
 //! **Racks** carry slots, and are slots themselves (`rack.rs`): they are taken out of spans one by one, and go home
 //! again when there are too many blank ones. No class lock is held and no magazine is used meanwhile, so this does not
-//! recurse. When there is no memory for a rack, slots move out of spans and home one by one. There, and where stores
-//! and magazines are emptied for the soft limit (`relief.rs`), a call may wait for the holder of a class lock.
+//! recurse. The rack that a magazine has loaded is the thread's own (`plot.rs`), and stays with it. When there is no
+//! memory for a rack, slots move out of spans and home one by one. There, and where stores and magazines are emptied
+//! for the soft limit (`relief.rs`), a call may wait for the holder of a class lock.
 
 use core::ptr::NonNull;
 
@@ -18,7 +19,8 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::batches::batch_bytes;
 use super::mark;
-use super::rack::{Blanks, Few, RACKS_AT_ONCE, Rack};
+use super::plot::Plot;
+use super::rack::{Blanks, Few, Making, RACKS_AT_ONCE, Rack};
 use super::size_class::SizeClass;
 use super::spans::Room;
 use super::{Magazine, Objects, Seat, Thread};
@@ -118,6 +120,7 @@ impl<S: Source + 'static> Objects<S> {
         let magazine = thread.magazine(class);
         // SAFETY: as promised.
         while !unsafe { magazine.push(slot) } {
+            Self::begin_anew(thread, magazine);
             let begins = class.bytes() < APART_BYTES && (magazine.room() == 0 || magazine.is_shut());
             // SAFETY: as promised.
             if begins && unsafe { self.begin_with_free(thread, magazine, class, slot) } {
@@ -131,23 +134,21 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// After a push by the inlined fast path, which has refused a slot of up to 1 KiB: takes back what it has announced
-    /// to the calling thread's `own` structure, and returns the seat. Aborts if it was another seat: then the layout is
-    /// that of another class.
+    /// After a push by the inlined fast path, which has refused a slot of up to 1 KiB, and noted at which seat in the
+    /// calling thread's `own` structure. Returns the seat of the slot's class. Aborts if it was another: then the
+    /// layout is that of another class.
     ///
     /// # Safety
     ///
     /// The caller owns the slot, and uses the structure.
     #[cold]
-    pub unsafe fn withdraw(&self, own: Option<NonNull<Thread>>, slot: NonNull<u8>) -> Seat {
+    pub unsafe fn seat_refused(&self, own: Option<NonNull<Thread>>, slot: NonNull<u8>) -> Seat {
         let class = self.spans.class_of(slot.as_ptr());
         let seat = Seat::from(class);
-        // Without a structure of its own it was a placeholder's, which many threads announce to, and nobody reads.
+        // Without a structure of its own, the note is a placeholder's, in which many threads take notes.
         // SAFETY: a structure is never destroyed.
-        let announced = own.is_none_or(|own| unsafe { own.as_ref() }.withdraw(seat));
-        // Then nothing was announced. SAFETY: the caller's promise: a word of a slot.
-        let is_marked = unsafe { mark::seems_free(slot.as_ptr()) }.is_some();
-        if class.is_flagged() || !announced && !is_marked {
+        let is_noted = own.is_none_or(|own| unsafe { own.as_ref() }.has_refused_at(seat));
+        if class.is_flagged() || !is_noted {
             fatal::abort(
                 "a block was freed with the wrong layout; its address, its size class",
                 slot.addr().get(),
@@ -160,6 +161,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Refills an empty magazine, if there are slots: with a spare, a batch from the store, or slots out of spans. A
     /// magazine that gets more room by this, or was shut before, is left shut.
     fn refill(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) {
+        Self::begin_anew(thread, magazine);
         let is_open = magazine.room() > 0 && !magazine.is_shut();
         let is_wider = self.refill_open(thread, magazine, class);
         if is_wider || !is_open {
@@ -170,24 +172,19 @@ impl<S: Source + 'static> Objects<S> {
     /// Does the work of `refill`, but leaves the magazine open. Returns whether it has more room now.
     fn refill_open(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if let Some(batch) = thread.take_spare(class) {
-            self.load_batch(thread, magazine, class, batch);
-            return false;
+            return self.load_batch(thread, magazine, class, batch);
         }
         self.heed_calls(thread);
         let few = self.is_to_be_small(magazine, class);
         let (is_wide, mut is_wider) = (magazine.is_wide(class), false);
         if !few && !is_wide {
-            if let Some(wider) = self.blank(thread, magazine.next_room(class)) {
-                self.recycle(thread, magazine.load(wider));
-                is_wider = true;
-            }
+            is_wider = self.widen(thread, magazine, magazine.next_room(class));
         } else if !few && let Some(batch) = self.spans.take_batch(class, thread.hint()) {
             thread.demand(batch_bytes(class), &self.hoard);
-            self.load_batch(thread, magazine, class, batch);
-            return false;
+            return self.load_batch(thread, magazine, class, batch);
         }
         let Some(mut rack) = magazine.unload() else {
-            return false;
+            return is_wider;
         };
         // A magazine that still grows is not filled completely.
         let room = rack.room();
@@ -200,18 +197,26 @@ impl<S: Source + 'static> Objects<S> {
         if is_wide && !few {
             thread.demand(rack.len() as usize * class.bytes(), &self.hoard);
         }
-        let _none = magazine.load(rack);
+        magazine.load(rack);
         self.keep_below(thread);
         is_wider
     }
 
     /// Loads a batch to allocate from, in order if it almost is. Slots of more than 1 KiB stay as they are: their
     /// batches are shorter, so to look costs more for each slot, and what order would gain there was not measured.
-    fn load_batch(&self, thread: &Thread, magazine: &Magazine, class: SizeClass, mut batch: Rack) {
+    /// Returns whether the magazine has more room now.
+    fn load_batch(&self, thread: &Thread, magazine: &Magazine, class: SizeClass, mut batch: Rack) -> bool {
         if !class.is_flagged() {
             batch.straighten();
         }
-        self.recycle(thread, magazine.load(batch));
+        let is_narrow = !magazine.is_wide(class);
+        if is_narrow && !self.widen(thread, magazine, class.batch()) {
+            self.store(thread, class, batch);
+            return false;
+        }
+        magazine.fill(&mut batch);
+        self.recycle(thread, Some(batch));
+        is_narrow
     }
 
     /// Makes room in a magazine that is full or shut. Fails if there is no memory for a rack and no rack to empty.
@@ -223,23 +228,52 @@ impl<S: Source + 'static> Objects<S> {
         if self.is_to_be_small(magazine, class) && self.bring_home(thread, magazine, class) {
             return true;
         }
-        let is_wide = magazine.is_wide(class);
-        let Some(mut blank) = self.blank(thread, magazine.next_room(class)) else {
-            return self.give_loaded(thread, magazine, class);
+        let has_room = if magazine.is_wide(class) {
+            self.set_batch_aside(thread, magazine, class)
+        } else {
+            self.widen(thread, magazine, magazine.next_room(class))
         };
-        let full = magazine.unload();
-        if is_wide && let Some(full) = full {
-            if let Some(other) = thread.set_spare(class, full, !self.is_over()) {
-                self.store(thread, class, other);
-            }
-        } else if let Some(mut full) = full {
-            full.pour(&mut blank);
-            self.recycle(thread, Some(full));
+        if !has_room {
+            return self.give_loaded(thread, magazine, class);
         }
-        let room = blank.room();
-        let _none = magazine.load(blank);
-        self.tell_room(class, room);
+        self.tell_room(class, magazine.room());
         true
+    }
+
+    /// Makes the slots of a full magazine a spare, or stores them. Fails if there is no memory for a rack.
+    fn set_batch_aside(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        let Some(mut batch) = self.blank(thread, class.batch()) else {
+            return false;
+        };
+        magazine.drain(&mut batch);
+        if let Some(other) = thread.set_spare(class, batch, !self.is_over()) {
+            self.store(thread, class, other);
+        }
+        true
+    }
+
+    /// Gives a magazine a rack with more room, and the slots that it has. Fails if there is no memory for one.
+    fn widen(&self, thread: &Thread, magazine: &Magazine, room: u32) -> bool {
+        let Some(mut wider) = self.own_blank(thread, room) else {
+            return false;
+        };
+        if let Some(mut before) = magazine.unload() {
+            before.pour(&mut wider);
+            // SAFETY: the magazine had it from the plot.
+            unsafe { thread.plot().put(before) };
+        }
+        magazine.load(wider);
+        true
+    }
+
+    /// If another thread has emptied the magazine meanwhile: it begins as one that has no rack. Also settles it, in
+    /// case the thread is ending in the middle of another call.
+    fn begin_anew(thread: &Thread, magazine: &Magazine) {
+        magazine.settle();
+        if let Some(rack) = magazine.take_seized() {
+            // SAFETY: the magazine had it from the plot.
+            unsafe { thread.plot().put(rack) };
+        }
     }
 
     /// Makes room for the first slot that a thread frees into a magazine that has none, or is shut, and puts it at the
@@ -267,15 +301,15 @@ impl<S: Source + 'static> Objects<S> {
             return pushed;
         }
         let apart = (APART_BYTES / class.bytes()) as u32;
-        let rooms = Blanks::rooms().find(|&room| room > apart);
+        let rooms = Plot::rooms().find(|&room| room > apart);
         let room = rooms.unwrap_or(apart).max(magazine.next_room(class));
-        let Some(mut rack) = self.blank(thread, room) else {
+        let Some(mut rack) = self.own_blank(thread, room) else {
             return false;
         };
         // SAFETY: as promised; the rack is blank.
         unsafe { rack.push(slot.as_ptr()) };
         self.take_slots(thread.cache(), class, apart, &mut rack);
-        let _none = magazine.load(rack);
+        magazine.load(rack);
         self.tell_room(class, room);
         true
     }
@@ -298,11 +332,20 @@ impl<S: Source + 'static> Objects<S> {
     /// Sends the loaded slots home and keeps the rack. Returns whether there is a rack.
     #[cold]
     fn give_loaded(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
-        let rack = magazine.unload().map(|mut rack| {
-            self.give_slots(thread.cache(), class, &mut rack);
-            magazine.load(rack)
-        });
-        rack.is_some()
+        magazine
+            .edit(|rack| self.give_slots(thread.cache(), class, rack))
+            .is_some()
+    }
+
+    /// Sends the loaded slots home and leaves the magazine without a rack. Returns how many pages that freed.
+    pub(super) fn strip(&self, thread: &Thread, cache: Option<usize>, class: SizeClass) -> usize {
+        let Some(mut rack) = thread.magazine(class).unload() else {
+            return 0;
+        };
+        let pages = self.give_slots(cache, class, &mut rack);
+        // SAFETY: the magazine had it from the plot.
+        unsafe { thread.plot().put(rack) };
+        pages
     }
 
     /// Stores a batch in its class, or else returns it to its spans. (The keeper has been told of the room it had.)
@@ -411,6 +454,44 @@ impl<S: Source + 'static> Objects<S> {
     // ---- racks
     // --------------------------------------------------------------------------------------------------------------
 
+    /// A blank rack for a magazine of the thread. `None` if there is no memory for one.
+    fn own_blank(&self, thread: &Thread, room: u32) -> Option<Rack> {
+        let blank = || thread.plot().blank(room);
+        blank().or_else(|| {
+            self.extend_plot(thread)?;
+            blank()
+        })
+    }
+
+    /// Makes the thread's plot longer, by a page at least.
+    #[cold]
+    fn extend_plot(&self, thread: &Thread) -> Option<()> {
+        if !self.blanks.may_make(Making::Plot) {
+            return None;
+        }
+        let (plot, cache) = (thread.plot(), thread.cache());
+        let page = (plot.wanted().0 > 1).then_some(PageCount(1));
+        let run = self
+            .pages(cache, plot.wanted())
+            .or_else(|| self.pages(cache, page?))
+            .map(|allocation| allocation.run)
+            .filter(|&run| self.covers(cache, run).is_some());
+        let Some(run) = run else {
+            self.blanks.refused(Making::Plot);
+            return None;
+        };
+        // SAFETY: just taken, for the plot.
+        unsafe { plot.extend(self.heap.address(run.start()), run) };
+        Some(())
+    }
+
+    /// Gives up the plot of a thread none of whose magazines has a rack. Returns how many pages that freed.
+    pub(super) fn give_plot(&self, thread: &Thread, cache: Option<usize>) -> usize {
+        let pages = thread.plot().pages().0;
+        thread.plot().clear(|run| self.free_run(cache, run));
+        pages
+    }
+
     /// A blank rack. `None` if there is no memory for one.
     fn blank(&self, thread: &Thread, room: u32) -> Option<Rack> {
         let own = thread.stock().pop(room);
@@ -421,7 +502,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Makes a rack, and some more for the thread's stock.
     #[cold]
     fn make_racks(&self, thread: &Thread, room: u32) -> Option<Rack> {
-        if !self.blanks.may_make(room) {
+        if !self.blanks.may_make(Making::Rack(room)) {
             return None;
         }
         let mut few = Few::default();
@@ -448,7 +529,7 @@ impl<S: Source + 'static> Objects<S> {
         let first = racks.next();
         racks.for_each(|rack| self.recycle(thread, Some(rack)));
         if first.is_none() {
-            self.blanks.refused(room);
+            self.blanks.refused(Making::Rack(room));
         }
         first
     }

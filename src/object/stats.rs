@@ -45,8 +45,10 @@ pub struct GlobalStats {
     pub shelf_pages: PageCount,
     /// Free slots in the classes' stores.
     pub stored_bytes: usize,
-    /// Slots that are tables of free slots' addresses: in magazines, in stores, and blank ones.
+    /// Slots that are tables of free slots' addresses, in which batches travel: in stores, spares, and blank ones.
     pub rack_bytes: usize,
+    /// Pages with the tables of free slots' addresses that threads' magazines use.
+    pub rack_pages: PageCount,
     /// Slots and pages that hold blocks with room: these blocks have grown and may grow on, or were shortened when
     /// there was no memory. A part of what is in use.
     pub roomy_bytes: usize,
@@ -66,7 +68,7 @@ impl GlobalStats {
             .pages
             .in_use
             .0
-            .saturating_sub(self.span_pages.0 + self.shelf_pages.0);
+            .saturating_sub(self.span_pages.0 + self.shelf_pages.0 + self.rack_pages.0);
         large * self.pages.page_bytes + self.slot_bytes
     }
 
@@ -90,7 +92,7 @@ impl GlobalStats {
             self.span_pages.0 * page,
             self.magazine_bytes,
             self.stored_bytes,
-            self.rack_bytes,
+            self.rack_bytes + self.rack_pages.0 * page,
             self.shelf_pages.0 * page,
             self.roomy_bytes,
             self.threads,
@@ -155,6 +157,7 @@ impl<S: Source + 'static> Objects<S> {
         // must not be subtracted from what was out before.
         self.for_each_thread(|thread| {
             stats.shelf_pages.0 += thread.shelf().pages().0;
+            stats.rack_pages.0 += thread.plot().pages().0;
             for class in SizeClass::all() {
                 stats.magazine_bytes += thread.magazine(class).count(class) as usize * class.bytes();
             }
@@ -198,7 +201,10 @@ impl fmt::Display for GlobalStats {
         writeln!(
             f,
             "magazines {:>9} bytes, in store {} bytes, {} batches, racks {} bytes",
-            self.magazine_bytes, self.stored_bytes, self.batches, self.rack_bytes
+            self.magazine_bytes,
+            self.stored_bytes,
+            self.batches,
+            self.rack_bytes + self.rack_pages.0 * self.pages.page_bytes
         )?;
         writeln!(
             f,

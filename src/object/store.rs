@@ -48,7 +48,7 @@ const MOST: u32 = (1 << (u64::BITS - PLACE_BITS - LOW_BITS)) - 1;
 const MOST_LOW: u32 = (1 << LOW_BITS) - 1;
 
 /// Stacks that are not of a class: one for each kind of blank racks.
-pub const OTHER_STACKS: usize = 7;
+pub const OTHER_STACKS: usize = 6;
 
 /// Stacks in each lane.
 const STACKS: usize = CLASSES + OTHER_STACKS;

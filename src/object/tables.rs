@@ -155,7 +155,8 @@ impl Tables {
         unsafe { self.base.add(heap_at::<S>()) }.cast()
     }
 
-    /// The structure shared by threads that have none of their own: zeroed at first, which is a valid state.
+    /// The structure shared by threads that have none of their own: zeroed at first, and then
+    /// [forgotten](Thread::forget).
     pub fn shared_thread(&self) -> NonNull<Thread> {
         // SAFETY: inside the reservation, on a line.
         unsafe { self.base.add(self.thread) }.cast()

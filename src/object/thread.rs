@@ -1,18 +1,20 @@
 //! A thread's own structure: a magazine for every class, a shelf, a cache of pages.
 //!
 //! ```text
-//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ shelf     3 KiB, a slot
+//!   Thread   owner │ key │ cache 3 │ magazine 0 │ magazine 1 │ … │ magazine 79 │ plot │ shelf     3 KiB, a slot
 //! ```
 //!
 //! **Sizes.** Nearly all blocks are small. For each small size a table holds the offset of its magazine in the
 //! structure, so it takes one load to get from a size to a magazine. The key of all marks is in the structure too.
 //!
-//! **Seizing.** A sleeping thread cannot be asked for its magazines, so other threads must be able to take them. As
+//! **Seizing.** A sleeping thread cannot be asked for its magazines, so other threads must be able to empty them. As
 //! with caches of pages (`cache.rs`), a thread announces by a plain store that it is at work on its structure, and
 //! then checks whether it is barred. A seizer bars all threads, passes a heavy fence, and empties those structures
 //! that nobody is at work on (`sync/owner.rs`). The key that the thread checks is the address of the heap's
-//! [`Objects`](super::Objects); it is compared and never followed. The fast path announces itself in the magazine's
-//! top, every other path in the structure's owner. A barred thread uses the shared structure meanwhile.
+//! [`Objects`](super::Objects); it is compared and never followed. The fast paths announce nothing: they check the key,
+//! and the magazine's top shows what they are about to do. So what they write to stays theirs: the structure, and the
+//! racks that its magazines have loaded, in the thread's plot (`plot.rs`). A barred thread uses the shared structure
+//! meanwhile.
 //!
 //! **A thread that ends** gives back what is large - its cache, its shelf, full magazines - and leaves its structure,
 //! with the few slots still in it, to the next thread. Ten thousand threads that run one after the other use one
@@ -31,6 +33,7 @@ use super::hoard::{Hoard, SPARE_BYTES};
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
+use super::plot::Plot;
 use super::rack::{Entry, Pile, Rack, Stock};
 use super::register::{Listed, Listing};
 use super::shelf::{Hand, Shelf};
@@ -155,7 +158,7 @@ const fn distances<const COUNT: usize, const STEP: usize>() -> [u16; COUNT] {
 /// again.
 pub(super) type Leave = unsafe fn(NonNull<Thread>);
 
-/// One thread's structure. All-zero bytes: unowned and empty.
+/// One thread's structure. All-zero bytes: unowned, to be made empty by [`forget`](Self::forget).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Thread {
@@ -174,6 +177,7 @@ pub struct Thread {
     listing: Listing<Thread>,
     magazines: [Magazine; CLASSES],
     stock: Stock,
+    plot: Plot,
     shelf: Shelf,
     /// Bytes of the batches that had to come from elsewhere; saturates at the most that spares may have.
     demand: Cell<u32>,
@@ -182,7 +186,7 @@ pub struct Thread {
 }
 
 /// Stands in for the structure of threads that have none. No heap has its key, so nothing of it is used but the tops
-/// of its magazines, by all such threads at once.
+/// of its magazines, and notes in its owner, by all such threads at once.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Nobody {
@@ -237,6 +241,8 @@ impl Listed for Thread {
 impl Thread {
     /// Where the owner's key is in a structure.
     pub const OWNER_KEY: usize = offset_of!(Self, owner) + Owner::KEY;
+    /// Where the seat is noted, in two bytes, at which a push was refused.
+    pub const REFUSED: usize = offset_of!(Self, owner) + Owner::REFUSED;
     /// Where the key of all marks is.
     pub const MARK_KEY: usize = offset_of!(Self, key);
     /// Where the limit is in a magazine, whose first word is the top.
@@ -337,10 +343,9 @@ impl Thread {
         }
     }
 
-    /// Takes back the announcement of a push at this seat; returns whether there was one. For the structure's user,
-    /// which alone writes the top.
-    pub fn withdraw(&self, seat: Seat) -> bool {
-        self.magazine_in(seat).withdraw()
+    /// Whether this is the seat at which the inlined fast path refused a push last.
+    pub fn has_refused_at(&self, seat: Seat) -> bool {
+        usize::from(self.owner.refused()) == seat.0
     }
 
     /// Like [`Owner::enter`], by the address of the heap.
@@ -430,9 +435,10 @@ impl Thread {
         self.magazines.iter().for_each(Magazine::shut);
     }
 
-    /// Whether no magazine has a rack loaded: then no block can be freed into one before a rack is loaded.
+    /// Whether no magazine has a slot, or accepts one: so no block is freed into one before a slow path is taken. (But
+    /// for one that its user was just freeing, or popping in vain, when it was interrupted.)
     pub(super) fn is_bare(&self) -> bool {
-        self.magazines.iter().all(|magazine| magazine.room() == 0)
+        self.magazines.iter().all(Magazine::is_bare)
     }
 
     /// The magazine of a class.
@@ -451,6 +457,11 @@ impl Thread {
     /// The thread's blank racks.
     pub fn stock(&self) -> &Stock {
         &self.stock
+    }
+
+    /// The memory of its magazines' racks.
+    pub(super) fn plot(&self) -> &Plot {
+        &self.plot
     }
 
     /// The thread's shelf.
@@ -485,11 +496,12 @@ impl Thread {
     /// In the child of a fork, which does not have the structure's user: empties it. The slots in its magazines are
     /// lost, because a magazine may be half changed; but those of a vacant structure are intact, and it keeps them,
     /// shut. `forget` gets its cache of pages, and `free` the runs on its shelf.
-    pub(super) fn bereave(&self, spans: &Spans, forget: impl FnOnce(usize), free: impl FnMut(PageRun)) {
+    pub(super) fn bereave(&self, spans: &Spans, forget: impl FnOnce(usize), mut free: impl FnMut(PageRun)) {
         if self.listing.is_vacant() {
             self.shut();
         } else {
             self.forget();
+            self.plot.clear(&mut free);
         }
         self.shelf.clear(spans, free);
         if let Some(cache) = self.cache() {

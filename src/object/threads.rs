@@ -39,12 +39,14 @@ impl<S: Source + 'static> Objects<S> {
         let thread = self.register.take().or_else(|| self.new_thread())?;
         // SAFETY: never destroyed, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
-        // Its last user may have ended without notice.
-        own.settle();
-        if own.cache().is_none() {
-            own.set_cache(self.lend());
+        // Another thread may be about to empty it.
+        let entered = own.enter_at_last(self);
+        // Its last user may have ended without notice, in the middle of a call.
+        entered.settle();
+        if entered.cache().is_none() {
+            entered.set_cache(self.lend());
         }
-        own.calls.set(self.heap.flush_calls());
+        entered.calls.set(self.heap.flush_calls());
         Some(thread)
     }
 
@@ -67,11 +69,12 @@ impl<S: Source + 'static> Objects<S> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
         let thread = self.take_slot(None, class)?.cast::<Thread>();
         // SAFETY: a slot of its size and alignment, ours forever. All-zero bytes are a valid structure: integers, null
-        // pointers, no function, empty magazines.
+        // pointers, no function.
         let own = unsafe {
             thread.write_bytes(0, 1);
             thread.as_ref()
         };
+        own.forget();
         own.set_owner(self, Self::leave);
         self.register.add(thread);
         Some(thread)
@@ -104,36 +107,52 @@ impl<S: Source + 'static> Objects<S> {
     /// structure.
     fn part(&self, thread: &Thread) {
         let cache = thread.cache();
-        for class in SizeClass::all() {
-            let magazine = thread.magazine(class);
+        let magazines = SizeClass::all().map(|class| (class, thread.magazine(class)));
+        for (class, magazine) in magazines.filter(|(_, magazine)| magazine.has_any()) {
+            // The thread may end in the middle of a call.
+            magazine.settle();
             while let Some(batch) = thread.take_spare(class) {
                 self.store(thread, class, batch);
             }
             if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
-                self.give_rack(cache, class, magazine.unload());
+                self.strip(thread, cache, class);
             } else if magazine.room() > 0 {
                 // So that the next thread's first free is noticed (`begin_with_free`).
                 magazine.shut();
                 thread.listing().load();
             }
         }
-        if !thread.stock().is_empty() {
+        if !thread.stock().is_empty() || thread.plot().pages().0 > 0 {
             thread.listing().load();
         }
         self.clear_shelf(thread, cache);
         thread.demand_nothing(&self.hoard);
     }
 
-    /// Gives back the slots and runs of a structure that the caller owns or has seized; pages go through `cache`, if
-    /// there is one. Returns how many pages that freed.
+    /// Gives back the slots and runs of a structure that the caller owns, or that nobody uses; pages go through
+    /// `cache`, if there is one. Returns how many pages that freed.
     pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) -> usize {
+        self.empty_with(thread, cache, |class| self.strip(thread, cache, class))
+    }
+
+    /// The same for a structure that the caller has seized, except that each magazine keeps its rack.
+    pub(super) fn empty_seized(&self, thread: &Thread) -> usize {
+        self.empty_with(thread, None, |class| {
+            let mut pages = 0;
+            thread
+                .magazine(class)
+                .seize(|slots| pages = self.give_slots(None, class, slots));
+            pages
+        })
+    }
+
+    fn empty_with(&self, thread: &Thread, cache: Option<usize>, empty: impl Fn(SizeClass) -> usize) -> usize {
         let mut pages = 0;
         for class in SizeClass::all() {
-            let magazine = thread.magazine(class);
             while let Some(spare) = thread.take_spare(class) {
                 pages += self.give_rack(cache, class, Some(spare));
             }
-            pages += self.give_rack(cache, class, magazine.unload());
+            pages += empty(class);
         }
         thread.demand_nothing(&self.hoard);
         pages += self.give_stock(thread, cache);
@@ -153,6 +172,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
     pub fn flush(&self, thread: &Thread) {
         self.empty(thread, thread.cache());
+        self.give_plot(thread, thread.cache());
         self.flush_cache(thread);
     }
 
@@ -165,7 +185,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The last attempts before an allocation fails: empties everything within reach and tries again. Repeats that if
     /// a thread was at work on its structure, because it may have been preempted there with a full shelf; and also if
-    /// a thread that releases memory came or went meanwhile, because it may have had slots in hand (`punch.rs`).
+    /// a thread that releases memory came or went meanwhile, because it may have had slots in hand (`punch.rs`). (One
+    /// slot is not found if a thread was preempted between two certain instructions of a pop: `sync/owner.rs`.)
     #[cold]
     pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
         let mut all = false;
@@ -280,30 +301,93 @@ mod tests {
         // SAFETY: this thread uses the structure, and does not use it again.
         unsafe { Thread::end(NonNull::from(own)) };
         assert!(
-            !own.is_bare() && !own.stock().is_empty(),
+            !own.is_bare() && own.plot().pages().0 > 0,
             "something for the next thread"
         );
         objects.trim(false);
-        assert!(own.is_bare() && own.stock().is_empty());
+        assert!(own.is_bare() && own.plot().pages().0 == 0);
         objects.check().unwrap();
     }
 
-    /// A signal may end it there, for instance. Its slot is not lost, and the next user of the structure can go on.
+    /// A signal may end it there, for instance. No more is lost than the slot that it was about to take, if there was
+    /// one, and the next user of the structure can go on.
     #[test]
     fn a_thread_may_end_in_the_middle_of_a_call() {
-        let (objects, layout) = (heap(), Layout::new::<[u8; 200]>());
+        let layout = Layout::new::<[u8; 200]>();
         let class = SizeClass::of(layout.size(), layout.align()).unwrap();
-        let (own, block) = used(objects, layout);
-        own.magazine(class).end_in_the_middle();
-        assert_eq!(own.magazine(class).pop(), None, "its user is there");
-        // SAFETY: this thread uses the structure, and does not use it again.
-        unsafe { Thread::end(NonNull::from(own)) };
-        assert_eq!(
-            objects.enlist(),
-            Some(NonNull::from(own)),
-            "the same, for the next thread"
-        );
-        assert_eq!(own.magazine(class).pop(), Some(block));
+        for (left, emptied) in [0, 1, 2]
+            .into_iter()
+            .flat_map(|left| [false, true].map(|is| (left, is)))
+        {
+            let objects = heap();
+            let (own, block) = used(objects, layout);
+            let magazine = own.magazine(class);
+            while magazine.count(class) > left {
+                magazine.pop();
+            }
+            magazine.end_in_the_middle();
+            // SAFETY: this thread uses the structure, and does not use it again.
+            unsafe { Thread::end(NonNull::from(own)) };
+            if emptied {
+                objects.trim(false);
+            }
+            assert_eq!(
+                objects.enlist(),
+                Some(NonNull::from(own)),
+                "the same, for the next thread"
+            );
+            let left = if emptied { 0 } else { left };
+            assert_eq!(magazine.count(class), left.saturating_sub(1));
+            let _entered = own.enter(objects).unwrap();
+            // SAFETY: the first that was popped above; without its mark.
+            unsafe {
+                block.write_bytes(0, layout.size());
+                objects.free(own, block, layout);
+            }
+            let all = left.saturating_sub(1) + 1;
+            assert_eq!(magazine.count(class), all);
+            (0..all).for_each(|_| assert!(magazine.pop().is_some()));
+            assert_eq!(magazine.pop(), None);
+        }
+    }
+
+    /// With blocks of all classes, few of them or many, in one order or another.
+    #[test]
+    fn a_plot_is_as_long_as_what_is_used_at_a_time() {
+        let objects = Objects::for_test(512 << 20, 64, false);
+        // SAFETY: never destroyed.
+        let own: &'static Thread = unsafe { objects.enlist().unwrap().as_ref() };
+        let entered = own.enter(objects).unwrap();
+        let use_all = |count: u32| {
+            for class in SizeClass::all() {
+                let layout = Layout::from_size_align(class.bytes(), 8).unwrap();
+                let blocks: std::vec::Vec<_> = (0..count.min(3 * class.batch()))
+                    .map(|_| objects.allocate(&entered, layout).unwrap())
+                    .collect();
+                // SAFETY: freed with their layout, by a thread that has entered.
+                blocks
+                    .into_iter()
+                    .for_each(|block| unsafe { objects.free(&entered, block, layout) });
+            }
+        };
+        let empty = || {
+            objects.empty(&entered, None);
+            own.plot().pages().0
+        };
+        use_all(1);
+        let few = empty();
+        (0..100).for_each(|_| {
+            use_all(1);
+            empty();
+        });
+        assert_eq!(empty(), few);
+        for count in [7, 40, 200, 2000, 2000, 7, 200] {
+            use_all(count);
+            empty();
+        }
+        assert!(few <= 2 && empty() <= 21, "{few}, {}", empty());
+        objects.flush(&entered);
+        assert_eq!(own.plot().pages().0, 0);
     }
 
     /// Each class has a limit, and so have all together.

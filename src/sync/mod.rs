@@ -39,7 +39,7 @@ use native as imp;
 
 pub use barrier::Barrier;
 pub use bias::{Alone, BiasedLock, Held};
-pub use imp::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
+pub use imp::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{
     clock, fence_after_load, fence_after_rmw, fence_heavy, fence_light, is_long_since, process, relax, thread, wait,
@@ -47,6 +47,5 @@ pub(crate) use imp::{
 };
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
-pub use owner::BUSY;
 pub use owner::{Owned, Owner, Stake, seize};
 pub use turnstile::{Calm, Pass, Turnstile};

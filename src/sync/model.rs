@@ -11,14 +11,14 @@ use core::ptr::NonNull;
 use std::boxed::Box;
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub use loom::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(loom)]
 use loom::{
     sync::atomic::{Ordering, fence as checker_fence},
     thread::yield_now,
 };
 #[cfg(all(shuttle, not(loom)))]
-pub use shuttle::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub use shuttle::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(all(shuttle, not(loom)))]
 use shuttle::{
     sync::atomic::{Ordering, fence as checker_fence},

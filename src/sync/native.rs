@@ -3,7 +3,7 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(all(feature = "std", target_os = "android"))]
 use libc::__errno as errno;

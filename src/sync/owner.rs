@@ -11,17 +11,28 @@
 //! whatever identifies the structure to its user. With several heaps in a process it is the heap's address, so one
 //! comparison answers both "does it belong to this heap?" and "is it barred?".
 //!
-//! **Quick.** For work that changes one pointer and calls no other code, one store can be saved. The user announces
-//! itself in the lowest bit of the pointer ([`Stake`]), and writing the new value withdraws the announcement.
+//! **Quick.** Work on a stack that calls no other code needs no announcement: the stack's top ([`Stake`]) shows all of
+//! it that a seizer must know.
 //!
 //! ```text
-//!   user     old := pointer ── pointer := old, busy ── light fence ── key mine? ── pointer := new       no: := old
-//!   seizer   key := SEIZED ─ heavy fence ── busy? ─── no: empties it, makes it stale ── key := mine
+//!   user pops    old := top ── top := old − 1 ── light fence ── key mine? ── old > floor? ── takes the entry at old
+//!   user pushes  key mine? ── below the limit? ── writes the entry above top ── top := that entry
+//!   seizer       key := SEIZED ── heavy fence ── seen := top ── takes the entries up to seen
+//!                └─ floor := seen, limit below ── key := mine
 //! ```
 //!
-//! The user reads the old value before it announces itself, so that value may predate a seizure that has come and gone.
-//! A seizer therefore does not write the pointer, since the user could write the old value back. It writes something
-//! beside the pointer that reveals an older value as stale, and the user checks that after its entry.
+//! When the heavy fence passes through the user, one of its calls may be past its look at the key. If that is a pop,
+//! its top is already lowered, so the entry that it takes is above `seen`. If it is a push, the entry that it writes is
+//! above `seen` too. It may finish whenever it likes, even after the seizer has gone: all that it still needs is the
+//! stack's memory above `seen`, which the seizer therefore leaves in place. Every later call is refused, until the key
+//! is back; from then on it finds the floor raised. A pop that is refused puts the top back. A seizer that looks in
+//! between misses one entry, which stays where it is.
+//!
+//! A pop compares with the floor after it has asked for the key, because what it read before may predate a seizure that
+//! has come and gone. And only the user writes the top, since it could write an old value back.
+//!
+//! (Once both announced themselves by a bit in the top: a store and two instructions more for each. A pair of 64 B took
+//! 1.1 of the time; `docs/measurements.md`.)
 //!
 //! **Nested.** A user at work may try to enter again, with another key: its clock, or the source below, allocates from
 //! another heap. That entry fails, and must leave the user at work. It can happen only where the user calls other code,
@@ -39,7 +50,7 @@
 use core::mem::offset_of;
 use core::ptr;
 
-use super::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
+use super::{AtomicPtr, AtomicU16, AtomicU32, AtomicUsize, Ordering, fence_heavy, fence_light};
 
 /// Replaces the key while another thread empties the structure.
 pub(super) const SEIZED: usize = 3;
@@ -52,13 +63,12 @@ pub struct Owner {
     /// 1 while its user is at work on it.
     at_work: AtomicU32,
     /// 1 while the user, at work, calls other code.
-    stays: AtomicU32,
+    stays: AtomicU16,
+    /// A note of the user's for itself: where it was refused last (`global/inline.rs`).
+    refused: AtomicU16,
 }
 
-/// Added to a [`Stake`]'s pointer while that is about to change: no aligned pointer has this bit.
-pub const BUSY: usize = 1;
-
-/// A pointer that its user changes by the quick way.
+/// The top of a stack that its user changes by the quick way.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Stake<T>(AtomicPtr<T>);
@@ -80,45 +90,39 @@ impl<T> Stake<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The user announces that it is going to change the pointer; returns the current value. After this the user
-    /// [asks](Owner::admits) whether it may, then checks whether the value is stale. In any case it must
-    /// [end](Self::end).
+    /// The top, for its user.
     #[inline(always)]
-    pub fn begin(&self) -> *mut T {
-        // Relaxed, twice: there is one writer, or many of which none is admitted. The fence keeps the store before the
-        // load in `admits`, as in `Owner::enter`; partner: `fence_heavy` in `seize`.
-        let value = self.0.load(Ordering::Relaxed);
-        self.0.store(value.wrapping_byte_add(BUSY), Ordering::Relaxed);
+    pub fn get(&self) -> *mut T {
+        // Relaxed: what the caller wrote itself, or, if it is not the user, a snapshot that it does not follow.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The user begins to pop: lowers the top by one entry; returns what it was. After this the user
+    /// [asks](Owner::admits) whether it may, then whether there is an entry; if either is refused, it must
+    /// [set](Self::set) the top back.
+    #[inline(always)]
+    pub fn lower(&self) -> *mut T {
+        // Relaxed: there is one writer, or many of which none is admitted. Release: the seizer sees the entries up to
+        // there; partner: `seen`. The fence keeps the store before the load in `admits`, as in `Owner::enter`; partner:
+        // `fence_heavy` in `seize`.
+        let old = self.0.load(Ordering::Relaxed);
+        self.0.store(old.wrapping_sub(1), Ordering::Release);
         fence_light();
-        value
+        old
     }
 
-    /// Sets the pointer and withdraws the announcement. A user that was not admitted sets the old value.
+    /// The user sets the top: to an entry that it has pushed, or back.
     #[inline(always)]
-    pub fn end(&self, value: *mut T) {
-        // Release: the seizer sees what the user did; partner: `get`.
-        self.0.store(value, Ordering::Release);
+    pub fn set(&self, top: *mut T) {
+        // Release: the seizer sees the entries up to there; partner: `seen`.
+        self.0.store(top, Ordering::Release);
     }
 
-    /// Its value; `None` while its user is about to change it, or to be turned away. The user itself always finds a
-    /// value. For a seizer the value stays the same until it lets go; it should call this once, because the user may
-    /// meanwhile try to enter in vain.
-    pub fn get(&self) -> Option<*mut T> {
-        // Acquire: pairs with the release of `end`.
-        let value = self.0.load(Ordering::Acquire);
-        (value.addr() & BUSY == 0).then_some(value)
-    }
-
-    /// Its value, or the old value if its user is just changing it.
-    pub fn last(&self) -> *mut T {
-        // Relaxed: a snapshot, which is not followed.
-        self.0.load(Ordering::Relaxed).map_addr(|address| address & !BUSY)
-    }
-
-    /// Restores the old value if its user has ended while about to change it. Only for a thread with exclusive access.
-    pub fn settle(&self) {
-        // Relaxed: no other thread has access.
-        self.0.store(self.last(), Ordering::Relaxed);
+    /// The top, for a seizer, which should ask once: the user may meanwhile pop in vain. The entries up to there stay
+    /// as they are until the seizer lets go.
+    pub fn seen(&self) -> *mut T {
+        // Acquire: pairs with the release of `set` and `lower`.
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -135,6 +139,22 @@ impl Owner {
     /// Where the key is in an owner.
     pub const KEY: usize = offset_of!(Self, key);
 
+    /// Where the note of a refusal is, of two bytes.
+    pub const REFUSED: usize = offset_of!(Self, refused);
+
+    /// That note.
+    pub fn refused(&self) -> u16 {
+        // Relaxed: what the caller wrote itself.
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Takes it back.
+    #[cfg(test)]
+    pub fn forget_refusal(&self) {
+        // Relaxed: as above.
+        self.refused.store(0, Ordering::Relaxed);
+    }
+
     /// An owner with the key `key`, and no user at work. 3 is not a valid key.
     #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
     #[must_use]
@@ -142,7 +162,8 @@ impl Owner {
         Self {
             key: AtomicUsize::new(key),
             at_work: AtomicU32::new(0),
-            stays: AtomicU32::new(0),
+            stays: AtomicU16::new(0),
+            refused: AtomicU16::new(0),
         }
     }
 
@@ -153,7 +174,8 @@ impl Owner {
         Self {
             key: AtomicUsize::new(key),
             at_work: AtomicU32::new(0),
-            stays: AtomicU32::new(0),
+            stays: AtomicU16::new(0),
+            refused: AtomicU16::new(0),
         }
     }
 
@@ -176,7 +198,8 @@ impl Owner {
         ours
     }
 
-    /// Whether the key is this one and no thread is emptying the structure: to be asked after [`Stake::begin`].
+    /// Whether the key is this one and no thread is emptying the structure: asked before a push, and after
+    /// [`Stake::lower`].
     #[inline(always)]
     pub fn admits(&self, key: usize) -> bool {
         // Acquire: pairs with the release of `unbar`; what is owned is as the seizer left it.
@@ -188,7 +211,7 @@ impl Owner {
     fn turn_back(&self) {
         // Relaxed: one writer, which is the reader. Release: as in `leave`.
         self.at_work
-            .store(self.stays.load(Ordering::Relaxed), Ordering::Release);
+            .store(self.stays.load(Ordering::Relaxed).into(), Ordering::Release);
     }
 
     /// Whether the key is this one now: a look, after which the user still has to [enter](Self::enter).
@@ -254,8 +277,9 @@ impl Owner {
 /// visit the same things all three times. Returns whether this was done: on a system without the heavy fence it was
 /// not, and nothing has happened.
 ///
-/// `empty` leaves alone what depends on a [`Stake`] that has no value. Of other stakes it reads the value once, writes
-/// none, and leaves what they guard in a state by which the user recognises its value as stale.
+/// Of a stack with a [`Stake`], `empty` takes the entries up to where it has [seen](Stake::seen) the top, raises the
+/// floor to there, and lowers the limit. The words of these entries are its own then; it does not write the top, or the
+/// entry above. For other threads' calls that may be going on meanwhile, floor and limit are atomic.
 ///
 /// One seizure at a time. Two system calls, some microseconds.
 pub fn seize<T: Owned>(all: impl Fn(&mut dyn FnMut(&T)), mut empty: impl FnMut(&T)) -> bool {

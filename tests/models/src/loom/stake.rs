@@ -1,7 +1,8 @@
 //! Is what a pointer guards changed by its user or taken by a seizer, never by both, and never twice?
 //!
-//! `Stake`, `Owner` and `seize` as they ship. In place of a magazine there is a pile of numbers in a loom cell, used
-//! as `object/magazine.rs` uses its own: by its top, and by a floor and a limit that show whether the top is stale.
+//! `Stake`, `Owner` and `seize` as they ship. In place of a magazine there is a stack of numbers in loom cells, one for
+//! each entry, used as `object/magazine.rs` uses its own: by its top, its floor and its limit. So loom also reports a
+//! seizer that touches an entry which a call of the user may still need.
 
 use core::ptr;
 use core::sync::atomic::Ordering;
@@ -15,43 +16,74 @@ use super::{explore, spawn};
 
 const KEY: usize = 64;
 const OTHER: usize = 128;
-const NOWHERE: usize = usize::MAX;
 
 /// The distance between tops, as of pointers to words.
 const STEP: usize = 8;
 
-/// What lies beside the top.
-struct Pile {
-    floor: usize,
-    limit: usize,
-    entries: [usize; 4],
+/// The word below the entries.
+const FLOOR: usize = STEP;
+
+/// The highest entry.
+const LIMIT: usize = FLOOR + 3 * STEP;
+
+/// What lies beside the top. The first of the entries is not used, so that below the lowest floor there is something.
+struct Stack {
+    floor: AtomicUsize,
+    limit: AtomicUsize,
+    entries: [UnsafeCell<usize>; 5],
 }
 
-impl Pile {
+impl Stack {
     /// Holds 1 and 2, with room for one more.
-    const LADEN: Self = Self {
-        floor: 0,
-        limit: 3 * STEP,
-        entries: [0, 1, 2, 0],
-    };
-
-    fn slot_at(&self, top: usize) -> Option<usize> {
-        (top > self.floor).then(|| self.entries[top / STEP])
+    fn laden() -> Self {
+        Self {
+            floor: AtomicUsize::new(FLOOR),
+            limit: AtomicUsize::new(LIMIT),
+            entries: [0, 0, 1, 2, 0].map(UnsafeCell::new),
+        }
     }
 
-    fn push_at(&mut self, top: usize, slot: usize) -> Option<usize> {
-        let next = top + STEP;
-        (next <= self.limit).then(|| {
-            self.entries[next / STEP] = slot;
-            next
+    fn floor(&self) -> usize {
+        self.floor.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, floor: usize, limit: usize) {
+        self.floor.store(floor, Ordering::Relaxed);
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    fn at(&self, entry: usize) -> usize {
+        // SAFETY: loom checks that no other thread writes it at this time.
+        self.entries[entry / STEP].with(|slot| unsafe { *slot })
+    }
+
+    fn put(&self, entry: usize, slot: usize) {
+        // SAFETY: loom checks that no other thread accesses it at this time.
+        self.entries[entry / STEP].with_mut(|place| unsafe { *place = slot });
+    }
+
+    fn slot_at(&self, top: usize) -> Option<usize> {
+        (top > self.floor()).then(|| self.at(top))
+    }
+
+    fn push_at(&self, top: usize, slot: usize) -> Option<usize> {
+        (top < self.limit.load(Ordering::Relaxed)).then(|| {
+            self.put(top + STEP, slot);
+            top + STEP
         })
     }
 
-    /// Takes everything below `top`, which is stale from here on.
-    fn take(&mut self, top: usize) -> Vec<usize> {
-        let slots = (1..4).filter(|entry| (self.floor..top).contains(&((entry - 1) * STEP)));
-        let slots = slots.map(|entry| self.entries[entry]).collect();
-        (self.floor, self.limit) = (NOWHERE, 0);
+    /// Takes everything up to `seen`, and raises the floor to there.
+    fn take(&self, seen: usize) -> Vec<usize> {
+        let floor = self.floor();
+        let seen = seen.max(floor);
+        let slots = (floor + STEP..=seen)
+            .step_by(STEP)
+            .map(|entry| self.at(entry))
+            .collect();
+        // The word that says how far.
+        self.put(seen, 0);
+        self.set(seen, seen - STEP);
         slots
     }
 }
@@ -59,10 +91,10 @@ impl Pile {
 struct Magazine {
     owner: Owner,
     top: Stake<u64>,
-    pile: UnsafeCell<Pile>,
+    stack: Stack,
 }
 
-// SAFETY: the cell is loom's: loom reports it if a thread accesses it at a wrong time.
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
 unsafe impl Sync for Magazine {}
 // SAFETY: as above.
 unsafe impl Send for Magazine {}
@@ -82,59 +114,60 @@ impl Magazine {
         let this = Self {
             owner: Owner::new(KEY),
             top: Stake::new(),
-            pile: UnsafeCell::new(Pile::LADEN),
+            stack: Stack::laden(),
         };
-        this.top.end(ptr::without_provenance_mut(2 * STEP));
+        this.set_top(FLOOR + 2 * STEP);
         Arc::new(this)
     }
 
-    fn with<R>(&self, work: impl FnOnce(&mut Pile) -> R) -> R {
-        // SAFETY: loom checks that no other thread does so at this time.
-        self.pile.with_mut(|pile| work(unsafe { &mut *pile }))
+    fn set_top(&self, top: usize) {
+        self.top.set(ptr::without_provenance_mut(top));
     }
 
-    /// Changes the pile on the fast path.
-    fn change<R>(&self, key: usize, work: impl FnOnce(&mut Pile, usize) -> Option<(R, usize)>) -> Option<R> {
-        let top = self.top.begin();
-        let changed = if self.owner.admits(key) {
-            self.with(|pile| work(pile, top.addr()))
+    fn pop_as(&self, owner: &Owner, key: usize) -> Option<usize> {
+        let top = self.top.lower();
+        let slot = if owner.admits(key) {
+            self.stack.slot_at(top.addr())
         } else {
             None
         };
-        let (result, now) = changed.map_or((None, top), |(result, now)| {
-            (Some(result), ptr::without_provenance_mut(now))
-        });
-        self.top.end(now);
-        result
+        if slot.is_none() {
+            self.top.set(top);
+        }
+        slot
     }
 
     fn pop(&self) -> Option<usize> {
-        self.change(KEY, |pile, top| pile.slot_at(top).map(|slot| (slot, top - STEP)))
+        self.pop_as(&self.owner, KEY)
+    }
+
+    fn push_as(&self, key: usize, slot: usize) -> bool {
+        let next = if self.owner.admits(key) {
+            self.stack.push_at(self.top.get().addr(), slot)
+        } else {
+            None
+        };
+        next.map(|top| self.set_top(top)).is_some()
     }
 
     fn push(&self, slot: usize) -> bool {
-        self.change(KEY, |pile, top| pile.push_at(top, slot).map(|top| ((), top)))
-            .is_some()
+        self.push_as(KEY, slot)
     }
 
-    /// On the slow path: replaces the pile, if admitted. Returns what was in it.
+    /// On the slow path: replaces what is there, if admitted. Returns that.
     fn load(&self, slot: usize) -> Option<Vec<usize>> {
         self.owner.enter(KEY).then(|| {
-            let before = self.with(|pile| {
-                let slots = self.top.get().map_or_else(Vec::new, |top| pile.take(top.addr()));
-                (pile.floor, pile.limit, pile.entries[1]) = (0, 3 * STEP, slot);
-                slots
-            });
-            self.top.end(ptr::without_provenance_mut(STEP));
+            let before = self.stack.take(self.top.get().addr());
+            self.stack.set(FLOOR, LIMIT);
+            self.stack.put(FLOOR + STEP, slot);
+            self.set_top(FLOOR + STEP);
             self.owner.leave();
             before
         })
     }
 
     fn empty(&self) -> Vec<usize> {
-        self.top
-            .get()
-            .map_or_else(Vec::new, |top| self.with(|pile| pile.take(top.addr())))
+        self.stack.take(self.top.seen().addr())
     }
 }
 
@@ -169,6 +202,22 @@ fn a_slot_is_the_users_or_the_seizers() {
         let found = seize_it(&magazine);
         let own = thread.join().unwrap();
         agree(found.into_iter().chain(own).chain(magazine.empty()), &[1, 2]);
+    });
+}
+
+#[test]
+fn a_slot_that_is_pushed_meanwhile_is_not_lost() {
+    explore(4, || {
+        let magazine = Magazine::laden();
+        let other = magazine.clone();
+        let thread = spawn(move || {
+            let mut own: Vec<usize> = [3].into_iter().filter(|&slot| !other.push(slot)).collect();
+            own.extend(other.pop());
+            own
+        });
+        let found = [seize_it(&magazine), seize_it(&magazine)].concat();
+        let own = thread.join().unwrap();
+        agree(found.into_iter().chain(own).chain(magazine.empty()), &[1, 2, 3]);
     });
 }
 
@@ -215,11 +264,11 @@ fn who_comes_by_another_key_changes_nothing() {
             let entered = other.owner.enter(KEY);
             if entered {
                 other.owner.stay();
-                // In the middle of slow work, which holds the pile.
-                other.with(|_| ());
-                let none = other.change(OTHER, |_, top| Some(((), top + STEP)));
-                assert!(none.is_none() && other.top.get().is_some_and(|top| top.addr() == 2 * STEP));
-                other.with(|_| ());
+                // In the middle of slow work, which holds the stack.
+                other.stack.put(FLOOR + 2 * STEP, 2);
+                assert!(other.pop_as(&other.owner, OTHER).is_none() && !other.push_as(OTHER, 4));
+                assert_eq!(other.top.get().addr(), FLOOR + 2 * STEP);
+                other.stack.put(FLOOR + 2 * STEP, 2);
                 other.owner.go();
             }
         });
@@ -264,22 +313,11 @@ fn of_two_magazines_each_is_taken_or_used() {
         });
         let other = two.clone();
         let thread = spawn(move || {
-            let admitted = |magazine: &Magazine| {
-                let top = magazine.top.begin();
-                let slot = other
-                    .owner
-                    .admits(KEY)
-                    .then(|| magazine.with(|pile| pile.slot_at(top.addr())));
-                let slot = slot.flatten();
-                let now = top.addr() - if slot.is_some() { STEP } else { 0 };
-                magazine.top.end(ptr::without_provenance_mut(now));
-                slot
-            };
-            let popped: Vec<usize> = other
+            let pops = other
                 .magazines
                 .iter()
-                .filter_map(|magazine| admitted(magazine))
-                .collect();
+                .map(|magazine| magazine.pop_as(&other.owner, KEY));
+            let popped: Vec<usize> = pops.flatten().collect();
             let entered = other.owner.enter(KEY);
             let spare = if entered { other.take_spare() } else { 0 };
             if entered {
@@ -308,23 +346,29 @@ fn of_two_magazines_each_is_taken_or_used() {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// The user has no fence.
+    /// The user has no fence after it has lowered the top.
     Light,
+    /// The lowered top does not publish what was pushed before.
+    Before,
     /// The seizer has no fence.
     Heavy,
-    /// The seizer writes the top, and nothing beside it.
-    Top,
-    /// The user checks for admission before it announces that it is at work.
+    /// The user asks whether it is admitted before it lowers the top.
     Asks,
-    /// The seizer reads the top twice.
+    /// The user reads the floor before it asks.
+    Floor,
+    /// The seizer writes the top.
+    Top,
+    /// The seizer takes what it sees at a second look, and raises the floor to what it saw at the first.
     Twice,
+    /// The seizer takes the memory, too.
+    Memory,
 }
 
 /// A copy of the protocol, with one thing wrong.
 struct Copied {
     key: AtomicUsize,
     top: AtomicUsize,
-    pile: UnsafeCell<Pile>,
+    stack: Stack,
     wrong: Wrong,
 }
 
@@ -334,113 +378,156 @@ unsafe impl Sync for Copied {}
 unsafe impl Send for Copied {}
 
 impl Copied {
-    fn with<R>(&self, work: impl FnOnce(&mut Pile) -> R) -> R {
-        // SAFETY: as of `Magazine`.
-        self.pile.with_mut(|pile| work(unsafe { &mut *pile }))
+    fn is_admitted(&self) -> bool {
+        self.key.load(Ordering::Acquire) == KEY
     }
 
-    fn pop(&self) -> Option<usize> {
-        let asked = self.wrong == Wrong::Asks && self.key.load(Ordering::Acquire) == KEY;
-        let top = self.top.load(Ordering::Relaxed);
-        self.top.store(top | 1, Ordering::Relaxed);
-        if self.wrong != Wrong::Light {
+    fn fence(&self, wrong: Wrong) {
+        if self.wrong != wrong {
             fence(Ordering::SeqCst);
         }
-        let admitted = asked || self.key.load(Ordering::Acquire) == KEY;
-        let slot = if admitted {
-            self.with(|pile| pile.slot_at(top))
+    }
+
+    fn push(&self, slot: usize) -> bool {
+        let top = self.top.load(Ordering::Relaxed);
+        let next = if self.is_admitted() {
+            self.stack.push_at(top, slot)
         } else {
             None
         };
-        self.top
-            .store(if slot.is_some() { top - STEP } else { top }, Ordering::Release);
+        next.map(|top| self.top.store(top, Ordering::Release)).is_some()
+    }
+
+    fn pop(&self) -> Option<usize> {
+        let asked = self.wrong == Wrong::Asks && self.is_admitted();
+        let top = self.top.load(Ordering::Relaxed);
+        let publishes = if self.wrong == Wrong::Before {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        self.top.store(top - STEP, publishes);
+        self.fence(Wrong::Light);
+        let floor = self.stack.floor();
+        let slot = match asked || self.is_admitted() {
+            true if self.wrong == Wrong::Floor => (top > floor).then(|| self.stack.at(top)),
+            true => self.stack.slot_at(top),
+            false => None,
+        };
+        if slot.is_none() {
+            self.top.store(top, Ordering::Release);
+        }
         slot
     }
 
     fn seize(&self) -> Vec<usize> {
         self.key.store(3, Ordering::Relaxed);
-        if self.wrong != Wrong::Heavy {
-            fence(Ordering::SeqCst);
+        self.fence(Wrong::Heavy);
+        let seen = self.top.load(Ordering::Acquire);
+        let found = if self.wrong == Wrong::Twice {
+            let found = self.stack.take(self.top.load(Ordering::Acquire));
+            self.stack.set(seen, seen);
+            found
+        } else {
+            self.stack.take(seen)
+        };
+        if self.wrong == Wrong::Top {
+            self.top.store(0, Ordering::Relaxed);
+            self.stack.set(FLOOR, LIMIT);
         }
-        let top = self.top.load(Ordering::Acquire);
-        let mut found = Vec::new();
-        if top & 1 == 0 {
-            let top = if self.wrong == Wrong::Twice {
-                self.top.load(Ordering::Acquire)
-            } else {
-                top
-            };
-            found = self.with(|pile| {
-                let found = pile.take(top);
-                if self.wrong == Wrong::Top {
-                    (pile.floor, pile.limit) = (0, 3 * STEP);
-                }
-                found
-            });
-            if self.wrong == Wrong::Top {
-                self.top.store(0, Ordering::Relaxed);
-            }
+        if self.wrong == Wrong::Memory && seen < LIMIT {
+            self.stack.put(seen + STEP, 0);
         }
         self.key.store(KEY, Ordering::Release);
         found
     }
 }
 
-fn one_pops_and_one_seizes(wrong: Wrong) {
+/// The user pops; before that, it may pop, push that back, and push 3.
+fn one_works_and_one_seizes(pushes: bool, wrong: Wrong) {
     explore(3, move || {
         let magazine = Arc::new(Copied {
             key: AtomicUsize::new(KEY),
-            top: AtomicUsize::new(2 * STEP),
-            pile: UnsafeCell::new(Pile::LADEN),
+            top: AtomicUsize::new(FLOOR + 2 * STEP),
+            stack: Stack::laden(),
             wrong,
         });
         let other = magazine.clone();
-        let thread = spawn(move || other.pop());
+        let thread = spawn(move || {
+            let mut own: Vec<usize> = Vec::new();
+            if pushes {
+                own.extend(other.pop());
+                own.push(3);
+                own.retain(|&slot| !other.push(slot));
+            }
+            own.extend(other.pop());
+            own
+        });
         let found = magazine.seize();
         let own = thread.join().unwrap();
-        let left = magazine.with(|pile| pile.take(magazine.top.load(Ordering::Relaxed)));
-        agree(found.into_iter().chain(own).chain(left), &[1, 2]);
+        let left = magazine.stack.take(magazine.top.load(Ordering::Relaxed));
+        let all: &[usize] = if pushes { &[1, 2, 3] } else { &[1, 2] };
+        agree(found.into_iter().chain(own).chain(left), all);
     });
 }
 
 #[test]
 fn the_copy_holds() {
-    one_pops_and_one_seizes(Wrong::Nothing);
+    one_works_and_one_seizes(false, Wrong::Nothing);
+    one_works_and_one_seizes(true, Wrong::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_users_fence_it_fails() {
-    one_pops_and_one_seizes(Wrong::Light);
+    one_works_and_one_seizes(false, Wrong::Light);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn with_a_lowered_top_that_publishes_nothing_it_fails() {
+    one_works_and_one_seizes(true, Wrong::Before);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_seizers_fence_it_fails() {
-    one_pops_and_one_seizes(Wrong::Heavy);
+    one_works_and_one_seizes(false, Wrong::Heavy);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn where_the_user_asks_first_it_fails() {
-    one_pops_and_one_seizes(Wrong::Asks);
+    one_works_and_one_seizes(false, Wrong::Asks);
 }
 
 /// ```text
 ///   user                      seizer
-///   old := top
-///                             seizes, takes all, top := 0, lets go
-///   top := BUSY, admitted: takes the slot at `old`, which is the seizer's
+///   old := top, floor
+///                             seizes, takes all, lets go
+///   top := old - 1, admitted: takes the slot at `old`, which is the seizer's
 /// ```
 #[test]
 #[should_panic(expected = "a slot twice, or not at all")]
-fn where_who_seizes_writes_the_top_it_fails() {
-    one_pops_and_one_seizes(Wrong::Top);
+fn where_the_user_reads_the_floor_first_it_fails() {
+    one_works_and_one_seizes(false, Wrong::Floor);
 }
 
-/// The user, on its way to be turned away, announces BUSY between the two reads.
+#[test]
+#[should_panic(expected = "a slot twice, or not at all")]
+fn where_who_seizes_writes_the_top_it_fails() {
+    one_works_and_one_seizes(false, Wrong::Top);
+}
+
+/// The user, on its way to be refused, has lowered the top at one of the two looks.
 #[test]
 #[should_panic(expected = "a slot twice, or not at all")]
 fn where_who_seizes_looks_at_the_top_twice_it_fails() {
-    one_pops_and_one_seizes(Wrong::Twice);
+    one_works_and_one_seizes(false, Wrong::Twice);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn where_who_seizes_takes_the_memory_it_fails() {
+    one_works_and_one_seizes(true, Wrong::Memory);
 }
