@@ -1,7 +1,7 @@
 //! A free that programs can inline: the fast path as one statement in assembler, on x86-64 Linux with glibc.
 //!
 //! ```text
-//!   marked? ── key mine? ── room? ── mark it ── entry := slot ── top := entry                        16 instructions
+//!   marked? ── key mine? ── room? ── mark it ── entry := slot ── top := entry                        15 instructions
 //!     └────────────┴───────────┴─▶ refused: the seat noted ── `give_unpushed`
 //! ```
 //!
