@@ -155,5 +155,8 @@ pub const PROOF_SEARCHES: u32 = if IS_MODEL { 1 << 6 } else { 1 << 10 };
 pub const SEARCHES_TO_GROW: u32 = 8;
 
 /// The most bytes in one batch between a thread and a size class: for slots so small that the batch has more than a
-/// hundred of them, and for all others. A batch has at least six slots, even if they take more bytes.
+/// hundred of them, and for all others.
 pub const BATCH_BYTES: [usize; 2] = if IS_MODEL { [0, 0] } else { [32 << 10, 512 << 10] };
+
+/// The fewest slots in a batch, even if they take more bytes.
+pub const FEWEST_SLOTS: usize = if IS_MODEL { 6 } else { 14 };

@@ -30,14 +30,14 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicPtr, Ordering};
 use crate::units::{PageCount, PageRun};
 
-use super::rack::{self, Pile, Rack};
-use super::size_class::PAGE_BYTES;
+use super::rack::{Pile, Rack};
+use super::size_class::{BATCH_SLOTS, PAGE_BYTES};
 
 /// log2 of the smallest rack's room plus two.
 const FIRST_LOG: u32 = 3;
 
-/// Kinds of racks: with room for 6, and those that travel.
-const KINDS: usize = rack::KINDS + 1;
+/// Kinds of racks: with room for 6, 14, 30, 62, 126, 254, 510.
+const KINDS: usize = ((BATCH_SLOTS[2] + 2).ilog2() - FIRST_LOG) as usize + 1;
 
 /// Piles for each kind.
 const PILES: usize = 2;

@@ -47,10 +47,10 @@ const LINK_BYTES: usize = size_of::<u64>();
 const HEAD_BYTES: usize = 2 * LINK_BYTES;
 
 /// log2 of the smallest rack's room plus two.
-const FIRST_LOG: u32 = 4;
+const FIRST_LOG: u32 = (BATCH_SLOTS[0] + 2).ilog2();
 
 /// Kinds of racks that travel: with room for 14, 30, 62, 126, 254, 510.
-pub(super) const KINDS: usize = OTHER_STACKS;
+const KINDS: usize = OTHER_STACKS;
 
 /// The most blank racks kept for all threads, of each kind, and their bytes; each lane keeps its share in any case. May
 /// be exceeded by as many racks as there are threads.

@@ -32,7 +32,7 @@
 use core::hint::cold_path;
 
 use crate::fatal;
-use crate::geometry::{BATCH_BYTES, Geometry, Shape};
+use crate::geometry::{BATCH_BYTES, FEWEST_SLOTS, Geometry, Shape};
 
 /// How many classes there are.
 pub const CLASSES: usize = 80;
@@ -55,7 +55,7 @@ pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 
 /// The fewest and the most slots in a batch: two less than a power of two, so that their table with its head is one.
 /// Only the smallest slots have batches of more than 126: 510 up to 64 bytes, 254 up to 128 (32 KiB).
-pub const BATCH_SLOTS: [usize; 3] = [14, 126, 510];
+pub const BATCH_SLOTS: [usize; 3] = [FEWEST_SLOTS, 126, 510];
 
 /// A size class. I9: its number is less than [`CLASSES`]; only `of` and `all` make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -35,7 +35,7 @@
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, Table};
 
-use super::size_class::CLASSES;
+use super::size_class::{BATCH_SLOTS, CLASSES};
 
 /// The bits of a word that hold a place, the low-water mark above them, and the count at the top.
 const PLACE_BITS: u32 = 44;
@@ -48,7 +48,7 @@ const MOST: u32 = (1 << (u64::BITS - PLACE_BITS - LOW_BITS)) - 1;
 const MOST_LOW: u32 = (1 << LOW_BITS) - 1;
 
 /// Stacks that are not of a class: one for each kind of blank racks.
-pub const OTHER_STACKS: usize = 6;
+pub const OTHER_STACKS: usize = ((BATCH_SLOTS[2] + 2).ilog2() - (BATCH_SLOTS[0] + 2).ilog2()) as usize + 1;
 
 /// Stacks in each lane.
 const STACKS: usize = CLASSES + OTHER_STACKS;
