@@ -121,14 +121,15 @@ aborts! {
         unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
     };
     a_large_block_is_not_freed_with_pages_of_a_span: "wrong layout", |heap| {
-        let small = || (0..64).map(|_| Block::new(heap, layout(8192, 8192), 0).unwrap());
-        // Allocates what the class needs besides its spans.
-        let _before: Vec<_> = small().collect();
-        let large = Block::new(heap, layout(40 << 10, 8), 0).unwrap();
+        let allocate = |size: usize, align: usize| Block::new(heap, layout(size, align), 0).unwrap();
+        let (mut large, mut small) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            large.push(allocate(40 << 10, 8));
+            small.extend((0..64).map(|_| allocate(8192, 8192).memory));
+        }
         // If a span lies directly behind the large block, the next two pages belong to it.
-        let small: Vec<_> = small().collect();
-        let behind = large.memory.wrapping_add(40 << 10);
-        assert!(small.iter().any(|small| small.memory == behind));
+        let is_followed = |large: &&Block| small.contains(&large.memory.wrapping_add(40 << 10));
+        let large = large.iter().find(is_followed).expect("a span behind one of them");
         // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(large.memory, layout(48 << 10, 8)) };
     };
