@@ -18,7 +18,7 @@ const ROOM: u32 = 6;
 #[repr(C, align(64))]
 struct World {
     before: [usize; 8],
-    rack: [usize; 2 + ROOM as usize],
+    rack: [u64; 2 + ROOM as usize],
     after: [usize; 8],
 }
 
@@ -86,7 +86,7 @@ fn use_it(magazine: &Magazine, random: &mut u64, free: &mut Vec<usize>) {
 }
 
 /// A magazine that has `count` slots, as `loaded` says. Those that are the program's go to `free`.
-fn load(magazine: &Magazine, rack: &mut [usize; 2 + ROOM as usize], loaded: Loaded, count: usize) -> Vec<usize> {
+fn load(magazine: &Magazine, rack: &mut [u64; 2 + ROOM as usize], loaded: Loaded, count: usize) -> Vec<usize> {
     let mut free: Vec<usize> = (count + 1..=20).collect();
     magazine.forget();
     if loaded == Loaded::Never {
