@@ -4,6 +4,7 @@
 
 use crate::heap::{Allocation, PageHeap};
 use crate::source::Source;
+use crate::sync::fence_heavy;
 use crate::units::PageCount;
 
 pub use crate::check::Fault;
@@ -15,6 +16,13 @@ pub use crate::radix::{Cursor, Step, Tree};
 pub use crate::summary::Summary;
 pub use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Calm, Guard, Lock, Pass, Table, Turnstile, Zeroed};
 pub use crate::sync::{BiasedLock, Held, Owned, Owner, Stake, seize};
+
+/// Whether the system makes all threads pass a fence when asked. Without that nobody reaches what a thread keeps for
+/// itself, be it asleep, or what lies in a shard.
+#[must_use]
+pub fn has_fence() -> bool {
+    fence_heavy()
+}
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As the object layer gives memory back: in turns with who forks.

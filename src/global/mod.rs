@@ -391,6 +391,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// most, and then proceeds alongside them.
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
+        // Without a fence through all threads nobody else reaches what this one keeps.
+        self.flush_thread();
         let released = self.opened().map_or(PageCount::ZERO, |objects| objects.release(pages));
         released.0 << SizeClass::PAGE_SHIFT
     }

@@ -7,15 +7,21 @@
 //! | `pause` | `SwitchToThread` |
 //! | `thread` | `GetCurrentThreadId` |
 //!
+//! **Wine** has long had a `FlushProcessWriteBuffers` that does nothing, and a call does not tell. So there is no fence
+//! under Wine, of whatever version. The loader is asked whether this is Wine before `main`, or when the library is
+//! loaded ([`ask`]): later the call could wait for the loader's lock, held by a thread that waits for what the caller
+//! holds. Code that runs before that has no fence either.
+//!
 //! **The end of the process.** `ExitProcess` stops all other threads, wherever they are, and then lets libraries run
 //! their last code on the thread that called it. What a stopped thread held is never released. So a thread that would
 //! sleep for it ends the process, as the system's own locks do (critical sections, the process heap). Where a wait ends
 //! by itself, it goes on to its end, without leaving the processor to nobody.
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 use core::time::Duration;
 
 use windows_sys::Win32::Foundation::{GetLastError, SetLastError};
+use windows_sys::Win32::System::LibraryLoader::{GetModuleHandleA, GetProcAddress};
 use windows_sys::Win32::System::Threading::{
     FlushProcessWriteBuffers, GetCurrentProcess, GetCurrentThreadId, INFINITE, SwitchToThread, TerminateProcess,
     WaitOnAddress, WakeByAddressSingle,
@@ -23,9 +29,39 @@ use windows_sys::Win32::System::Threading::{
 
 use crate::fatal;
 
+/// What is known of the system's fence: nothing yet, that it is one, or that it is none.
+static FENCE: AtomicU8 = AtomicU8::new(NOT_ASKED);
+
+const NOT_ASKED: u8 = 0;
+const IS_ONE: u8 = 1;
+const IS_NONE: u8 = 2;
+
+/// An entry in the C library's table of what is to run first.
+#[used]
+// SAFETY: the section is a list of functions of this type, which the C library calls one by one.
+#[unsafe(link_section = ".CRT$XCT")]
+static ENTRY: unsafe extern "C" fn() = ask;
+
+/// Asks the loader whether this is Wine: its `ntdll` says so by a function of this name.
+unsafe extern "C" fn ask() {
+    // SAFETY: two names that end in a zero; the library stays where it is as long as the process lives.
+    let is_wine = unsafe {
+        let ntdll = GetModuleHandleA(c"ntdll.dll".as_ptr().cast());
+        !ntdll.is_null() && GetProcAddress(ntdll, c"wine_get_version".as_ptr().cast()).is_some()
+    };
+    // Relaxed: a number by itself.
+    FENCE.store(if is_wine { IS_NONE } else { IS_ONE }, Ordering::Relaxed);
+}
+
 /// See [`native`](super::native): every thread of the process has passed a full fence since the call.
 #[cold]
 pub(crate) fn fence_heavy() -> bool {
+    // SAFETY: it is there, and constant; being read here, it is linked.
+    unsafe { (&raw const ENTRY).read_volatile() };
+    // Relaxed: a number by itself.
+    if FENCE.load(Ordering::Relaxed) != IS_ONE {
+        return false;
+    }
     // SAFETY: no preconditions; it cannot fail.
     keeping_error(|| unsafe { FlushProcessWriteBuffers() });
     // SeqCst: the compiler must not move accesses across the call; the system orders this thread's with the others'.
@@ -111,4 +147,19 @@ fn keeping_error<R>(call: impl FnOnce() -> R) -> R {
 fn leave() {
     // SAFETY: no preconditions.
     unsafe { TerminateProcess(GetCurrentProcess(), THREAD_IS_TERMINATING) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_was_asked_before_main_and_wine_has_no_fence() {
+        // Wine tells the program who its user is.
+        let is_wine = std::env::var_os("WINEUSERNAME").is_some();
+        // Relaxed: written before there were threads.
+        let known = FENCE.load(Ordering::Relaxed);
+        assert_eq!(known, if is_wine { IS_NONE } else { IS_ONE });
+        assert_eq!(fence_heavy(), !is_wine);
+    }
 }

@@ -325,7 +325,7 @@ fn threads_race_to_give_an_empty_heap_its_memory() {
         on_threads(4, |thread| {
             start.wait();
             if thread % 2 == 0 {
-                let (region, addresses) = region(128 << 10);
+                let (region, addresses) = region(384 << 10);
                 if heap.init(region).is_ok() {
                     taken.lock().unwrap().push(addresses);
                 }

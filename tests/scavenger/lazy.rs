@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use pageheap::internals::has_fence;
 use pageheap::source::{Contents, Failure, OverSystem, Refused, Source, System, Verb, Verbs};
 use pageheap::{GlobalHeap, HugePages};
 
@@ -304,6 +305,10 @@ fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
             }
         }
         if round % 100 < 10 {
+            if !has_fence() {
+                // Then the others do not reach it.
+                heap.flush_thread();
+            }
             // As if it had been silent for long.
             clock.pass(heap.tick(&clock).min(Duration::from_secs(2)));
         }
