@@ -467,11 +467,22 @@ impl Magazine {
         self.shut_at(seen, Shape::seized(room, raised + count));
     }
 
-    /// Takes out a rack that a seizer has left here, if no slot is in it.
+    /// Takes out a rack that a seizer has left here, if no slot is in it. [Settles](Self::settle) the magazine too.
     #[inline]
     pub fn take_seized(&self) -> Option<Rack> {
-        let is_left = self.shape().is_some_and(Shape::is_seized) && self.is_bare();
-        if is_left { self.unload() } else { None }
+        let Some(shape) = self.shape() else {
+            self.settle();
+            return None;
+        };
+        let (floor, top) = (self.floor(), self.top.get());
+        if top < floor {
+            self.top.set(floor);
+        }
+        if shape.is_seized() && top <= floor {
+            self.unload()
+        } else {
+            None
+        }
     }
 
     /// Moves the slot freed last below all others. O(slots).

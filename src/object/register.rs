@@ -132,11 +132,11 @@ impl<T: Listed> Register<T> {
     }
 
     /// Takes a structure that nobody uses, for the caller: a vacant one, or one whose user has ended without notice.
-    /// With everything still in it.
-    pub fn take(&self) -> Option<NonNull<T>> {
+    /// With everything still in it. Returns also whether it is the latter.
+    pub fn take(&self) -> Option<(NonNull<T>, bool)> {
         let _guard = self.lock.lock();
         let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
-            return self.find_gone();
+            return Some((self.find_gone()?, true));
         };
         // SAFETY: structures are never destroyed.
         let own = unsafe { thread.as_ref() }.listing();
@@ -144,7 +144,7 @@ impl<T: Listed> Register<T> {
         self.used.set(self.used.get() + 1);
         own.vacant.set(false);
         own.presence.arrive();
-        Some(thread)
+        Some((thread, false))
     }
 
     /// Checks some structures for a dead user, starting where the last one was found: the next thread to end without

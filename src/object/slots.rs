@@ -268,8 +268,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// If another thread has emptied the magazine meanwhile: it begins as one that has no rack. Also settles it, in
     /// case the thread is ending in the middle of another call.
+    #[inline]
     fn begin_anew(thread: &Thread, magazine: &Magazine) {
-        magazine.settle();
         if let Some(rack) = magazine.take_seized() {
             // SAFETY: the magazine had it from the plot.
             unsafe { thread.plot().put(rack) };

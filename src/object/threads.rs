@@ -36,13 +36,16 @@ impl<S: Source + 'static> Objects<S> {
     /// A structure for the calling thread. `None` if there is no memory for one.
     #[cold]
     pub fn enlist(&self) -> Option<NonNull<Thread>> {
-        let thread = self.register.take().or_else(|| self.new_thread())?;
+        let taken = self.register.take();
+        let (thread, has_ended) = taken.or_else(|| Some((self.new_thread()?, false)))?;
         // SAFETY: never destroyed, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
         // Another thread may be about to empty it.
         let entered = own.enter_at_last(self);
-        // Its last user may have ended without notice, in the middle of a call.
-        entered.settle();
+        if has_ended {
+            // Perhaps in the middle of a call. (Who ends with notice settles it then.)
+            entered.settle();
+        }
         if entered.cache().is_none() {
             entered.set_cache(self.lend());
         }

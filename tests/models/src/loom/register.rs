@@ -82,7 +82,7 @@ impl Office {
 
     /// Like `enlist`.
     fn begin(&self) -> NonNull<Desk> {
-        self.register.take().unwrap_or_else(|| {
+        self.register.take().map(|taken| taken.0).unwrap_or_else(|| {
             let desk = NonNull::from(Box::leak(Box::new(Desk {
                 owner: Owner::new(KEY),
                 listing: Listing::new(),
@@ -165,7 +165,7 @@ impl Office {
         let desks = self.made.lock().unwrap();
         assert_eq!(desks.len(), made);
         // Each structure is still available.
-        let vacant: Vec<_> = core::iter::from_fn(|| self.register.take()).collect();
+        let vacant: Vec<_> = core::iter::from_fn(|| Some(self.register.take()?.0)).collect();
         assert_eq!(vacant.len(), made, "a structure was lost");
         // SAFETY: as in `work`.
         let papers = desks.iter().map(|desk| unsafe { desk.as_ref() }.empty()).sum();
