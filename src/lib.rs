@@ -22,7 +22,7 @@
 //!
 //! | you want | type | gives memory back | limit in |
 //! |---|---|---|---|
-//! | the program's allocator | [`GlobalHeap`] | by itself (with `std`); else by `tick`, `release` | bytes |
+//! | the program's allocator | [`GlobalHeap`] | by itself, if made by `new()`; else by `tick`, `release` | bytes |
 //! | an allocator that is dropped as a whole | [`Heap`] | by `tick`, `release`, or when dropped | pages |
 //! | runs of pages | [`PageHeap`], [`Cache`] | by `tick`, `release`, or when dropped | pages |
 //! | values that go together | [`arena::Arena`], [`arena::Pool`] | to the heap below, when dropped | bytes |
@@ -44,12 +44,12 @@
 //! * **`scavenge(pages)`** gives back free pages now, on the calling thread, including those in the size classes'
 //!   stores, and the memory between live blocks, but not what threads cache for themselves.
 //! * **`release(…)`** gives back all of that now, and also what threads and caches keep, even those of sleeping threads
-//!   (where the system has a fence through all threads: Linux, Windows).
+//!   (where the system has a fence through all threads: Linux and Windows, but not Wine).
 //!
 //! With [`Config::release_lazily`], memory that `tick` and `scavenge` give back may stay resident until the system is
 //! short of memory; memory that `release` gives back never does. A `PageHeap` has neither stores nor magazines, only
-//! pages and caches. Memory that running threads are working on at that moment stays, and so do each thread's tables
-//! for free blocks, some KiB.
+//! pages and caches. Memory that running threads are working on at that moment stays, and so do each live thread's
+//! tables for free blocks, 8 to 170 KiB.
 //!
 //! # How it works, in brief
 //!

@@ -11,7 +11,7 @@
 /// The configuration of an arena: its limit, the size of its slabs, what it preallocates.
 ///
 /// All methods are `const`. Sizes are in bytes and are rounded up to whole pages of the backing, except for the limit,
-/// which is exact to the byte.
+/// which is exact to the byte. (A list first rounds `slab` down to a power of two of slots.)
 ///
 /// ```
 /// use pageheap::arena::ArenaConfig;

@@ -31,7 +31,7 @@
 //! **"No".** `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the
 //! limit or the backing had no room for more. (Retired slots are not free while a thread may still read them.) To prove
 //! this it may have to wait for an owner that is in the middle of an operation, for however long, as for a lock holder.
-//! So code that interrupts an owner (a signal handler) must not allocate. For two exceptions see the type.
+//! So code that interrupts an owner (a signal handler) must not allocate. For three exceptions see the type.
 //!
 //! Worked: each of 64 threads owns a shard of a list of 10,000 slots, and one of them frees all it has. 128 slots stay
 //! in its shard; the others are available to all threads at once. The owner goes to sleep. The 10,000th allocation of
@@ -39,8 +39,8 @@
 //!
 //! Cost: 3 ns for an owner to allocate and deallocate, 7 if batches move; 8 without an owner;
 //! [`hyaline`](super::hyaline) has the cost of readers. The owner's speed relies on an asymmetric barrier of the kernel
-//! (Linux, with `std`); elsewhere each operation has a fence, ~6 ns. A "no" costs some microseconds and makes all
-//! owners pause: do not keep asking a list that stays full.
+//! (Linux and Windows, with `std`, but not Wine); elsewhere each operation has a fence, ~6 ns. A "no" costs some
+//! microseconds and makes all owners pause: do not keep asking a list that stays full.
 //!
 //! **After a fork** the child must not use a list that other threads were using. One of them may have been gathering,
 //! growing the list or taking a shard; in the child the lock it held is never released.
@@ -177,7 +177,7 @@ impl<B: Backing> ShardedFreeList<B> {
 
     /// Creates a list of slots for `layout` on `backing`, with up to `owners` owners at a time, configured by `config`.
     /// The limit covers the slots, their bookkeeping (16 bytes each) and the tables; `slab` is the size of the first
-    /// slab.
+    /// slab, unless `prealloc` is.
     ///
     /// # Errors
     /// Fails if the layout is too large for any list, if `owners` exceeds 65,536, or if there is no memory for the

@@ -136,6 +136,8 @@ const CACHES: usize = 1 << 14;
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
 ///   it: this shows in VIRT, not in RSS. (On Windows four times the RAM, or 64 GiB.) [`reserve`](Self::reserve) asks
 ///   for less.
+/// * **Memory for each thread**: 3 KiB; 8 to 170 KiB of tables, once it frees; and what its magazines and its shelf
+///   hold.
 /// * **Its lifetime.** A value that is dropped or moved leaves its heap in place, addresses included, because threads
 ///   may refer to it. So it is meant to be a `static`: a program that repeatedly makes `GlobalHeap::new()` as a local
 ///   value, uses it and drops it runs out of addresses after some dozens. Use [`Heap`](crate::Heap) for heaps that are
@@ -209,7 +211,7 @@ impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// value is dropped.
     ///
     /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
-    /// (With `std` each thread has its own: 3 KiB, 8 for tables, and what its magazines hold.)
+    /// (With `std` each thread has its own: 3 KiB, 8 to 170 for tables, and what its magazines hold.)
     #[must_use]
     pub const fn in_region(region: Region<GAPS>) -> Self {
         // SAFETY: a region's pages are memory, for as long as anything taken from it is in use (promised by whoever
@@ -249,8 +251,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Limits the heap to `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (with less than one page,
-    /// every allocation fails). Allocations beyond the limit get null. The limit does not cover the heap's own tables,
-    /// other heaps, or arenas on [`ProcessHeap`](crate::arena::ProcessHeap).
+    /// every allocation fails). Allocations beyond the limit get null. The limit covers what threads keep, their tables
+    /// for free blocks included. It does not cover the heap's metadata
+    /// ([`Stats::metadata_bytes`](crate::Stats::metadata_bytes)), other heaps, or arenas on
+    /// [`ProcessHeap`](crate::arena::ProcessHeap).
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
@@ -356,9 +360,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         guard::usable_size(layout, Objects::<S>::usable_size(layout))
     }
 
-    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages to the heap. This returns
-    /// no memory to the system; for that call [`release`](Self::release), which includes this for all threads. Cost: ~7
-    /// µs if the magazines are full.
+    /// Gives back what this thread keeps for itself: free blocks to their classes, free pages and the tables for free
+    /// blocks to the heap. This returns no memory to the system; for that call [`release`](Self::release), which
+    /// includes this for all threads. Cost: ~7 µs if the magazines are full.
     pub fn flush_thread(&self) {
         if let Some(objects) = self.opened() {
             self.with_thread(objects, |thread| objects.flush(thread));
@@ -367,8 +371,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in stores, and returns
     /// how many. If there are fewer, the memory between live blocks of more than 1 KiB goes back too, unless the heap
-    /// [releases lazily](Self::release_lazily). What threads keep for themselves stays; [`release`](Self::release)
-    /// reaches that too. How both differ from `tick`: [Giving memory back](crate#giving-memory-back).
+    /// [releases lazily](Self::release_lazily) or its source commits, as on Windows. What threads keep for themselves
+    /// stays; [`release`](Self::release) reaches that too. How both differ from `tick`: [Giving memory
+    /// back](crate#giving-memory-back).
     ///
     /// Cost: emptying the stores, 0.4 ns for each 64 pages examined, and for the pages released the same as `release`.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
@@ -380,21 +385,27 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// * free pages of the heap, spans in store, and what threads keep for themselves, magazines and shelves included,
     ///   even if those threads sleep;
-    /// * then the memory between live blocks of more than 1 KiB, in whole pages of the system.
+    /// * then the memory between live blocks of more than 1 KiB, in whole pages of the system (but not on Windows).
     ///
     /// What remains is live blocks, what shares a page with them, what threads at work have in hand meanwhile (and
-    /// sleeping ones, if the system has no fence through all threads, as Linux has in `membarrier`), and each thread's
-    /// tables for free blocks: 8 KiB if it has used few, 170 KiB at most (`GlobalStats::rack_pages`).
+    /// sleeping ones, if the system has no fence through all threads, as Linux and Windows have, but not Wine), and
+    /// each live thread's tables for free blocks: 8 KiB if it has used few, 170 KiB at most
+    /// (`GlobalStats::rack_pages`).
     ///
     /// Cost: ~140 ns for each 4 KiB, 10 µs for 2 MiB in a huge page. Any thread may call it at any time; no allocation
     /// waits for it. It waits for other threads that release, tick, check or fork, for a quarter of a second at the
     /// most, and then proceeds alongside them.
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
-        // Without a fence through all threads nobody else reaches what this one keeps.
-        self.flush_thread();
-        let released = self.opened().map_or(PageCount::ZERO, |objects| objects.release(pages));
-        released.0 << SizeClass::PAGE_SHIFT
+        let Some(objects) = self.opened() else { return 0 };
+        // What this thread keeps does not need a fence through all threads.
+        if !objects.reaches_threads()
+            && let Some(thread) = self.enter()
+        {
+            objects.flush(&thread.stay());
+            objects.settle_debts();
+        }
+        objects.release(pages).0 << SizeClass::PAGE_SHIFT
     }
 
     /// One step of the scavenger, for programs with a loop of their own and no background thread. Returns how long to

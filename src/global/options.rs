@@ -146,8 +146,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Sets a soft limit: at most `bytes` bytes of pages, rounded down to pages of 8 KiB, should have memory behind
     /// them. This never makes an allocation fail. While the heap is above the limit, a thread that takes pages without
     /// memory behind them gives back free pages afterwards: as many as it has taken, or 256 (2 MiB) if it has taken
-    /// fewer, but never more than the excess. If too few pages are free, it empties stores as well. The same as
-    /// [`Config::soft_limit`](crate::Config::soft_limit).
+    /// fewer, but never more than the excess. If too few pages are free, more is given up, at a price:
+    /// [`Config::soft_limit`](crate::Config::soft_limit) is the same and says what.
     #[must_use]
     pub const fn soft_limit(mut self, bytes: usize) -> Self {
         self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));

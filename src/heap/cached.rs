@@ -74,6 +74,11 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         self.allocate_or(pages, PageHeap::allocate_beyond)
     }
 
+    /// From the cache alone.
+    pub(crate) fn try_at_hand(&self, pages: PageCount) -> Option<Allocation> {
+        self.allocate_or(pages, |_, _, _| None)
+    }
+
     /// Allocates from the word, or `beyond` it.
     #[inline(always)]
     fn allocate_or(
@@ -223,7 +228,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.vacant.store(index as u32 + 1, Ordering::Relaxed);
     }
 
-    /// As [`allocate`](Self::allocate), through the cache of shard `shard` (modulo the number of shards).
+    /// As [`allocate`](Self::allocate), through the cache of shard `shard` (modulo the number of shards). Without
+    /// shards, or while another thread uses this one, through none.
     #[must_use]
     pub fn allocate_on(&self, shard: usize, pages: PageCount) -> Option<PageRun> {
         let Some(slot) = self.shard(shard) else {
@@ -240,7 +246,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Some(allocation.run)
     }
 
-    /// As [`free`](Self::free), through the cache of shard `shard` (modulo the number of shards).
+    /// As [`free`](Self::free), through the cache of shard `shard`, as for [`allocate_on`](Self::allocate_on).
     ///
     /// # Safety
     ///

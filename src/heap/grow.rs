@@ -35,18 +35,33 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[cold]
     pub(super) fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
         // If no growth can follow, the last attempt is proof enough.
-        if self.set.grown() >= self.limit().0 {
-            return self.allocate_last(request);
+        let is_full = self.set.grown() >= self.limit().0;
+        match (!is_full).then(|| self.find_or_grow(request)).flatten() {
+            Some(start) => self.ready(start, request.pages),
+            None => self.allocate_last(request),
         }
+    }
+
+    /// Searches, and grows the heap if that is proven necessary. Asks no other thread for what it keeps. Returns where
+    /// the pages begin, which are held.
+    fn find_or_grow(&self, request: &Request) -> Option<usize> {
         loop {
             let grown = self.set.grown();
-            if let Some(start) = self.set.hold_or_prove_within(request, SEARCHES_TO_GROW) {
-                return self.ready(start, request.pages);
+            let found = self.set.hold_or_prove_within(request, SEARCHES_TO_GROW);
+            if found.is_some() {
+                return found;
             }
-            if self.grow_for(request, grown).is_none() {
-                return self.allocate_last(request);
-            }
+            self.grow_for(request, grown)?;
         }
+    }
+
+    /// A run that the caller can do without: no other thread is asked for what it keeps.
+    #[cold]
+    pub(crate) fn try_lightly(&self, pages: PageCount) -> Option<Allocation> {
+        if pages.0 == 0 || pages.0 > self.capacity {
+            return None;
+        }
+        self.ready(self.find_or_grow(&Request::of(pages.0))?, pages.0)
     }
 
     /// No room and no growth: tries both once more, after every reachable cache has given back its pages, and after

@@ -26,8 +26,8 @@ use super::PageHeap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PageUse {
-    /// Allocated: part of a caller's run; in a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap), of a block
-    /// with pages of its own.
+    /// Allocated: part of a caller's run; in a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap), of a large
+    /// block, of a free run on a thread's shelf, or of a thread's tables for free blocks.
     Run,
     /// In a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap): divided into slots of this many bytes.
     Span {

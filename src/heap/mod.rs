@@ -575,8 +575,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         &self.set
     }
 
-    /// Re-derives every summary and hint from the bits, and compares the caches with them. No other thread may be using
-    /// the heap meanwhile. O(heap).
+    /// Re-derives every summary and hint from the bits, and compares the caches with them. No other thread should be
+    /// using the heap meanwhile: the check might report a fault that is none. O(heap).
     ///
     /// # Errors
     /// The first broken invariant; the fault draws the state.

@@ -100,11 +100,11 @@ mod api2;
 ///
 /// An allocate-free pair of up to 1 MiB takes 7 ns while one thread uses the heap, and ~30 ns with the lock: all
 /// threads share one set of magazines and one shelf, under a lock that a thread need not take while it is alone (where
-/// the system has a fence through all threads: Linux, Windows). The first call of another thread takes some
-/// microseconds more; after at most three such calls the lock stays. [`tick`](Self::tick), [`release`](Self::release),
-/// [`scavenge`](Self::scavenge) and a fork count as use, [`stats`](Self::stats) and [`check`](Self::check) do not.
-/// Threads that allocate all the time should have a heap each, or use the global one. To make and drop a heap takes
-/// ~15 system calls.
+/// the system has a fence through all threads: Linux and Windows, but not Wine). The first call of another thread takes
+/// some microseconds more; after at most three such calls the lock stays. [`tick`](Self::tick),
+/// [`release`](Self::release), [`scavenge`](Self::scavenge) and a fork count as use, [`stats`](Self::stats) and
+/// [`check`](Self::check) do not. Threads that allocate all the time should have a heap each, or use the global one. To
+/// make and drop a heap takes ~15 system calls.
 ///
 /// A refusal takes some 30 µs, since everything that is kept somewhere is emptied first. So a cache that makes room
 /// when it is refused should free several blocks at a time: with 16, a block costs a tenth of what it costs with one.
@@ -269,9 +269,10 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().heap().set_soft_limit(limit);
     }
 
-    /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in the magazines, on
-    /// the shelf and in the cache. If there are fewer, the memory between live blocks of more than 1 KiB goes back
-    /// too, unless the heap [releases lazily](Config::release_lazily). Returns how many pages.
+    /// Releases the memory of up to `pages` free pages of 8 KiB to the source, including those in the magazines, on the
+    /// shelf and in the cache. If there are fewer, the memory between live blocks of more than 1 KiB goes back too,
+    /// unless the heap [releases lazily](Config::release_lazily) or its source commits, as on Windows. Returns how many
+    /// pages.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.objects().scavenge(pages)
     }

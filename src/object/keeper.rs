@@ -275,6 +275,11 @@ impl<S: Source + 'static> Objects<S> {
         &self.keeper
     }
 
+    /// Whether the system has the fence that emptying other threads' magazines takes.
+    pub fn reaches_threads(&self) -> bool {
+        self.heap.barrier()
+    }
+
     /// Empties the magazines and shelves of all threads that are not at work on them. Returns whether none was. Does
     /// nothing if the system lacks the fence that it needs.
     ///
@@ -282,7 +287,7 @@ impl<S: Source + 'static> Objects<S> {
     /// all.
     pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) -> bool {
         // Once, before any thread is barred: the first barrier of a process may take long.
-        if !self.heap.barrier() {
+        if !self.reaches_threads() {
             return true;
         }
         // Until the slots are back: a thread that is about to report failure waits for them.

@@ -16,7 +16,7 @@
 //!
 //! Cost: one or two system calls when a thread gets a structure, plus one for each structure checked when none is
 //! vacant (~100 ns each). If a filter refuses these calls, every thread seems present. On other systems, too, no
-//! thread is ever found dead: the structure of such a thread, with a few KiB and a word of pages in it, is lost.
+//! thread is ever found dead: the structure of such a thread, with a few KiB, its plot and a word of pages, is lost.
 //!
 //! Why not a robust mutex, which needs no system call: the C library links the robust mutexes that a thread holds, so
 //! the memory would have to outlive the thread, even when the library that contains the heap is unloaded.
@@ -111,11 +111,13 @@ mod kernel {
 mod tests {
     extern crate std;
 
+    use core::alloc::Layout;
     use core::num::NonZeroUsize;
+    use core::ptr::NonNull;
     use std::sync::Barrier;
 
     use super::*;
-    use crate::object::Objects;
+    use crate::object::{Objects, SizeClass, Thread};
 
     /// The structure of a thread that begins, and ends without notice after `meanwhile`.
     fn left_behind(enlist: impl Fn() -> NonZeroUsize + Sync, meanwhile: impl FnOnce()) -> NonZeroUsize {
@@ -149,6 +151,36 @@ mod tests {
         enlist();
         let left = left_behind(enlist, || (0..30).for_each(|_| _ = enlist()));
         assert!((0..8).any(|_| enlist() == left));
+    }
+
+    /// A thread ended without notice in the middle of a pop from an empty magazine.
+    #[test]
+    fn what_a_dead_thread_has_left_is_settled_for_the_next() {
+        let objects = Objects::for_test(1 << 20, 1, false);
+        let layout = Layout::new::<[u8; 64]>();
+        // SAFETY: never destroyed.
+        let enlist = || unsafe { objects.enlist().unwrap().as_ref() };
+        let magazine = |own: &'static Thread| own.magazine(SizeClass::of(layout.size(), layout.align()).unwrap());
+        let left = left_behind(
+            || {
+                let own = enlist();
+                let entered = own.work(objects).unwrap();
+                let block = objects.allocate(&entered, layout).unwrap();
+                // SAFETY: allocated above, with this layout.
+                unsafe { objects.free(&entered, block, layout) };
+                while magazine(own).pop().is_some() {}
+                magazine(own).end_in_the_middle();
+                NonNull::from(own).addr()
+            },
+            || (),
+        );
+        let block = objects.allocate(&objects.shared(), layout).unwrap();
+        let own = enlist();
+        assert_eq!(NonNull::from(own).addr(), left);
+        let entered = own.work(objects).unwrap();
+        // SAFETY: allocated above, with this layout.
+        unsafe { objects.free(&entered, block, layout) };
+        assert_eq!(magazine(own).pop(), Some(block));
     }
 
     /// The structure of a thread that ended without notice is found, and then has one user again, not several.

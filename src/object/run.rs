@@ -342,10 +342,24 @@ impl<S: Source + 'static> Objects<S> {
     /// Allocates a run of pages, through a cache if there is one.
     #[inline]
     pub(super) fn pages(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
-        let allocation = match cache {
+        self.count_pages(pages, || match cache {
             Some(cache) => self.heap.cache_at(cache).try_tracked(pages),
             None => self.heap.try_with(&Request::of(pages.0)),
-        };
+        })
+    }
+
+    /// The same for what the caller can do without: no other thread is asked for what it keeps.
+    pub(super) fn pages_to_spare(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
+        self.count_pages(pages, || {
+            cache
+                .and_then(|cache| self.heap.cache_at(cache).try_at_hand(pages))
+                .or_else(|| self.heap.try_lightly(pages))
+        })
+    }
+
+    #[inline]
+    fn count_pages(&self, pages: PageCount, take: impl FnOnce() -> Option<Allocation>) -> Option<Allocation> {
+        let allocation = take();
         if self.heap.shortfall() != 0 {
             self.relieve();
         }

@@ -472,8 +472,8 @@ impl<S: Source + 'static> Objects<S> {
         let (plot, cache) = (thread.plot(), thread.cache());
         let page = (plot.wanted().0 > 1).then_some(PageCount(1));
         let run = self
-            .pages(cache, plot.wanted())
-            .or_else(|| self.pages(cache, page?))
+            .pages_to_spare(cache, plot.wanted())
+            .or_else(|| self.pages_to_spare(cache, page?))
             .map(|allocation| allocation.run)
             .filter(|&run| self.covers(cache, run).is_some());
         let Some(run) = run else {

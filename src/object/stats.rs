@@ -18,7 +18,7 @@ const GAUGES: [(&str, &str); 8] = [
     ("span_bytes", "Pages cut into slots"),
     ("magazine_bytes", "Free slots in magazines of threads"),
     ("stored_bytes", "Free slots in stores of classes"),
-    ("rack_bytes", "Tables of free slots' addresses"),
+    ("rack_bytes", "Tables of free slots' addresses: slots, and pages"),
     ("shelf_bytes", "Free runs on shelves of threads"),
     ("roomy_bytes", "What blocks lie in that have room to grow"),
     ("threads", "Threads with a structure of their own"),
@@ -30,8 +30,8 @@ const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazine
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GlobalStats {
-    /// The pages. [`Stats::in_use`] counts the pages of spans and of large blocks; calls and metadata are those of
-    /// both layers.
+    /// The pages. [`Stats::in_use`] counts those of spans and of large blocks, [`shelf_pages`](Self::shelf_pages) and
+    /// [`rack_pages`](Self::rack_pages); calls and metadata are those of both layers.
     pub pages: Stats,
     /// Pages cut into slots.
     pub span_pages: PageCount,
@@ -45,7 +45,8 @@ pub struct GlobalStats {
     pub shelf_pages: PageCount,
     /// Free slots in the classes' stores.
     pub stored_bytes: usize,
-    /// Slots that are tables of free slots' addresses, in which batches travel: in stores, spares, and blank ones.
+    /// Slots that are tables of free slots' addresses, in which batches travel: in stores, spares, and blank ones. (As
+    /// text, in JSON and for Prometheus the figure of this name includes [`rack_pages`](Self::rack_pages).)
     pub rack_bytes: usize,
     /// Pages with the tables of free slots' addresses that threads' magazines use.
     pub rack_pages: PageCount,

@@ -280,6 +280,7 @@ mod tests {
     use super::*;
     use crate::heap::Above;
     use crate::source::Region;
+    use crate::units::PageCount;
 
     fn heap() -> &'static Objects<Region> {
         Objects::for_test(16 << 20, 64, false)
@@ -352,6 +353,28 @@ mod tests {
             (0..all).for_each(|_| assert!(magazine.pop().is_some()));
             assert_eq!(magazine.pop(), None);
         }
+    }
+
+    /// A thread can do without a plot. When none was to be had, all threads gave up theirs, the first one included.
+    #[test]
+    fn nobody_is_asked_for_pages_that_a_plot_would_get() {
+        let objects = heap();
+        let sizes = SizeClass::all().map(SizeClass::bytes).filter(|&size| size <= 4096);
+        let layouts = sizes.map(|size| Layout::from_size_align(size, 8).unwrap());
+        let take = |layout| objects.allocate(&objects.shared(), layout).unwrap();
+        // The second of each keeps the span.
+        let blocks: std::vec::Vec<_> = layouts.map(|layout| (layout, [take(layout), take(layout)])).collect();
+        let (own, _) = used(objects, Layout::new::<[u8; 64]>());
+        let had = own.plot().pages();
+        while objects.pages(own.cache(), PageCount(1)).is_some() {}
+        let calls = objects.heap.flush_calls();
+        own.calls.set(calls);
+        let entered = own.enter(objects).unwrap();
+        for &(layout, [block, _]) in &blocks {
+            // SAFETY: freed with its layout, by a thread that has entered.
+            unsafe { objects.free(&entered, block, layout) };
+        }
+        assert_eq!((objects.heap.flush_calls(), own.plot().pages()), (calls, had));
     }
 
     /// With blocks of all classes, few of them or many, in one order or another.

@@ -10,13 +10,15 @@
 //! **Wine** has long had a `FlushProcessWriteBuffers` that does nothing, and a call does not tell. So there is no fence
 //! under Wine, of whatever version. The loader is asked whether this is Wine before `main`, or when the library is
 //! loaded ([`ask`]): later the call could wait for the loader's lock, held by a thread that waits for what the caller
-//! holds. Code that runs before that has no fence either.
+//! holds. Before that there is no fence either, and never in a program whose entry point skips the C library's start;
+//! what is made without a fence does without for good.
 //!
 //! **The end of the process.** `ExitProcess` stops all other threads, wherever they are, and then lets libraries run
 //! their last code on the thread that called it. What a stopped thread held is never released. So a thread that would
 //! sleep for it ends the process, as the system's own locks do (critical sections, the process heap). Where a wait ends
 //! by itself, it goes on to its end, without leaving the processor to nobody.
 
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 use core::time::Duration;
 
@@ -42,21 +44,32 @@ const IS_NONE: u8 = 2;
 #[unsafe(link_section = ".CRT$XCT")]
 static ENTRY: unsafe extern "C" fn() = ask;
 
-/// Asks the loader whether this is Wine: its `ntdll` says so by a function of this name.
+/// Functions that Wine's libraries have, and no other's. The first is meant for the purpose, and therefore hidden if
+/// the user wants it so (`HideWineExports`).
+const WINES: [(&CStr, &CStr); 3] = [
+    (c"ntdll.dll", c"wine_get_version"),
+    (c"ntdll.dll", c"wine_server_call"),
+    (c"kernel32.dll", c"wine_get_unix_file_name"),
+];
+
+/// Asks the loader whether this is Wine.
 unsafe extern "C" fn ask() {
-    // SAFETY: two names that end in a zero; the library stays where it is as long as the process lives.
-    let is_wine = unsafe {
-        let ntdll = GetModuleHandleA(c"ntdll.dll".as_ptr().cast());
-        !ntdll.is_null() && GetProcAddress(ntdll, c"wine_get_version".as_ptr().cast()).is_some()
-    };
+    let is_one = WINES.iter().all(|(library, function)| {
+        // SAFETY: two names that end in a zero; both libraries stay where they are as long as the process lives.
+        unsafe {
+            let library = GetModuleHandleA(library.as_ptr().cast());
+            !library.is_null() && GetProcAddress(library, function.as_ptr().cast()).is_none()
+        }
+    });
     // Relaxed: a number by itself.
-    FENCE.store(if is_wine { IS_NONE } else { IS_ONE }, Ordering::Relaxed);
+    FENCE.store(if is_one { IS_ONE } else { IS_NONE }, Ordering::Relaxed);
 }
 
 /// See [`native`](super::native): every thread of the process has passed a full fence since the call.
 #[cold]
+#[inline(never)]
 pub(crate) fn fence_heavy() -> bool {
-    // SAFETY: it is there, and constant; being read here, it is linked.
+    // SAFETY: it is there, and constant; being read here, in this crate's own library if it has one, it is linked.
     unsafe { (&raw const ENTRY).read_volatile() };
     // Relaxed: a number by itself.
     if FENCE.load(Ordering::Relaxed) != IS_ONE {

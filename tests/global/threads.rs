@@ -181,6 +181,17 @@ fn a_thread_that_has_ended_keeps_nothing_from_who_empties_the_heap() {
     assert_eq!((stats.rack_bytes, stats.magazine_bytes), (0, 0), "{stats}");
 }
 
+/// Tests that need a fence through all threads do nothing where there is none. There is one if the kernel says so.
+#[test]
+#[cfg(target_os = "linux")]
+fn there_is_a_fence_where_the_kernel_has_one() {
+    const PRIVATE_EXPEDITED: libc::c_long = 8;
+    // SAFETY: only queries the supported commands.
+    let commands = unsafe { libc::syscall(libc::SYS_membarrier, 0, 0, 0) };
+    let has_one = commands > 0 && commands & PRIVATE_EXPEDITED != 0;
+    assert_eq!(pageheap::internals::has_fence(), has_one);
+}
+
 /// Memory kept by sleeping threads is reclaimed with barriers, and the barriers are counted.
 #[test]
 #[cfg(target_os = "linux")]

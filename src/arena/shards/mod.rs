@@ -33,7 +33,7 @@
 //! One moment lies within all these intervals. A thread that carries slots from one place to another publishes that
 //! first (`moving`, or the turnstile), and is waited for like one that has slots.
 //!
-//! *Two exceptions.* The kernel may refuse the barrier that it granted when the list was made, for example if a system
+//! *Exceptions.* The kernel may refuse the barrier that it granted when the list was made, for example if a system
 //! call filter has since been installed. Nobody can then tell whether an owner is inside, so owners carry on. What
 //! their shards hold, and what is retired from then on, is out of reach until they use or flush it. The requester's own
 //! shard, the lanes, the depot and fresh slots are still searched. And in the child of a fork, a thread that was inside
