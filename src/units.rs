@@ -50,6 +50,37 @@ impl PageCount {
         };
         Self(whole + (whole << page_shift != bytes) as usize)
     }
+
+    /// How many bytes that many pages of `1 << page_shift` bytes have; `usize::MAX` if more than that.
+    ///
+    /// ```
+    /// use pageheap::PageCount;
+    ///
+    /// assert_eq!(PageCount(3).bytes(13), 24 << 10);
+    /// assert_eq!(PageCount(usize::MAX).bytes(13), usize::MAX);
+    /// assert_eq!(PageCount::holding(PageCount(3).bytes(13), 13), PageCount(3));
+    /// ```
+    #[must_use]
+    pub const fn bytes(self, page_shift: u32) -> usize {
+        match 1_usize.checked_shl(page_shift) {
+            Some(page) => self.0.saturating_mul(page),
+            None if self.0 == 0 => 0,
+            None => usize::MAX,
+        }
+    }
+
+    /// As many fewer, but not fewer than none.
+    ///
+    /// ```
+    /// use pageheap::PageCount;
+    ///
+    /// assert_eq!(PageCount(5).saturating_sub(PageCount(3)), PageCount(2));
+    /// assert_eq!(PageCount(3).saturating_sub(PageCount(5)), PageCount::ZERO);
+    /// ```
+    #[must_use]
+    pub const fn saturating_sub(self, fewer: Self) -> Self {
+        Self(self.0.saturating_sub(fewer.0))
+    }
 }
 
 impl From<usize> for PageCount {

@@ -73,7 +73,7 @@ unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
 
     fn most_bytes(&self) -> usize {
         // What has grown stays, even above a limit that has since been lowered.
-        self.limit().max(self.grown()).0 << G::PAGE_SHIFT
+        self.limit().max(self.grown()).bytes(G::PAGE_SHIFT)
     }
 
     fn take(&self, bytes: usize, align: usize) -> Option<Block> {

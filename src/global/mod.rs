@@ -405,7 +405,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             objects.flush(&thread.stay());
             objects.settle_debts();
         }
-        objects.release(pages).0 << SizeClass::PAGE_SHIFT
+        objects.release(pages).bytes(SizeClass::PAGE_SHIFT)
     }
 
     /// One step of the scavenger, for programs with a loop of their own and no background thread. Returns how long to
@@ -452,7 +452,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// The current maximum number of bytes of pages the heap may grow to. `None` before the first allocation.
     #[must_use]
     pub fn current_limit(&self) -> Option<usize> {
-        Some(self.opened()?.heap().limit().0 << SizeClass::PAGE_SHIFT)
+        Some(self.opened()?.heap().limit().bytes(SizeClass::PAGE_SHIFT))
     }
 
     /// Changes the maximum number of bytes of pages the heap may grow to, rounded down to pages of 8 KiB; this
@@ -478,8 +478,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// no limit. `None` before the first allocation.
     #[must_use]
     pub fn current_soft_limit(&self) -> Option<usize> {
-        let pages = self.opened()?.heap().soft_limit();
-        Some(pages.0.saturating_mul(1 << SizeClass::PAGE_SHIFT))
+        Some(self.opened()?.heap().soft_limit().bytes(SizeClass::PAGE_SHIFT))
     }
 
     /// As [`set_limit`](Self::set_limit), for the maximum number of bytes of pages that should have memory behind them;

@@ -282,7 +282,7 @@ impl<S: Source + 'static> Heap<S> {
     /// bytes. See [`GlobalHeap::release`](crate::GlobalHeap::release).
     pub fn release(&self, bytes: usize) -> usize {
         let pages = PageCount::holding(bytes, SizeClass::PAGE_SHIFT);
-        self.objects().release(pages).0 << SizeClass::PAGE_SHIFT
+        self.objects().release(pages).bytes(SizeClass::PAGE_SHIFT)
     }
 
     /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next step;

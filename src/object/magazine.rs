@@ -467,9 +467,10 @@ impl Magazine {
         self.shut_at(seen, Shape::seized(room, raised + count));
     }
 
-    /// Takes out a rack that a seizer has left here, if no slot is in it. [Settles](Self::settle) the magazine too.
+    /// [Settles](Self::settle) the magazine. If it has a rack that a seizer has left here, without a slot, takes that
+    /// out.
     #[inline]
-    pub fn take_seized(&self) -> Option<Rack> {
+    pub fn begin_anew(&self) -> Option<Rack> {
         let Some(shape) = self.shape() else {
             self.settle();
             return None;

@@ -270,7 +270,7 @@ impl<S: Source + 'static> Objects<S> {
     /// case the thread is ending in the middle of another call.
     #[inline]
     fn begin_anew(thread: &Thread, magazine: &Magazine) {
-        if let Some(rack) = magazine.take_seized() {
+        if let Some(rack) = magazine.begin_anew() {
             // SAFETY: the magazine had it from the plot.
             unsafe { thread.plot().put(rack) };
         }
