@@ -59,6 +59,7 @@ mod stats;
 mod snapshot;
 mod check;
 mod slots;
+mod racks;
 mod run;
 mod twice;
 mod shorten;

@@ -279,6 +279,8 @@ mod tests {
 
     use super::*;
     use crate::heap::Above;
+    use crate::object::length::Length;
+    use crate::object::plot::Plot;
     use crate::source::Region;
     use crate::units::PageCount;
 
@@ -355,26 +357,23 @@ mod tests {
         }
     }
 
-    /// A thread can do without a plot. When none was to be had, all threads gave up theirs, the first one included.
+    /// A call can do without a rack. In a full heap all threads flushed for one, and gave up their plots. What the
+    /// thread itself keeps on its shelf is used.
     #[test]
-    fn nobody_is_asked_for_pages_that_a_plot_would_get() {
-        let objects = heap();
-        let sizes = SizeClass::all().map(SizeClass::bytes).filter(|&size| size <= 4096);
-        let layouts = sizes.map(|size| Layout::from_size_align(size, 8).unwrap());
-        let take = |layout| objects.allocate(&objects.shared(), layout).unwrap();
-        // The second of each keeps the span.
-        let blocks: std::vec::Vec<_> = layouts.map(|layout| (layout, [take(layout), take(layout)])).collect();
+    fn nobody_else_is_asked_for_pages_that_racks_would_get() {
+        let (objects, large) = (heap(), Layout::new::<[u8; 8 * 8192]>());
         let (own, _) = used(objects, Layout::new::<[u8; 64]>());
-        let had = own.plot().pages();
-        while objects.pages(own.cache(), PageCount(1)).is_some() {}
-        let calls = objects.heap.flush_calls();
-        own.calls.set(calls);
         let entered = own.enter(objects).unwrap();
-        for &(layout, [block, _]) in &blocks {
-            // SAFETY: freed with its layout, by a thread that has entered.
-            unsafe { objects.free(&entered, block, layout) };
-        }
-        assert_eq!((objects.heap.flush_calls(), own.plot().pages()), (calls, had));
+        let first = objects.allocate(&entered, large).unwrap();
+        while objects.allocate(&entered, large).is_some() {}
+        while objects.pages(own.cache(), PageCount(1)).is_some() {}
+        let room = Plot::rooms().max().unwrap();
+        while objects.own_blank(own, room).is_some() {}
+        let (calls, had) = (objects.heap.flush_calls(), own.plot().pages().0);
+        assert!(objects.shelve(own, first, Length::of(large)));
+        (0..5000).for_each(|_| _ = objects.own_blank(own, room));
+        (0..5000).for_each(|_| _ = objects.blank(own, room));
+        assert_eq!((own.plot().pages().0, objects.heap.flush_calls()), (had + 8, calls));
     }
 
     /// With blocks of all classes, few of them or many, in one order or another.

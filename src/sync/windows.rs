@@ -11,7 +11,7 @@
 //! under Wine, of whatever version. The loader is asked whether this is Wine before `main`, or when the library is
 //! loaded ([`ask`]): later the call could wait for the loader's lock, held by a thread that waits for what the caller
 //! holds. Before that there is no fence either, and never in a program whose entry point skips the C library's start;
-//! what is made without a fence does without for good.
+//! a sharded list that is made without one does without for good.
 //!
 //! **The end of the process.** `ExitProcess` stops all other threads, wherever they are, and then lets libraries run
 //! their last code on the thread that called it. What a stopped thread held is never released. So a thread that would

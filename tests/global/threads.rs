@@ -234,7 +234,7 @@ fn many_sleeping_threads_keep_nothing() {
     });
     assert!(before.magazine_bytes >= THREADS * 40 * 200, "{before}");
     assert_eq!(after.magazine_bytes, 0, "{after}");
-    assert!(after.pages.calls.barrier >= before.pages.calls.barrier + 3, "{after}");
+    assert!(after.pages.calls.barrier >= before.pages.calls.barrier + 5, "{after}");
     HEAP.check().unwrap();
 }
 
