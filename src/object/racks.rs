@@ -2,19 +2,20 @@
 //!
 //! ```text
 //!   a magazine's       the thread's plot ─▶ a longer plot
-//!   one that travels   the thread's stock ─▶ the blank ones of all threads ─▶ slots out of spans ─▶ a new span
+//!   one that travels   the thread's stock ─▶ those of all threads ─▶ slots out of spans ─▶ a new span
 //! ```
 //!
-//! **A call can do without a rack**: its slots then move one by one. So for a rack no lock is waited for, and no other
+//! **A call can do without a rack**: its slots then move one by one. So no lock of a class is waited for, and no other
 //! thread is asked for what it keeps. In a full heap that would make all threads flush, and with that give up their
-//! plots. The thread itself gives back its shelf and its cache of pages before the answer is no, since it may be the
-//! only one. A no stands for the next 1,024 requests of all threads (`rack.rs`).
+//! plots. The thread itself gives back its cache of pages and its shelf before the answer is no, since what it lacks
+//! may lie there. A no, and a yes for which the shelf was cleared, stand for the next 1,024 requests of all threads for
+//! racks of that kind, or for plots (`rack.rs`).
 //!
 //! Worked: a heap is full, and a thread has a run of 8 pages on its shelf. It frees a block of a class of which it has
 //! no rack yet, and its plot has no more room. The shelf is cleared, and the plot gets one of the 8 pages.
 //!
-//! Cost: for a blank rack that is there, what it takes to pop one from a stack; for four new ones, and for a longer
-//! plot, what slots and pages cost.
+//! Cost: for a blank rack that is there, what it takes to pop one from a stack; for up to four new ones, and for a
+//! longer plot, what slots and pages cost.
 
 use core::ptr::NonNull;
 
@@ -44,7 +45,7 @@ impl<S: Source + 'static> Objects<S> {
         let (plot, cache) = (thread.plot(), thread.cache());
         let run = self
             .pages_to_spare(cache, plot.wanted())
-            .or_else(|| self.own_pages(thread, PageCount(1)))
+            .or_else(|| self.own_pages(thread, PageCount(1), Making::Plot))
             .map(|allocation| allocation.run)
             .filter(|&run| self.covers(cache, run).is_some());
         let Some(run) = run else {
@@ -56,14 +57,23 @@ impl<S: Source + 'static> Objects<S> {
         Some(())
     }
 
-    /// Pages that the thread can do without: if there are none, also of those that it keeps itself.
+    /// Pages for what the thread can do without. If there are none, also of those that it keeps itself: of its cache,
+    /// then of its shelf.
     #[cold]
-    fn own_pages(&self, thread: &Thread, pages: PageCount) -> Option<Allocation> {
+    fn own_pages(&self, thread: &Thread, pages: PageCount, what: Making) -> Option<Allocation> {
         let cache = thread.cache();
-        self.pages_to_spare(cache, pages).or_else(|| {
-            self.clear_shelf(thread, cache);
+        let take = || {
             self.flush_cache(thread);
             self.pages_to_spare(cache, pages)
+        };
+        self.pages_to_spare(cache, pages).or_else(take).or_else(|| {
+            if self.clear_shelf(thread, cache) == 0 {
+                return None;
+            }
+            // Whether the answer is yes or no: a large block that is freed and allocated in turns finds its run broken
+            // up, and must empty magazines to have it whole again.
+            self.blanks.refused(what);
+            take()
         })
     }
 
@@ -97,7 +107,7 @@ impl<S: Source + 'static> Objects<S> {
         let filled = central.take(&self.spans, class, wanted, &mut slots);
         self.tell_filled(filled.unwrap_or(0));
         if slots.is_empty()
-            && let Some(Allocation { run, .. }) = self.own_pages(thread, PageCount(class.pages()))
+            && let Some(Allocation { run, .. }) = self.own_pages(thread, PageCount(class.pages()), Making::Rack(room))
             && self.covers(cache, run).is_some()
         {
             central.take_fresh(&self.spans, class, run, wanted, &mut slots);

@@ -364,16 +364,33 @@ mod tests {
         let (objects, large) = (heap(), Layout::new::<[u8; 8 * 8192]>());
         let (own, _) = used(objects, Layout::new::<[u8; 64]>());
         let entered = own.enter(objects).unwrap();
-        let first = objects.allocate(&entered, large).unwrap();
-        while objects.allocate(&entered, large).is_some() {}
+        let take = || objects.allocate(&entered, large);
+        let shelve = |block| assert!(objects.shelve(own, block, Length::of(large)));
+        let (first, second) = (take().unwrap(), take().unwrap());
+        while take().is_some() {}
         while objects.pages(own.cache(), PageCount(1)).is_some() {}
         let room = Plot::rooms().max().unwrap();
         while objects.own_blank(own, room).is_some() {}
         let (calls, had) = (objects.heap.flush_calls(), own.plot().pages().0);
-        assert!(objects.shelve(own, first, Length::of(large)));
+        shelve(first);
         (0..5000).for_each(|_| _ = objects.own_blank(own, room));
-        (0..5000).for_each(|_| _ = objects.blank(own, room));
-        assert_eq!((own.plot().pages().0, objects.heap.flush_calls()), (had + 8, calls));
+        assert_eq!(own.plot().pages().0, had + 8);
+        shelve(second);
+        let racks = (0..5000).filter_map(|_| objects.blank(own, room)).count();
+        assert_eq!((racks >= 8, objects.heap.flush_calls()), (true, calls), "{racks}");
+        // In turns with a large block, which finds its run broken up, once in a thousand times.
+        objects.empty(own, own.cache());
+        objects.give_plot(own, own.cache());
+        let mut block = take().unwrap();
+        let calls = objects.heap.flush_calls();
+        for _ in 0..2000 {
+            shelve(block);
+            _ = objects.own_blank(own, room);
+            let shelved = objects.run_from_shelf(own, Length::of(large).unwrap());
+            block = shelved.or_else(take).expect("it was there before");
+        }
+        let made = objects.heap.flush_calls() - calls;
+        assert!(made < 100, "{made} calls for a flush");
     }
 
     /// With blocks of all classes, few of them or many, in one order or another.
