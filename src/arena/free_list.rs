@@ -91,8 +91,7 @@ impl<B: Backing> FreeList<B> {
     }
 
     /// Creates a list of slots for `layout` on `backing`, configured by `config`. The limit covers the slots and their
-    /// bookkeeping, four bytes each; `slab` is the size of the first slab,
-    /// unless `prealloc` is.
+    /// bookkeeping, four bytes each; `slab` is the size of the first slab, unless `prealloc` is.
     ///
     /// # Errors
     /// Fails if the layout is too large for any list, or if the preallocation cannot be made. Nothing is then kept.

@@ -275,7 +275,7 @@ impl<S: Source + 'static> Objects<S> {
         &self.keeper
     }
 
-    /// Whether the system has the fence that emptying other threads' magazines takes.
+    /// Whether the system has the fence that emptying other threads' magazines takes: asks it for one, and counts it.
     pub fn reaches_threads(&self) -> bool {
         self.heap.barrier()
     }

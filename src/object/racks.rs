@@ -43,8 +43,9 @@ impl<S: Source + 'static> Objects<S> {
             return None;
         }
         let (plot, cache) = (thread.plot(), thread.cache());
-        let run = self
-            .pages_to_spare(cache, plot.wanted())
+        let several = Some(plot.wanted()).filter(|pages| pages.0 > 1);
+        let run = several
+            .and_then(|pages| self.pages_to_spare(cache, pages))
             .or_else(|| self.own_pages(thread, PageCount(1), Making::Plot))
             .map(|allocation| allocation.run)
             .filter(|&run| self.covers(cache, run).is_some());
@@ -100,7 +101,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut slots = unsafe { few.rack() };
-        // Never waits for a lock: the caller can do without a rack.
+        // Never waits for the lock of the class: the caller can do without a rack.
         let (class, cache) = (Rack::class(room)?, thread.cache());
         let central = self.central(class);
         let wanted = Rack::at_once(room);

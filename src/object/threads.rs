@@ -43,7 +43,7 @@ impl<S: Source + 'static> Objects<S> {
         // Another thread may be about to empty it.
         let entered = own.enter_at_last(self);
         if has_ended {
-            // Perhaps in the middle of a call. (Who ends with notice settles it then.)
+            // Perhaps in the middle of a call. (For those that end with notice `part` has done it.)
             entered.settle();
         }
         if entered.cache().is_none() {

@@ -36,8 +36,9 @@
 //! *Exceptions.* The kernel may refuse the barrier that it granted when the list was made, for example if a system
 //! call filter has since been installed. Nobody can then tell whether an owner is inside, so owners carry on. What
 //! their shards hold, and what is retired from then on, is out of reach until they use or flush it. The requester's own
-//! shard, the lanes, the depot and fresh slots are still searched. And in the child of a fork, a thread that was inside
-//! may not exist; there the wait ends after some seconds.
+//! shard, the lanes, the depot and fresh slots are still searched. In the child of a fork, a thread that was inside may
+//! not exist; there the wait ends after some seconds. And slots that readers held back, in the hands of a preempted
+//! thread, are not seen.
 //!
 //! *Frees never wait*: kept out of its shard, a free puts a batch of one into the depot. A retire may wait: a batch
 //! that Hyaline has no room for goes into a shard, which is closed while a thread gathers.
