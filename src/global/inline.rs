@@ -107,7 +107,7 @@ mod imp {
                 "mov {thread}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
                 "mov {thread}, qword ptr fs:[{thread}]",
                 // `mark::seems_free`: the upper two bytes.
-                "cmp word ptr [{slot} + {UPPER}], -1",
+                "cmp word ptr [{slot} + {UPPER_AT}], {UPPER}",
                 "je 2f",
                 // `Owner::admits`; the word is the heap's address up to here. Acquire: pairs with the release of
                 // `unbar`.
@@ -137,6 +137,7 @@ mod imp {
                 seat = in(reg) seat.bytes(),
                 word = inout(reg) objects => _,
                 top = out(reg) _,
+                UPPER_AT = const Thread::MARK_UPPER_AT,
                 UPPER = const Thread::MARK_UPPER,
                 REFUSED = const Thread::REFUSED,
                 OWNER_KEY = const Thread::OWNER_KEY,
@@ -328,13 +329,8 @@ mod tests {
         let slot = (&raw mut world.slots).cast::<u8>();
         // SAFETY: the world's slot.
         unsafe { mark::write(mark::key(), slot) };
-        let words = [
-            world.slots[0][0],
-            usize::MAX << 48,
-            usize::MAX >> 1,
-            usize::MAX << 49,
-            0,
-        ];
+        let upper = (Thread::MARK_UPPER as usize) << 48;
+        let words = [world.slots[0][0], upper, upper ^ 1 << 63, upper ^ 1 << 48, 0];
         let counts = 0..=ROOM;
         let states = [Loaded::Open, Loaded::Shut, Loaded::Taken, Loaded::Forgotten].into_iter();
         let states = states

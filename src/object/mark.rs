@@ -14,13 +14,16 @@
 //! there: the key protects against accidents, not attackers.) A mark that is copied to the beginning of another block,
 //! by moving bytes that were never written, is no mark there.
 //!
-//! Worked: A, B and A again are freed. The first two frees write marks. The third finds that the upper two bytes of
-//! A's word are all ones, as in every key, and takes the slow path (`twice.rs`), which finds A in the magazine. A
-//! block that begins with a small negative number also takes that path, and its word decodes to no small number under
-//! the key: ~20 ns.
+//! Worked: A, B and A again are freed. The first two frees write marks. The third finds in the upper two bytes of A's
+//! word what every key has there, and takes the slow path (`twice.rs`), which finds A in the magazine. A block whose
+//! first word has those two bytes by accident also takes that path, and decodes to no small number under the key: 20
+//! to 30 ns, where other frees take 2.
 //!
 //! Only those two bytes are read at first: if the program has just written to the block's first byte, a read of the
-//! whole word would stall on that store.
+//! whole word would stall on that store. They are such as data rarely have in that place. Small negative integers have
+//! all ones there, and so have white pixels; other values stand there in infinities and NaNs, in addresses that
+//! interpreters tag, and in text of UTF-8 or UTF-16. (They were all ones once. Then half the nodes of a JSON tree took
+//! the slow path, for what a negative number had left in their padding: `docs/measurements.md`, "JSON on Zen 4".)
 //!
 //! **With 32-bit pointers** a word is 32 bits, the number is not shifted, and the upper two bytes are compared with
 //! those of the slot's address under the key. So one random word in 65,536 takes the slow path in vain, and one in 2³²
@@ -37,8 +40,18 @@ static KEY: OnceWord = OnceWord::new();
 /// Addresses have fewer bits than this, if a word has room for more.
 const ADDRESS_BITS: u32 = 48;
 
-/// The bits above those, set in every key so that they can be compared with a constant. None if a word has 32 bits.
+/// What every key has in the bits above those, so that they can be compared with a constant, if a word has 64 bits: a
+/// byte that sign extension makes two, as instructions with such a constant are shorter, and no decoder is slow with
+/// them.
+pub const UPPER: i16 = -34;
+
+/// Those bits, and their mask. None if a word has 32 bits.
 const UPPER_BITS: usize = if usize::BITS < u64::BITS {
+    0
+} else {
+    ((UPPER as u64) << ADDRESS_BITS) as usize
+};
+const UPPER_MASK: usize = if usize::BITS < u64::BITS {
     0
 } else {
     (u64::MAX << ADDRESS_BITS) as usize
@@ -51,14 +64,14 @@ const NUMBER_SHIFT: u32 = if usize::BITS < u64::BITS { 0 } else { 32 };
 const UPPER_SHIFT: u32 = usize::BITS - u16::BITS;
 
 /// The position of the upper two bytes in the word, in units of two bytes.
-const UPPER: usize = if cfg!(target_endian = "little") {
+const UPPER_INDEX: usize = if cfg!(target_endian = "little") {
     size_of::<usize>() / 2 - 1
 } else {
     0
 };
 
 /// The position of those two bytes in the word, in bytes.
-pub const UPPER_AT: usize = size_of::<u16>() * UPPER;
+pub const UPPER_AT: usize = size_of::<u16>() * UPPER_INDEX;
 
 /// Draws the key, once, from addresses that the system chooses. Called before any slot is used.
 pub fn draw_key() {
@@ -69,7 +82,7 @@ pub fn draw_key() {
         key = (key ^ key >> (shift % usize::BITS)).wrapping_mul(factor as usize);
     }
     // A thread that has a slot has learnt of a heap that was opened after this.
-    KEY.set((key | UPPER_BITS).max(1));
+    KEY.set((key & !UPPER_MASK | UPPER_BITS).max(1));
 }
 
 /// The key of all marks.
@@ -146,11 +159,11 @@ pub unsafe fn wipe(slot: *mut u8) {
 pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
     // SAFETY: the caller's promise; two bytes of the word. The program may never have written those bytes; they are in
     // memory like all others, and the compiler concludes nothing from a volatile read.
-    let upper = unsafe { slot.cast::<u16>().add(UPPER).read_volatile() };
+    let upper = unsafe { slot.cast::<u16>().add(UPPER_INDEX).read_volatile() };
     let marked = if usize::BITS < u64::BITS {
         ((slot.addr() ^ key().0) >> UPPER_SHIFT) as u16
     } else {
-        u16::MAX
+        UPPER as u16
     };
     // SAFETY: as above.
     (upper == marked).then(|| number_in(slot, unsafe { slot.cast::<usize>().read_volatile() }))
@@ -176,12 +189,50 @@ mod tests {
             // A mark of another page, copied here: not a slot's number.
             slot.cast::<usize>().write((slot.addr() + (1 << 12)) ^ key().0);
             assert!(seems_free(slot).is_none_or(|number| number >= 1 << 12));
-            let others = [1, usize::MAX >> 1, slot.addr()];
-            let seen = others.iter().filter(|&&other| {
+            let one_bit_else = [UPPER_SHIFT, usize::BITS - 1].map(|bit| slot.addr() ^ key().0 ^ 1 << bit);
+            let others = [1, slot.addr()].into_iter().chain(one_bit_else);
+            let seen = others.filter(|&other| {
                 slot.cast::<usize>().write(other);
                 seems_free(slot).is_some()
             });
-            assert_eq!(seen.count(), 0, "but for one key in 2⁴⁸, or of 32 bits in 2¹⁴");
+            assert_eq!(seen.count(), 0, "but for one key of 32 bits in 2¹⁵");
+        }
+    }
+
+    /// What programs often have at the beginning of a block. (With 32-bit pointers it depends on the slot's address.)
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn usual_data_are_taken_for_no_mark() {
+        draw_key();
+        let mut word = 0_usize;
+        let slot = (&raw mut word).cast::<u8>();
+        let doubled = |half: u32| u64::from(half) << 32 | u64::from(half);
+        let words = [
+            // Small negative integers of all widths, and pixels: white, and the usual greys.
+            -1_i64 as u64,
+            i64::from(i32::MIN) as u64,
+            doubled(-2_i32 as u32),
+            doubled(0xffdd_dddd),
+            doubled(0xffcc_cccc),
+            // Infinities and NaNs.
+            f64::NEG_INFINITY.to_bits(),
+            f64::NAN.to_bits() | 1 << 63,
+            doubled(f32::NEG_INFINITY.to_bits()),
+            doubled(f32::NAN.to_bits() | 1 << 31),
+            // Addresses, of the kernel too.
+            slot.addr() as u64,
+            !(slot.addr() as u64),
+            // Texts.
+            u64::from_ne_bytes(*b"UTF-8 \xc3\xbf"),
+            0xff9f_ff61_ff5e_ff01,
+        ];
+        for data in words {
+            // SAFETY: our own word.
+            let seen = unsafe {
+                slot.cast::<u64>().write(data);
+                seems_free(slot)
+            };
+            assert_eq!(seen, None, "{data:#x}");
         }
     }
 }

@@ -250,7 +250,9 @@ impl Thread {
     /// The distance of a rack's entries.
     pub const ENTRY_BYTES: usize = size_of::<Entry>();
     /// Where the two bytes of a mark are in a slot that are looked at first.
-    pub const MARK_UPPER: usize = mark::UPPER_AT;
+    pub const MARK_UPPER_AT: usize = mark::UPPER_AT;
+    /// What they are in every mark, with 64-bit pointers.
+    pub const MARK_UPPER: i16 = mark::UPPER;
 }
 
 impl Thread {

@@ -211,9 +211,9 @@ aborts! {
             let large: Vec<_> = (0..64).map(|_| heap.alloc_zeroed(layout(64 << 10, 8))).collect();
             let lies_in = |block: &Block, large: *mut u8| block.memory.addr().wrapping_sub(large.addr()) < 64 << 10;
             let twice = blocks.iter().find(|block| large.iter().any(|&large| lies_in(block, large)));
-            // What a free slot may contain: the block is no slot of its class, so this is detected at once.
+            // What a free slot might contain: the block is no slot of its class, so this is detected at once.
             let block = twice.expect("pages are taken again, lowest first");
-            block.memory.cast::<u64>().write(u64::MAX << 32);
+            block.memory.cast::<u64>().write(like_a_mark(heap));
             heap.dealloc(block.memory, block.layout);
         }
     };
@@ -395,7 +395,18 @@ fn a_block_written_to_after_it_went_home_is_handed_out_once() {
     again.into_iter().chain(kept).for_each(|block| block.free(&HEAP));
 }
 
-/// Contents that look like the link of a free block but are the program's.
+/// A word that begins like the marks of free blocks, and goes on differently.
+fn like_a_mark(heap: &GlobalHeap) -> u64 {
+    let block = Block::new(heap, layout(64, 8), 0).unwrap();
+    // SAFETY: freed with its layout. The heap's memory stays mapped, and no other thread uses the heap.
+    let mark = unsafe {
+        heap.dealloc(block.memory, block.layout);
+        block.memory.cast::<u64>().read()
+    };
+    mark ^ u64::MAX >> 16
+}
+
+/// Contents that look like the mark of a free block but are the program's.
 #[test]
 fn a_block_may_hold_any_words() {
     static HEAP: GlobalHeap = new_heap();
@@ -413,7 +424,8 @@ fn a_block_may_hold_any_words() {
             77,
             u64::MAX,
             u64::MAX << 32,
-            u64::MAX << 48,
+            like_a_mark(&HEAP),
+            like_a_mark(&HEAP) & u64::MAX << 48,
             other.memory.addr() as u64,
         ];
         for word in words {
