@@ -7,8 +7,9 @@
 //!           class ─▶ the same; or shelf ─▶ slow
 //! ```
 //!
-//! **Inlined.** The fast path of `alloc` is inlined into the program, and on x86-64 Linux that of `dealloc`. For a size
-//! known at compile time, such as a `Box`'s, the place of the magazine is a constant instead of six instructions. What
+//! **Inlined.** The fast path of `alloc` is inlined into the program, and on x86-64 Linux that of `dealloc`. A size is
+//! rounded up to its alignment first. For a layout known at compile time, such as a `Box`'s, the place of the magazine
+//! is a constant instead of six instructions. What
 //! compilers make of the code around a free matters more than the free: so that of `dealloc` is a statement in
 //! assembler (`inline.rs`). Elsewhere the caller finds the magazine and calls one copy of the rest.
 //!
@@ -50,15 +51,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
-    /// Fast path: a slot that lies in this thread's magazine.
+    /// Fast path: a slot that lies in this thread's magazine, for a layout that has a class.
     #[inline(always)]
     fn take_at_hand(&self, layout: Layout) -> Option<NonNull<u8>> {
         // Relaxed: as in `take_slot`.
         let (thread, objects) = (local::current(), self.objects.load(Ordering::Relaxed));
-        if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
+        if let Some(size) = MarkedSize::of_layout(layout) {
             return thread.pop(objects, Seat::of_marked(size));
         }
-        let seat = Seat::of(FlaggedSize::of(layout.size(), layout.align())?);
+        let seat = Seat::of(FlaggedSize::of(SizeClass::rounded(layout.size(), layout.align()), 1)?);
         // SAFETY: the spans are requested only if the thread's structure has this address.
         unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), seat) }
     }
@@ -93,7 +94,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { &*objects }.spans()
     }
 
-    /// Layouts that are not a small size: usually more than 1 KiB.
+    /// Layouts that are not a small size: more than 1 KiB, if not before they are rounded up to their alignment.
     #[inline(never)]
     fn take_other<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if SizeClass::is_exceeded_by(layout.size()) {
@@ -109,18 +110,13 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.take_aligned::<ZEROED>(layout)
     }
 
-    /// Alignments above 8 bytes: handled as the size rounded up to that, by the same paths.
+    /// More than 1 KiB, aligned to more than 8 bytes: handled as the size rounded up to that, by the same paths.
     #[inline(never)]
     fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() > SizeClass::MOST_ALIGN {
             return self.take_slow(layout, ZEROED);
         }
         let rounded = SizeClass::rounded(layout.size(), layout.align());
-        if let Some(size) = MarkedSize::of(rounded, 1) {
-            return self.take_slot(layout, ZEROED, |thread, objects| {
-                thread.pop(objects, Seat::of_marked(size))
-            });
-        }
         let Some(size) = FlaggedSize::of(rounded, 1) else {
             return self.take_slow(layout, ZEROED);
         };
@@ -130,7 +126,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         })
     }
 
-    /// A size whose slot carries its own mark, and an alignment that adds nothing. The caller has found the magazine.
+    /// A size whose slot carries its own mark. The caller has found the magazine.
     ///
     /// # Safety
     ///
@@ -190,11 +186,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
                 self.dealloc_slow(memory, layout.size(), layout.align());
                 return;
             }
-            let rounded = SizeClass::rounded(layout.size(), layout.align());
-            match MarkedSize::of(rounded, 1) {
-                Some(size) => self.give_marked(memory, Seat::of_marked(size)),
-                None => self.give_sized(memory, rounded),
-            }
+            self.give_sized(memory, SizeClass::rounded(layout.size(), layout.align()));
         }
     }
 
@@ -207,15 +199,19 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn resize_without_room(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let class = |size| SizeClass::of(size, layout.align());
-        let (Some(from), Some(to)) = (class(layout.size()), class(size)) else {
+        let (from, Some(to)) = (class(layout.size()), class(size)) else {
             // SAFETY: the caller's promise.
             return unsafe { self.realloc_slow(memory, layout, size) };
         };
         // Fast path: the slot serves the new size as well.
-        if from == to {
+        if from == Some(to) {
             return Some(memory);
         }
-        if from < to && to.is_flagged() {
+        // A block without a class is longer than any slot, so it becomes shorter.
+        if let Some(from) = from
+            && from < to
+            && to.is_flagged()
+        {
             // SAFETY: the caller's promise.
             return unsafe { self.grow(memory, layout, size, from) };
         }
@@ -400,7 +396,7 @@ fn or_null(memory: Option<NonNull<u8>>) -> *mut u8 {
 impl<S: Source + 'static> Plain for GlobalHeap<S> {
     #[inline(always)]
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let Some(size) = MarkedSize::of(layout.size(), layout.align()) else {
+        let Some(size) = MarkedSize::of_layout(layout) else {
             return if zeroed {
                 self.take_other::<true>(layout)
             } else {
@@ -416,7 +412,7 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe {
-            if let Some(size) = MarkedSize::of(layout.size(), layout.align()) {
+            if let Some(size) = MarkedSize::of_layout(layout) {
                 self.give_marked(memory, Seat::of_marked(size));
             } else if FlaggedSize::is_met(layout.align()) {
                 self.give_sized(memory, layout.size());

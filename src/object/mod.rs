@@ -325,7 +325,8 @@ impl<S: Source + 'static> Objects<S> {
     // -----------------------------------------------------------------------------------------------------------
 
     /// Resizes memory of `layout` to `size` bytes, in place or elsewhere; the bytes up to the shorter length are kept.
-    /// `None` if there is no room; then nothing has changed.
+    /// `None` if there is no room; then nothing has changed. A run that the block leaves goes to the heap, not on the
+    /// shelf: what grows leaves room behind. (A fast path shortens to a slot, if it has one: `global/calls.rs`.)
     ///
     /// # Safety
     ///

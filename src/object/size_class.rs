@@ -29,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+use core::alloc::Layout;
 use core::hint::cold_path;
 
 use crate::fatal;
@@ -231,6 +232,21 @@ impl<const MOST: usize, const STEP: u32> StepSize<MOST, STEP> {
     #[inline(always)]
     pub const fn index(self) -> usize {
         self.0
+    }
+}
+
+impl MarkedSize {
+    /// The size of a layout, rounded up to its alignment: as [`SizeClass::rounded`] says, that has the same class.
+    /// `None` for larger ones. If the alignment is a constant, no branch on it is left.
+    #[inline(always)]
+    pub const fn of_layout(layout: Layout) -> Option<Self> {
+        let size = if Self::is_met(layout.align()) {
+            layout.size()
+        } else {
+            cold_path();
+            SizeClass::rounded(layout.size(), layout.align())
+        };
+        Self::of(size, 1)
     }
 }
 

@@ -538,6 +538,8 @@ impl Thread {
 
 #[cfg(test)]
 mod tests {
+    use core::alloc::Layout;
+
     use super::*;
 
     #[test]
@@ -552,6 +554,21 @@ mod tests {
                 (Some(class), !class.is_flagged()),
                 "{size}"
             );
+        }
+    }
+
+    #[test]
+    fn an_aligned_size_has_the_seat_of_its_class() {
+        for align in (0..isize::BITS).map(|log| 1 << log) {
+            let longest = isize::MAX as usize + 1 - align;
+            for size in (0..=2 * MarkedSize::MOST_BYTES).chain([longest / 2, longest]) {
+                let Ok(layout) = Layout::from_size_align(size, align) else {
+                    continue;
+                };
+                let class = SizeClass::of(size, align).filter(|class| !class.is_flagged());
+                let seat = MarkedSize::of_layout(layout).map(Seat::of_marked);
+                assert_eq!(seat.and_then(Seat::class), class, "{layout:?}");
+            }
         }
     }
 }

@@ -192,6 +192,22 @@ aborts! {
         // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory.add(2048), block.layout) };
     };
+    a_large_block_that_became_a_slot_is_not_resized_again: "freed twice", |heap| {
+        let block = Block::new(heap, layout(400_000, 8), 0).unwrap();
+        // So that there are slots at hand.
+        Block::new(heap, layout(300, 8), 0).unwrap().free(heap);
+        // SAFETY: none the second time: this is the misuse to be detected.
+        unsafe {
+            assert_ne!(heap.realloc(block.memory, block.layout, 300), block.memory);
+            heap.realloc(block.memory, block.layout, 300);
+        }
+    };
+    a_large_block_is_not_resized_with_another_layout: "with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(400_000, 8), 0).unwrap();
+        Block::new(heap, layout(300, 8), 0).unwrap().free(heap);
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.realloc(block.memory, layout(800_000, 8), 300) };
+    };
     a_block_that_is_with_its_span_again_is_not_freed_twice: "freed twice", |heap| {
         let [first, _kept] = [(); 2].map(|()| Block::new(heap, layout(1024, 8), 0).unwrap());
         // SAFETY: none: this is the misuse to be detected.

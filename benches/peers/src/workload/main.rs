@@ -108,6 +108,15 @@ workloads! {
         "json" 15 programs::json();
         "syn" 20 programs::syn();
     }
+    // Pairs of blocks that are unusual in something other than their size, up to 1 MiB.
+    "shapes" {
+        "aligned-16" 20_000_000 single::vector(0_u128, 4);
+        "aligned-64" 20_000_000 single::vector(single::Line::ZERO, 3);
+        "negative" 20_000_000 single::vector(-1_i64, 8);
+        "shrink" 2_000_000 single::shrink(400_000, 300);
+        "pair-2m" 500_000 single::pair(2 << 20);
+        "pair-64m" 50_000 single::pair(64 << 20);
+    }
     // The workloads of threads on 4 and 16 of them, for machines with as many processors.
     "scaling" {
         "pair-64-4t" 120_000_000 threaded::pairs(4, 64);

@@ -16,6 +16,38 @@ pub fn pair(size: usize) -> Work {
     })
 }
 
+/// The same of a vector with room for `count` elements, of which the first is written.
+pub fn vector<T: Copy + 'static>(first: T, count: usize) -> Work {
+    Box::new(move |ops| {
+        for _ in 0..ops {
+            let mut vector = Vec::with_capacity(black_box(count));
+            vector.push(first);
+            drop(black_box(vector));
+        }
+    })
+}
+
+/// A cache line, aligned as one.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub struct Line(#[expect(dead_code, reason = "only its address is of interest")] u8);
+
+impl Line {
+    pub const ZERO: Self = Self(0);
+}
+
+/// A vector of much room for few bytes, which gives back what it does not need. An operation is that and its free.
+pub fn shrink(room: usize, bytes: usize) -> Work {
+    Box::new(move |ops| {
+        for _ in 0..ops {
+            let mut vector: Vec<u8> = Vec::with_capacity(black_box(room));
+            vector.resize(bytes, 1);
+            vector.shrink_to_fit();
+            drop(black_box(vector));
+        }
+    })
+}
+
 /// A tight pair of changing size: 1 B to 1 MiB, every power of two equally likely. The sizes are made beforehand.
 pub fn sweep() -> Work {
     let mut random = Random::new(7);
