@@ -9,9 +9,9 @@
 //!
 //! **Inlined.** The fast path of `alloc` is inlined into the program, and on x86-64 Linux that of `dealloc`. A size is
 //! rounded up to its alignment first. For a layout known at compile time, such as a `Box`'s, the place of the magazine
-//! is a constant instead of six instructions. What
-//! compilers make of the code around a free matters more than the free: so that of `dealloc` is a statement in
-//! assembler (`inline.rs`). Elsewhere the caller finds the magazine and calls one copy of the rest.
+//! is a constant instead of six instructions. What compilers make of the code around a free matters more than the
+//! free: so that of `dealloc` is a statement in assembler (`inline.rs`). Elsewhere the caller finds the magazine and
+//! calls one copy of the rest.
 //!
 //! **No register is saved** on the fast paths here. If anything limits them, stores do: one per cycle reaches the
 //! cache, and saving a register is a store. So everything off them is reached by a tail call with the same arguments,
@@ -51,7 +51,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
-    /// Fast path: a slot that lies in this thread's magazine, for a layout that has a class.
+    /// Fast path: a slot that lies in this thread's magazine. The layout must have a class: an alignment of more than a
+    /// page is not noticed.
     #[inline(always)]
     fn take_at_hand(&self, layout: Layout) -> Option<NonNull<u8>> {
         // Relaxed: as in `take_slot`.
@@ -94,7 +95,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         unsafe { &*objects }.spans()
     }
 
-    /// Layouts that are not a small size: more than 1 KiB, if not before they are rounded up to their alignment.
+    /// Layouts that are not a small size: of more than 1 KiB, as they are or rounded up to their alignment.
     #[inline(never)]
     fn take_other<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if SizeClass::is_exceeded_by(layout.size()) {
@@ -110,7 +111,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.take_aligned::<ZEROED>(layout)
     }
 
-    /// More than 1 KiB, aligned to more than 8 bytes: handled as the size rounded up to that, by the same paths.
+    /// Alignments above 8 bytes, of sizes that are more than 1 KiB when rounded up to that (so 600 bytes aligned to 2
+    /// KiB come here too): handled as the rounded size, by the same paths.
     #[inline(never)]
     fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() > SizeClass::MOST_ALIGN {

@@ -14,16 +14,17 @@
 //! there: the key protects against accidents, not attackers.) A mark that is copied to the beginning of another block,
 //! by moving bytes that were never written, is no mark there.
 //!
-//! Worked: A, B and A again are freed. The first two frees write marks. The third finds in the upper two bytes of A's
-//! word what every key has there, and takes the slow path (`twice.rs`), which finds A in the magazine. A block whose
-//! first word has those two bytes by accident also takes that path, and decodes to no small number under the key: 20
-//! to 30 ns, where other frees take 2.
+//! Worked: A, B and A again are freed. The first two frees write marks. The third finds 0xFFDE in the upper two bytes
+//! of A's word, as in every mark, and takes the slow path (`twice.rs`), which finds A in the magazine. A block whose
+//! first word has those two bytes by accident also takes that path, and decodes to no small number under the key: 20 to
+//! 30 ns, where other frees take 2.
 //!
 //! Only those two bytes are read at first: if the program has just written to the block's first byte, a read of the
-//! whole word would stall on that store. They are such as data rarely have in that place. Small negative integers have
-//! all ones there, and so have white pixels; other values stand there in infinities and NaNs, in addresses that
-//! interpreters tag, and in text of UTF-8 or UTF-16. (They were all ones once. Then half the nodes of a JSON tree took
-//! the slow path, for what a negative number had left in their padding: `docs/measurements.md`, "JSON on Zen 4".)
+//! whole word would stall on that store. Data rarely have 0xFFDE in that place. Small negative integers have 0xFFFF,
+//! and so have white pixels; infinities, NaNs, addresses that interpreters tag, and texts have others. (But a fourth
+//! integer of 16 bits may be -34, and a second pixel opaque with 0xDE beside the alpha.) Marks had 0xFFFF once: then
+//! half the nodes of a JSON tree took the slow path, for what a negative number had left in their padding
+//! (`docs/measurements.md`, "JSON on Zen 4").
 //!
 //! **With 32-bit pointers** a word is 32 bits, the number is not shifted, and the upper two bytes are compared with
 //! those of the slot's address under the key. So one random word in 65,536 takes the slow path in vain, and one in 2³²
@@ -40,9 +41,9 @@ static KEY: OnceWord = OnceWord::new();
 /// Addresses have fewer bits than this, if a word has room for more.
 const ADDRESS_BITS: u32 = 48;
 
-/// What every key has in the bits above those, so that they can be compared with a constant, if a word has 64 bits: a
-/// byte that sign extension makes two, as instructions with such a constant are shorter, and no decoder is slow with
-/// them.
+/// What every key has in the bits above those, if a word has 64 bits, so that they can be compared with a constant:
+/// 0xFFDE. It is one byte, sign-extended to two, and so are the constants of the comparisons. With a constant of two
+/// bytes the instruction is longer, and some x86 decoders stall on it.
 pub const UPPER: i16 = -34;
 
 /// Those bits, and their mask. None if a word has 32 bits.
@@ -208,7 +209,7 @@ mod tests {
         let slot = (&raw mut word).cast::<u8>();
         let doubled = |half: u32| u64::from(half) << 32 | u64::from(half);
         let words = [
-            // Small negative integers of all widths, and pixels: white, and the usual greys.
+            // Small negative integers of 32 and 64 bits, and pixels: white, and the usual greys.
             -1_i64 as u64,
             i64::from(i32::MIN) as u64,
             doubled(-2_i32 as u32),

@@ -325,8 +325,9 @@ impl<S: Source + 'static> Objects<S> {
     // -----------------------------------------------------------------------------------------------------------
 
     /// Resizes memory of `layout` to `size` bytes, in place or elsewhere; the bytes up to the shorter length are kept.
-    /// `None` if there is no room; then nothing has changed. A run that the block leaves goes to the heap, not on the
-    /// shelf: what grows leaves room behind. (A fast path shortens to a slot, if it has one: `global/calls.rs`.)
+    /// `None` if there is no room; then nothing has changed. If the block leaves a run, that goes to the heap, not on
+    /// the shelf, so that blocks near it can grow. (A large block that becomes a slot seldom comes here: if there is a
+    /// slot in the magazine, `global/calls.rs` moves it, and its run goes on the shelf.)
     ///
     /// # Safety
     ///

@@ -7,7 +7,8 @@
 //!
 //! A block's layout determines its number of pages ([`pages_for`]): slightly more than it asked for, so that it can
 //! grow in place and that few different lengths circulate. A block grows in place if the pages behind it are free, and
-//! always shrinks in place, unless it becomes a slot.
+//! shrinks in place as long as it stays large. To become a slot it moves, or is cut where it is if there is no memory
+//! (`shorten.rs`).
 
 use core::alloc::Layout;
 use core::ptr::NonNull;

@@ -182,8 +182,8 @@ const _: () = {
     }
 };
 
-/// A size of up to `MOST` bytes, aligned to at most 8, as a number of steps of 2 to the `STEP` bytes. It takes a
-/// comparison or two to make one, and it can index a table.
+/// A size of up to `MOST` bytes, rounded up to its alignment if that is above 8, in steps of 2 to the `STEP` bytes. It
+/// takes a comparison or two to make one, and it can index a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepSize<const MOST: usize, const STEP: u32>(usize);
 
@@ -236,8 +236,8 @@ impl<const MOST: usize, const STEP: u32> StepSize<MOST, STEP> {
 }
 
 impl MarkedSize {
-    /// The size of a layout, rounded up to its alignment: as [`SizeClass::rounded`] says, that has the same class.
-    /// `None` for larger ones. If the alignment is a constant, no branch on it is left.
+    /// The size of a layout, rounded up to its alignment, which has the layout's class (see [`SizeClass::rounded`]).
+    /// `None` for larger ones. Alignments above 8 are taken for rare; of a constant one no branch is left.
     #[inline(always)]
     pub const fn of_layout(layout: Layout) -> Option<Self> {
         let size = if Self::is_met(layout.align()) {

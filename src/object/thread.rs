@@ -249,7 +249,7 @@ impl Thread {
     pub const LIMIT: usize = Magazine::LIMIT;
     /// The distance of a rack's entries.
     pub const ENTRY_BYTES: usize = size_of::<Entry>();
-    /// Where the two bytes of a mark are in a slot that are looked at first.
+    /// Where in a slot the two bytes of its mark are that a free looks at first.
     pub const MARK_UPPER_AT: usize = mark::UPPER_AT;
     /// What they are in every mark, with 64-bit pointers.
     pub const MARK_UPPER: i16 = mark::UPPER;

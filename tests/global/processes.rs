@@ -411,7 +411,7 @@ fn a_block_written_to_after_it_went_home_is_handed_out_once() {
     again.into_iter().chain(kept).for_each(|block| block.free(&HEAP));
 }
 
-/// A word that begins like the marks of free blocks, and goes on differently.
+/// A word with the upper bytes of a free block's mark, and no other bit of it.
 fn like_a_mark(heap: &GlobalHeap) -> u64 {
     let block = Block::new(heap, layout(64, 8), 0).unwrap();
     // SAFETY: freed with its layout. The heap's memory stays mapped, and no other thread uses the heap.

@@ -108,7 +108,7 @@ workloads! {
         "json" 15 programs::json();
         "syn" 20 programs::syn();
     }
-    // Pairs of blocks that are unusual in something other than their size, up to 1 MiB.
+    // What the groups above leave out: alignment, contents like those of a free block, shrinking, more than 1 MiB.
     "shapes" {
         "aligned-16" 20_000_000 single::vector(0_u128, 4);
         "aligned-64" 20_000_000 single::vector(single::Line::ZERO, 3);
