@@ -51,18 +51,16 @@ impl<S: Source + 'static> GlobalHeap<S> {
         Some(slot)
     }
 
-    /// Fast path: a slot that lies in this thread's magazine. The layout must have a class: an alignment of more than a
-    /// page is not noticed.
+    /// Fast path: a slot of the class that lies in this thread's magazine.
     #[inline(always)]
-    fn take_at_hand(&self, layout: Layout) -> Option<NonNull<u8>> {
+    fn take_at_hand(&self, class: SizeClass) -> Option<NonNull<u8>> {
         // Relaxed: as in `take_slot`.
         let (thread, objects) = (local::current(), self.objects.load(Ordering::Relaxed));
-        if let Some(size) = MarkedSize::of_layout(layout) {
-            return thread.pop(objects, Seat::of_marked(size));
+        if !class.is_flagged() {
+            return thread.pop(objects, Seat::from(class));
         }
-        let seat = Seat::of(FlaggedSize::of(SizeClass::rounded(layout.size(), layout.align()), 1)?);
         // SAFETY: the spans are requested only if the thread's structure has this address.
-        unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), seat) }
+        unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::from(class)) }
     }
 
     /// Fast path: `push` puts a slot into this thread's magazine of the seat if there is room and the structure belongs
@@ -217,12 +215,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
             // SAFETY: the caller's promise.
             return unsafe { self.grow(memory, layout, size, from) };
         }
-        let new = Layout::from_size_align(size, layout.align()).ok()?;
         let moved = if size > layout.size() {
-            self.take(new, false)?
+            self.take(Layout::from_size_align(size, layout.align()).ok()?, false)?
         } else {
             // If there is none, the block may stay: so do not ask for memory or refuse anything before that is known.
-            let Some(moved) = self.take_at_hand(new) else {
+            let Some(moved) = self.take_at_hand(to) else {
                 // SAFETY: the caller's promise.
                 return unsafe { self.realloc_slow(memory, layout, size) };
             };

@@ -46,17 +46,15 @@ const ADDRESS_BITS: u32 = 48;
 /// bytes the instruction is longer, and some x86 decoders stall on it.
 pub const UPPER: i16 = -34;
 
-/// Those bits, and their mask. None if a word has 32 bits.
-const UPPER_BITS: usize = if usize::BITS < u64::BITS {
-    0
-} else {
-    ((UPPER as u64) << ADDRESS_BITS) as usize
-};
+/// Those bits. None if a word has 32 bits.
 const UPPER_MASK: usize = if usize::BITS < u64::BITS {
     0
 } else {
     (u64::MAX << ADDRESS_BITS) as usize
 };
+
+/// What they are in every key.
+const UPPER_BITS: usize = ((UPPER as u64) << ADDRESS_BITS) as usize & UPPER_MASK;
 
 /// Where a number begins in a word: above the bits in which neighbours' addresses differ.
 const NUMBER_SHIFT: u32 = if usize::BITS < u64::BITS { 0 } else { 32 };
