@@ -99,7 +99,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         if SizeClass::is_exceeded_by(layout.size()) {
             return self.take_large::<ZEROED>(layout);
         }
-        if let Some(size) = FlaggedSize::of(layout.size(), layout.align()) {
+        if FlaggedSize::is_met(layout.align())
+            && let Some(size) = FlaggedSize::of(layout.size())
+        {
             let pop = |thread: &Thread, objects| {
                 // SAFETY: the spans are requested only if the thread's structure has this address.
                 unsafe { thread.pop_flagged(objects, || Self::spans_of(objects), Seat::of(size)) }
@@ -117,7 +119,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
             return self.take_slow(layout, ZEROED);
         }
         let rounded = SizeClass::rounded(layout.size(), layout.align());
-        let Some(size) = FlaggedSize::of(rounded, 1) else {
+        let Some(size) = FlaggedSize::of(rounded) else {
             return self.take_slow(layout, ZEROED);
         };
         self.take_slot(layout, ZEROED, |thread, objects| {
@@ -158,7 +160,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// alone meets](FlaggedSize::is_met).
     #[inline(never)]
     unsafe fn give_sized(&self, memory: NonNull<u8>, size: usize) {
-        let Some(small) = FlaggedSize::of(size, 1) else {
+        let Some(small) = FlaggedSize::of(size) else {
             // SAFETY: the caller's promise.
             unsafe { self.give_large(memory, size) };
             return;

@@ -207,15 +207,10 @@ impl<const MOST: usize, const STEP: u32> StepSize<MOST, STEP> {
     /// A step.
     pub const STEP_BYTES: usize = 1 << STEP;
 
-    /// The size of a layout. `None` for larger sizes and alignments.
+    /// The size, if it is aligned to at most 8 or was rounded up to its alignment. `None` for larger ones.
     #[inline(always)]
-    pub const fn of(size: usize, align: usize) -> Option<Self> {
-        // Two branches, each rarely taken: better than one on both conditions combined.
+    pub const fn of(size: usize) -> Option<Self> {
         if size > MOST {
-            cold_path();
-            return None;
-        }
-        if !Self::is_met(align) {
             cold_path();
             return None;
         }
@@ -246,7 +241,7 @@ impl MarkedSize {
             cold_path();
             SizeClass::rounded(layout.size(), layout.align())
         };
-        Self::of(size, 1)
+        Self::of(size)
     }
 }
 

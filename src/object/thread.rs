@@ -545,8 +545,8 @@ mod tests {
     #[test]
     fn a_size_has_the_seat_of_its_class() {
         for size in 0..=FlaggedSize::MOST_BYTES {
-            let marked = MarkedSize::of(size, 1).map(Seat::of_marked);
-            let seat = marked.or_else(|| FlaggedSize::of(size, 1).map(Seat::of)).unwrap();
+            let marked = MarkedSize::of(size).map(Seat::of_marked);
+            let seat = marked.or_else(|| FlaggedSize::of(size).map(Seat::of)).unwrap();
             let class = SizeClass::of(size, 1).unwrap();
             assert_eq!(seat.bytes(), Seat::from(class).bytes(), "{size}");
             assert_eq!(
