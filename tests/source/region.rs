@@ -2,9 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-#[cfg(unix)]
+#[cfg(all(unix, target_pointer_width = "64"))]
 use pageheap::PageHeap;
-#[cfg(unix)]
+#[cfg(all(unix, target_pointer_width = "64"))]
 use pageheap::source::System;
 use pageheap::{Config, Heap};
 use proptest::prelude::*;
