@@ -268,6 +268,15 @@ const fn next(page: usize, bits: u64) -> (usize, u64) {
     (page + bits.trailing_zeros() as usize, bits & bits.wrapping_sub(1))
 }
 
+/// The numbers of the bits that are set, from the lowest.
+pub(crate) fn ones(mut bits: usize) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let lowest = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+        bits &= bits - 1;
+        Some(lowest)
+    })
+}
+
 /// The number of free pages among `count` pages from page `from` of the region `words`.
 #[must_use]
 pub fn count(words: &[u64], from: usize, count: usize) -> usize {

@@ -17,13 +17,13 @@
 
 use core::alloc::Layout;
 use core::array;
-use core::iter;
 use core::ptr::{self, NonNull};
 
 use super::account::Account;
 use super::backing::Backing;
 use super::cursor::{MOST_BYTES, grains, padding};
 use super::error::ArenaError;
+use crate::bitmap::ones;
 use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
 // Relaxed throughout: feet and lists are accessed under the lock of their slabs, or with exclusive access to the arena.
@@ -317,7 +317,7 @@ impl Bins {
 
     /// Bytes of all blocks, feet included.
     pub(super) fn bytes(&self) -> usize {
-        bits(self.filled()).map(|bin| self.lists[bin].bytes()).sum()
+        ones(self.filled()).map(|bin| self.lists[bin].bytes()).sum()
     }
 
     /// # Safety
@@ -338,7 +338,7 @@ impl Bins {
     /// The lists are the caller's.
     pub(super) unsafe fn take(&self, bytes: usize, cost: impl Fn(&Foot) -> Option<usize>) -> Option<NonNull<Foot>> {
         // SAFETY: passed on.
-        bits(self.filled() & 0b11 << Self::of(bytes)).find_map(|bin| unsafe { self.take_from(bin, &cost) })
+        ones(self.filled() & 0b11 << Self::of(bytes)).find_map(|bin| unsafe { self.take_from(bin, &cost) })
     }
 
     /// Takes one of the largest blocks.
@@ -386,7 +386,7 @@ impl Bins {
     ///
     /// The lists are the caller's.
     pub(super) unsafe fn join(&self, other: &Self) {
-        for bin in bits(other.filled()) {
+        for bin in ones(other.filled()) {
             // SAFETY: passed on.
             unsafe { self.lists[bin].join(&other.lists[bin]) };
         }
@@ -470,13 +470,4 @@ impl Blocks {
 /// Adds to a count, under the lock.
 pub(super) fn add(count: &AtomicUsize, amount: usize) {
     count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
-}
-
-/// The set bits, from the lowest up.
-fn bits(mut set: usize) -> impl Iterator<Item = usize> {
-    iter::from_fn(move || {
-        let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
-        set &= set - 1;
-        Some(bit)
-    })
 }

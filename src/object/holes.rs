@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+use crate::bitmap::ones;
 use crate::units::PageIndex;
 
 use super::size_class::{MAX_SPAN_PAGES, PAGE_SHIFT, SizeClass};
@@ -75,12 +76,7 @@ pub fn between(first: usize, end: usize) -> Grains {
 
 /// The numbers of the bits that are set.
 fn each(bits: u32) -> impl Iterator<Item = u32> {
-    let mut left = bits;
-    core::iter::from_fn(move || {
-        let first = (left != 0).then(|| left.trailing_zeros())?;
-        left &= left - 1;
-        Some(first)
-    })
+    ones(bits as usize).map(|bit| bit as u32)
 }
 
 /// The grains that a slot reaches into.
