@@ -32,6 +32,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.timed(|| self.release_with(pages, || self.driver().pass_on(&mut turn)))
     }
 
+    /// As the object layer announces that it has pages in hand, which others may be about to miss.
+    #[doc(hidden)]
+    pub fn pass_as_a_layer(&self) -> Pass<'_> {
+        self.pass()
+    }
+
     /// As the object layer takes a run with room behind it.
     #[doc(hidden)]
     pub fn allocate_apart(&self, pages: PageCount, room: PageCount) -> Option<Allocation> {

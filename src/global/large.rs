@@ -1,8 +1,11 @@
-//! Calls for blocks above 32 KiB: the hands and lists of this thread's shelf (`object/shelf.rs`).
+//! Calls for blocks above 32 KiB: the hands and lists of this thread's shelf (`object/shelf.rs`); and for those above
+//! 1 MiB what was put aside (`object/aside.rs`), for which no structure is entered.
 //!
 //! ```text
 //!   take_large ── a run in the hand of this length? ── on its list? ── slow
 //!   give_large ── room in the hand of this length?  ── on its list? ── slow
+//!   take_long ─── a run of this length aside? ──────────────────────── slow
+//!   give_long ─── room aside? ──────────────────────────────────────── slow
 //! ```
 //!
 //! As in `calls.rs`, what is not the fast path is reached by a tail call, so that the fast path saves no register.
@@ -10,6 +13,7 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
+use crate::fatal;
 use crate::object::{Hold, Length, Objects, SizeClass, Span, Working};
 use crate::source::Source;
 use crate::sync::Ordering;
@@ -21,17 +25,32 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// call that needs only its arguments, so no register is saved.
     #[inline(never)]
     pub(super) fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
-        if !ZEROED
-            && let Some(length) = Length::of(layout)
-            && let Some((thread, objects)) = self.enter_with()
+        if ZEROED || layout.align() > SizeClass::MOST_ALIGN {
+            return self.take_slow(layout, ZEROED);
+        }
+        let Some(length) = Length::of_size(layout.size()) else {
+            return self.take_long(layout);
+        };
+        let Some((thread, objects)) = self.enter_with() else {
+            return self.alloc_slow(layout);
+        };
+        // SAFETY: the structure was entered by the address of this heap.
+        let Some(memory) = (unsafe { objects.take_from_hand(&thread, length) }) else {
+            return self.take_listed(layout, thread, length);
+        };
+        Some(memory)
+    }
+
+    /// Blocks that are too long for a shelf: one that was put aside, if it is exactly as long.
+    #[inline(never)]
+    fn take_long(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if !fatal::is_ending()
+            && let Some(objects) = self.opened()
+            && let Some(memory) = objects.take_from_aside(layout)
         {
-            // SAFETY: the structure was entered by the address of this heap.
-            let Some(memory) = (unsafe { objects.take_from_hand(&thread, length) }) else {
-                return self.take_listed(layout, thread, length);
-            };
             return Some(memory);
         }
-        self.take_slow(layout, ZEROED)
+        self.alloc_slow(layout)
     }
 
     /// The same from a list, if the hand is empty.
@@ -63,6 +82,29 @@ impl<S: Source + 'static> GlobalHeap<S> {
                     }
                     Hold::Full(entry) => self.give_listed(memory, size, thread, length, entry),
                     Hold::Refused => self.give_refused(memory, size, thread),
+                }
+                return;
+            }
+            self.give_long(memory, size);
+        }
+    }
+
+    /// Blocks that are too long for a shelf: aside, if there is room. And those for which there is no shelf.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_large`](Self::give_large).
+    #[inline(never)]
+    unsafe fn give_long(&self, memory: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise: a layout had this size, and at most page alignment, for which 1 stands.
+        unsafe {
+            let layout = Layout::from_size_align_unchecked(size, 1);
+            if !fatal::is_ending()
+                && let Some(objects) = self.opened()
+                && objects.put_aside(memory, layout)
+            {
+                if objects.keeper().is_away() {
+                    self.tell(objects, size);
                 }
                 return;
             }
@@ -127,14 +169,14 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(always)]
     fn after_put(&self, objects: &'static Objects<S>, length: Length) {
         if objects.keeper().is_away() {
-            self.tell(objects, length);
+            self.tell(objects, length.pages() << SizeClass::PAGE_SHIFT);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell(&self, objects: &'static Objects<S>, length: Length) {
-        objects.tell(length.pages() << SizeClass::PAGE_SHIFT);
+    fn tell(&self, objects: &'static Objects<S>, bytes: usize) {
+        objects.tell(bytes);
         self.call_keeper(objects);
     }
 }

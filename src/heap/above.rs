@@ -1,7 +1,7 @@
 //! What a layer above a page heap contributes when the page heap is scavenged.
 //!
 //! ```text
-//!   tick ─▶ activity? ─▶ a look ─▶ trim ─▶ free pages go ─▶ nothing left, and silent ─▶ punch ─▶ rest
+//!   tick ─▶ gather, activity? ─▶ a look ─▶ trim ─▶ free pages go ─▶ nothing left, and silent ─▶ punch ─▶ rest
 //! ```
 //!
 //! A page heap by itself has no layer above: it knows only free pages and caches.
@@ -14,6 +14,10 @@ pub(crate) trait Above {
     fn settles(&self) -> bool {
         false
     }
+
+    /// Gives up what it keeps only until somebody needs pages. Called before each look at the pages, which sees it as
+    /// free.
+    fn gather(&self) {}
 
     /// A number that changes with the layer's activity.
     fn activity(&self) -> u64 {
@@ -53,6 +57,7 @@ mod tests {
     #[derive(Default)]
     struct Asked {
         settles: Cell<bool>,
+        gathers: Cell<u32>,
         activity: Cell<u64>,
         trims: Cell<u32>,
         punches: Cell<u32>,
@@ -61,6 +66,10 @@ mod tests {
     impl Above for Asked {
         fn settles(&self) -> bool {
             self.settles.get()
+        }
+
+        fn gather(&self) {
+            self.gathers.set(self.gathers.get() + 1);
         }
 
         fn activity(&self) -> u64 {
@@ -119,6 +128,19 @@ mod tests {
             // The driver is woken, and falls asleep again.
             world.above.settles.set(false);
             world.tick();
+        }
+    }
+
+    /// What nobody has asked for must not pass for pages in use.
+    #[test]
+    fn a_layer_gives_up_what_it_keeps_for_nobody_before_each_look() {
+        let world = World::new();
+        world.rest();
+        for activity in 0..20 {
+            world.above.activity.set(activity);
+            let before = world.above.gathers.get();
+            world.tick();
+            assert_eq!(world.above.gathers.get(), before + 1, "tick {activity}");
         }
     }
 

@@ -380,6 +380,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Counts the pages, and plans the work.
     fn look(&self, state: &mut State, now: u64, settle: bool, above: &impl Above, trim: impl FnOnce(bool) -> bool) {
+        above.gather();
         let mut look = self.see(above.activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };

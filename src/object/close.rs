@@ -80,5 +80,28 @@ impl<S: Source + 'static> Objects<S> {
         self.flush(&shared);
         self.empty_stores(shared.cache());
         self.flush(&shared);
+        self.clear_aside();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::alloc::Layout;
+
+    use super::*;
+
+    /// Of a heap whose library is unloaded nothing stays in use but what the program has.
+    #[test]
+    fn what_lies_aside_or_on_shelves_is_free_in_the_end() {
+        let objects = Objects::for_test(16 << 20, 1, false);
+        for size in [100_000, 2 << 20, 3 << 20] {
+            let layout = Layout::from_size_align(size, 8).unwrap();
+            let block = objects.allocate(&objects.shared(), layout).unwrap();
+            // SAFETY: freed with its layout.
+            unsafe { objects.free_shared(block, layout) };
+        }
+        assert!(objects.stats().shelf_pages.0 > 384);
+        objects.settle_up();
+        assert_eq!(objects.heap.stats().in_use.0, 0, "{}", objects.stats());
     }
 }

@@ -11,6 +11,7 @@
 //!   thread's plot goes back to the heap, except for a run that it was just adding, and all of it if it was being given
 //!   up.
 //! * The same is true of a cache of pages.
+//! * A run that such a thread was about to put aside, to take from there, or to give back, is lost: 64 MiB at most.
 //!
 //! So the child loses what those threads had cached - at most two batches of each class, 2 MiB of other spares and 128
 //! pages per thread - and what a thread was about to take or put: all batches of a class in one lane of the store, or
@@ -116,12 +117,14 @@ impl<S: Source + 'static> Forks for Objects<S> {
     fn recover(&self, own: Option<NonNull<Thread>>) {
         self.heap.recover();
         self.heap.recount_holes(self.spans.hole_bytes(self.heap.grown().0));
+        self.clear_aside();
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
         let own = self.register.bereave(is_own, |thread| {
             let forget = |cache| self.heap.forget_cache(cache);
             thread.bereave(&self.spans, forget, |run| self.free_run(None, run));
         });
-        // After the shelves: their runs were counted when they were shelved, and must not count again as freed here.
+        // After the shelves, and what lay aside: these runs were counted when they were put there, and must not count
+        // again as freed here.
         self.keeper.has_gone();
         // What the keeper, now gone, had been told of is counted by nobody.
         own.into_iter().for_each(Thread::shut);
@@ -203,10 +206,15 @@ mod tests {
                 Hold::Refused => panic!("{pages} pages"),
             }
         }
+        let long = Layout::from_size_align(2 << 20, 8).unwrap();
+        let block = objects.allocate(&staying, long).unwrap();
+        // SAFETY: freed with its layout, by a thread that has entered.
+        unsafe { objects.free(&staying, block, long) };
         drop(staying);
         assert!(thread.shelf().pages().0 > 256, "more than a MiB");
+        assert_eq!(objects.aside.pages(), PageCount(256));
         be_forked(objects, None);
-        assert_eq!(thread.shelf().pages().0, 0);
+        assert_eq!((thread.shelf().pages().0, objects.aside.pages().0), (0, 0));
         assert!(!objects.keeper().is_wanted());
     }
 

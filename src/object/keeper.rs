@@ -261,8 +261,9 @@ impl<S: Source + 'static> Objects<S> {
         self.punch_for(pages, released, || ())
     }
 
-    /// Empties what any thread may empty at any time: the shared structure, vacant ones, stores.
+    /// Empties what any thread may empty at any time: what lies aside, the shared structure, vacant ones, stores.
     fn empty_unshared(&self) {
+        self.clear_aside();
         if let Some(shared) = self.try_shared() {
             self.flush(&shared);
         }
@@ -356,6 +357,10 @@ impl<S: Source + 'static> Above for Objects<S> {
         self.keeper.is(ASLEEP)
     }
 
+    fn gather(&self) {
+        self.clear_aside();
+    }
+
     /// Changes whenever slots move between threads and classes.
     fn activity(&self) -> u64 {
         let states = SizeClass::all().map(|class| self.central(class).state(&self.spans, class));
@@ -363,11 +368,12 @@ impl<S: Source + 'static> Above for Objects<S> {
         visits.fold(0, u64::wrapping_add)
     }
 
-    /// Returns what lies here to the heap: what ended threads have left, spare spans, batches that nobody has needed
-    /// since the last call, and what the shared thread keeps. If `all` (the program is silent, or everything must go),
-    /// also all batches and what sleeping threads keep. Returns whether no magazine is left into which a block can be
-    /// freed unseen.
+    /// Returns what lies here to the heap: what was put aside, what ended threads have left, spare spans, batches that
+    /// nobody has needed since the last call, and what the shared thread keeps. If `all` (the program is silent, or
+    /// everything must go), also all batches and what sleeping threads keep. Returns whether no magazine is left into
+    /// which a block can be freed unseen.
     fn trim(&self, all: bool) -> bool {
+        self.clear_aside();
         let shared = self.try_shared();
         let mut bare = shared.is_some();
         if let Some(shared) = shared {

@@ -52,6 +52,7 @@ mod magazine;
 mod presence;
 mod register;
 mod shelf;
+mod aside;
 mod hoard;
 mod thread;
 mod tables;
@@ -106,6 +107,7 @@ use crate::source::{Purpose, Source};
 use crate::sync::{AtomicUsize, BiasedLock, Table};
 use crate::units::{PageIndex, PageRun};
 
+use aside::Aside;
 use central::Central;
 use clear::Patience;
 use hoard::Hoard;
@@ -134,6 +136,7 @@ pub struct Objects<S: Source> {
     cached: AtomicUsize,
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
+    aside: Aside,
     hoard: Hoard,
     patience: Patience,
     keeper: Keeper,
@@ -224,6 +227,7 @@ impl<S: Source + 'static> Objects<S> {
                 shared: BiasedLock::new(),
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
+                aside: Aside::new(),
                 hoard: Hoard::new(),
                 patience: Patience::new(sparse),
                 keeper,
@@ -314,7 +318,8 @@ impl<S: Source + 'static> Objects<S> {
     /// heap and the caller has entered it; or it is the shared one, whose lock the caller holds.
     pub unsafe fn free(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
         let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            self.free_large(thread, memory, layout);
+            // SAFETY: the caller's promise.
+            unsafe { self.free_large(thread, memory, layout) };
             return;
         };
         // SAFETY: the caller's promise: a slot of this class that the caller gives up.
@@ -325,9 +330,9 @@ impl<S: Source + 'static> Objects<S> {
     // -----------------------------------------------------------------------------------------------------------
 
     /// Resizes memory of `layout` to `size` bytes, in place or elsewhere; the bytes up to the shorter length are kept.
-    /// `None` if there is no room; then nothing has changed. If the block leaves a run, that goes to the heap, not on
-    /// the shelf, so that blocks near it can grow. (A large block that becomes a slot seldom comes here: if there is a
-    /// slot in the magazine, `global/calls.rs` moves it, and its run goes on the shelf.)
+    /// `None` if there is no room; then nothing has changed. If the block leaves a run, that goes to the heap (or
+    /// aside), not on the shelf, so that blocks near it can grow. (A large block that becomes a slot seldom comes here:
+    /// if there is a slot in the magazine, `global/calls.rs` moves it, and its run goes on the shelf.)
     ///
     /// # Safety
     ///

@@ -22,6 +22,7 @@ pub(super) mod batches;
 pub(super) mod central;
 pub(super) mod presence;
 pub(super) mod register;
+pub(super) mod aside;
 
 extern crate std;
 
@@ -40,6 +41,7 @@ use span::Span;
 use spans::Spans;
 use store::{Lane, Walk};
 
+pub use aside::Aside;
 pub use central::CentralState;
 pub use holes::Claim;
 pub use register::{Listed, Listing, Register, Registered};

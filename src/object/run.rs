@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   up to 1 MiB   ─▶ this thread's shelf ─▶ cache of pages, or heap          a run freed lately, as it is
+//!   up to 64 MiB  ─▶ aside ────────────────▶ heap                            the same, if it has just this length
 //!   more, aligned ─────────────────────────▶ heap
 //! ```
 //!
@@ -33,6 +34,16 @@ const MOST_ENTERED_ALIGN: usize = 16 << 20;
 #[inline]
 const fn is_entered(layout: Layout) -> bool {
     layout.align() <= MOST_ENTERED_ALIGN
+}
+
+/// The longest block that is put aside: 64 MiB, which takes 2 µs to be given back.
+const MOST_ASIDE_BYTES: usize = 64 << 20;
+
+/// Whether a block of this layout, which is a large one, can lie aside: it is longer than on a shelf, and aligned to at
+/// most a page.
+#[inline]
+const fn goes_aside(layout: Layout) -> bool {
+    layout.align() <= PAGE_BYTES && Length::of_size(layout.size()).is_none() && layout.size() <= MOST_ASIDE_BYTES
 }
 
 /// A run with memory behind it, and arbitrary contents.
@@ -125,9 +136,72 @@ impl<S: Source + 'static> Objects<S> {
         Some(used(PageRun::known(start.0, length.pages())))
     }
 
+    /// Fast path: takes a block that is longer than those on shelves, if one of exactly this length lies aside, and the
+    /// heap's limit, which may have been lowered, is not less.
+    #[inline]
+    pub fn take_from_aside(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let pages = pages_for(layout);
+        if !goes_aside(layout) || pages > self.heap.limit() {
+            return None;
+        }
+        let start = self.aside.take(pages)?;
+        self.spans.entry(start).unshelve(None);
+        Some(self.spans.address(start))
+    }
+
+    /// Fast path: puts such a block aside, if there is room and the heap is not over its soft limit. If it did, the
+    /// caller must [tell](Self::tell) the keeper.
+    ///
+    /// # Safety
+    ///
+    /// The caller gives the block up, if there is such a block.
+    #[inline]
+    #[must_use]
+    pub unsafe fn put_aside(&self, memory: NonNull<u8>, layout: Layout) -> bool {
+        if !goes_aside(layout) || self.is_over() {
+            return false;
+        }
+        let pages = pages_for(layout);
+        let Some(start) = self.spans.large_at(memory, pages.0, None) else {
+            return false;
+        };
+        let entry = self.spans.entry(start);
+        if !entry.put_aside() {
+            return false;
+        }
+        let taken = self.aside.put(PageRun::known(start.0, pages.0));
+        if !taken {
+            entry.unshelve(None);
+        }
+        taken
+    }
+
+    /// Gives what lies aside back to the heap: pages are needed, or somebody looks for free ones. Called before each
+    /// attempt to take pages.
+    #[inline]
+    pub(super) fn clear_aside(&self) {
+        if self.aside.has_any() {
+            self.give_aside();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_aside(&self) {
+        // Also tells the keeper, once more: it may have looked for this run, not found it, and gone to sleep.
+        let give = |run: PageRun| {
+            self.spans.entry(run.start()).leave();
+            self.free_run(None, run);
+        };
+        self.aside.empty(|| self.heap.pass(), give);
+    }
+
     /// Allocates a large block that no shelf had.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
         let pages = pages_for(layout);
+        if let Some(memory) = self.take_from_aside(layout) {
+            return Some(used(PageRun::known(self.spans.page_of(memory).0, pages.0)));
+        }
         if !self.fits(layout) {
             return None;
         }
@@ -139,6 +213,7 @@ impl<S: Source + 'static> Objects<S> {
             let allocation = if layout.align() <= PAGE_BYTES {
                 self.pages(thread.cache(), pages)
             } else {
+                self.clear_aside();
                 self.heap.try_aligned(pages, layout.align())
             }?;
             if is_entered(layout) {
@@ -155,6 +230,7 @@ impl<S: Source + 'static> Objects<S> {
     /// A large block of up to 1 MiB with as much free memory behind it, if that is easily had.
     pub(super) fn allocate_apart(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         let pages = PageCount(Length::of(layout)?.pages());
+        self.clear_aside();
         let memory = self.enter_run(thread, self.heap.try_apart(pages, pages)?.run)?;
         self.keep_below(thread);
         Some(memory)
@@ -225,7 +301,16 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Frees a large block, bypassing the shelf.
-    pub(super) fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
+    ///
+    /// # Safety
+    ///
+    /// The caller gives the block up.
+    pub(super) unsafe fn free_large(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller's promise.
+        if unsafe { self.put_aside(memory, layout) } {
+            self.tell(pages_for(layout).0 * PAGE_BYTES);
+            return;
+        }
         if layout.align() <= PAGE_BYTES
             && let Some(Room::Run(run)) = self.take_room(memory, layout.size())
         {
@@ -256,6 +341,7 @@ impl<S: Source + 'static> Objects<S> {
             if self.heap.grown() >= self.heap.limit() {
                 return None;
             }
+            self.clear_aside();
             let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
             self.enter_run(thread, run)
         })
@@ -307,6 +393,7 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn resize_run(&self, thread: &Thread, run: PageRun, new: Layout) -> bool {
         let to = pages_for(new);
         if to > run.pages() {
+            self.clear_aside();
             // The heap does not grow for a run that has a neighbour in use.
             let reach = run.start().0.saturating_add(to.0);
             let room =
@@ -360,6 +447,7 @@ impl<S: Source + 'static> Objects<S> {
 
     #[inline]
     fn count_pages(&self, pages: PageCount, take: impl FnOnce() -> Option<Allocation>) -> Option<Allocation> {
+        self.clear_aside();
         let allocation = take();
         if self.heap.shortfall() != 0 {
             self.relieve();
@@ -376,8 +464,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Gives pages back to the heap, through the thread's cache if it has one.
     pub(super) fn free_run(&self, cache: Option<usize>, run: PageRun) {
-        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), or that was just taken or
-        // dissolved.
+        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), perhaps when it was put aside
+        // (I21), or that was just taken or dissolved.
         unsafe {
             match cache {
                 Some(cache) => self.heap.cache_at(cache).free(run),
@@ -385,5 +473,60 @@ impl<S: Source + 'static> Objects<S> {
             }
         }
         self.tell(run.pages().0 * PAGE_BYTES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keeper;
+    use super::super::length::MOST_PAGES;
+    use super::*;
+
+    fn layout(pages: usize) -> Layout {
+        Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap()
+    }
+
+    /// Each way to take pages or to look for free ones gives back first what lies aside.
+    #[test]
+    fn what_lies_aside_goes_to_the_heap_before_pages_are_taken() {
+        let objects = Objects::for_test(16 << 20, 1, false);
+        // SAFETY: never destroyed.
+        let entered = unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap();
+        let thread: &Thread = &entered;
+        let long = layout(MOST_PAGES + 1);
+        let first = objects.allocate(thread, long).unwrap();
+        let ways: [&dyn Fn(); 5] = [
+            // SAFETY: a live block of this layout.
+            &|| unsafe {
+                let grown = objects.resize(thread, first, long, 2 * long.size());
+                assert_eq!(grown, Some(first), "in place, since what lies behind it is free");
+            },
+            &|| assert!(objects.pages(thread.cache(), PageCount(1)).is_some()),
+            &|| assert!(objects.pages_to_spare(thread.cache(), PageCount(1)).is_some()),
+            &|| assert!(objects.allocate_apart(thread, layout(6)).is_some()),
+            &|| assert!(objects.run_at_hand(thread, Length::exactly(7).unwrap()).is_some()),
+        ];
+        for (number, take) in ways.iter().enumerate() {
+            let put = objects.allocate(thread, long).unwrap();
+            // SAFETY: freed with its layout.
+            unsafe { objects.free(thread, put, long) };
+            assert_eq!(objects.aside.pages(), PageCount(MOST_PAGES + 1));
+            take();
+            assert_eq!(objects.aside.pages(), PageCount::ZERO, "way {number}");
+        }
+    }
+
+    /// The keeper may have looked for it while it was in hand, and gone to sleep.
+    #[test]
+    fn who_gives_back_what_lay_aside_tells_the_keeper() {
+        let objects = Objects::for_test(16 << 20, 1, true);
+        let (keeper, long) = (objects.keeper(), layout(MOST_PAGES + 1));
+        assert!(keeper.change(keeper::ABSENT, keeper::AWAKE));
+        let block = objects.allocate(&objects.shared(), long).unwrap();
+        // SAFETY: freed with its layout.
+        unsafe { objects.free_shared(block, long) };
+        assert!(keeper.change(keeper::AWAKE, keeper::ASLEEP));
+        objects.clear_aside();
+        assert!(keeper.is(keeper::AWAKE), "a MiB has become free");
     }
 }

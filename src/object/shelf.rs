@@ -7,7 +7,7 @@
 //!                 └▶ 9000 ─▶ ∅                                       linked through the table
 //! ```
 //!
-//! Blocks longer than 128 pages, or aligned to more than a page, are never shelved (see `length.rs`).
+//! Blocks longer than 128 pages (see `aside.rs`), or aligned to more than a page, are never shelved (`length.rs`).
 //!
 //! **The hand** holds one run of each length. A program that alternately allocates and frees one large block finds it
 //! there, and no link is written or followed: a free takes two stores, an allocation two. All hands together hold up
@@ -80,7 +80,7 @@ impl Hand {
     #[inline(always)]
     pub fn take(&self, length: Length, entry: &Span) {
         self.0.set(None);
-        entry.unshelve(length);
+        entry.unshelve(Some(length));
     }
 
     /// Fast path: puts in a large block of this length, if the hand is empty. The caller owned the block, it is of the
@@ -154,7 +154,7 @@ impl Shelf {
         let start = list.get()?;
         let entry = spans.entry_if(start)?;
         list.copy(&entry.behind);
-        entry.unshelve(length);
+        entry.unshelve(Some(length));
         // Relaxed: see above.
         let listed = self.listed.load(Ordering::Relaxed);
         self.listed
@@ -194,6 +194,10 @@ impl Shelf {
     /// that finds no run of its length and would go to the heap while its shelf fills with others. O(runs looked at):
     /// a few for each length.
     pub fn take_surplus(&self, spans: &Spans, length: Length) -> Option<PageRun> {
+        // Relaxed: see above. All lists together may be too short for one with many longer runs.
+        if self.listed.load(Ordering::Relaxed) as usize <= MANY * length.pages() {
+            return None;
+        }
         let longer = length.index() + 1..LENGTHS;
         let is_many = |list: &Link| {
             let next = |start: &PageIndex| spans.entry(*start).behind.get();

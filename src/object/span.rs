@@ -24,7 +24,7 @@
 //! I10: out + home = all. I11: fresh slots are the last ones.
 //!
 //! **Large blocks**, except those aligned to more than 16 MiB, are in the table too, by their first page: its entry
-//! says how many pages the block has, and whether the program or a thread's shelf has it. So checking a free takes one
+//! says how many pages the block has, and whether the program has it, or a shelf. So checking a free takes one
 //! load.
 //!
 //! Any thread that holds a slot of the span may read its tag; everything else is accessed only under the class lock.
@@ -66,7 +66,7 @@ const BACK_BITS: u32 = 8;
 /// The tag of the first page of a large block that is in use. No class has it.
 const LARGE: u32 = u32::MAX << BACK_BITS;
 
-/// The same for a large block on a shelf.
+/// The same for a large block on a shelf, or aside.
 const SHELVED: u32 = LARGE - (1 << BACK_BITS);
 
 /// The lowest bits of such a tag: all ones if the block has no length.
@@ -249,18 +249,30 @@ impl Span {
         self.tag.store(SHELVED | length.index() as u32, Ordering::Release);
     }
 
-    /// Whether a large block that begins here lies on a shelf.
+    /// Whether a large block that begins here lies on a shelf, or aside.
     #[inline]
     pub fn is_shelved(&self) -> bool {
         // Acquire: pairs with the release in `shelve`.
         self.tag.load(Ordering::Acquire) >> BACK_BITS == SHELVED >> BACK_BITS
     }
 
+    /// The same for a large block without a length, which is put aside. Returns whether it was in use; if not, two
+    /// threads free it at the same moment.
+    #[inline]
+    #[must_use]
+    pub fn put_aside(&self) -> bool {
+        let (used, shelved) = (LARGE | number_of(None), SHELVED | number_of(None));
+        // Relaxed, twice: what is put aside is handed over by `Aside::put`; and the child of a fork does not look here.
+        self.tag
+            .compare_exchange(used, shelved, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
     /// Marks it as in use again.
     #[inline(always)]
-    pub fn unshelve(&self, length: Length) {
+    pub fn unshelve(&self, length: Option<Length>) {
         // Relaxed: as in `enter_large`.
-        self.tag.store(LARGE | length.index() as u32, Ordering::Relaxed);
+        self.tag.store(LARGE | number_of(length), Ordering::Relaxed);
     }
 
     /// The span's slots; of its first page's entry.

@@ -19,7 +19,7 @@ const GAUGES: [(&str, &str); 8] = [
     ("magazine_bytes", "Free slots in magazines of threads"),
     ("stored_bytes", "Free slots in stores of classes"),
     ("rack_bytes", "Tables of free slots' addresses: slots, and pages"),
-    ("shelf_bytes", "Free runs on shelves of threads"),
+    ("shelf_bytes", "Free runs on shelves of threads, and those put aside"),
     ("roomy_bytes", "What blocks lie in that have room to grow"),
     ("threads", "Threads with a structure of their own"),
 ];
@@ -41,7 +41,7 @@ pub struct GlobalStats {
     pub slot_bytes: usize,
     /// Free slots in threads' magazines.
     pub magazine_bytes: usize,
-    /// Pages of runs on threads' shelves: free, and kept for the next large block.
+    /// Pages of runs on threads' shelves, and of those put aside: free, and kept for the next large block.
     pub shelf_pages: PageCount,
     /// Free slots in the classes' stores.
     pub stored_bytes: usize,
@@ -152,6 +152,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut stats = GlobalStats {
             pages: self.heap.stats(),
             roomy_bytes: self.roomy_bytes(),
+            shelf_pages: self.aside.pages(),
             ..GlobalStats::default()
         };
         // Threads first, as in `snapshot`: a thread that begins meanwhile takes slots, and what is in its magazines

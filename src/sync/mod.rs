@@ -39,8 +39,8 @@ use native as imp;
 
 pub use barrier::Barrier;
 pub use bias::{Alone, BiasedLock, Held};
+pub(crate) use imp::{ASIDE, SHARED, STRIPES};
 pub use imp::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
-pub(crate) use imp::{SHARED, STRIPES};
 pub(crate) use imp::{
     clock, fence_after_load, fence_after_rmw, fence_heavy, fence_light, is_long_since, process, relax, thread, wait,
     wait_for, wake,

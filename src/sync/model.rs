@@ -31,6 +31,9 @@ pub(crate) const STRIPES: usize = 1;
 /// One place, shared by all.
 pub(crate) const SHARED: usize = 1;
 
+/// Two places, of which one may be passed by.
+pub(crate) const ASIDE: usize = 2;
+
 /// A sequentially consistent (SeqCst) fence.
 pub(crate) fn fence() {
     checker_fence(Ordering::SeqCst);

@@ -14,6 +14,7 @@ mod child;
 mod growth;
 mod layouts;
 mod limits;
+mod long;
 #[cfg(any(unix, windows))]
 mod processes;
 mod random;

@@ -320,6 +320,27 @@ aborts! {
             heap.dealloc(block.memory, block.layout);
         }
     };
+    a_block_that_was_put_aside_is_not_freed_twice: "freed twice", |heap| {
+        let block = Block::new(heap, layout(3 << 20, 8), 0).unwrap();
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe {
+            heap.dealloc(block.memory, block.layout);
+            heap.dealloc(block.memory, block.layout);
+        }
+    };
+    a_block_that_was_put_aside_is_not_resized: "freed twice", |heap| {
+        let block = Block::new(heap, layout(3 << 20, 8), 0).unwrap();
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe {
+            heap.dealloc(block.memory, block.layout);
+            heap.realloc(block.memory, block.layout, 1 << 20);
+        }
+    };
+    a_long_block_is_not_freed_as_a_longer_one: "large one, with the wrong layout", |heap| {
+        let block = Block::new(heap, layout(3 << 20, 8), 0).unwrap();
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.dealloc(block.memory, layout((3 << 20) + 1, 8)) };
+    };
     a_large_block_that_is_in_the_heap_again_is_not_freed_twice: "free", |heap| {
         let [first, second] = [(); 2].map(|()| Block::new(heap, layout(200 << 10, 8), 0).unwrap());
         // SAFETY: none: this is the misuse to be detected. The first block is put on the shelf and popped from it; the

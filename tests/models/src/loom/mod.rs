@@ -1,6 +1,7 @@
 //! Models for loom: few threads, every interleaving.
 
 mod apart;
+mod aside;
 mod arenas;
 mod bias;
 mod caches;

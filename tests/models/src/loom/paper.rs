@@ -45,7 +45,8 @@ impl Paper {
         }
     }
 
-    fn write_last(&self, run: PageRun) {
+    /// What its last owner does.
+    pub fn write_last(&self, run: PageRun) {
         for cell in &self.cells[run.start().0..run.end().0] {
             // SAFETY: as above.
             cell.with_mut(|contents| unsafe { *contents += 1 });
