@@ -105,7 +105,7 @@ fn what_lies_aside_is_there_for_every_other_request() {
 #[test]
 fn a_zeroed_block_from_aside_is_zero() {
     static HEAP: GlobalHeap = new_heap().background(false);
-    for size in [MIB + 1, 3 * MIB, 40 * MIB] {
+    for size in [MIB + 1, 3 * MIB, by_width(40 << 20, 8 << 20)] {
         let used = block(&HEAP, size);
         used.free(&HEAP);
         // SAFETY: freed with its layout; the bytes are those of the block.
@@ -182,7 +182,7 @@ fn a_heap_that_rests_looks_again_at_what_was_put_aside_since() {
         assert!((0..200).any(|_| tick() == Duration::MAX), "{}", HEAP.stats());
     };
     for _ in 0..4 {
-        let used = block(&HEAP, 32 * MIB);
+        let used = block(&HEAP, by_width(32 << 20, 8 << 20));
         rest();
         used.free(&HEAP);
         rest();
@@ -258,7 +258,10 @@ fn long_blocks_of_many_threads_are_whole_and_none_is_refused() {
     const THREADS: usize = 4;
     // Each thread has one block of at most 4 MiB, and one of at most 16 pages. So there is always a gap for another:
     // of seven pieces between the others, the longest has a seventh of what is left.
-    static HEAP: GlobalHeap = new_heap().limit(48 * MIB).background(false);
+    static HEAP: GlobalHeap = new_heap()
+        .reserve(by_width(1 << 38, 64 << 20))
+        .limit(48 * MIB)
+        .background(false);
     on_threads(THREADS, |thread| {
         let mut random = Random(thread as u64 + 1);
         let mut small = Vec::new();
