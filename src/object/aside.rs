@@ -30,8 +30,8 @@
 //! **Up to 64 MiB.** Giving a run back takes 0.25 ns for each page, and whoever needs a page next waits for that: for
 //! 16 µs at most. With longer blocks the saving is nothing beside the page faults of those who use them.
 //!
-//! Cost: 10 ns for a block allocated and freed, of whatever length; through the heap it is 0.25 ns for each page, and
-//! 100 more. Eight loads for each run of pages that the object layer takes from the heap.
+//! Cost: 10 to 20 ns for a block allocated and freed, of whatever length; through the heap it is 0.25 ns for each page,
+//! and 100 more. Eight loads for each run of pages that the object layer takes from the heap.
 
 #![forbid(unsafe_code)]
 
