@@ -142,7 +142,8 @@ fn what_lies_aside_goes_back_to_the_system() {
     };
     let is_gone = || {
         let stats = HEAP.stats();
-        assert!(stats.shelf_pages.0 == 0 && stats.pages.backed.0 < 64, "{stats}");
+        // Without a fence through all threads this one keeps its cache of 64 pages.
+        assert!(stats.shelf_pages.0 == 0 && stats.pages.backed.0 < 128, "{stats}");
     };
     free();
     HEAP.scavenge(PageCount(usize::MAX));
@@ -187,7 +188,8 @@ fn a_heap_that_rests_looks_again_at_what_was_put_aside_since() {
         used.free(&HEAP);
         rest();
         let stats = HEAP.stats();
-        assert!(stats.shelf_pages.0 == 0 && stats.pages.backed.0 < 64, "{stats}");
+        // Without a fence through all threads this one keeps its cache of 64 pages.
+        assert!(stats.shelf_pages.0 == 0 && stats.pages.backed.0 < 128, "{stats}");
     }
 }
 

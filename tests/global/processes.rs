@@ -328,6 +328,15 @@ aborts! {
             heap.dealloc(block.memory, block.layout);
         }
     };
+    a_long_block_freed_by_two_threads_at_the_same_moment_is_found: "free", |heap| {
+        let block = Block::new(heap, layout(3 << 20, 8), 0).unwrap();
+        let (address, at_once) = (block.memory.expose_provenance(), std::sync::Barrier::new(2));
+        on_threads(2, |_| {
+            at_once.wait();
+            // SAFETY: none: this is the misuse to be detected.
+            unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(3 << 20, 8)) };
+        });
+    };
     a_block_that_was_put_aside_is_not_resized: "freed twice", |heap| {
         let block = Block::new(heap, layout(3 << 20, 8), 0).unwrap();
         // SAFETY: none: this is the misuse to be detected.
