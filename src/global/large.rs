@@ -104,7 +104,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
                 && objects.put_aside(memory, layout)
             {
                 if objects.keeper().is_away() {
-                    self.tell(objects, size);
+                    self.tell_bytes(objects, size);
                 }
                 return;
             }
@@ -169,13 +169,19 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(always)]
     fn after_put(&self, objects: &'static Objects<S>, length: Length) {
         if objects.keeper().is_away() {
-            self.tell(objects, length.pages() << SizeClass::PAGE_SHIFT);
+            self.tell(objects, length);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell(&self, objects: &'static Objects<S>, bytes: usize) {
+    fn tell(&self, objects: &'static Objects<S>, length: Length) {
+        self.tell_bytes(objects, length.pages() << SizeClass::PAGE_SHIFT);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_bytes(&self, objects: &'static Objects<S>, bytes: usize) {
         objects.tell(bytes);
         self.call_keeper(objects);
     }

@@ -145,7 +145,7 @@ impl<S: Source + 'static> Objects<S> {
             return None;
         }
         let start = self.aside.take(pages)?;
-        self.spans.entry(start).unshelve(None);
+        self.spans.entry(start).enter_large(pages.0, None);
         Some(self.spans.address(start))
     }
 
@@ -171,7 +171,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         let taken = self.aside.put(PageRun::known(start.0, pages.0));
         if !taken {
-            entry.unshelve(None);
+            entry.enter_large(pages.0, None);
         }
         taken
     }

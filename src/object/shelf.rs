@@ -80,7 +80,7 @@ impl Hand {
     #[inline(always)]
     pub fn take(&self, length: Length, entry: &Span) {
         self.0.set(None);
-        entry.unshelve(Some(length));
+        entry.unshelve(length);
     }
 
     /// Fast path: puts in a large block of this length, if the hand is empty. The caller owned the block, it is of the
@@ -154,7 +154,7 @@ impl Shelf {
         let start = list.get()?;
         let entry = spans.entry_if(start)?;
         list.copy(&entry.behind);
-        entry.unshelve(Some(length));
+        entry.unshelve(length);
         // Relaxed: see above.
         let listed = self.listed.load(Ordering::Relaxed);
         self.listed

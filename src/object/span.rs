@@ -270,9 +270,9 @@ impl Span {
 
     /// Marks it as in use again.
     #[inline(always)]
-    pub fn unshelve(&self, length: Option<Length>) {
+    pub fn unshelve(&self, length: Length) {
         // Relaxed: as in `enter_large`.
-        self.tag.store(LARGE | number_of(length), Ordering::Relaxed);
+        self.tag.store(LARGE | length.index() as u32, Ordering::Relaxed);
     }
 
     /// The span's slots; of its first page's entry.
