@@ -262,7 +262,7 @@ impl Span {
     #[must_use]
     pub fn put_aside(&self) -> bool {
         let (used, shelved) = (LARGE | number_of(None), SHELVED | number_of(None));
-        // Relaxed, twice: what is put aside is handed over by `Aside::put`; and the child of a fork does not look here.
+        // Relaxed, twice: `Aside::put`, which follows, releases this to whoever takes the run.
         self.tag
             .compare_exchange(used, shelved, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()

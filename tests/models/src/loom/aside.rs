@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use pageheap::object::Aside;
 use pageheap::{PageCount, PageRun};
 
-use super::paper::{Heap, finish, give, heap_with, run, take};
+use super::paper::{Heap, finish, heap_with, run, take};
 use super::world::One;
 use super::{explore, spawn};
 
@@ -57,13 +57,10 @@ impl World {
 
     /// As `Objects::free_large`.
     fn free(&self, run: PageRun) {
+        self.heap.source().write_last(run);
         let is_aside = match &self.place {
-            Place::Shipped(aside) => {
-                self.heap.source().write_last(run);
-                aside.put(run)
-            }
+            Place::Shipped(aside) => aside.put(run),
             Place::Copied(place, how) => {
-                self.heap.source().write_last(run);
                 let order = if *how == How::Relaxed {
                     Ordering::Relaxed
                 } else {
@@ -74,7 +71,8 @@ impl World {
             }
         };
         if !is_aside {
-            give(&self.heap, run);
+            // SAFETY: the caller's, if this model is right.
+            unsafe { self.heap.free(run) };
         }
     }
 
