@@ -103,6 +103,7 @@ mod summary;
 
 // Ground.
 mod fatal;
+mod unindexed;
 mod sync;
 pub mod source;
 

@@ -1,7 +1,7 @@
 //! A free that programs can inline: the fast path as one statement in assembler, on x86-64 Linux with glibc.
 //!
 //! ```text
-//!   marked? ── key mine? ── room? ── mark it ── entry := slot ── top := entry                        15 instructions
+//!   marked? ── key mine? ── room? ── mark it ── entry := slot ── top := entry                        16 instructions
 //!     └────────────┴───────────┴─▶ refused: the seat noted ── `give_unpushed`
 //! ```
 //!
@@ -106,6 +106,8 @@ mod imp {
                 // `current::get`.
                 "mov {thread}, qword ptr [rip + {fresh}_current@GOTTPOFF]",
                 "mov {thread}, qword ptr fs:[{thread}]",
+                // `unindexed`: from here on the magazine's address.
+                "add {seat}, {thread}",
                 // `mark::seems_free`: the upper two bytes.
                 "cmp word ptr [{slot} + {UPPER_AT}], {UPPER}",
                 "je 2f",
@@ -114,8 +116,8 @@ mod imp {
                 "cmp {word}, qword ptr [{thread} + {OWNER_KEY}]",
                 "jne 2f",
                 // `Magazine::room_at`.
-                "mov {top}, qword ptr [{thread} + {seat}]",
-                "cmp {top}, qword ptr [{thread} + {seat} + {LIMIT}]",
+                "mov {top}, qword ptr [{seat}]",
+                "cmp {top}, qword ptr [{seat} + {LIMIT}]",
                 "jae 2f",
                 "add {top}, {ENTRY_BYTES}",
                 // `mark::write`.
@@ -124,17 +126,18 @@ mod imp {
                 "mov qword ptr [{slot}], {word}",
                 // The entry, and `Stake::set`. Release: pairs with the acquire of `Stake::seen`.
                 "mov qword ptr [{top}], {slot}",
-                "mov qword ptr [{thread} + {seat}], {top}",
+                "mov qword ptr [{seat}], {top}",
                 // Behind the function's end, where a profiler finds neither its name nor its caller.
                 ".subsection 1",
                 "2:",
+                "sub {seat}, {thread}",
                 "mov word ptr [{thread} + {REFUSED}], {seat:x}",
                 "jmp {refused}",
                 ".subsection 0",
                 fresh = sym FRESH,
                 thread = out(reg) _,
                 slot = in(reg) slot.as_ptr(),
-                seat = in(reg) seat.bytes(),
+                seat = inout(reg) seat.bytes() => _,
                 word = inout(reg) objects => _,
                 top = out(reg) _,
                 UPPER_AT = const Thread::MARK_UPPER_AT,

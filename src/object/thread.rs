@@ -26,6 +26,7 @@ use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
 use crate::sync::{AtomicUsize, Owned, Owner, relax};
+use crate::unindexed::unindexed;
 use crate::units::PageRun;
 
 use super::batches::batch_bytes;
@@ -260,7 +261,7 @@ impl Thread {
     #[inline(always)]
     fn magazine_in(&self, seat: Seat) -> &Magazine {
         // SAFETY: a seat is the offset of a magazine in a structure, and this is one.
-        unsafe { &*ptr::from_ref(self).byte_add(seat.0).cast() }
+        unindexed(unsafe { &*ptr::from_ref(self).byte_add(seat.0).cast() })
     }
 
     /// Fast path: pops a slot of up to 1 KiB from one of the thread's magazines, with its first word zero. Succeeds if
