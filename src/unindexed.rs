@@ -2,26 +2,27 @@
 //!
 //! ```text
 //!   indexed      pop   mov top, [thread + seat]     mov [thread + seat], top − 8
-//!                push  mov top, [thread + seat]     mov [thread + seat], top + 8      2 × 5 cycles until the next pop
+//!                push  mov top, [thread + seat]     mov [thread + seat], top + 8         4.9 ns until the next pop
 //!   unindexed    pop   mov top, [magazine]          mov [magazine], top − 8
-//!                push  mov top, [magazine]          mov [magazine], top + 8           2 × 1 cycle
+//!                push  mov top, [magazine]          mov [magazine], top + 8              1.3 ns
 //! ```
 //!
-//! Each pop waits for the word that the last push stored, and the other way round: a store and a load of it take some
-//! five cycles. Some processors predict which store a load will read, from where the two instructions lie, and pass the
-//! value on at once. Intel's Emerald Rapids does so only if neither instruction has an index register. Compilers fold
-//! `base + offset` into the instruction as base and index, as that is one instruction less.
+//! Each pop waits for the word that the last push stored, and the other way round. Some processors predict which store
+//! a load will read, from where the two instructions lie, and pass the value on at once. Intel's Emerald Rapids, where
+//! these figures are from, does so only if neither instruction has an index register. Compilers fold `base + offset`
+//! into the instruction as base and index, as that is one instruction less.
 //!
-//! Worked: a pair of 16 B takes 4.7 ns with an index there, and 2.9 without, although it has 62 instructions instead of
-//! 60. If another guest occupies the other half of the core, both take 6: then it is instructions that are scarce.
+//! Worked: there a pair of 64 B takes 4.8 ns with an index and 2.9 without, although it has 62 instructions instead of
+//! 60. With a neighbour on the other half of the core it takes 6 either way (`docs/measurements.md`, "Without an
+//! index").
 //!
-//! Cost: one addition for each place.
+//! Cost: one addition for each place. If the offset is a constant, there was no index, and the addition is in vain.
 
 /// The same place. The compiler does not know that its address is a sum, so it computes that in a register.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block, reason = "the address is not followed")]
 pub(crate) fn unindexed<T>(place: &T) -> &T {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(miri)))]
     {
         let mut address = core::ptr::from_ref(place);
         // SAFETY: no instruction at all, only a comment: the register keeps its value.
@@ -35,7 +36,7 @@ pub(crate) fn unindexed<T>(place: &T) -> &T {
             &*address
         }
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", not(miri))))]
     place
 }
 

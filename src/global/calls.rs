@@ -1,7 +1,7 @@
 //! The calls a program makes: the fast path, and the slow path behind it.
 //!
 //! ```text
-//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             20 instructions
+//!   take ── a small size? ── this thread's? ── a slot in the magazine? ──▶ it             21 instructions
 //!             │ other            │ no               │ empty
 //!             ▼                  └──────────────────┴─▶ slow: `Objects`, with this thread's or the shared structure
 //!           class ─▶ the same; or shelf ─▶ slow

@@ -21,11 +21,11 @@
 //! `deallocating_next`.) A call from within a statement would count less, but then the compiler must be told which
 //! registers it changes, and those that new processors bring have no names yet.
 //!
-//! What the statement does is what `Thread::push` does, in the same order; each line names the function that it
-//! replaces. On x86-64 a plain load acquires and a plain store releases, so nothing else is needed for the partners
-//! named there. The models explore the parts that it is made of (`sync/owner.rs`, `tests/models/src/loom/stake.rs`).
-//! Tests here run both, from many states, and compare what they leave behind; and they stop the statement after each
-//! instruction, for another thread to seize the magazine meanwhile.
+//! What the statement does is what `Thread::push` does, with its accesses in the same order; each line names the
+//! function that it replaces. On x86-64 a plain load acquires and a plain store releases, so nothing else is needed for
+//! the partners named there. The models explore the parts that it is made of (`sync/owner.rs`,
+//! `tests/models/src/loom/stake.rs`). Tests here run both, from many states, and compare what they leave behind; and
+//! they stop the statement after each instruction, for another thread to seize the magazine meanwhile.
 //!
 //! A sanitizer of threads does not see what a statement in assembler stores.
 //!
@@ -130,6 +130,7 @@ mod imp {
                 // Behind the function's end, where a profiler finds neither its name nor its caller.
                 ".subsection 1",
                 "2:",
+                // The seat again.
                 "sub {seat}, {thread}",
                 "mov word ptr [{thread} + {REFUSED}], {seat:x}",
                 "jmp {refused}",
