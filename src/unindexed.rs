@@ -25,14 +25,14 @@ pub(crate) fn unindexed<T>(place: &T) -> &T {
     #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(miri)))]
     {
         let mut address = core::ptr::from_ref(place);
-        // SAFETY: no instruction at all, only a comment: the register keeps its value.
+        // SAFETY: no instruction at all, only a comment. So it reads and writes nothing, and the register keeps its
+        // value: `address` is still the reference that it was.
         unsafe {
             core::arch::asm!(
                 "/* {address} */",
                 address = inout(reg) address,
                 options(pure, nomem, nostack, preserves_flags)
             );
-            // SAFETY: still the reference that it was.
             &*address
         }
     }
