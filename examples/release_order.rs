@@ -1,4 +1,4 @@
-//! The proposal's experiment: in which order should free memory go back?
+//! An experiment, after the proposal for Go's page allocator: in which order should free memory go back?
 //!
 //! ```sh
 //! cargo run --release --example release_order                          # tables

@@ -29,8 +29,9 @@
 //! | slots of one size | [`arena::FreeList`], [`arena::ShardedFreeList`] | to the heap below, when dropped | bytes |
 //!
 //! A page is 8 KiB unless the heap's [`Geometry`] says otherwise; [`PageCount::holding`] converts bytes to pages,
-//! [`PageCount::bytes`] pages to bytes. Arenas take their pages from [`arena::ProcessHeap`] unless they are given
-//! another heap. It is separate from the program's `GlobalHeap`, and gives nothing back to the system by itself.
+//! [`PageCount::bytes`] pages to bytes. Arenas take their pages from [`arena::ProcessHeap`] unless they are given a
+//! [`PageHeap`] (never from a `Heap` or a `GlobalHeap`). It is separate from the program's `GlobalHeap`, and gives
+//! nothing back to the system by itself.
 //!
 //! # Giving memory back
 //!
@@ -42,7 +43,8 @@
 //!   left to do until memory is freed again, and nothing will wake the loop then ([`GlobalHeap::tick`] has the loop).
 //!   The background thread of a `GlobalHeap` does this by itself, and is woken.
 //! * **`scavenge(pages)`** gives back free pages now, on the calling thread, including those in the size classes'
-//!   stores, and the memory between live blocks, but not what threads cache for themselves.
+//!   stores, and the memory between live blocks of more than 1 KiB (not with `release_lazily`, nor on Windows), but not
+//!   what threads cache for themselves. (A `Heap` has one cache for all threads, which counts as free.)
 //! * **`release(…)`** gives back all of that now, and also what threads and caches keep, even those of sleeping threads
 //!   (where the system has a fence through all threads: Linux and Windows, but not Wine).
 //!

@@ -97,8 +97,9 @@ impl ArenaError {
         self.align
     }
 
-    /// Bytes left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and [`Reason::NoSlots`]; of
-    /// a slot for [`Reason::SlotTooSmall`]. For [`Reason::NoShards`], shards.
+    /// Bytes left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and [`Reason::NoSlots`]
+    /// (`usize::MAX` if there is none); of a slot for [`Reason::SlotTooSmall`]. For [`Reason::TooLarge`] the most bytes
+    /// that any objects can have, `isize::MAX`. For [`Reason::NoShards`], shards.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.left

@@ -30,8 +30,8 @@
 //! they return to the system when its `scavenge` or `tick` is called. To limit an arena, use [`ArenaConfig::limit`].
 //!
 //! **Collections.** With the feature `allocator-api2-02` or `allocator-api2-04`, references to arenas, pools, locals,
-//! scopes, lists and owners are an `Allocator` of that version of the crate `allocator-api2` (`hashbrown` uses 0.2). A
-//! list serves what fits a slot.
+//! scopes, lists and owners are an `Allocator` of that version of the crate `allocator-api2`, on which the program then
+//! depends too (`hashbrown` uses 0.2). A list serves what fits a slot.
 //!
 //! ```
 //! # #[cfg(feature = "allocator-api2-02")]

@@ -56,9 +56,9 @@ static HEAPS: Heaps = Heaps(Cell::new(None));
 
 struct Heaps(Cell<Option<NonNull<dyn Forks>>>);
 
-// SAFETY: used only by a thread that holds `OPENING`. A `Heap` is `Sync` only if its source is, but a fork uses nothing
-// of that source: only where threads have structures of their own are pages freed for them, and so in a `GlobalHeap`,
-// whose source is `Sync`. When the library is unloaded, nobody else uses the heap.
+// SAFETY: used only by a thread that holds `OPENING`. A `Heap` is `Sync` only if its source is; of a source that is
+// not, a fork uses `gap` alone, in the child, which has one thread, for what lay aside. When the library is unloaded,
+// nobody else uses the heap.
 unsafe impl Sync for Heaps {}
 
 /// The right to open and to close heaps.

@@ -36,8 +36,11 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     ///
     /// It gives back what [`tick`](Self::tick) says: all free memory within two seconds once the program is silent, and
     /// what exceeds the peak of the last ten seconds while it is not, at 1 % of one processor. It also follows the
-    /// cgroup's limit and memory pressure: when they are high, all free memory goes back. For that it opens files on
-    /// Linux, about once a second while it is awake. On Windows it asks whether physical memory is low.
+    /// cgroup's limit and memory pressure, about once a second while it is awake: it opens files on Linux; on Windows
+    /// it asks whether physical memory is low. All free memory goes back at once, however long that takes, when the
+    /// group is filled to 90 percent of its limit, when its tasks have waited for memory for a tenth of the last ten
+    /// seconds, or when it has met a limit. While that lasts, this is repeated after 1, 2, 4, … seconds, in the end
+    /// every 64.
     ///
     /// Without the thread, memory goes back only when [`tick`](Self::tick), [`release`](Self::release) or
     /// [`scavenge`](Self::scavenge) is called, and nothing follows cgroups and pressure. If the system refuses to
@@ -67,9 +70,9 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// is reported. Nor is it without the background thread ([`background(false)`](Self::background),
     /// `PAGEHEAP_BACKGROUND=0`).
     ///
-    /// It may be called up to four times, each time with a threshold and a hook. In a second with pressure one hook is
-    /// called: that of the highest threshold reached or, if there was an event but no threshold is reached, that of the
-    /// lowest threshold.
+    /// Up to four thresholds can be set, each with a hook, by as many calls of `on_pressure`. In a second with pressure
+    /// one hook is called: that of the highest threshold reached or, if there was an event but no threshold is reached,
+    /// that of the lowest threshold.
     ///
     /// The hook runs on the background thread, which has a stack of 256 KiB and all signals blocked. It may allocate
     /// and free; it must neither unwind nor fork. The thread exists once the first MiB has been freed, or allocated by
@@ -113,6 +116,33 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
 }
 
 impl<S: Source + 'static> GlobalHeap<S> {
+    /// Limits the heap to `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (with less than one page,
+    /// every allocation fails). Allocations beyond the limit get null: `Vec::try_reserve` and its like then return an
+    /// error, while `Box`, `Vec::push` and most of `std` end the process ([`handle_alloc_error`]).
+    ///
+    /// [`Stats::bytes_taken`](crate::Stats::bytes_taken) is what to compare with the limit, which covers what threads
+    /// keep, their tables for free blocks included. (Before an allocation is refused, everything that is only kept is
+    /// given up.) It does not cover the heap's metadata ([`Stats::metadata_bytes`](crate::Stats::metadata_bytes)),
+    /// other heaps, or arenas on [`ProcessHeap`](crate::arena::ProcessHeap).
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: GlobalHeap = GlobalHeap::new().limit(64 << 20);
+    ///
+    /// let mut bytes: Vec<u8> = Vec::new();
+    /// assert!(bytes.try_reserve(100 << 20).is_err());
+    /// assert!(HEAP.stats().pages.bytes_taken() <= 64 << 20);
+    /// ```
+    ///
+    /// [`handle_alloc_error`]: https://doc.rust-lang.org/std/alloc/fn.handle_alloc_error.html
+    #[must_use]
+    pub const fn limit(mut self, bytes: usize) -> Self {
+        self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self
+    }
+
     /// The policy for huge pages behind the heap's pages; by default none, so the system's setting applies. The heap
     /// passes it to the system once, when it opens. The system may refuse, which changes nothing.
     ///
@@ -183,9 +213,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self
     }
 
-    /// Calls `hook` before refusing an allocation that would fit the limit. The hook returns whether it has freed
-    /// something, so that the allocation should be tried again, 16 times at most. It receives the layout of the
-    /// block; with the feature `checks`, that of the block with its seal.
+    /// Calls `hook` before refusing an allocation for want of memory, at the limit or because the system has none. What
+    /// could not be met in an empty heap, such as a block longer than the limit, is refused without it. The hook
+    /// returns whether it has freed something, so that the allocation should be tried again, 16 times at most. It
+    /// receives the layout of the block; with the feature `checks`, that of the block with its seal.
     ///
     /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
     /// [`release`](Self::release). With an operating system it may also allocate; it gets null if there is no room, and

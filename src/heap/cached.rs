@@ -27,7 +27,7 @@ use crate::check::Fault;
 use crate::free_set::{Claim, Request, Word};
 use crate::geometry::{Geometry, SEARCHES_TO_GROW, Shape, WORD_PAGES};
 use crate::source::Source;
-use crate::sync::{Ordering, fence_heavy, relax};
+use crate::sync::{Ordering, fence_heavy, rest};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::{Allocation, FreeError, PageHeap};
@@ -307,8 +307,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if let Some(slot) = self.own(slot) {
                 return slot;
             }
-            relax(round);
-            round = round.saturating_add(1);
+            round = rest(round);
         }
     }
 

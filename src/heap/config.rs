@@ -39,7 +39,10 @@ impl Config {
     /// The smallest reservation that the ladder tries, unless the caller asks for less.
     pub(crate) const LEAST_BYTES: usize = 1 << 20;
 
-    /// A heap that reserves `bytes` of address space for its pages, or as much as it can get. The defaults: no limit
+    /// A heap that reserves `bytes` of address space for its pages, or as much as it can get. Addresses cost no memory,
+    /// only room under a limit on them (`ulimit -v`), so reserve what the heap may ever need, and use
+    /// [`limit`](Self::limit) to keep it small. How much it got is what its limit is at the most:
+    /// [`PageHeap::capacity`](crate::PageHeap::capacity), [`Stats::limit`](crate::Stats::limit). The defaults: no limit
     /// below the reservation, room for 64 caches, no shards.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {

@@ -36,7 +36,7 @@ pub(crate) enum Kind {
 pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
 const GAUGES: [(&str, &str); 12] = [
-    ("limit_bytes", "The most that the pages may become"),
+    ("limit_bytes", "The most pages the heap may grow to"),
     (
         "soft_limit_bytes",
         "The most pages that should have memory; the limit if that is less",
@@ -69,7 +69,7 @@ const COUNTERS: [(&str, &str); 16] = [
     ),
     (
         "clear_calls_total",
-        "Blocks to be zero of which the system was asked what is not",
+        "Blocks to be zeroed where the system was asked which pages are not zero",
     ),
     (
         "barrier_calls_total",

@@ -233,7 +233,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     // ---------------------------------------------------------------------------------------------------------
 
     /// Allocates the lowest run of `pages` free pages, and grows the heap if necessary. Returns `None` if there is no
-    /// room, or for zero pages.
+    /// room, or for zero pages. Their contents are arbitrary. They are there until they are [freed](Self::free) or the
+    /// heap is dropped; a [`PageRun`] is a number, and dropping it frees nothing.
     ///
     /// Cost: ~15 ns if pages are free next to the last such run; otherwise a search of the tree (~60 ns); a system
     /// call or two if the heap grows. `None` is proven (`src/free_set`), unless other threads free pages during each of
@@ -301,7 +302,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Extends `run`, which belongs to the caller, in place. Returns the longer run and the part that was added, or
-    /// `None` if the pages behind the run are not available or `to` is not more than its length.
+    /// `None` if the pages behind the run are not available (as in [`allocate_at`](Self::allocate_at), which it is as
+    /// fast as) or `to` is not more than its length.
     #[must_use]
     pub fn grow_in_place(&self, run: PageRun, to: PageCount) -> Option<(PageRun, Allocation)> {
         let longer = PageRun::new(run.start(), to)?;

@@ -119,7 +119,8 @@ pub struct Stats {
     pub cached: PageCount,
     /// Pages free for any thread.
     pub free: PageCount,
-    /// Free or cached pages with no memory behind them.
+    /// Free or cached pages with no memory behind them. (In JSON and for Prometheus this is `released_bytes`;
+    /// `released_pages_total` is [`released`](Self::released).)
     pub scavenged: PageCount,
     /// Pages that are not memory, by what the source [says](Source::gap).
     pub gaps: PageCount,
@@ -155,6 +156,15 @@ pub struct Stats {
     pub scavenge_nanoseconds: u64,
     /// Requests to the source.
     pub calls: Calls,
+}
+
+impl Stats {
+    /// Bytes of the pages that are not free: allocated, in caches, or not memory. The figure to compare with a
+    /// [`limit`](Self::limit); `in_use` and `cached` are in it, so what an object layer keeps is too.
+    #[must_use]
+    pub const fn bytes_taken(&self) -> usize {
+        (self.in_use.0 + self.cached.0 + self.gaps.0) * self.page_bytes
+    }
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {

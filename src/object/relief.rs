@@ -122,7 +122,8 @@ impl<S: Source + 'static> Objects<S> {
         leaving.is_some()
     }
 
-    /// After pages were taken: a heap over its soft limit keeps no shelf, and, far over it, nothing in magazines.
+    /// After pages were taken: a heap over its soft limit keeps no shelf and nothing aside, and, far over it, nothing
+    /// in magazines.
     #[inline]
     pub(super) fn keep_below(&self, thread: &Thread) {
         if self.is_over() {
@@ -133,7 +134,9 @@ impl<S: Source + 'static> Objects<S> {
     #[cold]
     #[inline(never)]
     fn lighten(&self, thread: &Thread) {
-        let mut freed = self.clear_shelf(thread, None);
+        let mut freed = self.aside.pages().0;
+        self.clear_aside();
+        freed += self.clear_shelf(thread, None);
         let mut asks_others = false;
         // A thread that finds another making a round has not asked for anything yet.
         if let Some(rounds) = self.register.try_rounds()

@@ -230,6 +230,9 @@ impl<S: Source + 'static> Objects<S> {
     /// A large block of up to 1 MiB with as much free memory behind it, if that is easily had.
     pub(super) fn allocate_apart(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         let pages = PageCount(Length::of(layout)?.pages());
+        if !self.fits(layout) {
+            return None;
+        }
         self.clear_aside();
         let memory = self.enter_run(thread, self.heap.try_apart(pages, pages)?.run)?;
         self.keep_below(thread);
@@ -393,6 +396,9 @@ impl<S: Source + 'static> Objects<S> {
     pub(super) fn resize_run(&self, thread: &Thread, run: PageRun, new: Layout) -> bool {
         let to = pages_for(new);
         if to > run.pages() {
+            if to > self.heap.limit() {
+                return false;
+            }
             self.clear_aside();
             // The heap does not grow for a run that has a neighbour in use.
             let reach = run.start().0.saturating_add(to.0);
@@ -514,6 +520,42 @@ mod tests {
             take();
             assert_eq!(objects.aside.pages(), PageCount::ZERO, "way {number}");
         }
+    }
+
+    /// Also where pages gained memory without any being asked for: slots in holes were taken.
+    #[test]
+    fn over_the_soft_limit_nothing_stays_aside() {
+        let objects = Objects::for_test(16 << 20, 1, false);
+        // SAFETY: never destroyed.
+        let entered = unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap();
+        let (thread, long): (&Thread, _) = (&entered, layout(MOST_PAGES + 1));
+        let put = objects.allocate(thread, long).unwrap();
+        // SAFETY: freed with its layout.
+        unsafe { objects.free(thread, put, long) };
+        objects.heap.set_soft_limit(PageCount(1));
+        objects.keep_below(thread);
+        assert_eq!(objects.aside.pages(), PageCount::ZERO);
+    }
+
+    /// A lowered limit holds for a block that grows, in place or by moving, though the heap has the pages.
+    #[test]
+    fn a_block_does_not_grow_beyond_a_lowered_limit() {
+        let objects = Objects::for_test(16 << 20, 1, false);
+        // SAFETY: never destroyed.
+        let entered = unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap();
+        let thread: &Thread = &entered;
+        let all = objects.allocate(thread, layout(1000)).unwrap();
+        // SAFETY: freed with its layout.
+        unsafe { objects.free(thread, all, layout(1000)) };
+        let block = objects.allocate(thread, layout(40)).unwrap();
+        let behind = |pages| objects.allocate(thread, layout(pages));
+        objects.heap.set_limit(PageCount(60));
+        // SAFETY: a live block of this layout; what is refused changes nothing.
+        let mut resize = |pages: usize| unsafe { objects.resize(thread, block, layout(40), pages * PAGE_BYTES) };
+        assert_eq!([80, 500].map(&mut resize), [None, None], "in place");
+        let _neighbour = behind(1).unwrap();
+        assert_eq!([80, 500].map(&mut resize), [None, None], "by moving");
+        assert!(objects.allocate_apart(thread, layout(80)).is_none());
     }
 
     /// The keeper may have looked for it while it was in hand, and gone to sleep.

@@ -105,7 +105,7 @@ const CLASS_GAUGES: [(&str, &str); 8] = [
     ),
     (
         "class_fragmentation_percent",
-        "Hundredths of the pages not in blocks of the program",
+        "Percentage of the pages that is not in blocks of the program",
     ),
 ];
 const CLASS_COUNTERS: [(&str, &str); 3] = [
@@ -118,7 +118,7 @@ const OWN: [(&str, &str); 2] = [
     ("resident_bytes", "Resident memory of the process, by the system"),
     (
         "fragmentation_percent",
-        "Hundredths of the pages with memory not in blocks of the program",
+        "Percentage of the memory behind pages that is not in blocks of the program",
     ),
 ];
 

@@ -20,7 +20,7 @@ const GAUGES: [(&str, &str); 8] = [
     ("stored_bytes", "Free slots in stores of classes"),
     ("rack_bytes", "Tables of free slots' addresses: slots, and pages"),
     ("shelf_bytes", "Free runs on shelves of threads, and those put aside"),
-    ("roomy_bytes", "What blocks lie in that have room to grow"),
+    ("roomy_bytes", "Slots and pages of blocks that have room to grow"),
     ("threads", "Threads with a structure of their own"),
 ];
 const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazines and classes")];

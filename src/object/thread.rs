@@ -25,7 +25,7 @@ use core::cell::Cell;
 use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::{self, NonNull};
 
-use crate::sync::{AtomicUsize, Owned, Owner, relax};
+use crate::sync::{AtomicUsize, Owned, Owner, rest};
 use crate::unindexed::unindexed;
 use crate::units::PageRun;
 
@@ -370,8 +370,7 @@ impl Thread {
             if let Some(working) = self.enter(objects) {
                 return working;
             }
-            relax(round);
-            round = round.saturating_add(1);
+            round = rest(round);
         }
     }
 

@@ -367,7 +367,8 @@ pub unsafe trait Source {
     /// ranges for `commit`, `release`, `release_lazily` and `clear` do not. The range asked for may end beyond the
     /// reservation. By default there are no gaps.
     ///
-    /// It is called when the heap grows, and for each run that is freed without an object layer above.
+    /// It is called when the heap grows, for each run that is freed without an object layer above, and in the child of
+    /// a fork, whose only thread may not be the one that last used the source.
     fn gap(&self, start: NonNull<u8>, bytes: usize) -> Option<Range<usize>> {
         let _ = (start, bytes);
         None

@@ -28,10 +28,9 @@
 #![forbid(unsafe_code)]
 
 use core::mem::forget;
-use core::time::Duration;
 
 use super::owner::SEIZED;
-use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, relax, thread, wait_for};
+use super::{AtomicU32, AtomicUsize, Guard, Lock, Ordering, Owner, fence_heavy, relax, rest, thread};
 
 /// How often in a row a thread takes the lock before it is thought to be alone. Then it passes a heavy fence, without
 /// the lock, to find out whether there is one.
@@ -49,15 +48,6 @@ pub const UNKNOWN: usize = 1;
 /// Pauses of 64 spins each that stand in for a fence which the system refuses now, though it granted it before: 0.1 ms
 /// at least. Not yields: among threads that are busy each may take milliseconds.
 const PAUSES_WITHOUT_FENCE: u32 = 1 << 8;
-
-/// Rounds of waiting for the one before the waiter sleeps. A yield does not help the one if its thread has a lower
-/// priority than the waiter and is to run on the same processor.
-const ROUNDS_AWAKE: u32 = 1 << 6;
-
-/// For how long it sleeps at a time, and for how many rounds that counts (as they do where a process is ending and the
-/// one with it: `windows.rs`).
-const SLEEP: Duration = Duration::from_micros(100);
-const ROUNDS_ASLEEP: u32 = 1 << 10;
 
 /// A lock with a short way for one thread. What it protects names it.
 #[derive(Debug)]
@@ -215,15 +205,9 @@ impl BiasedLock {
             // made before it read its key: no processor keeps a store to itself for as long as this takes.
             (0..PAUSES_WITHOUT_FENCE).for_each(|_| relax(6));
         }
-        let mut round: u32 = 0;
+        let mut round = 0;
         while !owner.is_left() {
-            relax(round);
-            round = round.saturating_add(if round < ROUNDS_AWAKE {
-                1
-            } else {
-                wait_for(&AtomicU32::new(0), 0, Some(SLEEP));
-                ROUNDS_ASLEEP
-            });
+            round = rest(round);
         }
         // Relaxed: under the lock.
         self.one.store(NOBODY, Ordering::Relaxed);

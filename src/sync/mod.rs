@@ -18,6 +18,7 @@ mod barrier;
 mod lock;
 mod once;
 mod owner;
+mod rest;
 mod bias;
 mod turnstile;
 
@@ -48,4 +49,5 @@ pub(crate) use imp::{
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
 pub use owner::{Owned, Owner, Stake, seize};
+pub(crate) use rest::rest;
 pub use turnstile::{Calm, Pass, Turnstile};

@@ -243,6 +243,7 @@ fn stats_say_what_happened() {
     let stats = heap.stats();
     let parts = (stats.in_use.0, stats.cached.0, stats.free.0, stats.grown.0);
     assert_eq!(parts, (102, 0, 410, 512));
+    assert_eq!(stats.bytes_taken(), 102 * heap.page_bytes());
     assert_eq!(
         (stats.refills, stats.flushes, stats.growths, stats.refusals),
         (1, 1, 1, 0)

@@ -91,6 +91,11 @@ fn exercise<const GAPS: usize>(
         assert_eq!(stats.in_use.0, taken.len(), "{stats}");
         assert_eq!(stats.grown.0, stats.in_use.0 + stats.free.0 + stats.gaps.0, "{stats}");
         assert_eq!(stats.backed.0, stats.grown.0 - stats.gaps.0, "{stats}");
+        assert_eq!(
+            stats.bytes_taken(),
+            (stats.grown.0 - stats.free.0) * heap.page_bytes(),
+            "{stats}"
+        );
         assert_eq!(heap.check(), Ok(()));
         // SAFETY: allocated above, and not used any more.
         unsafe { heap.free_batch(&mut runs) };

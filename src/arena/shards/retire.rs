@@ -91,13 +91,14 @@ impl<N: Nodes> Shards<N> {
         let Err(mut batch) = refused else {
             return;
         };
-        for round in 0.. {
+        let mut round = 0;
+        loop {
             if let Some(section) = self.enter(shard, who) {
                 self.keep(section.shard, batch);
                 return;
             }
             // A thread gathers, or (in a lane) is at work.
-            crate::sync::relax(round);
+            round = crate::sync::rest(round);
             match self.reclaim(batch) {
                 Ok(()) => return,
                 Err(same) => batch = same,
