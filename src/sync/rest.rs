@@ -9,7 +9,7 @@
 //! real-time thread that only yields keeps the other from running, for ever. So the waiter sleeps in the end.
 //!
 //! Worked: a thread that is preempted while it seizes caches is back after some milliseconds. A waiter yields 57 times,
-//! some 20 µs, and then looks every 100 µs, which costs it a hundredth of its processor.
+//! and then looks every 100 µs.
 
 #![forbid(unsafe_code)]
 
