@@ -130,8 +130,8 @@ const CACHES: usize = 1 << 14;
 /// # What it takes
 ///
 /// * **A thread.** A heap made by `GlobalHeap::new()` starts a thread (named `pageheap`, on Unix) once the first MiB or
-///   so has been freed, or a little earlier (`background` says when). The thread gives memory back,
-///   and follows memory pressure (Linux, Windows) and the cgroup's limit (Linux). Without it (`background(false)`, or
+///   so has been freed, or a little earlier (`background` says when). The thread gives memory back, and follows memory
+///   pressure (Linux, Windows) and the cgroup's limit (Linux). Without it (`background(false)`, or
 ///   `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick) does not look at them, and hooks set by
 ///   `on_pressure` are never called.
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
@@ -428,9 +428,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// Whether the heap has a background thread now: from when `background` says, and not at all
-    /// with `background(false)`. If the system refuses a thread, the heap tries again after twice as many freed bytes
-    /// each time, up to 1 GiB.
+    /// Whether the heap has a background thread now: from when `background` says, and not at all with
+    /// `background(false)`. If the system refuses a thread, the heap tries again after twice as many freed bytes each
+    /// time, up to 1 GiB.
     #[must_use]
     pub fn has_background_thread(&self) -> bool {
         self.opened().is_some_and(|objects| objects.keeper().is_there())
@@ -449,8 +449,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Changes the maximum number of bytes of pages the heap may grow to, rounded down to pages of 8 KiB; this
     /// overrides the `static` and the environment. More than is reserved counts as no limit. A lower limit does not
     /// shrink the heap: pages it has already grown to remain and can be allocated, but not for blocks longer than the
-    /// limit (except one of up to 1 MiB that the thread has freed itself). (To have less memory in use than before,
-    /// lower the [soft limit](Self::set_soft_limit) too.) Opens the heap if it is not open. Returns `false` if it
+    /// limit (except one of up to 1 MiB that the thread has freed itself). (For less memory behind them, lower
+    /// the [soft limit](Self::set_soft_limit) too.) Opens the heap if it is not open. Returns `false` if it
     /// cannot be opened; then nothing has changed.
     ///
     /// ```
