@@ -30,8 +30,8 @@
 //!
 //! A page is 8 KiB unless the heap's [`Geometry`] says otherwise; [`PageCount::holding`] converts bytes to pages,
 //! [`PageCount::bytes`] pages to bytes. Arenas take their pages from [`arena::ProcessHeap`] unless they are given a
-//! [`PageHeap`] (never from a `Heap` or a `GlobalHeap`). The process's heap is separate from the program's `GlobalHeap`,
-//! and gives nothing back to the system by itself.
+//! [`PageHeap`] (never from a `Heap` or a `GlobalHeap`). The process's heap is separate from the program's
+//! `GlobalHeap`, and gives nothing back to the system by itself.
 //!
 //! # Giving memory back
 //!
