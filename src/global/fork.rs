@@ -57,8 +57,8 @@ static HEAPS: Heaps = Heaps(Cell::new(None));
 struct Heaps(Cell<Option<NonNull<dyn Forks>>>);
 
 // SAFETY: used only by a thread that holds `OPENING`. A `Heap` is `Sync` only if its source is; of a source that is
-// not, a fork uses `gap` alone, in the child, which has one thread, for what lay aside. When the library is unloaded,
-// nobody else uses the heap.
+// not, a fork uses `gap` alone, for what lay aside, in the child. No other thread is there, and `Source::gap` says that
+// it is called so. When the library is unloaded, nobody else uses the heap.
 unsafe impl Sync for Heaps {}
 
 /// The right to open and to close heaps.

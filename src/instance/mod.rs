@@ -177,7 +177,7 @@ impl<S: Source + 'static> Heap<S> {
     // -------------------------------------------------------------------------------------------------------------
 
     /// Allocates a block for `layout`, with arbitrary contents. It is there until it is freed or the heap is dropped.
-    /// Returns `None` if there is no room, or no such layout. A pair with `free` takes some 7 ns up to 1 MiB for a
+    /// Returns `None` if there is no room, or no such layout. A pair with `free` takes some 7 ns up to 64 KiB for a
     /// thread that is alone with the heap, some 30 ns beside others; more if pages have to be found. A layout of zero
     /// bytes gets a block of its own. (Not through the trait `Allocator`, which gives it none: free a block through the
     /// interface that allocated it.)
