@@ -79,7 +79,7 @@ impl<T> ArenaBox<'_, T> {
 
 impl<T: ?Sized> Drop for ArenaBox<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: the contents are the box's (the promise of `new`), and it is dropped once.
+        // SAFETY: the contents are the box's (the promise of `from_mut`), and it is dropped once.
         unsafe { ptr::drop_in_place(self.0) }
     }
 }

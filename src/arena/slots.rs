@@ -403,10 +403,13 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     /// Takes a slab of up to `room` slots: as many as possible.
     fn take_slab(&self, start: u32, room: u32) -> Option<Slab> {
         let mut count = room;
-        let block = loop {
-            let (_, layout) = self.shape(count)?;
+        while count > 0 {
+            let Some((_, layout)) = self.shape(count) else {
+                count /= 2;
+                continue;
+            };
             let error = match self.account.take(layout) {
-                Ok(block) => break block,
+                Ok(block) => return Some(self.divide(block, start, count, room)),
                 Err(error) => error,
             };
             count = match error.reason() {
@@ -416,11 +419,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
                 }
                 _ => count / 2,
             };
-            if count == 0 {
-                return None;
-            }
-        };
-        Some(self.divide(block, start, count, room))
+        }
+        None
     }
 
     /// Makes a block a slab of `count` slots, or of as many as its pages have room for.

@@ -14,10 +14,10 @@
 //! heap for a page, or for anything but a block of one of these lengths, first gives all of them back. So the heap is
 //! then as it would have been without this: it refuses nothing because of what lies here, and a block that grows in
 //! place finds the same neighbours. (If two threads ask at the same moment, one may find the other with a run in hand.
-//! Then the heap may grow, but no request is refused before that run has arrived. A request can be refused in vain,
-//! though: if, between its last look here and its last search, another thread takes the free page that was left and a
-//! third puts a run aside.) The scavenger also gives them back first, each time it looks, and a heap over its soft
-//! limit puts nothing aside.
+//! Then the heap may grow, but no request is refused before that run has arrived. And whoever finds no page looks here
+//! once more before it gives up: a run may have been put here, and the page that was free until then been taken, while
+//! it searched.) The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts
+//! nothing aside.
 //!
 //! What that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set
 //! again one word after the other, with the summaries above.

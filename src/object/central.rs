@@ -27,10 +27,11 @@ use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
 
 use super::holes::{Claim, Grains};
+use super::link::Link;
 use super::mark;
 use super::rack::Rack;
 use super::size_class::SizeClass;
-use super::span::{Link, Slots};
+use super::span::Slots;
 use super::spans::Spans;
 
 /// One class. All-zero bytes: no spans.

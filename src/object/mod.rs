@@ -38,6 +38,7 @@
 mod size_class;
 mod length;
 mod holes;
+mod link;
 mod span;
 mod mark;
 mod store;

@@ -12,6 +12,7 @@
 pub(super) mod size_class;
 pub(super) mod length;
 pub(super) mod holes;
+pub(super) mod link;
 pub(super) mod span;
 pub(super) mod mark;
 pub(super) mod store;

@@ -321,8 +321,9 @@ impl<S: Source + 'static> Objects<S> {
             return;
         }
         let run = self.run_of(memory, layout);
-        if is_entered(layout) {
-            self.spans.entry(run.start()).leave();
+        if is_entered(layout) && !self.spans.entry(run.start()).leave_large(Length::of(layout)) {
+            // Another thread has freed it since.
+            self.refuse_large(memory, layout);
         }
         self.free_run(thread.cache(), run);
     }

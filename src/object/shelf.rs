@@ -43,7 +43,8 @@ use crate::sync::{AtomicU8, AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::length::{LENGTHS, Length, length_at};
-use super::span::{Link, Nth, Span};
+use super::link::{Link, Nth};
+use super::span::Span;
 use super::spans::Spans;
 
 /// The most pages on a shelf: 32 MiB.

@@ -38,6 +38,7 @@ use crate::units::PageIndex;
 
 use super::holes::{self, Claim, Grains};
 use super::length::Length;
+use super::link::Link;
 use super::size_class::SizeClass;
 
 /// What the table says of one page. All-zero bytes: in no span.
@@ -75,72 +76,6 @@ const fn number_of(length: Option<Length>) -> u32 {
     match length {
         Some(length) => length.index() as u32,
         None => (1 << BACK_BITS) - 1,
-    }
-}
-
-/// A page or none: its index plus one. A heap has fewer than 2³² pages.
-#[derive(Debug)]
-pub struct Link(AtomicU32);
-
-impl Link {
-    /// No page.
-    pub fn none() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
-    /// The page.
-    #[inline]
-    pub fn get(&self) -> Option<PageIndex> {
-        // Relaxed: under the class lock.
-        (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
-    }
-
-    /// Makes it lead where another link does.
-    #[inline(always)]
-    pub fn copy(&self, other: &Self) {
-        // Relaxed, twice: as in `set`.
-        self.0.store(other.0.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Makes it lead to `page`.
-    #[inline]
-    pub fn set(&self, page: Option<PageIndex>) {
-        let number = page.map_or(0, |page| page.0 as u32 + 1);
-        // Relaxed: under the class lock.
-        self.0.store(number, Ordering::Relaxed);
-    }
-
-    /// The page as stored, with nothing added or subtracted.
-    #[inline(always)]
-    pub fn nth(&self) -> Option<Nth> {
-        // Relaxed: as in `set`.
-        let number = self.0.load(Ordering::Relaxed);
-        (number != 0).then_some(Nth(number))
-    }
-
-    /// Makes it lead there.
-    #[inline(always)]
-    pub fn set_nth(&self, page: Nth) {
-        // Relaxed: as in `set`.
-        self.0.store(page.0, Ordering::Relaxed);
-    }
-}
-
-/// A page as a [`Link`] stores it: its index plus one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nth(u32);
-
-impl Nth {
-    /// The page whose index plus one is `number`, which is not 0.
-    #[inline(always)]
-    pub const fn new(number: usize) -> Self {
-        Self(number as u32)
-    }
-
-    /// Its index plus one.
-    #[inline(always)]
-    pub const fn number(self) -> usize {
-        self.0 as usize
     }
 }
 
@@ -201,6 +136,17 @@ impl Span {
     pub fn leave(&self) {
         // Relaxed: nobody holds a slot of the span, or the block, any more; see `tag`.
         self.tag.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes the large block that begins here out of the table, if it has this length, or none, and is in use. If not,
+    /// two threads free it at the same moment.
+    #[inline]
+    #[must_use]
+    pub fn leave_large(&self, length: Option<Length>) -> bool {
+        // Relaxed, twice: the caller owns the block; who frees its pages hands this over with them.
+        self.tag
+            .compare_exchange(LARGE | number_of(length), 0, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Enters a large block of `pages` pages that begins here and that the caller owns. A block aligned to more than a
@@ -594,5 +540,21 @@ mod tests {
         }
         span.leave();
         assert_eq!(span.tag(), None);
+    }
+
+    /// Whoever comes second, in whichever of the two ways, is told.
+    #[test]
+    fn a_large_block_is_given_up_once() {
+        for length in [None, Length::exactly(7)] {
+            let entry = Span::vacant();
+            entry.enter_large(7, length);
+            assert!(entry.leave_large(length) && entry.is_vacant());
+            assert!(!entry.leave_large(length));
+            assert!(!entry.put_aside() && entry.is_vacant());
+        }
+        let entry = Span::vacant();
+        entry.enter_large(700, None);
+        assert!(entry.put_aside() && !entry.put_aside());
+        assert!(!entry.leave_large(None) && entry.is_shelved());
     }
 }

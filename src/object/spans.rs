@@ -21,9 +21,10 @@ use crate::units::{PageIndex, PageRun};
 
 use super::holes::bytes_of;
 use super::length::Length;
+use super::link::Nth;
 use super::mark;
 use super::size_class::{FLAG_SHIFT, MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT, SizeClass};
-use super::span::{Nth, Span};
+use super::span::Span;
 use super::store::{BatchPlace, Lane, Store};
 
 /// What is known of the slot of more than 1 KiB that begins in this kibibyte. All-zero bytes: no slot begins here, or
@@ -140,8 +141,8 @@ pub struct Spans {
     table: Table<Span>,
     /// `covered`, in bytes.
     reach: AtomicUsize,
-    /// How many entries are prepared. I14: spans, and large blocks in the table, lie below this. Raised under the
-    /// tables' lock.
+    /// How many entries are prepared. I14: spans lie, and large blocks in the table begin, below this. Raised
+    /// under the tables' lock.
     covered: AtomicUsize,
     /// Batches and blank racks on their way between threads.
     pub(super) store: Store,

@@ -188,8 +188,9 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The last attempts before an allocation fails: empties everything within reach and tries again. Repeats that if
     /// a thread was at work on its structure, because it may have been preempted there with a full shelf; and also if
-    /// a thread that releases memory came or went meanwhile, because it may have had slots in hand (`punch.rs`). (One
-    /// slot is not found if a thread was preempted between two certain instructions of a pop: `sync/owner.rs`.)
+    /// a thread that releases memory came or went meanwhile, because it may have had slots in hand (`punch.rs`), or if
+    /// a run was put aside. (One slot is not found if a thread was preempted between two certain instructions of a pop:
+    /// `sync/owner.rs`.)
     #[cold]
     pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
         let mut all = false;
@@ -202,7 +203,7 @@ impl<S: Source + 'static> Objects<S> {
             }
             all = all || self.reclaim(thread);
             let got = attempt();
-            if got.is_some() || all && self.heap.releases() == seen {
+            if got.is_some() || all && self.heap.releases() == seen && !self.aside.has_any() {
                 return got;
             }
             // Let other threads run.

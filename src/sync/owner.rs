@@ -259,9 +259,10 @@ impl Owner {
         self.key.store(key, Ordering::Release);
     }
 
-    /// Sets the key. Only for a thread with exclusive access.
+    /// Sets the key. Only for a thread with exclusive access, or for one that nobody else gives this key, while it is
+    /// nobody's (`bias.rs`).
     pub fn set(&self, key: usize) {
-        // Relaxed: no other thread has access yet.
+        // Relaxed: no other thread has access yet; or those that have it only compare the key with theirs.
         self.key.store(key, Ordering::Relaxed);
     }
 

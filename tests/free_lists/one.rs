@@ -83,6 +83,17 @@ fn what_does_not_fit_is_an_error_that_says_so() {
     );
 }
 
+/// The first slab is to be as long as can be: more than an address says. (Windows commits what is taken.)
+#[test]
+#[cfg(not(windows))]
+fn a_slab_that_no_memory_could_hold_is_shortened() {
+    let bytes = 1 << (usize::BITS / 2 + 1);
+    let config = ArenaConfig::new().slab(usize::MAX).limit(bytes + (bytes >> 1));
+    let list = FreeList::with_config(layout(bytes, 8), config).unwrap();
+    assert!(list.allocate().is_ok(), "{}", list.stats());
+    assert_eq!(list.allocate().unwrap_err().reason(), Reason::NoSlots);
+}
+
 #[test]
 fn the_limit_is_kept_and_used_to_the_last_page() {
     let heap = PageHeap::new(System, Config::new(64 << 20)).unwrap();

@@ -2,8 +2,8 @@
 //! heap?
 //!
 //! The layer above is copied here: a free puts a run aside, an allocation takes one of its length or else empties
-//! the place before it asks the heap. The pages are cells that detect two owners. Variants with one thing changed must
-//! fail.
+//! the place before it asks the heap, and looks there again before it gives up. The pages are cells that detect two
+//! owners. Variants with one thing changed must fail.
 
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ enum How {
     Late,
     /// Who empties the place announces it, but who finds the place empty need not see that.
     Unseen,
+    /// Who finds no page does not look once more for a run that was put aside.
+    Once,
 }
 
 /// A heap, and what was put aside.
@@ -45,7 +47,12 @@ struct World {
 impl World {
     /// A heap in which no page is free, but these lie aside.
     fn new(place: Place, aside: &[(usize, usize)]) -> Arc<Self> {
-        let heap = heap_with::<One>(1, &[]);
+        Self::with(place, &[], aside)
+    }
+
+    /// A heap in which only the pages of `free` are free, and these lie aside.
+    fn with(place: Place, free: &[(usize, usize)], aside: &[(usize, usize)]) -> Arc<Self> {
+        let heap = heap_with::<One>(1, free);
         let world = Arc::new(Self { heap, place });
         aside.iter().for_each(|&(start, pages)| world.free(run(start, pages)));
         world
@@ -76,7 +83,7 @@ impl World {
         }
     }
 
-    /// As `Objects::allocate_run`.
+    /// As `Objects::allocate_run`, with two of the last attempts.
     fn allocate(&self, pages: usize) -> Option<PageRun> {
         let start = match &self.place {
             Place::Shipped(aside) => aside.take(PageCount(pages)).map(|start| start.0),
@@ -100,7 +107,18 @@ impl World {
             return Some(run(start, pages));
         }
         self.clear();
-        take(&self.heap, pages)
+        take(&self.heap, pages).or_else(|| {
+            self.has_any().then(|| self.clear())?;
+            take(&self.heap, pages)
+        })
+    }
+
+    /// As `Aside::has_any`.
+    fn has_any(&self) -> bool {
+        match &self.place {
+            Place::Shipped(aside) => aside.has_any(),
+            Place::Copied(place, how) => *how != How::Once && place.load(Ordering::Acquire) != 0,
+        }
     }
 
     /// As `Objects::clear_aside`.
@@ -158,6 +176,20 @@ fn nobody_is_refused(place: Place) {
     world.finish(0);
 }
 
+/// One page is free, until two others have been put aside; somebody needs one.
+fn always_a_page(place: Place) {
+    let world = World::with(place, &[(3, 1)], &[]);
+    let other = Arc::clone(&world);
+    let thread = spawn(move || {
+        other.free(run(5, 2));
+        // As a thread that looked for runs put aside before that.
+        usize::from(take(&other.heap, 1).is_some())
+    });
+    assert!(world.allocate(1).is_some(), "refused though there was always a page");
+    let taken = 1 + thread.join().unwrap();
+    world.finish(3 - taken);
+}
+
 /// What one thread puts aside another takes, and writes to.
 fn handed_over(place: Place) {
     let world = World::new(place, &[]);
@@ -175,6 +207,11 @@ fn a_run_put_aside_has_one_taker() {
 #[test]
 fn nobody_is_refused_for_what_lies_aside_or_is_on_its_way() {
     explore(2, || nobody_is_refused(Place::Shipped(Aside::new())));
+}
+
+#[test]
+fn nobody_is_refused_because_the_last_page_was_taken_when_another_was_put_aside() {
+    explore(3, || always_a_page(Place::Shipped(Aside::new())));
 }
 
 #[test]
@@ -220,6 +257,7 @@ fn the_copy_is_right_if_nothing_is_changed() {
     explore(3, || one_taker(copied(How::Whole)));
     explore(3, || nobody_is_refused(copied(How::Whole)));
     explore(3, || handed_over(copied(How::Whole)));
+    explore(3, || always_a_page(copied(How::Whole)));
 }
 
 #[test]
@@ -244,4 +282,10 @@ fn a_pass_that_is_entered_late_is_missed() {
 #[should_panic(expected = "refused for what was on its way")]
 fn a_pass_that_need_not_be_seen_is_missed() {
     explore(3, || nobody_is_refused(copied(How::Unseen)));
+}
+
+#[test]
+#[should_panic(expected = "refused though there was always a page")]
+fn who_does_not_look_once_more_is_refused_though_there_was_always_a_page() {
+    explore(3, || always_a_page(copied(How::Once)));
 }
