@@ -83,8 +83,8 @@ mod imp {
         unsafe fn give_unpushed(&self, memory: NonNull<u8>) {
             // SAFETY: the structure is the calling thread's; the caller's promise.
             unsafe {
-                let seat = self.opened_for(memory).seat_refused(pthread::own(), memory);
-                self.give_seated(memory, seat);
+                let class = self.opened_for(memory).class_refused(pthread::own(), memory);
+                self.dealloc_slow(memory, class.bytes(), 1);
             }
         }
     }

@@ -15,8 +15,9 @@
 //! then as it would have been without this: it refuses nothing because of what lies here, and a block that grows in
 //! place finds the same neighbours. (If two threads ask at the same moment, one may find the other with a run in hand.
 //! Then the heap may grow, but no request is refused before that run has arrived. And whoever finds no page looks here
-//! once more before it gives up: a run may have been put here, and the page that was free until then been taken, while
-//! it searched.) The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts
+//! once more before it gives up: while it searched, a run may have been put here, and the page that was free until then
+//! been taken. A request can be refused in vain all the same, if in that moment yet another thread has taken that run
+//! out again.) The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts
 //! nothing aside.
 //!
 //! What that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set

@@ -27,14 +27,14 @@ impl Link {
     /// The page.
     #[inline]
     pub fn get(&self) -> Option<PageIndex> {
-        // Relaxed: under the class lock.
+        // Relaxed: under the class lock, or by the owner of the shelf.
         (self.0.load(Ordering::Relaxed) as usize).checked_sub(1).map(PageIndex)
     }
 
     /// Makes it lead where another link does.
     #[inline(always)]
     pub fn copy(&self, other: &Self) {
-        // Relaxed, twice: as in `set`.
+        // Relaxed, twice: as in `get`.
         self.0.store(other.0.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
@@ -42,14 +42,14 @@ impl Link {
     #[inline]
     pub fn set(&self, page: Option<PageIndex>) {
         let number = page.map_or(0, |page| page.0 as u32 + 1);
-        // Relaxed: under the class lock.
+        // Relaxed: as in `get`.
         self.0.store(number, Ordering::Relaxed);
     }
 
     /// The page as stored, with nothing added or subtracted.
     #[inline(always)]
     pub fn nth(&self) -> Option<Nth> {
-        // Relaxed: as in `set`.
+        // Relaxed: as in `get`.
         let number = self.0.load(Ordering::Relaxed);
         (number != 0).then_some(Nth(number))
     }
@@ -57,7 +57,7 @@ impl Link {
     /// Makes it lead there.
     #[inline(always)]
     pub fn set_nth(&self, page: Nth) {
-        // Relaxed: as in `set`.
+        // Relaxed: as in `get`.
         self.0.store(page.0, Ordering::Relaxed);
     }
 }

@@ -336,6 +336,7 @@ impl Magazine {
     }
 
     /// How many slots there are. Any thread may call this; to threads other than the owner the result is a snapshot.
+    #[inline]
     pub fn count(&self, class: SizeClass) -> u32 {
         let loaded = self.above_floor(self.top.get());
         // Another thread may have changed its rack between the two reads.
@@ -503,6 +504,7 @@ impl Magazine {
     }
 
     /// The number of entries above the floor up to `entry`.
+    #[inline]
     fn above_floor(&self, entry: *mut Entry) -> usize {
         entry.addr().wrapping_sub(self.floor().addr()) / size_of::<Entry>()
     }
@@ -585,6 +587,7 @@ impl Magazine {
     }
 
     /// How many spares there are.
+    #[inline]
     pub fn spares(&self) -> u32 {
         self.spares.len()
     }

@@ -30,22 +30,29 @@ pub struct Presence {
     thread: Cell<i32>,
 }
 
-/// The calling thread's process, queried once for many [`Presence`]s.
+/// The calling thread, by the kernel's numbers. Queried before a lock is taken: under it others would wait for two
+/// system calls.
 #[derive(Clone, Copy, Debug)]
-pub struct Process(i32);
+pub struct Caller {
+    process: i32,
+    thread: i32,
+}
 
-impl Process {
-    /// The process the caller runs in.
+impl Caller {
+    /// The calling thread.
     pub fn current() -> Self {
-        Self(kernel::process())
+        Self {
+            process: kernel::process(),
+            thread: kernel::thread(),
+        }
     }
 }
 
 impl Presence {
     /// The calling thread begins to use the structure.
-    pub fn arrive(&self) {
-        self.process.set(kernel::process());
-        self.thread.set(kernel::thread());
+    pub fn arrive(&self, caller: Caller) {
+        self.process.set(caller.process);
+        self.thread.set(caller.thread);
     }
 
     /// Nobody uses it any more.
@@ -54,9 +61,9 @@ impl Presence {
     }
 
     /// Whether the thread that arrived has ended without leaving. If so, the caller sees what it wrote.
-    pub fn is_gone(&self, here: Process) -> bool {
+    pub fn is_gone(&self, caller: Caller) -> bool {
         let (process, thread) = (self.process.get(), self.thread.get());
-        thread > 0 && process == here.0 && kernel::has_ended(process, thread)
+        thread > 0 && process == caller.process && kernel::has_ended(process, thread)
     }
 }
 
@@ -125,7 +132,7 @@ mod tests {
         let (left, presence) = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let presence = Presence::default();
-                presence.arrive();
+                presence.arrive(Caller::current());
                 let own = enlist();
                 door.wait();
                 door.wait();
@@ -137,7 +144,7 @@ mod tests {
             thread.join().unwrap()
         });
         // The kernel may know the thread for a moment longer than `join` does.
-        while !presence.is_gone(Process::current()) {
+        while !presence.is_gone(Caller::current()) {
             std::thread::yield_now();
         }
         left

@@ -302,6 +302,7 @@ impl Pile {
     pub const MOST: u32 = 63;
 
     /// The rack on top, and the count.
+    #[inline]
     fn top(&self) -> *mut u8 {
         // Relaxed: one writer, and nothing depends on what other threads read.
         self.0.load(Ordering::Relaxed)
@@ -313,11 +314,13 @@ impl Pile {
     }
 
     /// How many there are; to other threads a snapshot.
+    #[inline]
     pub fn len(&self) -> u32 {
         self.top().addr() as u32 & Self::MOST
     }
 
     /// Whether there is none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

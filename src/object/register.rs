@@ -27,7 +27,7 @@ use core::ptr::{self, NonNull};
 
 use crate::sync::{AtomicU32, Guard, Lock, Ordering, Owned};
 
-use super::presence::{Presence, Process};
+use super::presence::{Caller, Presence};
 
 /// A structure's place in the register. Used only under the register's lock. All-zero bytes: in no list, not vacant.
 #[derive(Debug)]
@@ -134,24 +134,24 @@ impl<T: Listed> Register<T> {
     /// Takes a structure that nobody uses, for the caller: a vacant one, or one whose user has ended without notice.
     /// With everything still in it. Returns also whether it is the latter.
     pub fn take(&self) -> Option<(NonNull<T>, bool)> {
+        let caller = Caller::current();
         let _guard = self.lock.lock();
         let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
-            return Some((self.find_gone()?, true));
+            return Some((self.find_gone(caller)?, true));
         };
         // SAFETY: structures are never destroyed.
         let own = unsafe { thread.as_ref() }.listing();
         self.vacant.set(own.next_vacant.get());
         self.used.set(self.used.get() + 1);
         own.vacant.set(false);
-        own.presence.arrive();
+        own.presence.arrive(caller);
         Some((thread, false))
     }
 
     /// Checks some structures for a dead user, starting where the last one was found: the next thread to end without
     /// notice may well be the one that took that structure. Otherwise continues with others each time, so that none is
     /// checked often. Under the lock.
-    fn find_gone(&self) -> Option<NonNull<T>> {
-        let here = Process::current();
+    fn find_gone(&self, caller: Caller) -> Option<NonNull<T>> {
         for _ in 0..SUSPECTS {
             let next = self.suspect.get();
             let next = if next.is_null() { self.all.get() } else { next };
@@ -159,8 +159,8 @@ impl<T: Listed> Register<T> {
             self.suspect.set(next);
             // SAFETY: structures are never destroyed; the links are written under the lock.
             let own = unsafe { thread.as_ref() }.listing();
-            if own.presence.is_gone(here) {
-                own.presence.arrive();
+            if own.presence.is_gone(caller) {
+                own.presence.arrive(caller);
                 return Some(thread);
             }
             self.suspect.set(own.next.get());
@@ -170,11 +170,12 @@ impl<T: Listed> Register<T> {
 
     /// Adds a new structure, which the caller uses.
     pub fn add(&self, thread: NonNull<T>) {
+        let caller = Caller::current();
         let _guard = self.lock.lock();
         // SAFETY: it will never be destroyed.
         let own = unsafe { thread.as_ref() }.listing();
         own.next.set(self.all.get());
-        own.presence.arrive();
+        own.presence.arrive(caller);
         self.all.set(thread.as_ptr());
         self.made.set(self.made.get() + 1);
         self.used.set(self.used.get() + 1);
@@ -224,7 +225,7 @@ impl<T: Listed> Register<T> {
         self.used.set(0);
         self.visit(|thread| {
             if is_own(thread) {
-                thread.listing().presence.arrive();
+                thread.listing().presence.arrive(Caller::current());
                 self.used.set(1);
                 own = Some(thread);
             } else {

@@ -121,7 +121,7 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: as promised.
         while !unsafe { magazine.push(slot) } {
             Self::begin_anew(thread, magazine);
-            let begins = class.bytes() < APART_BYTES && (magazine.room() == 0 || magazine.is_shut());
+            let begins = Self::begins_with_free(class) && (magazine.room() == 0 || magazine.is_shut());
             // SAFETY: as promised.
             if begins && unsafe { self.begin_with_free(thread, magazine, class, slot) } {
                 return;
@@ -135,14 +135,14 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// After a push by the inlined fast path, which has refused a slot of up to 1 KiB, and noted at which seat in the
-    /// calling thread's `own` structure. Returns the seat of the slot's class. Aborts if it was another: then the
-    /// layout is that of another class.
+    /// calling thread's `own` structure. Returns the slot's class. Aborts if that seat was another's: then the layout
+    /// is that of another class.
     ///
     /// # Safety
     ///
     /// The caller owns the slot, and uses the structure.
     #[cold]
-    pub unsafe fn seat_refused(&self, own: Option<NonNull<Thread>>, slot: NonNull<u8>) -> Seat {
+    pub unsafe fn class_refused(&self, own: Option<NonNull<Thread>>, slot: NonNull<u8>) -> SizeClass {
         let class = self.spans.class_of(slot.as_ptr());
         let seat = Seat::from(class);
         // Without a structure of its own, the note is a placeholder's, in which many threads take notes.
@@ -155,7 +155,7 @@ impl<S: Source + 'static> Objects<S> {
                 class.bytes(),
             );
         }
-        seat
+        class
     }
 
     /// Refills an empty magazine, if there are slots: with a spare, a batch from the store, or slots out of spans. A
@@ -274,6 +274,12 @@ impl<S: Source + 'static> Objects<S> {
             // SAFETY: the magazine had it from the plot.
             unsafe { thread.plot().put(rack) };
         }
+    }
+
+    /// Whether a thread's first free of the class is treated apart.
+    #[inline]
+    pub(super) fn begins_with_free(class: SizeClass) -> bool {
+        class.bytes() < APART_BYTES
     }
 
     /// Makes room for the first slot that a thread frees into a magazine that has none, or is shut, and puts it at the

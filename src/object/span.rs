@@ -138,8 +138,8 @@ impl Span {
         self.tag.store(0, Ordering::Relaxed);
     }
 
-    /// Takes the large block that begins here out of the table, if it has this length, or none, and is in use. If not,
-    /// two threads free it at the same moment.
+    /// Takes a large block of this length (`None`: one that has none) out of the table. Returns whether it was there
+    /// and in use; if not, two threads free it at the same moment.
     #[inline]
     #[must_use]
     pub fn leave_large(&self, length: Option<Length>) -> bool {

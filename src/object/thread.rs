@@ -17,9 +17,10 @@
 //! meanwhile.
 //!
 //! **A thread that ends** gives back what is large - its cache, its shelf, full magazines - and leaves its structure,
-//! with the few slots still in it, to the next thread. Ten thousand threads that run one after the other use one
-//! structure, and find it warm. Once a second the scavenger empties the structures that nobody uses. The register
-//! knows which thread has which structure (`register.rs`).
+//! with the few slots still in it, to the next thread. Racks stay open, so that the next one's first frees are quick;
+//! but those of small slots are shut, because it matters whose slot a thread frees first (`slots.rs`). Ten thousand
+//! threads that run one after the other use one structure, and find it warm. Once a second the scavenger empties the
+//! structures that nobody uses. The register knows which thread has which structure (`register.rs`).
 
 use core::cell::Cell;
 use core::mem::{ManuallyDrop, offset_of};
@@ -283,6 +284,7 @@ impl Thread {
     /// The caller owns the slot, of the magazine's class and of this heap; if pushed, the magazine owns it.
     #[inline(always)]
     #[must_use]
+    #[allow(dead_code, reason = "unused where `global/inline.rs` has a statement for it")]
     pub unsafe fn push<T>(&self, objects: *const T, seat: Seat, slot: NonNull<u8>) -> bool {
         // SAFETY: the caller's promise; a word long at least, and aligned for one.
         if unsafe { mark::seems_free(slot.as_ptr()) }.is_some() {
@@ -388,8 +390,14 @@ impl Thread {
     }
 
     /// Takes the spare of a class set aside last.
+    #[inline]
     pub(super) fn take_spare(&self, class: SizeClass) -> Option<Rack> {
-        let spare = self.magazine(class).take_spare(class)?;
+        let magazine = self.magazine(class);
+        (magazine.spares() > 0).then(|| self.take_a_spare(magazine, class))?
+    }
+
+    fn take_a_spare(&self, magazine: &Magazine, class: SizeClass) -> Option<Rack> {
+        let spare = magazine.take_spare(class)?;
         // A user that ended in mid-call may have left too few.
         let bytes = self.spare_bytes.get().saturating_sub(batch_bytes(class) as u32);
         self.spare_bytes.set(bytes);

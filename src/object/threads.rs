@@ -120,8 +120,11 @@ impl<S: Source + 'static> Objects<S> {
             if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
                 self.strip(thread, cache, class);
             } else if magazine.room() > 0 {
-                // So that the next thread's first free is noticed (`begin_with_free`).
-                magazine.shut();
+                if Self::begins_with_free(class) {
+                    // So that the next thread's first free is noticed.
+                    magazine.shut();
+                }
+                // Otherwise an open rack stays open: the keeper has been told of its room.
                 thread.listing().load();
             }
         }
@@ -313,6 +316,23 @@ mod tests {
         );
         objects.trim(false);
         assert!(own.is_bare() && own.plot().pages().0 == 0);
+        objects.check().unwrap();
+    }
+
+    /// The next thread's first free of a small slot is treated apart (`begin_with_free`), and of longer ones is not.
+    #[test]
+    fn a_thread_leaves_its_racks_open_to_the_next_but_for_those_of_small_slots() {
+        let objects = heap();
+        for (bytes, is_shut) in [(8, true), (120, true), (128, false), (1000, false), (1500, false)] {
+            let layout = Layout::from_size_align(bytes, 8).unwrap();
+            let (own, _) = used(objects, layout);
+            let magazine = own.magazine(SizeClass::of(bytes, 8).unwrap());
+            assert!(magazine.room() > 0 && !magazine.is_shut());
+            // SAFETY: this thread uses the structure, and does not use it again.
+            unsafe { Thread::end(NonNull::from(own)) };
+            assert!(magazine.room() > 0 && magazine.is_shut() == is_shut, "{bytes}");
+        }
+        objects.trim(false);
         objects.check().unwrap();
     }
 
