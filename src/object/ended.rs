@@ -55,7 +55,14 @@ fn use_it(magazine: &Magazine, random: &mut u64, free: &mut Vec<usize>) {
             // What every slow path does first.
             0 => magazine.settle(),
             1 => drop(magazine.open()),
-            2 => magazine.sink(),
+            2 => {
+                if let Some(number) = free.pop() {
+                    // SAFETY: a number that is free; nobody looks at it.
+                    if !unsafe { magazine.push_below(slot(number)) } {
+                        free.push(number);
+                    }
+                }
+            }
             3 => drop(magazine.has(slot(1), SizeClass::of(64, 8).unwrap())),
             4 => magazine.shut(),
             5 => {

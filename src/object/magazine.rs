@@ -62,7 +62,8 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicPtr, Ordering, Stake, fence_light};
 
 use super::rack::{Entry, Pile, Rack};
-use super::size_class::{BATCH_SLOTS, SizeClass};
+use super::shape::Shape;
+use super::size_class::SizeClass;
 
 /// The room of a magazine's first rack.
 const FIRST_ROOM: u32 = 6;
@@ -70,43 +71,8 @@ const FIRST_ROOM: u32 = 6;
 /// Above every entry: the floor of a magazine without a rack.
 const NOWHERE: *mut Entry = ptr::without_provenance_mut(usize::MAX);
 
-/// The word at the floor of a shut rack: its room, how many entries the floor has been raised, and whether by a seizer.
-#[derive(Clone, Copy)]
-struct Shape(usize);
-
-impl Shape {
-    const BITS: u32 = 10;
-    const MASK: usize = (1 << Self::BITS) - 1;
-    const SEIZED: usize = 1 << (2 * Self::BITS);
-
-    const fn shut(room: u32) -> Self {
-        Self(room as usize)
-    }
-
-    const fn seized(room: u32, raised: usize) -> Self {
-        Self(room as usize | raised << Self::BITS | Self::SEIZED)
-    }
-
-    const fn room(self) -> u32 {
-        (self.0 & Self::MASK) as u32
-    }
-
-    const fn raised(self) -> usize {
-        (self.0 >> Self::BITS) & Self::MASK
-    }
-
-    const fn is_seized(self) -> bool {
-        self.0 & Self::SEIZED != 0
-    }
-
-    /// Whether it is one, and no slot's address: a rack has room for two less than a multiple of eight.
-    const fn is_valid(self) -> bool {
-        self.0 % 8 == 6
-    }
-}
-
-// A batch has no more slots.
-const _: () = assert!(BATCH_SLOTS[2] <= Shape::MASK && FIRST_ROOM % 8 == 6);
+// As of every rack (`Shape::is_valid`).
+const _: () = assert!(FIRST_ROOM % 8 == 6);
 
 /// One thread's free slots of one class. [`forget`](Self::forget) makes one of other bytes.
 #[derive(Debug)]
@@ -367,7 +333,7 @@ impl Magazine {
         let is_shut = limit < floor && !limit.is_null() && floor != NOWHERE;
         // SAFETY: a shut rack, which has this word at its floor (`shut`, `seize`). (Or there is a slot, by a destructor
         // of a thread that had ended in the middle of a pop, and was stopped in this push while a seizer was here.)
-        let shape = is_shut.then(|| Shape(unsafe { floor.cast::<usize>().read() }));
+        let shape = is_shut.then(|| Shape::from_word(unsafe { floor.cast::<usize>().read() }));
         shape.filter(|shape| shape.is_valid())
     }
 
@@ -405,7 +371,7 @@ impl Magazine {
     fn shut_at(&self, floor: *mut Entry, shape: Shape) {
         // SAFETY: the last word of the loaded rack's head, or an entry without a slot. Only `shape` reads it: the link
         // that stands there in a store is written when the rack is stored.
-        unsafe { floor.cast::<usize>().write(shape.0) };
+        unsafe { floor.cast::<usize>().write(shape.word()) };
         self.set_limit(floor.wrapping_sub(1));
         self.set_floor(floor);
         // As in `have_none`.
@@ -487,9 +453,30 @@ impl Magazine {
         }
     }
 
-    /// Moves the slot freed last below all others. O(slots).
-    pub fn sink(&self) {
-        self.edit(Rack::sink);
+    /// Pushes a slot below all others, if there is room: what lay there comes to lie on top. Returns whether it did.
+    ///
+    /// # Safety
+    ///
+    /// As for [`push`](Self::push).
+    #[inline]
+    #[must_use]
+    pub unsafe fn push_below(&self, slot: NonNull<u8>) -> bool {
+        let floor = self.floor();
+        // The top is below the floor if the user has ended in the middle of a pop.
+        let Some(entry) = self.room_at(self.top.get().max(floor)) else {
+            return false;
+        };
+        let lowest = floor.wrapping_add(1);
+        // SAFETY: the entry lies above the floor of the loaded rack, and holds no slot; the lowest holds one, or is the
+        // same. If the user ends between two of these stores, what lay lowest is lost.
+        unsafe {
+            if entry.as_ptr() != lowest {
+                entry.write(lowest.read());
+            }
+            lowest.write(slot.as_ptr());
+        }
+        self.top.set(entry.as_ptr());
+        true
     }
 
     /// Whether there is room for a batch: then whole batches move in and out.

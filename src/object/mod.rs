@@ -45,6 +45,7 @@ mod store;
 mod spans;
 mod order;
 mod rack;
+mod shape;
 mod plot;
 mod room;
 mod batches;

@@ -201,13 +201,6 @@ impl Rack {
         straighten(unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.count as usize) });
     }
 
-    /// Moves the slot pushed last below all others. O(slots).
-    pub fn sink(&mut self) {
-        // SAFETY: as above.
-        let slots = unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.count as usize) };
-        slots.rotate_right(1.min(slots.len()));
-    }
-
     /// Its slots' addresses.
     pub fn slots(&self) -> &[Entry] {
         // SAFETY: `count` entries are written, and nobody writes to them while the rack is borrowed.

@@ -348,6 +348,7 @@ impl SizeClass {
     }
 
     /// Slots in a batch, the most that change hands at once; a magazine holds as many, and each spare as many again.
+    #[inline]
     pub fn batch(self) -> u32 {
         u32::from(self.entry().batch)
     }

@@ -300,11 +300,7 @@ impl<S: Source + 'static> Objects<S> {
     ) -> bool {
         if self.reopen(magazine, class) {
             // SAFETY: as promised.
-            let pushed = unsafe { magazine.push(slot) };
-            if pushed {
-                magazine.sink();
-            }
-            return pushed;
+            return unsafe { magazine.push_below(slot) };
         }
         let apart = (APART_BYTES / class.bytes()) as u32;
         let rooms = Plot::rooms().find(|&room| room > apart);

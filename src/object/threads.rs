@@ -111,6 +111,7 @@ impl<S: Source + 'static> Objects<S> {
     fn part(&self, thread: &Thread) {
         let cache = thread.cache();
         let magazines = SizeClass::all().map(|class| (class, thread.magazine(class)));
+        let mut is_laden = !thread.stock().is_empty() || thread.plot().pages().0 > 0;
         for (class, magazine) in magazines.filter(|(_, magazine)| magazine.has_any()) {
             // The thread may end in the middle of a call.
             magazine.settle();
@@ -125,10 +126,10 @@ impl<S: Source + 'static> Objects<S> {
                     magazine.shut();
                 }
                 // Otherwise an open rack stays open: the keeper has been told of its room.
-                thread.listing().load();
+                is_laden = true;
             }
         }
-        if !thread.stock().is_empty() || thread.plot().pages().0 > 0 {
+        if is_laden {
             thread.listing().load();
         }
         self.clear_shelf(thread, cache);
