@@ -453,29 +453,29 @@ impl Magazine {
         }
     }
 
-    /// Pushes a slot below all others, if there is room: what lay there comes to lie on top. Returns whether it did.
+    /// Pushes a slot below all others, if there is room. Returns whether it did. O(slots).
     ///
     /// # Safety
     ///
     /// As for [`push`](Self::push).
-    #[inline]
     #[must_use]
     pub unsafe fn push_below(&self, slot: NonNull<u8>) -> bool {
-        let floor = self.floor();
+        let (floor, limit) = (self.floor(), self.limit());
         // The top is below the floor if the user has ended in the middle of a pop.
-        let Some(entry) = self.room_at(self.top.get().max(floor)) else {
+        let top = self.top.get().max(floor);
+        let Some(entry) = self.room_at(top) else {
             return false;
         };
-        let lowest = floor.wrapping_add(1);
-        // SAFETY: the entry lies above the floor of the loaded rack, and holds no slot; the lowest holds one, or is the
-        // same. If the user ends between two of these stores, what lay lowest is lost.
+        let (lowest, count) = (floor.wrapping_add(1), self.above_floor(top));
+        // As in `edit`: while slots are in two entries each, there is no rack.
+        self.have_none();
+        // SAFETY: the entries above the floor, with their slots, and the next one, which holds none, of a rack that was
+        // open.
         unsafe {
-            if entry.as_ptr() != lowest {
-                entry.write(lowest.read());
-            }
+            ptr::copy(lowest, lowest.add(1), count);
             lowest.write(slot.as_ptr());
         }
-        self.top.set(entry.as_ptr());
+        self.load_at(entry.as_ptr(), floor, limit);
         true
     }
 
@@ -525,11 +525,17 @@ impl Magazine {
         debug_assert!(self.floor() == NOWHERE);
         let floor = rack.first().as_ptr().wrapping_sub(1);
         let at = |entries: u32| floor.wrapping_add(entries as usize);
+        self.load_at(at(rack.len()), floor, at(rack.room()));
+    }
+
+    /// From here on there is a rack, open, that has these.
+    #[inline]
+    fn load_at(&self, top: *mut Entry, floor: *mut Entry, limit: *mut Entry) {
         // First: there is no rack yet to which another top belongs.
-        self.top.set(at(rack.len()));
+        self.top.set(top);
         // Between the two there is none either, though a pop may succeed.
         self.set_floor(floor);
-        self.set_limit(at(rack.room()));
+        self.set_limit(limit);
     }
 
     /// Changes what is in the loaded rack, if there is one; leaves it open.

@@ -1,5 +1,6 @@
 //! Blocks that are too long for a shelf: what is put aside when they are freed (`object/aside.rs`), and for whom it is.
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use pageheap::PageCount;
@@ -264,7 +265,11 @@ fn long_blocks_of_many_threads_are_whole_and_none_is_refused() {
         .reserve(by_width(1 << 38, 64 << 20))
         .limit(48 * MIB)
         .background(false);
+    let all_have_begun = Barrier::new(THREADS);
     on_threads(THREADS, |thread| {
+        // So that no thread's structure, which stays, lies behind a long block of another's.
+        block(&HEAP, 64).free(&HEAP);
+        all_have_begun.wait();
         let mut random = Random(thread as u64 + 1);
         let mut small = Vec::new();
         for _ in 0..rounds(4000) {
