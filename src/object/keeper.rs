@@ -16,11 +16,11 @@
 //! **What is counted**: runs of pages that are given back, and room in magazines, all of it as soon as it exists.
 //! Nobody counts a block that is freed into a magazine, because that is the fast path. But it needs room there, and
 //! only a free creates room, on the slow path (`magazine.rs`, shut racks); after that the thread starts a keeper if one
-//! is wanted. (So a rack that a thread leaves open to the next has been counted.) A keeper that goes to sleep empties
-//! all magazines, and shuts their racks, *after* it has announced that it sleeps. So less than a MiB, in magazines and
-//! in other free memory together, is ever left behind. (And one block for each thread that was interrupted on the fast
-//! path of a free, or of an allocation that was then refused, and has not gone on since.) If a thread is at work on its
-//! magazines just when they are to be emptied, the keeper stays awake for the time being.
+//! is wanted. (So a rack that a thread leaves open to the next has been counted, or the keeper was awake.) A keeper
+//! that goes to sleep empties all magazines, and shuts their racks, *after* it has announced that it sleeps. So less
+//! than a MiB, in magazines and in other free memory together, is ever left behind. (And one block for each thread that
+//! was interrupted on the fast path of a free, or of an allocation that was then refused, and has not gone on since.)
+//! If a thread is at work on its magazines just when they are to be emptied, the keeper stays awake for the time being.
 //!
 //! Worked: 64 threads each take a hundred blocks of 3,000 bytes, free them, and sleep. The first free of each thread
 //! opens a rack with room for 126 such blocks, and the others take the fast path: 387 KB are counted for each thread,

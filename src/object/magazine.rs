@@ -71,7 +71,7 @@ const FIRST_ROOM: u32 = 6;
 /// Above every entry: the floor of a magazine without a rack.
 const NOWHERE: *mut Entry = ptr::without_provenance_mut(usize::MAX);
 
-// As of every rack (`Shape::is_valid`).
+// As the room of every rack is (`Shape::is_valid`).
 const _: () = assert!(FIRST_ROOM % 8 == 6);
 
 /// One thread's free slots of one class. [`forget`](Self::forget) makes one of other bytes.

@@ -135,8 +135,8 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// After a push by the inlined fast path, which has refused a slot of up to 1 KiB, and noted at which seat in the
-    /// calling thread's `own` structure. Returns the slot's class. Aborts if that seat was another's: then the layout
-    /// is that of another class.
+    /// calling thread's `own` structure. Returns the slot's class. Aborts if the seat is that of another class: then
+    /// the layout was wrong.
     ///
     /// # Safety
     ///
@@ -282,14 +282,16 @@ impl<S: Source + 'static> Objects<S> {
         class.bytes() < APART_BYTES
     }
 
-    /// Makes room for the first slot that a thread frees into a magazine that has none, or is shut, and puts it at the
-    /// bottom, below slots that are the thread's own, if there are some or the spans have some. It may well be another
-    /// thread's, and lie next to blocks of that one: if this thread got it again, both would write to one cache line
-    /// again and again (the passive false sharing of Hoard's authors). Returns whether there is room now.
+    /// Takes the first slot that a thread frees into a magazine that has no room, or is shut, and puts it at the
+    /// bottom: below the slots that are there already, or, without a rack, below some from the spans. It may well be
+    /// another thread's, and lie next to blocks of that one: if this thread got it again, both would write to one cache
+    /// line again and again (the passive false sharing of Hoard's authors). If the magazine is full to the last slot,
+    /// this one goes home. (If it is empty, though not without a rack, nothing lies above.) Fails if there is no memory
+    /// for a rack.
     ///
     /// # Safety
     ///
-    /// The caller owns the slot, of the class and of this heap; if there was room, the magazine does.
+    /// The caller owns the slot, of the class and of this heap; if it was taken, it does not.
     #[cold]
     unsafe fn begin_with_free(
         &self,
@@ -300,7 +302,14 @@ impl<S: Source + 'static> Objects<S> {
     ) -> bool {
         if self.reopen(magazine, class) {
             // SAFETY: as promised.
-            return unsafe { magazine.push_below(slot) };
+            let push_below = || unsafe { magazine.push_below(slot) };
+            // A magazine with its longest rack would be drained, and the slot lie alone in it.
+            let widens = || !magazine.is_wide(class) && self.make_room(thread, magazine, class);
+            if !(push_below() || widens() && push_below()) {
+                // SAFETY: as promised.
+                unsafe { self.give_slot(thread.cache(), class, slot) };
+            }
+            return true;
         }
         let apart = (APART_BYTES / class.bytes()) as u32;
         let rooms = Plot::rooms().find(|&room| room > apart);

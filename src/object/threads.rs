@@ -125,7 +125,7 @@ impl<S: Source + 'static> Objects<S> {
                     // So that the next thread's first free is noticed.
                     magazine.shut();
                 }
-                // Otherwise an open rack stays open: the keeper has been told of its room.
+                // Otherwise an open rack stays open: the keeper has been told of its room, or was awake.
                 is_laden = true;
             }
         }
@@ -335,6 +335,37 @@ mod tests {
         }
         objects.trim(false);
         objects.check().unwrap();
+    }
+
+    /// However many slots the last user of the structure has left, unless it is none.
+    #[test]
+    fn a_thread_that_takes_over_and_frees_first_is_not_given_that_slot() {
+        for (bytes, kept) in [(64, 1), (64, 6), (64, 30), (64, 126), (8, 510)] {
+            let (objects, layout) = (heap(), Layout::from_size_align(bytes, 8).unwrap());
+            // SAFETY: never destroyed.
+            let enlist = || unsafe { objects.enlist().unwrap().as_ref() };
+            let own: &Thread = enlist();
+            let magazine = own.magazine(SizeClass::of(bytes, 8).unwrap());
+            // SAFETY, here and below: freed with their layout, by a thread that has entered.
+            let free = |own: &Thread, block| unsafe { objects.free(own, block, layout) };
+            let entered = own.enter(objects).unwrap();
+            let blocks: std::vec::Vec<_> = (0..kept + 510)
+                .map(|_| objects.allocate(&entered, layout).unwrap())
+                .collect();
+            while magazine.pop().is_some() {}
+            blocks[..kept].iter().for_each(|&block| free(&entered, block));
+            assert_eq!(magazine.count(SizeClass::of(bytes, 8).unwrap()) as usize, kept);
+            drop(entered);
+            // SAFETY: this thread uses the structure, and does not use it again.
+            unsafe { Thread::end(NonNull::from(own)) };
+            let next: &Thread = enlist();
+            assert!(core::ptr::eq(own, next) && magazine.is_shut());
+            let entered = next.enter(objects).unwrap();
+            free(&entered, blocks[kept]);
+            let got = objects.allocate(&entered, layout).unwrap();
+            assert_ne!(got, blocks[kept], "{bytes} bytes, {kept} slots");
+            assert!(blocks[..kept].contains(&got));
+        }
     }
 
     /// A signal may end it there, for instance. No more is lost than the slot that it was about to take, if there was
