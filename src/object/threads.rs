@@ -346,7 +346,7 @@ mod tests {
             let enlist = || unsafe { objects.enlist().unwrap().as_ref() };
             let own: &Thread = enlist();
             let magazine = own.magazine(SizeClass::of(bytes, 8).unwrap());
-            // SAFETY, here and below: freed with their layout, by a thread that has entered.
+            // SAFETY: freed with their layout, by a thread that has entered.
             let free = |own: &Thread, block| unsafe { objects.free(own, block, layout) };
             let entered = own.enter(objects).unwrap();
             let blocks: std::vec::Vec<_> = (0..kept + 510)
