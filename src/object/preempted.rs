@@ -1,5 +1,5 @@
-//! Tests: a thread preempted with a class lock held blocks nobody, and one at work on its magazines keeps the keeper
-//! awake.
+//! Tests: a thread preempted with a class lock held blocks nobody; one at work on its magazines keeps the keeper awake;
+//! and one preempted while it seizes structures keeps others from ending, but no longer than that.
 //!
 //! The test itself holds the lock, so a thread that waited for it would wait forever.
 
@@ -13,7 +13,7 @@ use std::vec::Vec;
 
 use super::*;
 use crate::source::Region;
-use crate::sync::fence_heavy;
+use crate::sync::{Owned, fence_heavy};
 use crate::units::PageCount;
 
 fn heap() -> &'static Objects<Region> {
@@ -113,4 +113,23 @@ fn the_keeper_does_not_sleep_before_all_magazines_are_empty() {
         (1, 0),
         "that of threads' structures: {stats}"
     );
+}
+
+/// It waits for so long that it sleeps (`sync/rest.rs`).
+#[test]
+fn a_thread_that_ends_waits_for_a_preempted_seizer() {
+    let objects = heap();
+    // SAFETY: never destroyed.
+    let thread = unsafe { objects.enlist().unwrap().as_ref() };
+    let (owner, key, begin) = (thread.owner(), thread.key(), std::time::Instant::now());
+    const AWAY: Duration = Duration::from_millis(20);
+    owner.set(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(AWAY);
+            owner.set(key);
+        });
+        drop(thread.enter_at_last(objects));
+        assert!(begin.elapsed() >= AWAY);
+    });
 }

@@ -323,6 +323,30 @@ mod tests {
         assert_eq!(lock.enter(A).is_some(), fence_heavy());
     }
 
+    /// For so long that the waiter sleeps (`rest.rs`).
+    #[test]
+    fn who_takes_the_lock_waits_for_the_one_that_is_preempted_at_work() {
+        extern crate std;
+        let (lock, taken) = (BiasedLock::new(), AtomicU32::new(0));
+        become_the_one(&lock, A);
+        let Some(alone) = lock.enter(A) else {
+            // No heavy fence.
+            return;
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let _held = lock.lock(B);
+                // Relaxed, here and below: a flag by itself.
+                taken.store(1, Ordering::Relaxed);
+            });
+            std::thread::sleep(core::time::Duration::from_millis(20));
+            assert!(taken.load(Ordering::Relaxed) == 0 && !other.is_finished());
+            drop(alone);
+        });
+        assert_eq!(taken.load(Ordering::Relaxed), 1);
+        assert!(lock.enter(A).is_none(), "its turn has ended");
+    }
+
     #[test]
     fn another_ends_it_and_after_three_turns_it_is_a_lock() {
         let lock = BiasedLock::new();
