@@ -17,8 +17,8 @@
 //! Then the heap may grow, but no request is refused before that run has arrived. And whoever finds no page looks here
 //! once more before it gives up: while it searched, a run may have been put here, and the page that was free until then
 //! been taken. A request can be refused in vain all the same, if in that moment yet another thread has taken that run
-//! out again.) The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts
-//! nothing aside.
+//! out again, or if the search was that for a block's own run for want of a span (`room.rs`), which is the very last.)
+//! The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts nothing aside.
 //!
 //! What that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set
 //! again one word after the other, with the summaries above.

@@ -236,6 +236,33 @@ fn a_heap_over_its_soft_limit_puts_nothing_aside() {
     assert_eq!(kept(&HEAP), 0);
 }
 
+/// Also where nothing is taken from the heap's pages: blocks go where holes were between others.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "a freed block is kept back for a while")]
+fn what_lies_aside_goes_when_holes_are_filled_over_the_soft_limit() {
+    static HEAP: GlobalHeap = new_heap().background(false);
+    let blocks: Vec<_> = (0..512).map(|_| block(&HEAP, 16 << 10)).collect();
+    let (gone, stay): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+    gone.into_iter().for_each(|(_, block)| block.free(&HEAP));
+    HEAP.release(usize::MAX);
+    if HEAP.stats().pages.holes.0 == 0 {
+        // Some systems cannot release parts of what is in use.
+        return stay.into_iter().for_each(|(_, block)| block.free(&HEAP));
+    }
+    block(&HEAP, 2 * MIB).free(&HEAP);
+    let before = HEAP.stats();
+    assert_eq!(before.shelf_pages.0, 256, "{before}");
+    assert!(HEAP.set_soft_limit(before.pages.backed.0 * before.pages.page_bytes));
+    let filling: Vec<_> = (0..64).map(|_| block(&HEAP, 16 << 10)).collect();
+    let after = HEAP.stats();
+    assert!(after.pages.holes < before.pages.holes, "{after}");
+    assert_eq!((after.spans, after.shelf_pages.0), (before.spans, 0), "{after}");
+    assert!(after.pages.backed <= before.pages.backed, "{before}\n{after}");
+    let stay = stay.into_iter().map(|(_, block)| block);
+    stay.chain(filling).for_each(|block| block.free(&HEAP));
+    HEAP.check().unwrap();
+}
+
 /// Without an operating system, all threads share one structure; what lies aside needs none.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "a freed block is kept back for a while")]
