@@ -134,7 +134,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// As for [`GlobalAlloc::dealloc`], with a layout that has this seat.
     #[inline(never)]
-    #[allow(dead_code, reason = "where a statement in assembler does the same (`inline.rs`)")]
+    #[allow(dead_code, reason = "unused where `inline.rs` has a statement for it")]
     pub(super) unsafe fn give_seated(&self, memory: NonNull<u8>, seat: Seat) {
         // SAFETY: the caller gives the block up; it was allocated with such a layout, so it is a slot of this class.
         let push = |thread: &Thread, objects| unsafe { thread.push(objects, seat, memory) };

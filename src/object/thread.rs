@@ -393,9 +393,13 @@ impl Thread {
     #[inline]
     pub(super) fn take_spare(&self, class: SizeClass) -> Option<Rack> {
         let magazine = self.magazine(class);
-        (magazine.spares() > 0).then(|| self.take_a_spare(magazine, class))?
+        if magazine.spares() == 0 {
+            return None;
+        }
+        self.take_a_spare(magazine, class)
     }
 
+    /// The same, if there is one; a call of its own, as mostly there is none.
     fn take_a_spare(&self, magazine: &Magazine, class: SizeClass) -> Option<Rack> {
         let spare = magazine.take_spare(class)?;
         // A user that ended in mid-call may have left too few.

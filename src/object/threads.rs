@@ -121,11 +121,11 @@ impl<S: Source + 'static> Objects<S> {
             if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
                 self.strip(thread, cache, class);
             } else if magazine.room() > 0 {
+                // An open rack stays open: the keeper has been told of its room, or was awake. But of these classes the
+                // next thread's first free must be noticed.
                 if Self::begins_with_free(class) {
-                    // So that the next thread's first free is noticed.
                     magazine.shut();
                 }
-                // Otherwise an open rack stays open: the keeper has been told of its room, or was awake.
                 is_laden = true;
             }
         }
