@@ -45,6 +45,7 @@ use store::{Lane, Walk};
 pub use aside::Aside;
 pub use central::CentralState;
 pub use holes::Claim;
+pub use presence::Caller;
 pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;
 pub use store::{BatchLinks, BatchPlace, Chain, Store};

@@ -14,10 +14,9 @@
 //! another thread: then the structure is found later, or never, and no harm is done. A `vfork` child shares the
 //! parent's memory but is another process, and must not take the parent's threads for dead: hence both numbers.
 //!
-//! Cost: two system calls when a thread gets a structure, four if that is a new one, plus one for each structure
-//! checked when none is vacant (~100 ns each). If a filter refuses these calls, every thread seems present. On other
-//! systems, too, no thread is ever found dead: the structure of such a thread, with a few KiB, its plot and a word of
-//! pages, is lost.
+//! Cost: two system calls when a thread gets a structure, plus one for each structure checked when none is vacant (~100
+//! ns each). If a filter refuses these calls, every thread seems present. On other systems, too, no thread is ever
+//! found dead: the structure of such a thread, with a few KiB, its plot and a word of pages, is lost.
 //!
 //! Why not a robust mutex, which needs no system call: the C library links the robust mutexes that a thread holds, so
 //! the memory would have to outlive the thread, even when the library that contains the heap is unloaded.

@@ -133,8 +133,7 @@ impl<T: Listed> Register<T> {
 
     /// Takes a structure that nobody uses, for the caller: a vacant one, or one whose user has ended without notice.
     /// With everything still in it. Returns also whether it is the latter.
-    pub fn take(&self) -> Option<(NonNull<T>, bool)> {
-        let caller = Caller::current();
+    pub fn take(&self, caller: Caller) -> Option<(NonNull<T>, bool)> {
         let _guard = self.lock.lock();
         let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
             return Some((self.find_gone(caller)?, true));
@@ -169,8 +168,7 @@ impl<T: Listed> Register<T> {
     }
 
     /// Adds a new structure, which the caller uses.
-    pub fn add(&self, thread: NonNull<T>) {
-        let caller = Caller::current();
+    pub fn add(&self, thread: NonNull<T>, caller: Caller) {
         let _guard = self.lock.lock();
         // SAFETY: it will never be destroyed.
         let own = unsafe { thread.as_ref() }.listing();

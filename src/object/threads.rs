@@ -13,6 +13,7 @@ use crate::source::Source;
 use crate::sync::{Ordering, relax};
 use crate::units::PageRun;
 
+use super::presence::Caller;
 use super::register::Listed;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
@@ -36,8 +37,9 @@ impl<S: Source + 'static> Objects<S> {
     /// A structure for the calling thread. `None` if there is no memory for one.
     #[cold]
     pub fn enlist(&self) -> Option<NonNull<Thread>> {
-        let taken = self.register.take();
-        let (thread, has_ended) = taken.or_else(|| Some((self.new_thread()?, false)))?;
+        let caller = Caller::current();
+        let taken = self.register.take(caller);
+        let (thread, has_ended) = taken.or_else(|| Some((self.new_thread(caller)?, false)))?;
         // SAFETY: never destroyed, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
         // Another thread may be about to empty it.
@@ -68,7 +70,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// A new structure, in a slot of its own class.
-    fn new_thread(&self) -> Option<NonNull<Thread>> {
+    fn new_thread(&self, caller: Caller) -> Option<NonNull<Thread>> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
         let thread = self.take_slot(None, class)?.cast::<Thread>();
         // SAFETY: a slot of its size and alignment, ours forever. All-zero bytes are a valid structure: integers, null
@@ -79,7 +81,7 @@ impl<S: Source + 'static> Objects<S> {
         };
         own.forget();
         own.set_owner(self, Self::leave);
-        self.register.add(thread);
+        self.register.add(thread, caller);
         Some(thread)
     }
 
@@ -229,13 +231,15 @@ impl<S: Source + 'static> Objects<S> {
         if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS)
             && self.register.begun() == begun
         {
-            all = self.seize_threads(&rounds);
+            all = self.seize_threads(&rounds, Some(thread));
         }
         self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
-        // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
-        relax(YIELDING_ROUND);
-        self.empty_stores(thread.cache());
+        if self.blanks.any_made() {
+            // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
+            relax(YIELDING_ROUND);
+            self.empty_stores(thread.cache());
+        }
         self.flush_cache(thread);
         // Those of sleeping threads.
         self.heap.seize_caches();
@@ -247,15 +251,17 @@ impl<S: Source + 'static> Objects<S> {
     /// Bounded, because threads that keep bringing batches, which is quicker, would keep it going: it takes as many
     /// batches as there were, and as many as other threads may have had in hand at that moment.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
-        for class in SizeClass::all() {
-            for _ in 0..self.spans.most_stored(class) {
-                let Some(batch) = self.spans.take_batch(class, 0) else {
-                    break;
-                };
-                self.give_rack(cache, class, Some(batch));
+        if self.blanks.any_made() {
+            for class in SizeClass::all() {
+                for _ in 0..self.spans.most_stored(class) {
+                    let Some(batch) = self.spans.take_batch(class, 0) else {
+                        break;
+                    };
+                    self.give_rack(cache, class, Some(batch));
+                }
             }
+            self.give_blanks(cache);
         }
-        self.give_blanks(cache);
         SizeClass::all().for_each(|class| self.give_spare(cache, class));
     }
 
@@ -483,6 +489,23 @@ mod tests {
         assert!(few <= 2 && empty() <= 21, "{few}, {}", empty());
         objects.flush(&entered);
         assert_eq!(own.plot().pages().0, 0);
+    }
+
+    /// The caller, who is at work on a structure of its own, is not waited for; others are.
+    #[test]
+    fn before_a_request_is_refused_one_round_is_made_unless_another_thread_is_at_work() {
+        let (objects, large) = (heap(), Layout::new::<[u8; 1 << 20]>());
+        let [(own, _), (other, _)] = [(); 2].map(|()| used(objects, Layout::new::<[u8; 64]>()));
+        let entered = own.enter(objects).unwrap();
+        while objects.allocate(&entered, large).is_some() {}
+        let rounds = || {
+            let before = objects.register.begun();
+            assert_eq!(objects.allocate(&entered, large), None);
+            objects.register.begun() - before
+        };
+        assert_eq!(rounds(), 1);
+        let _at_work = other.enter(objects).unwrap();
+        assert_eq!(rounds(), LAST_TRIES);
     }
 
     /// Each class has a limit, and so have all together.

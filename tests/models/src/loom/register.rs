@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use pageheap::internals::{Owned, Owner, seize};
-use pageheap::object::{Listed, Listing, Register};
+use pageheap::object::{Caller, Listed, Listing, Register};
 
 use super::{explore, spawn};
 
@@ -82,14 +82,15 @@ impl Office {
 
     /// Like `enlist`.
     fn begin(&self) -> NonNull<Desk> {
-        self.register.take().map(|taken| taken.0).unwrap_or_else(|| {
+        let caller = Caller::current();
+        self.register.take(caller).map(|taken| taken.0).unwrap_or_else(|| {
             let desk = NonNull::from(Box::leak(Box::new(Desk {
                 owner: Owner::new(KEY),
                 listing: Listing::new(),
                 papers: UnsafeCell::new(0),
             })));
             self.made.lock().unwrap().push(desk);
-            self.register.add(desk);
+            self.register.add(desk, caller);
             desk
         })
     }
@@ -165,7 +166,7 @@ impl Office {
         let desks = self.made.lock().unwrap();
         assert_eq!(desks.len(), made);
         // Each structure is still available.
-        let vacant: Vec<_> = core::iter::from_fn(|| Some(self.register.take()?.0)).collect();
+        let vacant: Vec<_> = core::iter::from_fn(|| Some(self.register.take(Caller::current())?.0)).collect();
         assert_eq!(vacant.len(), made, "a structure was lost");
         // SAFETY: as in `work`.
         let papers = desks.iter().map(|desk| unsafe { desk.as_ref() }.empty()).sum();
