@@ -111,10 +111,19 @@ fn finish(line: &mut Line) -> ! {
 
 #[cfg(all(unix, feature = "std"))]
 mod system {
-    /// Writes to standard error. May change `errno`.
+    /// Writes to standard error. May change `errno`. A system call where that is possible, since the function is a
+    /// point of cancellation: a warning would unwind out of an allocation.
     pub(super) fn write(text: &[u8]) {
         // SAFETY: the bytes are initialised and live; a failed write changes nothing else.
-        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        unsafe {
+            libc::syscall(libc::SYS_write, 2, text.as_ptr(), text.len())
+        };
+        // SAFETY: as above.
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        unsafe {
+            libc::write(2, text.as_ptr().cast(), text.len())
+        };
     }
 
     pub(super) fn abort() -> ! {

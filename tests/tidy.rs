@@ -86,6 +86,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/register.rs",
     "src/object/run.rs",
     "src/object/shorten.rs",
+    "src/object/stray.rs",
     "src/object/racks.rs",
     "src/object/slots.rs",
     "src/object/preempted.rs",

@@ -22,7 +22,7 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::guard::{self, Place, Plain};
-use crate::object::{FlaggedSize, MarkedSize, Objects, Seat, SizeClass, Spans, Thread};
+use crate::object::{FlaggedSize, MarkedSize, Objects, Seat, SizeClass, Spans, Thread, bears_mark};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -228,12 +228,29 @@ impl<S: Source + 'static> GlobalHeap<S> {
             };
             moved
         };
-        // SAFETY: two blocks of at least that many bytes; the caller gives the old one up.
+        // SAFETY: two blocks of at least that many bytes, the new one of this class; the caller gives the old one up.
         unsafe {
             ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), size.min(layout.size()));
             self.give(memory, layout);
+            if bears_mark(moved, to) {
+                return Some(self.leave_mark(moved, to));
+            }
         }
         Some(moved)
+    }
+
+    /// Copies a block to another slot (`object/stray.rs`). Returns where it is now.
+    ///
+    /// # Safety
+    ///
+    /// It was just allocated, of this class, and belongs to the caller; if it moves, it no longer does.
+    #[cold]
+    unsafe fn leave_mark(&self, block: NonNull<u8>, class: SizeClass) -> NonNull<u8> {
+        let Some(objects) = self.opened() else { return block };
+        // SAFETY: the bytes of a class are a layout's; the caller's promise.
+        self.with_thread(objects, |thread| unsafe {
+            objects.leave_mark(thread, block, Layout::from_size_align_unchecked(class.bytes(), 1))
+        })
     }
 
     /// Grows a block to more than 1 KiB when it has no room in place (`object/room.rs`).

@@ -298,14 +298,14 @@ impl File {
     fn open(path: &CStr) -> Option<Self> {
         let errno = KeepErrno::new();
         // SAFETY: a zero-terminated path.
-        let number = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let number = unsafe { call::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
         (number >= 0).then_some(Self { number, _errno: errno })
     }
 
     /// Reads, and returns how many bytes; none at the end, and if it cannot be read.
     fn read(&self, bytes: &mut [u8]) -> usize {
         // SAFETY: a buffer of the given length.
-        let read = unsafe { libc::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
+        let read = unsafe { call::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
         usize::try_from(read).unwrap_or(0)
     }
 
@@ -320,9 +320,43 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: opened by `open`, and closed once.
-        unsafe { libc::close(self.number) };
+        unsafe { call::close(self.number) };
     }
 }
+
+/// The C library's functions, without its points of cancellation: a thread that is being cancelled would end here, with
+/// the file open and the turn taken.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod call {
+    use core::ffi::{c_char, c_int, c_void};
+
+    /// # Safety
+    ///
+    /// As for the function of this name, here and below.
+    pub(super) unsafe fn open(path: *const c_char, how: c_int) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, how) as c_int }
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    pub(super) unsafe fn read(file: c_int, bytes: *mut c_void, len: usize) -> isize {
+        // SAFETY: the caller's promise.
+        unsafe { libc::syscall(libc::SYS_read, file, bytes, len) as isize }
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    pub(super) unsafe fn close(file: c_int) {
+        // SAFETY: the caller's promise.
+        unsafe { libc::syscall(libc::SYS_close, file) };
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+use libc as call;
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@
 //! barring accidents. The key is drawn when the first heap is opened, from where the system has placed things, so that
 //! no program's data decodes to a small number by design. (A program that reads memory it never wrote may find marks
 //! there: the key protects against accidents, not attackers.) A mark that is copied to the beginning of another block,
-//! by moving bytes that were never written, is no mark there.
+//! by moving bytes that were never written, is no mark there, and one that comes back is seen (`stray.rs`).
 //!
 //! Worked: A, B and A again are freed. The first two frees write marks. The third finds 0xFFDE in the upper two bytes
 //! of A's word, as in every mark, and takes the slow path (`twice.rs`), which finds A in the magazine. A block whose

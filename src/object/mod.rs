@@ -65,6 +65,7 @@ mod slots;
 mod racks;
 mod run;
 mod twice;
+mod stray;
 mod shorten;
 mod clear;
 mod threads;
@@ -89,6 +90,7 @@ pub use snapshot::{ClassStats, Snapshot};
 pub use span::Span;
 pub use spans::Spans;
 pub use stats::GlobalStats;
+pub use stray::bears_mark;
 pub use thread::{Nobody, Seat, Thread, Working};
 
 /// For tests of what uses them above.
@@ -356,8 +358,9 @@ impl<S: Source + 'static> Objects<S> {
                 unsafe {
                     Self::copy_resized(memory, layout, moved, size);
                     self.free(thread, memory, layout);
+                    let new = Layout::from_size_align_unchecked(size, layout.align());
+                    Some(self.settle_moved(thread, moved, new))
                 }
-                Some(moved)
             }
         }
     }

@@ -213,8 +213,7 @@ impl<S: Source + 'static> Objects<S> {
             let allocation = if layout.align() <= PAGE_BYTES {
                 self.pages(thread.cache(), pages)
             } else {
-                self.clear_aside();
-                self.heap.try_aligned(pages, layout.align())
+                self.count_pages(pages, || self.heap.try_aligned(pages, layout.align()))
             }?;
             if is_entered(layout) {
                 self.covers(thread.cache(), allocation.run)?;
@@ -233,8 +232,8 @@ impl<S: Source + 'static> Objects<S> {
         if !self.fits(layout) {
             return None;
         }
-        self.clear_aside();
-        let memory = self.enter_run(thread, self.heap.try_apart(pages, pages)?.run)?;
+        let allocation = self.count_pages(pages, || self.heap.try_apart(pages, pages))?;
+        let memory = self.enter_run(thread, allocation.run)?;
         self.keep_below(thread);
         Some(memory)
     }
@@ -345,9 +344,9 @@ impl<S: Source + 'static> Objects<S> {
             if self.heap.grown() >= self.heap.limit() {
                 return None;
             }
-            self.clear_aside();
-            let run = self.heap.try_apart(PageCount(length.pages()), PageCount::ZERO)?.run;
-            self.enter_run(thread, run)
+            let pages = PageCount(length.pages());
+            let allocation = self.count_pages(pages, || self.heap.try_apart(pages, PageCount::ZERO))?;
+            self.enter_run(thread, allocation.run)
         })
     }
 
@@ -406,8 +405,12 @@ impl<S: Source + 'static> Objects<S> {
             let room =
                 reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
             let grown = room && self.grow_run(thread, run, to);
-            if grown && is_entered(new) {
-                self.enter(PageRun::known(run.start().0, to.0), new);
+            if grown {
+                if is_entered(new) {
+                    self.enter(PageRun::known(run.start().0, to.0), new);
+                }
+                self.count_taken(PageCount(to.0 - run.pages().0));
+                self.keep_below(thread);
             }
             return grown;
         }
@@ -456,11 +459,17 @@ impl<S: Source + 'static> Objects<S> {
     fn count_pages(&self, pages: PageCount, take: impl FnOnce() -> Option<Allocation>) -> Option<Allocation> {
         self.clear_aside();
         let allocation = take();
+        self.count_taken(pages);
+        allocation
+    }
+
+    /// After an attempt to take pages: does what the soft limit asks for, and counts them for the keeper.
+    #[inline]
+    fn count_taken(&self, pages: PageCount) {
         if self.heap.shortfall() != 0 {
             self.relieve();
         }
         self.keeper.count_grown(pages.0);
-        allocation
     }
 
     /// Counts an allocation that failed after all attempts; the layers below do not count it.

@@ -243,9 +243,11 @@ impl<S: Source + 'static> Objects<S> {
                 // SAFETY: as `place_resized` promises; the old block is given up, and the structure is held again.
                 unsafe {
                     Self::copy_resized(memory, layout, moved, size);
-                    self.free(&self.shared(), memory, layout);
+                    let new = Layout::from_size_align_unchecked(size, layout.align());
+                    let shared = self.shared();
+                    self.free(&shared, memory, layout);
+                    Some(self.settle_moved(&shared, moved, new))
                 }
-                Some(moved)
             }
         }
     }

@@ -31,7 +31,7 @@ use super::rack::Few;
 use super::room::has_flag;
 use super::size_class::{FlaggedSize, MarkedSize, SizeClass};
 use super::spans::Room;
-use super::twice::is_a_mark;
+use super::stray::bears_mark;
 use super::{Moved, Objects, Thread};
 
 /// The longest slot without a flag.
@@ -119,18 +119,27 @@ impl<S: Source + 'static> Objects<S> {
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut rack = unsafe { few.rack() };
-        self.central(class).take_fresh(&self.spans, class, span, 1, &mut rack);
-        let slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
-        // SAFETY: a slot of the class, just taken: at least `size` bytes, and a word, long; `kept` is on the stack.
-        unsafe {
-            ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size);
-            // A word that the program never wrote may be the mark of a slot that began here before the run did. When
-            // freed, the block would be taken for free, and lost. (With 32-bit pointers a word that the program did
-            // write may look like a mark, once in 2²² or more; changing that word would be worse than losing a block.)
-            let is_mark = |number| usize::BITS == u64::BITS && is_a_mark(class, number);
-            if mark::seems_free(slot.as_ptr()).is_some_and(is_mark) {
-                mark::wipe(slot.as_ptr());
+        // Two: a word that the program never wrote may be the mark of one of them (`stray.rs`).
+        self.central(class).take_fresh(&self.spans, class, span, 2, &mut rack);
+        let mut slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
+        let copy = |slot: NonNull<u8>| {
+            // SAFETY: a slot of the class, just taken: at least `size` bytes long; `kept` is on the stack.
+            unsafe { ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size) };
+            slot
+        };
+        copy(slot);
+        if let Some(mut other) = rack.pop().and_then(NonNull::new) {
+            // SAFETY: as above; a word long at least.
+            if unsafe { bears_mark(slot, class) } {
+                let first = core::mem::replace(&mut slot, copy(self.hand_out(other, class)));
+                // SAFETY: as above.
+                other = unsafe {
+                    mark::wipe(first.as_ptr());
+                    first
+                };
             }
+            // SAFETY: taken above, and not used.
+            unsafe { self.give_slot(thread.cache(), class, other) };
         }
         Some(slot)
     }

@@ -19,6 +19,7 @@ mod long;
 mod processes;
 mod random;
 mod sources;
+mod stray;
 #[cfg(all(any(unix, windows), not(feature = "checks")))]
 mod strangers;
 mod threads;

@@ -51,6 +51,40 @@ fn run_with(name: &str, variables: &[(&str, &str)]) -> bool {
     output.status.success()
 }
 
+/// A thread that is to be cancelled ends at the next point of cancellation. A call that is one would unwind out of the
+/// allocator, and keep what it has: a snapshot its turn, for which forks wait.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn no_call_is_a_point_of_cancellation() {
+    use std::alloc::{GlobalAlloc, Layout};
+    use std::ptr;
+
+    const NAME: &str = "no_call_is_a_point_of_cancellation";
+    static WARNS: GlobalHeap = GlobalHeap::new();
+    extern "C" fn life(_: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: this thread; the block is never freed.
+        unsafe {
+            assert_eq!(libc::pthread_cancel(libc::pthread_self()), 0);
+            assert!(!WARNS.alloc(Layout::new::<u64>()).is_null());
+        }
+        assert!(HEAP.snapshot().resident > 0);
+        ptr::null_mut()
+    }
+    if !is_child() {
+        return assert!(run_with(NAME, &[("PAGEHEAP_LIMIT", "nonsense")]));
+    }
+    let (mut thread, mut result) = (0, ptr::dangling_mut());
+    // SAFETY: a thread that is joined.
+    unsafe {
+        assert_eq!(
+            libc::pthread_create(&raw mut thread, ptr::null(), life, ptr::null_mut()),
+            0
+        );
+        assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
+    }
+    assert!(result.is_null(), "cancelled");
+}
+
 /// The heap obeys the environment variables that the process starts with.
 #[test]
 #[cfg_attr(feature = "checks", ignore = "about a few bytes")]
