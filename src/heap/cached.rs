@@ -326,8 +326,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if pages == PageCount::ZERO || pages.0 > self.capacity {
             return None;
         }
-        match self.set.hold_lowest_within(&Request::of(pages.0), SEARCHES_TO_GROW) {
-            Some(start) => self.ready(start, pages.0),
+        let request = Request::of(pages.0);
+        match self.set.hold_lowest_within(&request, SEARCHES_TO_GROW) {
+            Some(start) => self.ready_for(&request, start),
             None => self.allocate_through(&self.own_at_last(slot), pages),
         }
     }
@@ -393,7 +394,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         let request = Request::of(pages.0);
         if let Some(start) = self.set.hold_lowest_within(&request, SEARCHES_TO_GROW) {
-            return self.ready(start, request.pages);
+            return self.ready_for(&request, start);
         }
         // Our own pages may be what is missing: flush them before the heap grows or refuses.
         self.flush_slot(slot);

@@ -37,7 +37,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // If no growth can follow, the last attempt is proof enough.
         let is_full = self.set.grown() >= self.limit().0;
         match (!is_full).then(|| self.find_or_grow(request)).flatten() {
-            Some(start) => self.ready(start, request.pages),
+            Some(start) => self.ready_for(request, start),
             None => self.allocate_last(request),
         }
     }
@@ -61,7 +61,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if pages.0 == 0 || pages.0 > self.capacity {
             return None;
         }
-        self.ready(self.find_or_grow(&Request::of(pages.0))?, pages.0)
+        let request = Request::of(pages.0);
+        self.ready_for(&request, self.find_or_grow(&request)?)
     }
 
     /// No room and no growth: tries both once more, after every reachable cache has given back its pages, and after
@@ -85,7 +86,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             let grown = self.set.grown();
             let seen = [self.movers.look(), self.scavengers.look()];
             if let Some(start) = self.set.hold_or_prove_within(request, u32::MAX) {
-                return self.ready(start, request.pages);
+                return self.ready_for(request, start);
             }
             if self.grow_for(request, grown).is_some() {
                 continue;

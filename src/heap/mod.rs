@@ -25,6 +25,7 @@ mod above;
 mod address;
 mod allocation;
 mod cached;
+mod committed;
 mod config;
 mod scan;
 mod limit;
@@ -342,7 +343,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return None;
         }
         if let Some(start) = self.set.hold_from_hint(request) {
-            return self.ready(start, request.pages);
+            return self.ready_for(request, start);
         }
         self.allocate_or_grow(request)
     }

@@ -122,6 +122,37 @@ fn what_could_not_be_committed_is_committed_the_next_time() {
     check(&heap, 512, 498);
 }
 
+/// Regression: the lowest free pages were tried, and nothing else, now and ever after.
+#[test]
+fn if_nothing_can_be_committed_what_is_ready_is_used() {
+    let heap = over(Simulated::committing(4096), Config::new(1 << 24));
+    // 3 pages scavenged, 150 Ready, from 100; then Ready pages with holes.
+    take(&heap, 512);
+    give(&heap, 97, 3);
+    heap.scavenge(PageCount(usize::MAX));
+    give(&heap, 100, 150);
+    for page in (260..300).step_by(3) {
+        give(&heap, page, 2);
+    }
+    heap.source().fail(Verb::Commit, Failure::Every(1));
+    assert_eq!(take(&heap, 149), Some((100, 149)), "across words");
+    assert_eq!(take(&heap, 2), Some((260, 2)), "a page at 249, and a hole behind it");
+    assert_eq!(take(&heap, 3), None);
+    let cache = heap.cache().unwrap();
+    assert_eq!(cache.allocate(PageCount(1)).map(numbers), Some((249, 1)));
+    let aligned = heap.allocate_aligned(PageCount(1), 4 * 8192).expect("aligned").run;
+    assert_eq!(heap.address(aligned.start()).addr().get() % (4 * 8192), 0);
+    assert!((260..300).contains(&aligned.start().0), "{aligned}");
+    let mut rest = 0;
+    while take(&heap, 1).is_some() {
+        rest += 1;
+    }
+    assert_eq!(rest, 28 - 2 - 1, "every page that is Ready");
+    drop(cache);
+    // It has grown meanwhile, by pages that cannot be committed either.
+    check(&heap, 1024, 512 + 3);
+}
+
 #[test]
 fn a_source_that_commits_need_not_know_what_pages_read_as() {
     let heap = over(
