@@ -236,11 +236,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return self.allocate(pages);
         };
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES
-            && let Some(allocation) = self.allocate_from(&slot, pages.0)
+            && let Some(claim) = self.claim_from(&slot, pages.0)
         {
-            return Some(allocation.run);
+            drop(slot);
+            return Some(self.counted(claim, pages.0).run);
         }
-        let Some(allocation) = self.allocate_through(&slot, pages) else {
+        let Some(allocation) = self.allocate_through(slot, pages) else {
             return self.refuse(pages.0);
         };
         Some(allocation.run)
@@ -274,6 +275,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Gives back what the caches of all shards hold, except those that a thread is using at the moment.
     pub fn flush_shards(&self) {
+        // Held until the pages are back: a thread that is about to report that there is no room waits for them.
+        let _pass = (self.shards > 0).then(|| self.pass());
         for index in 0..self.shards {
             if let Some(slot) = self.slots.get(index).try_enter() {
                 self.flush_slot(&slot);
@@ -284,14 +287,27 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Allocates pages of the slot's own word, and commits them if the source requires it. If that fails, they stay in
     /// the word as they were.
     #[inline(always)]
-    fn allocate_from(&self, slot: &Slot, pages: usize) -> Option<Allocation> {
-        let Claim { start, scavenged } = slot.allocate(pages, |claim| {
+    fn claim_from(&self, slot: &Slot, pages: usize) -> Option<Claim> {
+        slot.allocate(pages, |claim| {
             !S::COMMITS || claim.scavenged == 0 || self.commit(claim.start, pages)
-        })?;
-        Some(Allocation {
+        })
+    }
+
+    /// Counts such pages. Memory may go back to the source here, which takes long: so what else is in the cache should
+    /// be within reach of other threads.
+    #[inline(always)]
+    fn counted(&self, Claim { start, scavenged }: Claim, pages: usize) -> Allocation {
+        Allocation {
             run: PageRun::known(start, pages),
             scavenged: self.known_zero(scavenged),
-        })
+        }
+    }
+
+    /// Both. For the owner of the slot.
+    #[inline(always)]
+    fn allocate_from(&self, slot: &Slot, pages: usize) -> Option<Allocation> {
+        let claim = self.claim_from(slot, pages)?;
+        Some(self.counted(claim, pages))
     }
 
     /// As [`Slot::own`].
@@ -321,7 +337,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline(never)]
     fn allocate_beyond(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
         if let Some(slot) = self.own(slot) {
-            return self.allocate_through(&slot, pages);
+            return self.allocate_through(slot, pages);
         }
         if pages == PageCount::ZERO || pages.0 > self.capacity {
             return None;
@@ -329,7 +345,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let request = Request::of(pages.0);
         match self.set.hold_lowest_within(&request, SEARCHES_TO_GROW) {
             Some(start) => self.ready_for(&request, start),
-            None => self.allocate_through(&self.own_at_last(slot), pages),
+            None => self.allocate_through(self.own_at_last(slot), pages),
         }
     }
 
@@ -378,26 +394,31 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Called when the cache could not serve.
     #[inline(never)]
-    fn allocate_through(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
+    fn allocate_through(&self, slot: Entered<'_>, pages: PageCount) -> Option<Allocation> {
         if pages == PageCount::ZERO {
             return None;
         }
-        self.heed_flush_calls(slot);
+        self.heed_flush_calls(&slot);
+        // As in `flush_shards`, for the word that may be claimed in vain. A single page is in every word.
+        let pass = (pages.0 > 1 && self.set.grown() >= self.limit().0).then(|| self.pass());
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES && slot.is_empty() {
-            self.flush_slot(slot);
-            if let Some(word) = self.claim_word(slot) {
+            self.flush_slot(&slot);
+            if let Some(word) = self.claim_word(&slot) {
                 slot.fill(word);
-                if let Some(allocation) = self.allocate_from(slot, pages.0) {
-                    return Some(allocation);
+                if let Some(claim) = self.claim_from(&slot, pages.0) {
+                    drop((slot, pass));
+                    return Some(self.counted(claim, pages.0));
                 }
             }
         }
         let request = Request::of(pages.0);
         if let Some(start) = self.set.hold_lowest_within(&request, SEARCHES_TO_GROW) {
+            drop((slot, pass));
             return self.ready_for(&request, start);
         }
         // Our own pages may be what is missing: flush them before the heap grows or refuses.
-        self.flush_slot(slot);
+        self.flush_slot(&slot);
+        drop((slot, pass));
         self.try_with(&request)
     }
 

@@ -175,18 +175,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (Ok(asked) | Err(asked)) = calls;
         self.counters.prepare.add(asked as u64);
         calls.ok()?;
+        // Relaxed: under the lock.
+        let before = self.prepared.load(Ordering::Relaxed);
         let contents = self.prepare_pages(end)?;
+        if self.set.grown() < before {
+            // The rest of a granule: never handed out, but we did not record what it reads as.
+            self.add_pages(before.min(end), self.to_mark(Contents::Unknown, false));
+        }
         self.add_pages(end, self.to_mark(contents, false));
         self.counters.growths.add(1);
         Some(())
     }
 
-    /// Has the source prepare pages up to `end`, in whole granules. Returns what the new ones read as.
+    /// Has the source prepare pages up to `end`, in whole granules, if they are not. Returns what the new ones read as.
     fn prepare_pages(&self, end: usize) -> Option<Contents> {
         // Relaxed: under the lock.
         let prepared = self.prepared.load(Ordering::Relaxed);
         if end <= prepared {
-            // The rest of a granule: never handed out, but we did not record what it reads as.
             return Some(Contents::Unknown);
         }
         let granule = self.granule_pages();
@@ -198,10 +203,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // capacity is a multiple of granule and page, and so is everything prepared before.
         let contents = unsafe { self.source.prepare(Purpose::Pages, start, bytes) }.ok()?;
         self.prepared.store(target, Ordering::Relaxed);
-        if prepared > self.set.grown() {
-            Some(Contents::Unknown)
-        } else {
-            Some(contents)
-        }
+        Some(contents)
     }
 }

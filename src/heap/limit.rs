@@ -85,14 +85,16 @@ impl Ceiling {
 
     /// Counts pages that gain memory (`more`), and pages that lose it (`fewer`).
     pub(super) fn change(&self, more: usize, fewer: usize) {
-        let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
+        // SeqCst, and the first minimum below: either a thread whose assistance fails meanwhile sees that there is
+        // less, or our minimum comes after what it computed from more; partner: `assist`.
+        let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::SeqCst);
         self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
         if fewer > more {
             // Perhaps all was live when there was more; that says nothing about now.
             let backed = before.wrapping_add(more).saturating_sub(fewer);
             let soft = self.soft.load(Ordering::Relaxed);
             self.next
-                .fetch_min(a_step_above(backed, soft).max(soft), Ordering::Relaxed);
+                .fetch_min(a_step_above(backed, soft).max(soft), Ordering::SeqCst);
             self.round
                 .fetch_min(a_round_above(backed.max(soft), soft), Ordering::Relaxed);
         }
@@ -327,5 +329,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             soft
         };
         self.aim(next, soft);
+        // SeqCst: as in `change`. What we failed at says nothing about now, if memory has gone back since.
+        if released == 0 && ceiling.backed.load(Ordering::SeqCst) < backed {
+            ceiling.next.store(0, Ordering::Relaxed);
+        }
     }
 }

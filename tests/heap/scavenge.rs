@@ -165,6 +165,7 @@ fn the_rest_of_a_granule_is_not_known() {
     let rest = heap.allocate_tracked(PageCount(44)).expect("room");
     assert!(!rest.is_zeroed());
     assert_eq!(taken(Some(rest)), Some((20, 44)));
+    assert_eq!(rest.scavenged, PageCount(32), "what was prepared for it is known");
 }
 
 /// Growth within a prepared granule asks the source for nothing, so nothing is known.

@@ -193,14 +193,14 @@ impl Model {
     }
 
     fn grow(&mut self, end: usize) {
-        let grown = self.grown();
+        self.pages.resize(end, State::Free);
         // The rest of a granule prepared earlier is not known to be zero.
-        let marked = self.setup.commits || self.setup.zero && self.prepared == grown;
+        let rest = self.prepared.min(end).max(self.scavenged.len());
+        self.scavenged.resize(rest, self.setup.commits);
+        self.scavenged.resize(end, self.setup.commits || self.setup.zero);
         if end > self.prepared {
             self.prepared = end.next_multiple_of(self.setup.granule).min(self.setup.capacity);
         }
-        self.pages.resize(end, State::Free);
-        self.scavenged.resize(end, marked);
     }
 
     // ---- the heap's own verbs ---------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use pageheap::source::{Contents, OverSystem, Refused, Source as _, System, Verbs};
-use pageheap::{Config, Heap, PageCount, PageHeap};
+use pageheap::{Config, Heap, PageCount, PageHeap, PageIndex, PageRun};
 
 /// Where a release waits: at the first door for the observer, at the second until the observer lets it go.
 type Doors = [Barrier; 2];
@@ -19,6 +19,8 @@ struct Slow {
     doors: Mutex<Option<&'static Doors>>,
     /// The most bytes in one call.
     most: AtomicUsize,
+    /// Whether a release that has passed doors is refused.
+    refuses: AtomicBool,
 }
 
 // SAFETY: the verb is the system's, delayed.
@@ -26,9 +28,12 @@ unsafe impl Verbs for Slow {
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         self.most.fetch_max(bytes, Ordering::Relaxed);
         let doors = self.doors.lock().unwrap().take();
-        doors.into_iter().flatten().for_each(|door| {
-            door.wait();
-        });
+        if let Some(doors) = doors {
+            doors.iter().for_each(|door| _ = door.wait());
+            if self.refuses.load(Ordering::Relaxed) {
+                return Err(Refused);
+            }
+        }
         // SAFETY: the caller's promise.
         unsafe { System.release(start, bytes) }
     }
@@ -214,4 +219,67 @@ fn a_thread_that_wants_zeroes_keeps_nobody_waiting() {
     };
     let served = meanwhile(source, zeroed, || heap.allocate(SMALL).is_some());
     assert_eq!(served, Some(true), "waited for another thread's release");
+}
+
+/// A shard was in use while its user released memory for a soft limit, so what else was in its cache was out of reach.
+#[test]
+fn while_who_uses_a_shard_releases_its_cache_is_within_reach() {
+    let heap = PageHeap::new(source(), Config::new(128 << 13).shards(1)).expect("a heap");
+    let all = heap.allocate(PageCount(128)).expect("room");
+    // SAFETY: this thread's.
+    unsafe { heap.free(all) };
+    // The upper half stays scavenged for the shard's word; of the lower one something can be released.
+    let upper = PageRun::new(PageIndex(64), PageCount(64)).expect("a run");
+    let upper = heap.allocate_at(upper).expect("free").run;
+    heap.scavenge(PageCount(64));
+    // SAFETY: as above.
+    unsafe { heap.free(upper) };
+    heap.set_soft_limit(PageCount(8));
+    let ask = || {
+        let cached = heap.stats().cached.0;
+        heap.set_soft_limit(PageCount(usize::MAX));
+        let got = std::iter::from_fn(|| heap.allocate(PageCount(1))).count();
+        (cached, got)
+    };
+    let use_shard = || heap.allocate_on(0, PageCount(1));
+    let (cached, got) = meanwhile(heap.source(), use_shard, ask).expect("an answer");
+    assert!(
+        cached >= 60 && got > cached,
+        "{got} pages could be had, {cached} were in the cache"
+    );
+}
+
+/// A thread that assists in vain notes at how many pages it may be worthwhile again. It had counted the pages before
+/// its scan, and noted that even if most had gone back meanwhile: then nobody assisted any more.
+#[test]
+fn what_failed_says_nothing_once_memory_has_gone_back() {
+    const SOFT: usize = 1000;
+    let source = source();
+    source.refuses.store(true, Ordering::Relaxed);
+    let heap = PageHeap::new(source, Config::new(1 << 30).soft_limit(PageCount(SOFT))).expect("a heap");
+    let give = |run| {
+        // SAFETY: this thread's, freed once.
+        unsafe { heap.free(run) };
+    };
+    let low = heap.allocate(PageCount(100)).expect("room");
+    let live = heap.allocate(PageCount(8000)).expect("room");
+    let (hole, _low) = low.split_at(PageCount(1)).expect("two parts");
+    give(hole);
+    heap.set_soft_limit(PageCount(SOFT));
+    let assist = || heap.allocate(PageCount(200));
+    let release = || {
+        give(live);
+        heap.release(PageCount(usize::MAX));
+        heap.backed().0
+    };
+    let left = meanwhile(source, assist, release).expect("nothing waits");
+    assert!(left < SOFT, "{left} pages are backed");
+    let mut most = 0;
+    for pages in (250..800).step_by(50) {
+        let next = heap.allocate(PageCount(pages)).expect("room");
+        let (rest, _) = next.split_at(PageCount(pages - 1)).expect("two parts");
+        give(rest);
+        most = most.max(heap.backed().0);
+    }
+    assert!(most <= SOFT + 256, "{most} pages were backed");
 }
