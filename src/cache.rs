@@ -184,14 +184,15 @@ impl Slot {
     /// Frees a run that lies in one word.
     ///
     /// # Errors
-    /// A page that was already held, and so was free already; nothing has changed then.
+    /// The first page that was already held, and so was free already; nothing has changed then. Or a page of another
+    /// word: one of those collected there, which are on their way to the heap, where it was free already.
     #[inline(always)]
     pub(crate) fn free<G: Shape>(&self, set: &FreeSet<G>, start: usize, pages: usize) -> Result<(), usize> {
         let (word, mask) = (start >> WORD_SHIFT, bitmap::mask(start % WORD_PAGES, pages));
         if word == self.word.load(Ordering::Relaxed) {
             let free = self.free.load(Ordering::Relaxed);
             if free & mask != 0 {
-                return Err(start);
+                return Err(first_page(word, free & mask));
             }
             self.free.store(free | mask, Ordering::Relaxed);
             return Ok(());
@@ -199,7 +200,7 @@ impl Slot {
         let buffer = self.buffer.load(Ordering::Relaxed);
         if word == self.buffer_word.load(Ordering::Relaxed) {
             if buffer & mask != 0 {
-                return Err(start);
+                return Err(first_page(word, buffer & mask));
             }
             self.buffer.store(buffer | mask, Ordering::Relaxed);
             return Ok(());
@@ -376,4 +377,9 @@ impl Drop for Entered<'_> {
 #[inline(always)]
 fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+/// The first of these pages of a word.
+#[cold]
+fn first_page(word: usize, pages: u64) -> usize {
+    (word << WORD_SHIFT) + pages.trailing_zeros() as usize
 }

@@ -467,7 +467,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return unsafe { self.try_free(run) };
         }
         slot.free(&self.set, start, pages)
-            .map_err(|page| self.free_already(page))
+            .map_err(|page| self.not_taken(run, page))
+    }
+
+    /// A cache did not take a run because of this page. Aborts if it is a page of another run: one that the cache was
+    /// about to give back.
+    #[cold]
+    fn not_taken(&self, run: PageRun, page: usize) -> FreeError {
+        let error = self.free_already(page);
+        if page < run.start().0 || page >= run.end().0 {
+            error.abort();
+        }
+        error
     }
 
     /// Flushes if there was a call for a flush that this slot's owner has not heeded yet.

@@ -105,8 +105,9 @@ impl Config {
     /// This is cheaper than giving it back at once and faulting it in again. But the process's resident size does not
     /// fall until the system is short of memory, which looks like a leak to monitoring. The heap never assumes that
     /// such pages are zero, and [`Stats::backed`](crate::Stats::backed) counts them, because nobody knows whether they
-    /// still have memory. What [`release`](crate::PageHeap::release), limits and memory pressure ask for is given back
-    /// at once all the same.
+    /// still have memory (unless the source commits pages: then they have to be committed again, and do not count).
+    /// What [`release`](crate::PageHeap::release), limits and memory pressure ask for is given back at once all the
+    /// same.
     #[must_use]
     pub const fn release_lazily(mut self, on: bool) -> Self {
         self.lazily = on;

@@ -139,7 +139,7 @@ pub struct Stats {
     /// requested.
     pub refusals: u64,
     /// Pages with memory behind them: grown, and neither scavenged nor holes nor gaps. Pages that were released lazily
-    /// count too, because nobody knows whether the system has taken them yet.
+    /// count too, because nobody knows whether the system has taken them yet; unless the source commits pages.
     pub backed: PageCount,
     /// The maximum of `backed` so far.
     pub peak_backed: PageCount,

@@ -197,6 +197,43 @@ fn freeing_twice_through_a_cache_aborts() {
     }
 }
 
+/// The first page that is free already, wherever the run begins.
+#[test]
+fn a_cache_says_which_page_is_free_already() {
+    let heap = heap(4096);
+    let cache = heap.cache().expect("a cache");
+    let four = cache.allocate(PageCount(4)).expect("room");
+    let other = heap.allocate(PageCount(80)).expect("room");
+    for whole in [four, run(other.end().0 - 4, 4)] {
+        let (_, tail) = whole.split_at(PageCount(2)).expect("two parts");
+        // SAFETY: pages of a simulated source are numbers; what is free already is refused.
+        let error = unsafe {
+            cache.free(tail);
+            cache.try_free(whole).expect_err("half of it is free")
+        };
+        assert_eq!(error.address(), heap.address(tail.start()).addr().get());
+    }
+}
+
+/// A page of another word may turn out to be free already when the cache begins to collect those of this one.
+#[test]
+fn a_page_freed_twice_past_a_cache_aborts_at_the_next_word() {
+    let test = "a_page_freed_twice_past_a_cache_aborts_at_the_next_word";
+    if aborts(test, &format!("{:#x}", BASE + 40 * PAGE)) {
+        let heap = child_heap();
+        let cache = heap.cache().expect("a cache");
+        // Its own word is neither of those below.
+        take(&heap, 100);
+        cache.allocate(PageCount(1)).expect("room");
+        // SAFETY: as above; the last call does not return.
+        unsafe {
+            cache.free(run(40, 1));
+            heap.free(run(40, 1));
+            _ = cache.try_free(run(90, 1));
+        }
+    }
+}
+
 #[test]
 fn a_page_freed_through_a_cache_and_past_it_aborts_at_the_flush() {
     let test = "a_page_freed_through_a_cache_and_past_it_aborts_at_the_flush";
