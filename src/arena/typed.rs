@@ -3,7 +3,7 @@
 //! ```text
 //!   alloc          [ T ]
 //!   alloc_slice_…  [ T T T T ]
-//!   alloc_iter     [ T T T T · · · · ]   doubled as it fills; in place while nothing lies behind; the rest goes back
+//!   alloc_iter     [ T T T T · · · · ]   doubled as it fills; in place while it has room behind; the rest goes back
 //! ```
 //!
 //! An arena says how it cuts memory ([`Raw`]); the macro `typed_methods` adds the methods. Nothing here drops what it
@@ -125,17 +125,35 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
             .checked_add(more)
             .ok_or(ArenaError::too_large::<T>(usize::MAX))?;
         let wish = least.max(self.room.saturating_mul(2)).max(4);
-        self.widen_to(wish).or_else(|_| self.widen_to(least))
+        // In place as far as it goes: a slice that fits the slab stays there, though twice its length does not fit.
+        let mut extra = wish - self.len;
+        loop {
+            if self.widen_in_place(self.len + extra) {
+                return Ok(());
+            }
+            if self.len + extra == least {
+                break;
+            }
+            extra = (extra / 2).max(least - self.len);
+        }
+        self.move_to(wish).or_else(|_| self.move_to(least))
     }
 
-    fn widen_to(&mut self, room: usize) -> Result<(), ArenaError> {
-        let layout = Layout::array::<T>(room).map_err(|_| ArenaError::too_large::<T>(room))?;
-        if !resize(self.arena, self.start.cast(), self.room * size_of::<T>(), layout.size()) {
-            let start = bytes(self.arena, layout)?.cast::<T>();
-            // SAFETY: that many elements are there; the new memory has room for more and belongs to nobody else.
-            unsafe { start.copy_from_nonoverlapping(self.start, self.len) };
-            self.start = start;
+    fn widen_in_place(&mut self, room: usize) -> bool {
+        let is_wider = Layout::array::<T>(room)
+            .is_ok_and(|layout| resize(self.arena, self.start.cast(), self.room * size_of::<T>(), layout.size()));
+        if is_wider {
+            self.room = room;
         }
+        is_wider
+    }
+
+    /// Moves the elements to memory with room for `room` of them.
+    fn move_to(&mut self, room: usize) -> Result<(), ArenaError> {
+        let start = self::room(self.arena, room)?;
+        // SAFETY: that many elements are there; the new memory has room for more and belongs to nobody else.
+        unsafe { start.copy_from_nonoverlapping(self.start, self.len) };
+        self.start = start;
         self.room = room;
         Ok(())
     }

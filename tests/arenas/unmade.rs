@@ -1,4 +1,5 @@
-//! An arena is unchanged after it refuses a request, or after a value's constructor panics.
+//! An arena is unchanged after it refuses a request, or after a value's constructor panics. A slice collected from an
+//! iterator of unknown length takes what it is long, and asks for little more.
 
 use std::cell::Cell;
 use std::fmt;
@@ -6,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Pool, Reason};
 use pageheap::source::System;
-use pageheap::{Config, PageHeap};
+use pageheap::{Config, PageCount, PageHeap};
 
 use super::common::addresses;
 
@@ -120,5 +121,37 @@ fn what_is_kept_goes_back_in_few_steps() -> Result<(), ArenaError> {
         .alloc_uninit_slice::<u8>(30 * MIB)
         .expect_err("others have so much");
     assert_eq!(heap.stats().refusals - before, 3);
+    Ok(())
+}
+
+/// Regression: at 32 KiB twice the room did not fit behind the slice, so it went to a block of its own, and half the
+/// slab was lost.
+#[test]
+fn a_collected_slice_that_fits_the_slab_takes_no_more_of_it_than_its_length() -> Result<(), ArenaError> {
+    const LENGTH: usize = 33_000;
+    let config = ArenaConfig::new().slab(64 << 10);
+    let (pool, arena) = (Pool::with_config(config)?, Arena::with_config(config)?);
+    let slice = pool.alloc_iter((0..LENGTH).map(|index| index as u8).filter(|_| true))?;
+    assert!(slice.iter().enumerate().all(|(index, &byte)| byte == index as u8));
+    assert_eq!(slice.len(), LENGTH);
+    let text = arena.alloc_fmt(format_args!("{:LENGTH$}", 'x'))?;
+    assert_eq!(text.len(), LENGTH);
+    for stats in [pool.stats(), arena.stats()] {
+        assert_eq!((stats.allocated, stats.slabs, stats.reserved), (LENGTH, 1, 64 << 10));
+    }
+    Ok(())
+}
+
+/// Regression: the backing was asked twice for each further element, once twice the room did not fit behind the slice:
+/// 151,000 times here.
+#[test]
+fn a_slice_that_fits_the_slab_hardly_asks_a_backing_that_has_no_more() -> Result<(), ArenaError> {
+    // A slab of 1 MiB, and two pages.
+    let heap = PageHeap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(130))).expect("a heap");
+    let pool = Pool::new_in(&heap);
+    let slice = pool.alloc_iter((0..600_000).map(|index| index as u8).filter(|_| true))?;
+    assert_eq!(slice.len(), 600_000);
+    let refusals = heap.stats().refusals;
+    assert!(refusals <= 4, "{refusals} refusals");
     Ok(())
 }
