@@ -47,8 +47,9 @@ impl ArenaConfig {
         self
     }
 
-    /// Sets the size of a slab. In an arena or pool, an object larger than half a slab gets a block of its own. In a
-    /// list this is the maximum size of the first slab, which holds a power of two of slots.
+    /// Sets the size of a slab. In an arena or pool, an object larger than half a slab gets a block of its own, unless
+    /// it fits what is left of the current slab. In a list this is the maximum size of the first slab, which holds a
+    /// power of two of slots.
     #[must_use]
     pub const fn slab(mut self, bytes: usize) -> Self {
         self.slab = Some(bytes);

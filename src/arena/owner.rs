@@ -44,8 +44,8 @@ impl<B: Backing> ShardedFreeList<B> {
 /// The exclusive user of a shard of a [`ShardedFreeList`].
 ///
 /// It may move to another thread, but two threads cannot use it at once. Any thread may free a slot, through its owner
-/// or the list. The shard's slots go back to the list when the owner is dropped. Before that, other threads that find
-/// no other slot may take them, so leaking an owner does no harm.
+/// or the list. The shard's slots go back to the list when the owner is dropped, as by [`flush`](Self::flush). Before
+/// that, other threads that find no other slot may take them, so leaking an owner does no harm.
 ///
 /// ```compile_fail,E0277
 /// use core::alloc::Layout;
@@ -185,6 +185,9 @@ impl<'l, B: Backing> Owner<'l, B> {
     }
 
     /// Makes the shard's slots available to all threads: free slots at once, retired ones as soon as nobody reads them.
+    ///
+    /// If another thread is gathering slots at this moment, because it found no free one, some may stay in the shard:
+    /// the next thread that gathers finds them, or the owner itself, or the next owner of the shard.
     pub fn flush(&self) {
         self.list.shards.flush(self.index);
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!   slab    ██████████████░░░░░░░   current: one compare-exchange an object
 //!   slab    ████████████████████    full
-//!   large   [██████████████████████████████]   more than half a slab: a block of its own
+//!   large   [██████████████████████████████]   more than half a slab, and than is left: a block of its own
 //!
 //!   Handle  address, generation 7  ──get──▶  pool, generation 7: the value
 //!                                            pool, generation 9: stale
@@ -83,11 +83,11 @@ const SLAB_BYTES: usize = 1 << 20;
 
 /// Memory of any size in slabs of one size, for many threads, freed in bulk.
 ///
-/// An allocation is one compare-exchange (2.8 ns). An object larger than half a slab gets a block of its own. A
-/// [`reset`](Self::reset) keeps the slabs and returns the large blocks to the backing. A reference to an allocated
-/// value borrows the pool, so using it after a reset does not compile. An [inserted](Self::insert) value is named by a
-/// [`Handle`], which borrows nothing and is checked on each use. Everything is aligned to at least 8 bytes. Contents
-/// are not dropped, except those of a [`boxed`](Self::boxed) value.
+/// An allocation is one compare-exchange (2.8 ns). An object larger than half a slab gets a block of its own, unless it
+/// fits what is left of the current slab. A [`reset`](Self::reset) keeps the slabs and returns the large blocks to the
+/// backing. A reference to an allocated value borrows the pool, so using it after a reset does not compile. An
+/// [inserted](Self::insert) value is named by a [`Handle`], which borrows nothing and is checked on each use.
+/// Everything is aligned to at least 8 bytes. Contents are not dropped, except those of a [`boxed`](Self::boxed) value.
 ///
 /// ```
 /// use pageheap::arena::{ArenaConfig, Pool};
@@ -123,7 +123,9 @@ pub struct Pool<B: Backing = ProcessHeap> {
 
 /// Names a value in a [`Pool`]; checked on each use.
 ///
-/// At most three words, `Copy`; borrows only what the value itself borrows. `Send` and `Sync` if the value is both.
+/// Two or three words if pointers have 64 bits, otherwise at most 16 bytes. `Copy`; borrows only what the value itself
+/// borrows. `Send` and `Sync` if the value is both. Two handles are equal if they name one place in one generation of a
+/// pool. So those of two values of size zero, which have no place of their own, are equal.
 pub struct Handle<T: ?Sized> {
     place: NonNull<T>,
     generation: Generation,

@@ -96,7 +96,27 @@ fn handles_go_where_their_values_may() {
     fn shared<T: Send + Sync>() {}
     shared::<Handle<u64>>();
     shared::<Handle<[String]>>();
-    assert_eq!(size_of::<Handle<u64>>(), 8 + size_of::<usize>());
+}
+
+#[test]
+fn handles_are_as_small_as_they_say() {
+    let sizes = [size_of::<Handle<u64>>(), size_of::<Handle<str>>()];
+    if cfg!(target_pointer_width = "64") {
+        assert_eq!(sizes, [16, 24]);
+    } else {
+        // 12 for one word and 16 for two, or both 16 where numbers of 64 bits are aligned to 8 bytes.
+        assert!(sizes.iter().all(|&size| size <= 16), "{sizes:?}");
+    }
+}
+
+#[test]
+fn handles_of_values_of_size_zero_are_equal() -> Result<(), ArenaError> {
+    let mut pool = Pool::new();
+    let old = pool.insert(())?;
+    assert_eq!(old, pool.insert(())?);
+    pool.reset();
+    assert_ne!(old, pool.insert(())?);
+    Ok(())
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl<N: Nodes> Shards<N> {
         Some(LANES + lent)
     }
 
-    /// Takes back a shard that the caller no longer uses, and empties it.
+    /// Takes back a shard that the caller no longer uses, and [empties](Self::flush) it.
     pub fn take_back(&self, shard: usize) {
         self.flush(shard);
         let _guard = self.lending.lock();
@@ -62,6 +62,7 @@ impl<N: Nodes> Shards<N> {
     }
 
     /// Empties a shard that is the caller's: free slots go to the depot, retired ones to Hyaline, if it accepts them.
+    /// While a thread gathers, some may stay: the next gatherer finds them, or whoever uses the shard next.
     pub fn flush(&self, shard: usize) {
         self.flush_as(self.shards.get(shard), As::Owner);
     }
