@@ -85,16 +85,16 @@ impl Ceiling {
 
     /// Counts pages that gain memory (`more`), and pages that lose it (`fewer`).
     pub(super) fn change(&self, more: usize, fewer: usize) {
-        // SeqCst, and the first minimum below: either a thread whose assistance fails meanwhile sees that there is
-        // less, or our minimum comes after what it computed from more; partner: `assist`.
-        let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::SeqCst);
+        let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
         self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
         if fewer > more {
             // Perhaps all was live when there was more; that says nothing about now.
             let backed = before.wrapping_add(more).saturating_sub(fewer);
             let soft = self.soft.load(Ordering::Relaxed);
+            // Release: either a thread whose assistance fails meanwhile sees that there is less, or our minimum comes
+            // after what it computed from more; partner: `aim`. (All others change the word by read-modify-writes too.)
             self.next
-                .fetch_min(a_step_above(backed, soft).max(soft), Ordering::SeqCst);
+                .fetch_min(a_step_above(backed, soft).max(soft), Ordering::Release);
             self.round
                 .fetch_min(a_round_above(backed.max(soft), soft), Ordering::Relaxed);
         }
@@ -144,17 +144,17 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // after what it computed from the old one. Zero, because then the order of several concurrent changes does not
         // matter: the next thread that takes pages recomputes the threshold.
         ceiling.soft.store(limit.0, Ordering::SeqCst);
-        ceiling.next.store(0, Ordering::SeqCst);
+        ceiling.next.swap(0, Ordering::SeqCst);
         ceiling.round.store(0, Ordering::Relaxed);
     }
 
     /// Sets the threshold `next`, which was computed from the limit `soft`.
     fn aim(&self, next: usize, soft: usize) {
         let ceiling = &self.driver.ceiling;
-        // SeqCst, both: as in `set_soft_limit`.
-        ceiling.next.store(next, Ordering::SeqCst);
+        // SeqCst, both: as in `set_soft_limit`. And so also acquire: pairs with the release in `change`.
+        ceiling.next.swap(next, Ordering::SeqCst);
         if ceiling.soft.load(Ordering::SeqCst) != soft {
-            ceiling.next.store(0, Ordering::Relaxed);
+            ceiling.next.swap(0, Ordering::Relaxed);
         }
     }
 
@@ -329,9 +329,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             soft
         };
         self.aim(next, soft);
-        // SeqCst: as in `change`. What we failed at says nothing about now, if memory has gone back since.
-        if released == 0 && ceiling.backed.load(Ordering::SeqCst) < backed {
-            ceiling.next.store(0, Ordering::Relaxed);
+        // What we failed at says nothing about now, if memory has gone back since: then `aim` has made us see it.
+        if released == 0 && ceiling.backed() < backed {
+            ceiling.next.swap(0, Ordering::Relaxed);
         }
     }
 }

@@ -75,7 +75,7 @@ impl Spans {
 
     /// An upper bound on the batches in the store, including those that a thread has in hand and is about to put back.
     pub fn most_stored(&self, class: SizeClass) -> usize {
-        let count = self.store.count(class.index()) as usize;
+        let count = self.store.batches(class.index()).count as usize;
         count.saturating_add(self.store.most(STORE_BYTES / batch_bytes(class)))
     }
 

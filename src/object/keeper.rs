@@ -33,7 +33,7 @@
 
 #![forbid(unsafe_code)]
 
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 use core::time::Duration;
 
 use crate::heap::{Above, Clock};
@@ -82,7 +82,7 @@ pub(super) const PART: usize = 64;
 pub(super) struct Seized {
     /// It was done: the system has the fence that it needs.
     fenced: bool,
-    /// No other thread was at work on its structure.
+    /// No thread was at work on its structure.
     all: bool,
     /// Pages that it freed.
     pub(super) pages: usize,
@@ -281,12 +281,12 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.barrier()
     }
 
-    /// Empties the magazines and shelves of all threads that are not at work on them. Returns whether none was, but for
-    /// the caller with its `own`. Does nothing if the system lacks the fence that it needs.
+    /// Empties the magazines and shelves of all threads that are not at work on them. Returns whether none was. Does
+    /// nothing if the system lacks the fence that it needs.
     ///
     /// One round: a thread that begins or ends waits for it, but for at most [`PART`] of the others; a fork waits for
     /// all.
-    pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>, own: Option<&Thread>) -> bool {
+    pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) -> bool {
         // Once, before any thread is barred: the first barrier of a process may take long.
         if !self.reaches_threads() {
             return true;
@@ -296,7 +296,7 @@ impl<S: Source + 'static> Objects<S> {
         rounds.begin();
         let mut all = true;
         rounds.go(PART, |part| {
-            let seized = self.seize_part(part, own);
+            let seized = self.seize_part(part);
             all &= seized.all;
             seized.fenced
         });
@@ -304,21 +304,20 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// The same for a part of the structures; the caller holds the rounds lock.
-    pub(super) fn seize_part(&self, part: &Registered<'_, Thread>, own: Option<&Thread>) -> Seized {
+    pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
         self.heap.count_barrier();
-        let (mut others, mut emptied, mut pages) = (0, 0, 0);
-        let is_own = |thread| own.is_some_and(|own| ptr::eq(own, thread));
-        part.for_each(|thread| others += u32::from(!is_own(thread)));
+        let (mut threads, mut emptied, mut pages) = (0, 0, 0);
+        part.for_each(|_| threads += 1);
         let fenced = seize(
             |visit| part.for_each(visit),
             |thread: &Thread| {
                 pages += self.empty_seized(thread);
-                emptied += u32::from(!is_own(thread) && thread.is_bare());
+                emptied += u32::from(thread.is_bare());
             },
         );
         Seized {
             fenced,
-            all: emptied == others,
+            all: emptied == threads,
             pages,
         }
     }
@@ -383,7 +382,7 @@ impl<S: Source + 'static> Above for Objects<S> {
         let rounds = self.register.rounds();
         self.empty_vacant(&rounds);
         if all {
-            bare &= self.seize_threads(&rounds, None);
+            bare &= self.seize_threads(&rounds);
         }
         drop(rounds);
         if all {

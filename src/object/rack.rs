@@ -471,9 +471,9 @@ impl Blanks {
         self.tired[what.index()].store(TRIES_SPARED, Ordering::Relaxed);
     }
 
-    /// Counts a rack that was made, before anybody else can have it.
+    /// Counts a rack that was made.
     pub fn count_made(&self, room: u32) {
-        // Relaxed: a number that publishes nothing.
+        // Relaxed: a statistic.
         self.made[kind(room)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -487,11 +487,6 @@ impl Blanks {
     pub fn made(&self, room: u32) -> u32 {
         // Relaxed: as above.
         self.made[kind(room)].load(Ordering::Relaxed)
-    }
-
-    /// Whether any rack exists, wherever it is. If not, there is no batch either, in the store or in a thread's hand.
-    pub fn any_made(&self) -> bool {
-        Self::rooms().any(|room| self.made(room) > 0)
     }
 
     /// How many slots of the class are racks.

@@ -149,7 +149,7 @@ impl<S: Source + 'static> Objects<S> {
             asks_others = thread.has_user() && freed < over;
             if asks_others && self.heap.barrier() {
                 let _pass = self.heap.pass();
-                rounds.go_on(PART, |part| freed += self.seize_part(part, Some(thread)).pages);
+                rounds.go_on(PART, |part| freed += self.seize_part(part).pages);
             }
         }
         // After the rounds lock is released: a fork takes it after the right to seize caches.

@@ -317,7 +317,7 @@ impl Store {
     }
 
     /// How many batches of a kind there are.
-    pub fn count(&self, kind: usize) -> u32 {
+    fn count(&self, kind: usize) -> u32 {
         let counts = self.lanes().map(|lane| lane.stacks[kind].chain().count());
         counts.fold(0, u32::saturating_add)
     }

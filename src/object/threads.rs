@@ -231,15 +231,13 @@ impl<S: Source + 'static> Objects<S> {
         if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS)
             && self.register.begun() == begun
         {
-            all = self.seize_threads(&rounds, Some(thread));
+            all = self.seize_threads(&rounds);
         }
         self.empty_vacant_by_one();
         self.empty_stores(thread.cache());
-        if self.blanks.any_made() {
-            // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
-            relax(YIELDING_ROUND);
-            self.empty_stores(thread.cache());
-        }
+        // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
+        relax(YIELDING_ROUND);
+        self.empty_stores(thread.cache());
         self.flush_cache(thread);
         // Those of sleeping threads.
         self.heap.seize_caches();
@@ -251,17 +249,15 @@ impl<S: Source + 'static> Objects<S> {
     /// Bounded, because threads that keep bringing batches, which is quicker, would keep it going: it takes as many
     /// batches as there were, and as many as other threads may have had in hand at that moment.
     pub(super) fn empty_stores(&self, cache: Option<usize>) {
-        if self.blanks.any_made() {
-            for class in SizeClass::all() {
-                for _ in 0..self.spans.most_stored(class) {
-                    let Some(batch) = self.spans.take_batch(class, 0) else {
-                        break;
-                    };
-                    self.give_rack(cache, class, Some(batch));
-                }
+        for class in SizeClass::all() {
+            for _ in 0..self.spans.most_stored(class) {
+                let Some(batch) = self.spans.take_batch(class, 0) else {
+                    break;
+                };
+                self.give_rack(cache, class, Some(batch));
             }
-            self.give_blanks(cache);
         }
+        self.give_blanks(cache);
         SizeClass::all().for_each(|class| self.give_spare(cache, class));
     }
 
@@ -489,23 +485,6 @@ mod tests {
         assert!(few <= 2 && empty() <= 21, "{few}, {}", empty());
         objects.flush(&entered);
         assert_eq!(own.plot().pages().0, 0);
-    }
-
-    /// The caller, who is at work on a structure of its own, is not waited for; others are.
-    #[test]
-    fn before_a_request_is_refused_one_round_is_made_unless_another_thread_is_at_work() {
-        let (objects, large) = (heap(), Layout::new::<[u8; 1 << 20]>());
-        let [(own, _), (other, _)] = [(); 2].map(|()| used(objects, Layout::new::<[u8; 64]>()));
-        let entered = own.enter(objects).unwrap();
-        while objects.allocate(&entered, large).is_some() {}
-        let rounds = || {
-            let before = objects.register.begun();
-            assert_eq!(objects.allocate(&entered, large), None);
-            objects.register.begun() - before
-        };
-        assert_eq!(rounds(), 1);
-        let _at_work = other.enter(objects).unwrap();
-        assert_eq!(rounds(), LAST_TRIES);
     }
 
     /// Each class has a limit, and so have all together.

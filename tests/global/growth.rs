@@ -284,7 +284,7 @@ fn at_the_limit_a_block_grows_while_there_is_memory() {
     });
     let count = blocks.len();
     let mut refused = 0;
-    for step in 0..5 * count {
+    for step in 0..2 * count {
         let block = &mut blocks[step % count];
         let size = block.layout.size() * 5 / 4;
         refused += usize::from(!block.resize(&HEAP, size));

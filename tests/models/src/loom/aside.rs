@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use pageheap::object::Aside;
 use pageheap::{PageCount, PageRun};
 
-use super::paper::{Heap, finish, heap_with, run, take};
+use super::paper::{Heap, finish, heap_of_no_shards_with, run, take};
 use super::world::One;
 use super::{explore, spawn};
 
@@ -52,7 +52,7 @@ impl World {
 
     /// A heap in which only the pages of `free` are free, and these lie aside.
     fn with(place: Place, free: &[(usize, usize)], aside: &[(usize, usize)]) -> Arc<Self> {
-        let heap = heap_with::<One>(1, free);
+        let heap = heap_of_no_shards_with::<One>(1, free);
         let world = Arc::new(Self { heap, place });
         aside.iter().for_each(|&(start, pages)| world.free(run(start, pages)));
         world

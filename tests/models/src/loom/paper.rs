@@ -98,21 +98,21 @@ pub type Heap<G> = PageHeap<Paper, G>;
 /// A cache of it.
 pub type Cache<'h, G> = pageheap::Cache<'h, Paper, G>;
 
-/// A heap that may grow to `chunks` chunks but has not yet, with two caches to lend and two shards. A thread that
+/// A heap that may grow to `chunks` chunks but has not yet, with two caches to lend and a shard. A thread that
 /// finds no room waits for a scavenger.
 pub fn heap<G: Shape>(chunks: usize) -> Arc<Heap<G>> {
-    heap_that_waits(chunks, true)
+    heap_that_waits(chunks, true, 1)
 }
 
 /// The same; `waits` says whether a thread that finds no room waits.
-fn heap_that_waits<G: Shape>(chunks: usize, waits: bool) -> Arc<Heap<G>> {
+fn heap_that_waits<G: Shape>(chunks: usize, waits: bool, shards: usize) -> Arc<Heap<G>> {
     let pages = chunks * G::CHUNK_PAGES;
     let paper = Paper {
         cells: (0..pages).map(|_| UnsafeCell::new(0)).collect(),
     };
     let config = Config::new(pages << PAGE_SHIFT)
         .caches(2)
-        .shards(1)
+        .shards(shards)
         .wait_for_release(waits);
     Arc::new(PageHeap::with_shape(paper, config).unwrap())
 }
@@ -124,7 +124,13 @@ pub fn heap_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G
 
 /// The same, but a thread that finds no room is refused at once.
 pub fn impatient_heap_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G>> {
-    full_but_for(heap_that_waits::<G>(chunks, false), free)
+    full_but_for(heap_that_waits::<G>(chunks, false, 1), free)
+}
+
+/// A heap as [`heap_with`] has it, without a shard. (Whoever flushes shards sees all that others did before they
+/// entered the same turnstile.)
+pub fn heap_of_no_shards_with<G: Shape>(chunks: usize, free: &[(usize, usize)]) -> Arc<Heap<G>> {
+    full_but_for(heap_that_waits::<G>(chunks, true, 0), free)
 }
 
 fn full_but_for<G: Shape>(heap: Arc<Heap<G>>, free: &[(usize, usize)]) -> Arc<Heap<G>> {
