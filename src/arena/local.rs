@@ -57,6 +57,28 @@
 //! });
 //! ```
 //!
+//! Values allocated in a scope may refer to each other and to what is `'static`, but cannot borrow anything else from
+//! outside the closure, because for all the compiler knows the scope lives longer. Copy into the scope what they are to
+//! refer to:
+//!
+//! ```
+//! use pageheap::arena::{Arena, ArenaError};
+//!
+//! let (arena, text) = (Arena::new(), String::from("a b c"));
+//! let mut local = arena.local();
+//! let count = local.scoped(|scope| {
+//!     // The words of `text` itself could not lie in the scope.
+//!     let copy = scope.alloc_str(&text)?;
+//!     let words = scope.alloc_iter(copy.split(' '))?;
+//!     Ok::<usize, ArenaError>(words.len())
+//! })?;
+//! assert_eq!(count, 3);
+//! # Ok::<(), ArenaError>(())
+//! ```
+//!
+//! Or collect into a `Vec::new_in(&scope)` (see [collections](super)), whose elements may borrow from anywhere: it
+//! borrows the scope only as long as it exists.
+//!
 //! Worked: a local's room begins at 1,000. A scope begins there too, allocates 64 bytes up to 1,064, and ends. The
 //! local's own room was never changed, so its next object is at 1,000.
 //!

@@ -162,6 +162,17 @@ fn so_does_one_of_a_local_that_is_alone() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// As `docs/arenas.md` advises, since the scope's own slices cannot do this.
+#[test]
+fn elements_of_a_vector_in_a_scope_borrow_from_outside() {
+    let (arena, text) = (Arena::new(), String::from("a b c"));
+    arena.local().scoped(|scope| {
+        let mut words = allocator_api2_04::vec::Vec::new_in(&scope);
+        words.extend(text.split(' '));
+        assert_eq!(words.as_slice(), ["a", "b", "c"]);
+    });
+}
+
 #[test]
 fn boxes_in_scopes() -> Result<(), ArenaError> {
     let arena = Arena::new();
