@@ -378,6 +378,7 @@ impl Drop for Entered<'_> {
 fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
+
 /// The first of these pages of a word.
 #[cold]
 fn first_page(word: usize, pages: u64) -> usize {

@@ -109,12 +109,13 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         }
     }
 
-    /// As [`free`](Self::free), but reports detected misuse as an error and leaves the cache unchanged.
+    /// As [`free`](Self::free), but reports detected misuse as an error, and does not free the run then.
     ///
     /// # Errors
     /// [`FreeError`] if a page does not belong to the heap or is already in this cache. A page that is free elsewhere
-    /// is detected only by the flush, which aborts; if it has been handed out before that, it may not be detected at
-    /// all.
+    /// is detected only when the cache gives it back: by a flush, which aborts, or by a free into another word, which
+    /// returns the error of that page, not one of its own; the other pages are back then. If the page has been handed
+    /// out before that, it may not be detected at all.
     ///
     /// # Safety
     ///
@@ -467,18 +468,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return unsafe { self.try_free(run) };
         }
         slot.free(&self.set, start, pages)
-            .map_err(|page| self.not_taken(run, page))
-    }
-
-    /// A cache did not take a run because of this page. Aborts if it is a page of another run: one that the cache was
-    /// about to give back.
-    #[cold]
-    fn not_taken(&self, run: PageRun, page: usize) -> FreeError {
-        let error = self.free_already(page);
-        if page < run.start().0 || page >= run.end().0 {
-            error.abort();
-        }
-        error
+            .map_err(|page| self.free_already(page))
     }
 
     /// Flushes if there was a call for a flush that this slot's owner has not heeded yet.

@@ -241,7 +241,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// call or two if the heap grows. `None` is proven (`src/free_set`), unless other threads free pages during each of
     /// 1,024 searches: after that many failures the heap gives up. Pages that are in the source's `release` are not
     /// waited for, unless the heap is configured to ([`Config::wait_for_release`]). They are an eighth of the heap for
-    /// each thread that scavenges, or a huge page, and are missed only if the heap cannot grow.
+    /// each thread that scavenges, or a huge page, and are missed only if the heap cannot grow. So are those that
+    /// another thread's request for more than 64 takes and, as others are gone, puts back.
     #[inline]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
