@@ -330,8 +330,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         self.aim(next, soft);
         // What we failed at says nothing about now, if memory has gone back since: then `aim` has made us see it.
-        if released == 0 && ceiling.backed() < backed {
-            ceiling.next.swap(0, Ordering::Relaxed);
+        let now = ceiling.backed();
+        if released == 0 && now < backed {
+            let next = a_step_above(now, soft).max(soft);
+            ceiling.next.fetch_min(next, Ordering::Relaxed);
         }
     }
 }

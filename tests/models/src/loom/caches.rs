@@ -150,6 +150,36 @@ fn who_runs_out_takes_what_the_shards_hold() {
     });
 }
 
+/// The page is in the shard, or in the hands of the thread that flushes it, and always somebody else's to have.
+#[test]
+fn nobody_is_refused_for_what_another_thread_is_flushing_from_a_shard() {
+    explore(2, || {
+        let heap = heap_with::<One>(1, &[(62, 1)]);
+        let page = heap.allocate_on(0, PageCount(1)).unwrap();
+        // SAFETY: just allocated.
+        unsafe { heap.free_on(0, page) };
+        let other = heap.clone();
+        let thread = spawn(move || other.flush_shards());
+        assert!(take(&heap, 1).is_some());
+        thread.join().unwrap();
+        finish(&heap, 0, 0, None);
+    });
+}
+
+/// Of two single pages, a cache takes both, finds no run of two, and gives them back.
+#[test]
+fn nobody_is_refused_for_what_a_cache_takes_in_vain() {
+    explore(2, || {
+        let heap = heap_with::<One>(1, &[(60, 1), (62, 1)]);
+        let other = heap.clone();
+        let thread = spawn(move || assert!(take(&other, 1).is_some()));
+        let cache = heap.cache().unwrap();
+        assert!(take_from(&cache, 2).is_none());
+        thread.join().unwrap();
+        finish(&heap, 1, 0, None);
+    });
+}
+
 #[test]
 fn a_call_for_a_flush_is_heeded_when_the_owner_next_comes_by() {
     explore(2, || {
