@@ -401,7 +401,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         self.heed_flush_calls(&slot);
         // As in `flush_shards`, for the word that may be claimed in vain. A single page is in every word.
-        let pass = (pages.0 > 1 && self.set.grown() >= self.limit().0).then(|| self.pass());
+        let pass = (pages.0 > 1 && self.is_stuck(PageCount(1))).then(|| self.pass());
         if pages.0.wrapping_sub(1) < MAX_CACHED_PAGES && slot.is_empty() {
             self.flush_slot(&slot);
             if let Some(word) = self.claim_word(&slot) {

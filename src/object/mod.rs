@@ -354,7 +354,7 @@ impl<S: Source + 'static> Objects<S> {
             Moved::Not => Some(memory),
             Moved::With(moved) => Some(moved),
             Moved::To(moved) => {
-                // SAFETY: as `place_resized` promises; the old block is given up.
+                // SAFETY: as `place_resized` promises, which has made this layout; the old block is given up.
                 unsafe {
                     Self::copy_resized(memory, layout, moved, size);
                     self.free(thread, memory, layout);

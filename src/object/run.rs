@@ -232,7 +232,9 @@ impl<S: Source + 'static> Objects<S> {
         if !self.fits(layout) {
             return None;
         }
-        let allocation = self.count_pages(pages, || self.heap.try_apart(pages, pages))?;
+        self.clear_aside();
+        let allocation = self.heap.try_apart(pages, pages)?;
+        self.count_taken(pages);
         let memory = self.enter_run(thread, allocation.run)?;
         self.keep_below(thread);
         Some(memory)
@@ -345,7 +347,9 @@ impl<S: Source + 'static> Objects<S> {
                 return None;
             }
             let pages = PageCount(length.pages());
-            let allocation = self.count_pages(pages, || self.heap.try_apart(pages, PageCount::ZERO))?;
+            self.clear_aside();
+            let allocation = self.heap.try_apart(pages, PageCount::ZERO)?;
+            self.count_taken(pages);
             self.enter_run(thread, allocation.run)
         })
     }

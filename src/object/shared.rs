@@ -240,7 +240,8 @@ impl<S: Source + 'static> Objects<S> {
             Moved::Not => Some(memory),
             Moved::With(moved) => Some(moved),
             Moved::To(moved) => {
-                // SAFETY: as `place_resized` promises; the old block is given up, and the structure is held again.
+                // SAFETY: as `place_resized` promises, which has made this layout; the old block is given up, and the
+                // structure is held again.
                 unsafe {
                     Self::copy_resized(memory, layout, moved, size);
                     let new = Layout::from_size_align_unchecked(size, layout.align());

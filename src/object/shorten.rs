@@ -26,12 +26,10 @@ use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
 use super::length::pages_for;
-use super::mark;
 use super::rack::Few;
 use super::room::has_flag;
 use super::size_class::{FlaggedSize, MarkedSize, SizeClass};
 use super::spans::Room;
-use super::stray::bears_mark;
 use super::{Moved, Objects, Thread};
 
 /// The longest slot without a flag.
@@ -89,27 +87,27 @@ impl<S: Source + 'static> Objects<S> {
         leave();
         // SAFETY: the caller owns the run, as it owns `memory`, and the run has no room any more; `span` is as long as
         // a span.
-        let slot = unsafe { self.make_slot(thread, class, (span, rest), new.size()) }?;
+        let slot = unsafe { self.make_slot(thread, class, (span, rest), new) }?;
         Some(Moved::With(slot))
     }
 
-    /// Makes the first part of a run a span, and moves the contents of its first `size` bytes into a slot of it; frees
-    /// the second part, if there is one. (`None` would mean a fresh span without a slot.)
+    /// Makes the first part of a run a span, and moves the contents of the block into a slot of it; frees the second
+    /// part, if there is one. (`None` would mean a fresh span without a slot.)
     ///
     /// # Safety
     ///
     /// The two parts are a large block's run of this heap, which the caller gives up, without room, and in the table.
-    /// The first part is as long as a span of the class, which has slots of `size` bytes and no flags: so of 1 KiB at
-    /// most.
+    /// The first part is as long as a span of the class, that of the `new` layout, which has slots without flags: so of
+    /// 1 KiB at most.
     unsafe fn make_slot(
         &self,
         thread: &Thread,
         class: SizeClass,
         (span, rest): (PageRun, Option<PageRun>),
-        size: usize,
+        new: Layout,
     ) -> Option<NonNull<u8>> {
         let mut kept = [0_u8; UNFLAGGED_BYTES];
-        let size = size.min(UNFLAGGED_BYTES);
+        let size = new.size().min(UNFLAGGED_BYTES);
         // SAFETY: the caller's promise: it owns the memory, a page at least, and `kept` has room for `size` bytes.
         unsafe { ptr::copy_nonoverlapping(self.spans.address(span.start()).as_ptr(), kept.as_mut_ptr(), size) };
         self.spans.entry(span.start()).leave();
@@ -119,28 +117,13 @@ impl<S: Source + 'static> Objects<S> {
         let mut few = Few::default();
         // SAFETY: used here only.
         let mut rack = unsafe { few.rack() };
-        // Two: a word that the program never wrote may be the mark of one of them (`stray.rs`).
-        self.central(class).take_fresh(&self.spans, class, span, 2, &mut rack);
-        let mut slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
-        let copy = |slot: NonNull<u8>| {
-            // SAFETY: a slot of the class, just taken: at least `size` bytes long; `kept` is on the stack.
-            unsafe { ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size) };
-            slot
-        };
-        copy(slot);
-        if let Some(mut other) = rack.pop().and_then(NonNull::new) {
-            // SAFETY: as above; a word long at least.
-            if unsafe { bears_mark(slot, class) } {
-                let first = core::mem::replace(&mut slot, copy(self.hand_out(other, class)));
-                // SAFETY: as above.
-                other = unsafe {
-                    mark::wipe(first.as_ptr());
-                    first
-                };
-            }
-            // SAFETY: taken above, and not used.
-            unsafe { self.give_slot(thread.cache(), class, other) };
+        self.central(class).take_fresh(&self.spans, class, span, 1, &mut rack);
+        let slot = self.hand_out(NonNull::new(rack.pop()?)?, class);
+        // SAFETY: a slot of the class, just taken: at least `size` bytes long; `kept` is on the stack. The block is of
+        // this layout, and may move once more: the span has other slots.
+        unsafe {
+            ptr::copy_nonoverlapping(kept.as_ptr(), slot.as_ptr(), size);
+            Some(self.settle_moved(thread, slot, new))
         }
-        Some(slot)
     }
 }
