@@ -3,13 +3,16 @@
 //! ```text
 //!   alloc ─▶ no room, after all caches were flushed ─▶ hook(layout) ── false ─▶ null
 //!               ▲                                          │ true: something was freed
-//!               └──────────── once more, 16 times ─────────┘
+//!               └───────── once more, 1,024 times ────────┘
 //! ```
 //!
 //! The hook runs on the allocating thread, in the middle of its call, with none of this crate's locks held. It may
 //! free, drop the program's caches, and call `release`. It may allocate; if there is no room it gets null, and the hook
 //! is not called again for that. It must not wait for a lock that an allocating thread may hold. If it unwinds, the
 //! process ends.
+//!
+//! Worked: a cache of 600 entries of 100 kB, a request for 8 MiB, and a hook that drops one entry: 84 calls, and
+//! attempts, of some 30 µs each. (At most 16 attempts were refused with 584 entries left.)
 //!
 //! Layouts larger than the heap's limit are refused without calling the hook.
 
@@ -19,8 +22,8 @@ use core::alloc::Layout;
 
 use super::local;
 
-/// How often a hook may ask for another try.
-const TRIES: usize = 16;
+/// How often a hook may ask for another try. So one that never says no does not hang the program.
+const TRIES: usize = 1024;
 
 /// Calls the hook, and tries again as long as it says so.
 #[cold]

@@ -68,7 +68,7 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
         self.allocate_or(pages, PageHeap::allocate_beyond_or_refuse)
     }
 
-    /// As [`allocate_tracked`](Self::allocate_tracked), for a layer above that counts its own refusals.
+    /// As [`allocate_tracked`](Self::allocate_tracked), for a layer above, as [`PageHeap::try_with`].
     #[inline(always)]
     pub(crate) fn try_tracked(&self, pages: PageCount) -> Option<Allocation> {
         self.allocate_or(pages, PageHeap::allocate_beyond)
@@ -242,9 +242,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             drop(slot);
             return Some(self.counted(claim, pages.0).run);
         }
-        let Some(allocation) = self.allocate_through(slot, pages) else {
-            return self.refuse(pages.0);
-        };
+        let allocation = self
+            .allocate_through(slot, pages)
+            .or_else(|| self.allocate_last(&Request::of(pages.0)))
+            .or_else(|| self.refuse(pages.0))?;
         Some(allocation.run)
     }
 
@@ -328,10 +329,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
     }
 
-    /// As [`allocate_beyond`](Self::allocate_beyond), but counts a refusal.
+    /// As [`allocate_beyond`](Self::allocate_beyond), but in the end asks other threads, and counts a refusal.
     #[inline(never)]
     fn allocate_beyond_or_refuse(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
-        self.allocate_beyond(slot, pages).or_else(|| self.refuse(pages.0))
+        self.allocate_beyond(slot, pages)
+            .or_else(|| self.allocate_last(&Request::of(pages.0)))
+            .or_else(|| self.refuse(pages.0))
     }
 
     /// The handle's cache could not serve, or is being seized; in the latter case the heap is tried first.
@@ -351,18 +354,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Takes the pages in caches whose owners are not working on them, including those of sleeping threads, back into
-    /// the set. Only flushes wait for this. Does nothing if the system has no suitable fence.
+    /// the set. Only flushes wait for this. Does nothing if the system has no suitable fence. Returns whether any cache
+    /// held pages, as far as could be seen.
     ///
     /// Cost: one system call (some microseconds), 5 ns for each cache ever lent, two read-modify-writes for each one
     /// that holds pages.
-    pub(crate) fn seize_caches(&self) {
+    pub(crate) fn seize_caches(&self) -> bool {
         let Some(_guard) = self.driver.seizer.try_lock() else {
-            return;
+            return true;
         };
         let mut any = false;
         self.for_each_handle(|slot| any |= slot.holds_pages());
         if !any || !self.barrier() {
-            return;
+            return false;
         }
         // Held until the pages are back: a thread that is about to report that there is no room waits for them.
         let _pass = self.pass();
@@ -380,6 +384,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // Release: pairs with the acquire of `Slot::own`.
         self.driver.seizing.store(0, Ordering::Release);
+        any
     }
 
     /// As [`fence_heavy`], counted.

@@ -30,29 +30,69 @@ const ROUNDS: u32 = 1 << 20;
 const TRIES: u32 = 16;
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
+    /// As [`allocate_with`](Self::allocate_with), for a layer above: asks no other thread for what it keeps, and does
+    /// not count a refusal. The caller may still find a way ([`at_last`](Self::at_last)).
+    #[inline]
+    pub(crate) fn try_with(&self, request: &Request) -> Option<Allocation> {
+        self.serve(request, Self::find_or_prove)
+    }
+
+    /// Allocates where the hint leads, or `otherwise`.
+    #[inline(always)]
+    pub(super) fn serve(
+        &self,
+        request: &Request,
+        otherwise: impl FnOnce(&Self, &Request) -> Option<Allocation>,
+    ) -> Option<Allocation> {
+        if request.pages == 0 || request.pages > self.capacity {
+            return None;
+        }
+        if let Some(start) = self.set.hold_from_hint(request) {
+            return self.ready_for(request, start);
+        }
+        otherwise(self, request)
+    }
+
     /// Called when there is no room where the hint pointed: searches the whole heap, and grows it if that is proven
-    /// necessary.
+    /// necessary. In the end asks other threads for what they keep.
     #[cold]
     pub(super) fn allocate_or_grow(&self, request: &Request) -> Option<Allocation> {
         // If no growth can follow, the last attempt is proof enough.
         let is_full = self.set.grown() >= self.limit().0;
-        match (!is_full).then(|| self.find_or_grow(request)).flatten() {
+        let found = if is_full {
+            None
+        } else {
+            self.find_or_grow(request, SEARCHES_TO_GROW)
+        };
+        match found {
             Some(start) => self.ready_for(request, start),
             None => self.allocate_last(request),
         }
     }
 
-    /// Searches, and grows the heap if that is proven necessary. Asks no other thread for what it keeps. Returns where
-    /// the pages begin, which are held.
-    fn find_or_grow(&self, request: &Request) -> Option<usize> {
+    /// Searches, and grows the heap if that is proven necessary. Asks no other thread for what it keeps. Before it
+    /// gives up it searches up to `searches` times. Returns where the pages begin, which are held.
+    fn find_or_grow(&self, request: &Request, searches: u32) -> Option<usize> {
         loop {
             let grown = self.set.grown();
-            let found = self.set.hold_or_prove_within(request, SEARCHES_TO_GROW);
+            let can_grow = grown < self.limit().0;
+            let before_growth = if can_grow { SEARCHES_TO_GROW } else { searches };
+            let found = self.set.hold_or_prove_within(request, before_growth);
             if found.is_some() {
                 return found;
             }
-            self.grow_for(request, grown)?;
+            if can_grow && self.grow_for(request, grown).is_some() {
+                continue;
+            }
+            let is_proven = searches == before_growth;
+            return (!is_proven).then(|| self.set.hold_or_prove_within(request, searches))?;
         }
+    }
+
+    /// The same, until it is proven that there is no room: for a layer above, which asks other threads itself.
+    #[cold]
+    pub(super) fn find_or_prove(&self, request: &Request) -> Option<Allocation> {
+        self.ready_for(request, self.find_or_grow(request, u32::MAX)?)
     }
 
     /// A run that the caller can do without: no other thread is asked for what it keeps.
@@ -62,11 +102,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return None;
         }
         let request = Request::of(pages.0);
-        self.ready_for(&request, self.find_or_grow(&request)?)
+        self.ready_for(&request, self.find_or_grow(&request, SEARCHES_TO_GROW)?)
     }
 
-    /// No room and no growth: tries both once more, after every reachable cache has given back its pages, and after
-    /// threads that were carrying pages from caches and stores to the set have arrived. Growth too, because returned
+    /// No room and no growth: tries both once more, [at last](Self::at_last).
+    #[cold]
+    pub(super) fn allocate_last(&self, request: &Request) -> Option<Allocation> {
+        if request.pages == 0 || request.pages > self.capacity {
+            return None;
+        }
+        let start = self.at_last(|| self.find_or_grow(request, u32::MAX))?;
+        self.ready_for(request, start)
+    }
+
+    /// The last attempts before a refusal: after every reachable cache has given back its pages, and after threads that
+    /// were carrying pages from caches and stores to the set have arrived. An attempt also grows, because returned
     /// pages may lie at the end of the heap, so that the request lacks less.
     ///
     /// Threads that are releasing pages are not waited for: their pages are missed, unless such a thread enters or
@@ -74,24 +124,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for them as well.
     ///
     /// This terminates whatever other threads do: the number of tries is bounded, so is the total number of waits, and
-    /// so is each proof ([`Request::searches`]). After growth the search repeats without counting a try; that ends at
-    /// the limit.
+    /// so is each proof ([`Request::searches`]).
     #[cold]
-    fn allocate_last(&self, request: &Request) -> Option<Allocation> {
+    pub(crate) fn at_last<R>(&self, attempt: impl Fn() -> Option<R>) -> Option<R> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let (mut tries, mut waits) = (0, 0);
-        while tries < TRIES {
-            let grown = self.set.grown();
+        let mut waits = 0;
+        for _ in 0..TRIES {
             let seen = [self.movers.look(), self.scavengers.look()];
-            if let Some(start) = self.set.hold_or_prove_within(request, u32::MAX) {
-                return self.ready_for(request, start);
+            let got = attempt();
+            if got.is_some() {
+                return got;
             }
-            if self.grow_for(request, grown).is_some() {
-                continue;
-            }
-            tries += 1;
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             let [(_, moving), (_, releasing)] = seen;
             while [self.movers.look(), self.scavengers.look()] == seen {

@@ -246,7 +246,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
-        match self.try_with(&Request::of(pages.0)) {
+        match self.serve(&Request::of(pages.0), Self::allocate_or_grow) {
             Some(allocation) => Some(allocation.run),
             None => self.refuse(pages.0),
         }
@@ -316,7 +316,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     #[inline]
     fn allocate_with(&self, request: &Request) -> Option<Allocation> {
-        match self.try_with(request) {
+        match self.serve(request, Self::allocate_or_grow) {
             None => self.refuse(request.pages),
             some => some,
         }
@@ -332,21 +332,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         None
     }
 
-    /// As [`allocate_aligned`](Self::allocate_aligned), for a layer above that counts its own refusals.
+    /// As [`allocate_aligned`](Self::allocate_aligned), for a layer above.
     pub(crate) fn try_aligned(&self, pages: PageCount, align: usize) -> Option<Allocation> {
         self.try_with(&self.request(pages, align))
-    }
-
-    /// As [`allocate_with`](Self::allocate_with), but does not count a refusal: the caller may still find a way.
-    #[inline]
-    pub(crate) fn try_with(&self, request: &Request) -> Option<Allocation> {
-        if request.pages == 0 || request.pages > self.capacity {
-            return None;
-        }
-        if let Some(start) = self.set.hold_from_hint(request) {
-            return self.ready_for(request, start);
-        }
-        self.allocate_or_grow(request)
     }
 
     /// A run followed by at least `room` more free pages, if the hint leads to one. The heap neither grows nor waits

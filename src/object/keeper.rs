@@ -84,6 +84,8 @@ pub(super) struct Seized {
     fenced: bool,
     /// No thread was at work on its structure.
     all: bool,
+    /// One that was at work keeps slots, runs or pages for racks.
+    pub(super) missed: bool,
     /// Pages that it freed.
     pub(super) pages: usize,
 }
@@ -281,43 +283,54 @@ impl<S: Source + 'static> Objects<S> {
         self.heap.barrier()
     }
 
-    /// Empties the magazines and shelves of all threads that are not at work on them. Returns whether none was. Does
-    /// nothing if the system lacks the fence that it needs.
+    /// Empties the magazines and shelves of all threads that are not at work on them. Does nothing, as if none were, if
+    /// the system lacks the fence that it needs.
     ///
     /// One round: a thread that begins or ends waits for it, but for at most [`PART`] of the others; a fork waits for
     /// all.
-    pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) -> bool {
+    pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) -> Seized {
+        let mut sum = Seized {
+            fenced: true,
+            all: true,
+            missed: false,
+            pages: 0,
+        };
         // Once, before any thread is barred: the first barrier of a process may take long.
         if !self.reaches_threads() {
-            return true;
+            return sum;
         }
         // Until the slots are back: a thread that is about to report failure waits for them.
         let _pass = self.heap.pass();
         rounds.begin();
-        let mut all = true;
         rounds.go(PART, |part| {
             let seized = self.seize_part(part);
-            all &= seized.all;
+            sum.all &= seized.all;
+            sum.missed |= seized.missed;
+            sum.pages += seized.pages;
             seized.fenced
         });
-        all
+        sum
     }
 
     /// The same for a part of the structures; the caller holds the rounds lock.
     pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
         self.heap.count_barrier();
-        let (mut threads, mut emptied, mut pages) = (0, 0, 0);
-        part.for_each(|_| threads += 1);
+        let (mut bare, mut at_work, mut missed, mut pages) = (true, false, false, 0);
         let fenced = seize(
             |visit| part.for_each(visit),
             |thread: &Thread| {
                 pages += self.empty_seized(thread);
-                emptied += u32::from(thread.is_bare());
+                bare &= thread.is_bare();
+            },
+            |thread| {
+                at_work = true;
+                missed |= thread.keeps_any();
             },
         );
         Seized {
             fenced,
-            all: emptied == threads,
+            all: fenced && bare && !at_work,
+            missed,
             pages,
         }
     }
@@ -338,16 +351,18 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The same, without the rounds lock: takes and enters one structure after the other, as a thread that begins
     /// does. Waits for a barred one, as for the register anyway: a seizer may have found the caller about to enter,
-    /// and skipped it.
-    pub(super) fn empty_vacant_by_one(&self) {
+    /// and skipped it. Returns how many pages that freed.
+    pub(super) fn empty_vacant_by_one(&self) -> usize {
         let _pass = self.heap.pass();
+        let mut pages = 0;
         while let Some(thread) = self.register.take_laden() {
             let entered = thread.enter_at_last(self);
-            self.empty(&entered, None);
-            self.give_plot(&entered, None);
+            pages += self.empty(&entered, None);
+            pages += self.give_plot(&entered, None);
             drop(entered);
             self.register.give(NonNull::from(thread));
         }
+        pages
     }
 }
 
@@ -382,7 +397,7 @@ impl<S: Source + 'static> Above for Objects<S> {
         let rounds = self.register.rounds();
         self.empty_vacant(&rounds);
         if all {
-            bare &= self.seize_threads(&rounds);
+            bare &= self.seize_threads(&rounds).all;
         }
         drop(rounds);
         if all {

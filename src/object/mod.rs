@@ -71,6 +71,7 @@ mod clear;
 mod threads;
 mod shared;
 mod keeper;
+mod reclaim;
 mod relief;
 mod punch;
 mod close;

@@ -1,5 +1,6 @@
 //! Tests: a thread preempted with a class lock held blocks nobody; one at work on its magazines keeps the keeper awake;
-//! and one preempted while it seizes structures keeps others from ending, but no longer than that.
+//! one preempted while it seizes structures keeps others from ending, but no longer than that; and a request that would
+//! be refused waits for one with a full shelf.
 //!
 //! The test itself holds the lock, so a thread that waited for it would wait forever.
 
@@ -9,6 +10,8 @@ use core::alloc::Layout;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::time::Duration;
+use std::sync::Barrier;
+use std::thread;
 use std::vec::Vec;
 
 use super::*;
@@ -132,4 +135,53 @@ fn a_thread_that_ends_waits_for_a_preempted_seizer() {
         drop(thread.enter_at_last(objects));
         assert!(begin.elapsed() >= AWAY);
     });
+}
+
+/// Three quarters of the heap lie on the shelf of a thread that is halted at work, for longer than yields take.
+#[test]
+fn a_request_waits_for_who_is_halted_at_work_with_a_full_shelf() {
+    let objects = Objects::<Region>::for_test(16 << 20, 64, false);
+    if !objects.reaches_threads() {
+        return;
+    }
+    // SAFETY: structures are never destroyed.
+    let enlist = || unsafe { objects.enlist().unwrap().as_ref() };
+    let of_pages = |pages| Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap();
+    let at_work = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let own = enlist().enter(objects).unwrap();
+            let lengths = (5..=128).filter_map(Length::exactly);
+            let blocks: Vec<_> = lengths
+                .map(|length| (objects.allocate(&own, of_pages(length.pages())).unwrap(), length))
+                .collect();
+            for (block, length) in blocks {
+                assert!(objects.shelve(&own, block, Some(length)));
+            }
+            let shelved = own.shelf().pages();
+            at_work.wait();
+            assert!(shelved.0 > 1500, "{shelved:?}");
+            thread::sleep(Duration::from_millis(10));
+        });
+        at_work.wait();
+        let own = enlist().enter(objects).unwrap();
+        for mebibytes in 1..=12 {
+            assert!(objects.allocate(&own, of_pages(128)).is_some(), "{mebibytes} MiB");
+        }
+    });
+}
+
+/// Nobody else is there: nothing is asked for again and again.
+#[test]
+fn a_refusal_takes_two_rounds_if_the_second_finds_nothing() {
+    let objects = Objects::<Region>::for_test(16 << 20, 64, false);
+    // SAFETY: structures are never destroyed.
+    let own = unsafe { objects.enlist().unwrap().as_ref() };
+    let own = own.enter(objects).unwrap();
+    let large = Layout::new::<[u8; 1 << 20]>();
+    while objects.allocate(&own, large).is_some() {}
+    let begun = objects.register.begun();
+    assert_eq!(objects.allocate(&own, large), None);
+    let rounds = if objects.reaches_threads() { 2 } else { 0 };
+    assert_eq!(objects.register.begun() - begun, rounds);
 }

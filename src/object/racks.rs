@@ -176,8 +176,10 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
-    /// Sends home the blank racks kept for all threads. May wait for the lock of their class.
-    pub(super) fn give_blanks(&self, cache: Option<usize>) {
+    /// Sends home the blank racks kept for all threads. May wait for the lock of their class. Returns how many pages
+    /// that freed.
+    pub(super) fn give_blanks(&self, cache: Option<usize>) -> usize {
+        let mut pages = 0;
         for room in Blanks::rooms() {
             // Bounded, as in `empty_stores`: as many as there are.
             for _ in 0..self.blanks.made(room) {
@@ -185,9 +187,10 @@ impl<S: Source + 'static> Objects<S> {
                     break;
                 };
                 // SAFETY: a slot of this class, no longer used as a rack.
-                unsafe { self.give_slot(cache, class, blank.into_memory()) };
+                pages += unsafe { self.give_slot(cache, class, blank.into_memory()) };
                 self.blanks.count_unmade(room);
             }
         }
+        pages
     }
 }

@@ -422,16 +422,16 @@ impl<S: Source + 'static> Objects<S> {
         self.give_spans(cache, class, leaving)
     }
 
-    /// Returns one slot.
+    /// Returns one slot, and a dissolved span to the heap. Returns how many pages that has.
     ///
     /// # Safety
     ///
     /// The caller owns it, of the class and of this heap; afterwards it does not.
-    pub(super) unsafe fn give_slot(&self, cache: Option<usize>, class: SizeClass, slot: NonNull<u8>) {
+    pub(super) unsafe fn give_slot(&self, cache: Option<usize>, class: SizeClass, slot: NonNull<u8>) -> usize {
         let mut few = Few::default();
         // SAFETY: used here only; the caller's promise.
         let mut rack = unsafe { few.of(slot) };
-        self.give_slots(cache, class, &mut rack);
+        self.give_slots(cache, class, &mut rack)
     }
 
     /// Returns all slots of a rack, and the rack. Returns how many pages that freed.

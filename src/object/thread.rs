@@ -455,6 +455,12 @@ impl Thread {
         self.magazines.iter().all(Magazine::is_bare)
     }
 
+    /// Whether it keeps slots, runs, or pages for racks. A snapshot, if its user is at work.
+    pub(super) fn keeps_any(&self) -> bool {
+        let any_slot = SizeClass::all().any(|class| self.magazine(class).count(class) > 0);
+        any_slot || self.shelf.pages().0 > 0 || self.plot.pages().0 > 0
+    }
+
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {

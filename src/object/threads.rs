@@ -3,14 +3,13 @@
 //! ```text
 //!   enlist ─▶ a vacant structure, or a new one ─▶ a cache of pages, if there is one to lend
 //!   leave ──▶ cache, shelf and full magazines go back ─▶ vacant, with a few slots for the next
-//!   reclaim ▶ everything that can be reached goes back: before saying no
 //! ```
 
 use core::ptr::NonNull;
 
 use crate::geometry::WORD_PAGES;
 use crate::source::Source;
-use crate::sync::{Ordering, relax};
+use crate::sync::Ordering;
 use crate::units::PageRun;
 
 use super::presence::Caller;
@@ -23,15 +22,6 @@ const CACHED_PART: usize = 8;
 
 /// A thread that ends leaves at most this many bytes of slots of a class to the next.
 const INHERITED_BYTES: usize = 16 << 10;
-
-/// A round of waiting in which a thread yields the processor.
-const YIELDING_ROUND: u32 = 1 << 7;
-
-/// How often everything is emptied before an allocation fails, if not everything could be.
-const LAST_TRIES: u32 = 8;
-
-/// How long an allocation that is out of memory waits for another thread that is emptying sleeping threads.
-const ROUNDS_MILLISECONDS: u32 = 20;
 
 impl<S: Source + 'static> Objects<S> {
     /// A structure for the calling thread. `None` if there is no memory for one.
@@ -178,11 +168,13 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
-    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap.
-    pub fn flush(&self, thread: &Thread) {
-        self.empty(thread, thread.cache());
-        self.give_plot(thread, thread.cache());
+    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap. Returns how many
+    /// pages that freed, but for those of its cache.
+    pub fn flush(&self, thread: &Thread) -> usize {
+        let mut pages = self.empty(thread, thread.cache());
+        pages += self.give_plot(thread, thread.cache());
         self.flush_cache(thread);
+        pages
     }
 
     /// Gives back the pages in a thread's cache, if it has one.
@@ -192,81 +184,34 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// The last attempts before an allocation fails: empties everything within reach and tries again. Repeats that if
-    /// a thread was at work on its structure, because it may have been preempted there with a full shelf; and also if
-    /// a thread that releases memory came or went meanwhile, because it may have had slots in hand (`punch.rs`), or if
-    /// a run was put aside. (One slot is not found if a thread was preempted between two certain instructions of a pop:
-    /// `sync/owner.rs`.)
-    #[cold]
-    pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
-        let mut all = false;
-        for _ in 0..LAST_TRIES {
-            let seen = self.heap.releases();
-            if all {
-                // Slots that another thread had in hand may have come home and left a span empty.
-                SizeClass::all().for_each(|class| self.give_spare(thread.cache(), class));
-                self.flush_cache(thread);
-            }
-            all = all || self.reclaim(thread);
-            let got = attempt();
-            if got.is_some() || all && self.heap.releases() == seen && !self.aside.has_any() {
-                return got;
-            }
-            // Let other threads run.
-            relax(YIELDING_ROUND);
-        }
-        None
-    }
-
-    /// Empties what it can reach, and calls on the other threads to flush when they can. Returns whether it reached
-    /// all threads.
-    fn reclaim(&self, thread: &Thread) -> bool {
-        // If the caller is the shared thread it holds this lock already, and its structure is emptied below.
-        if let Some(shared) = self.try_shared() {
-            self.flush(&shared);
-        }
-        self.flush(thread);
-        // When many allocations fail at once, one round serves all that waited for it. Bounded.
-        let (begun, mut all) = (self.register.begun(), false);
-        if let Some(rounds) = self.register.rounds_within(ROUNDS_MILLISECONDS)
-            && self.register.begun() == begun
-        {
-            all = self.seize_threads(&rounds);
-        }
-        self.empty_vacant_by_one();
-        self.empty_stores(thread.cache());
-        // A thread that takes a batch holds all of its lane for a moment, which is long if it is preempted there.
-        relax(YIELDING_ROUND);
-        self.empty_stores(thread.cache());
-        self.flush_cache(thread);
-        // Those of sleeping threads.
-        self.heap.seize_caches();
-        all
-    }
-
-    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, and racks home.
+    /// Empties the stores of all classes: batches go to their spans, empty spans to the heap, and racks home. Returns
+    /// how many pages that freed.
     ///
     /// Bounded, because threads that keep bringing batches, which is quicker, would keep it going: it takes as many
     /// batches as there were, and as many as other threads may have had in hand at that moment.
-    pub(super) fn empty_stores(&self, cache: Option<usize>) {
+    pub(super) fn empty_stores(&self, cache: Option<usize>) -> usize {
+        let mut pages = 0;
         for class in SizeClass::all() {
             for _ in 0..self.spans.most_stored(class) {
                 let Some(batch) = self.spans.take_batch(class, 0) else {
                     break;
                 };
-                self.give_rack(cache, class, Some(batch));
+                pages += self.give_rack(cache, class, Some(batch));
             }
         }
-        self.give_blanks(cache);
-        SizeClass::all().for_each(|class| self.give_spare(cache, class));
+        pages += self.give_blanks(cache);
+        let spares = SizeClass::all().map(|class| self.give_spare(cache, class));
+        pages + spares.sum::<usize>()
     }
 
-    /// Returns the spare span of a class to the heap.
-    pub(super) fn give_spare(&self, cache: Option<usize>, class: SizeClass) {
-        if let Some(spare) = self.central(class).take_spare(&self.spans, class) {
-            self.tell_left(class, spare);
-            self.free_run(cache, PageRun::known(spare.0, class.pages()));
-        }
+    /// Returns the spare span of a class to the heap. Returns how many pages it has.
+    pub(super) fn give_spare(&self, cache: Option<usize>, class: SizeClass) -> usize {
+        let Some(spare) = self.central(class).take_spare(&self.spans, class) else {
+            return 0;
+        };
+        self.tell_left(class, spare);
+        self.free_run(cache, PageRun::known(spare.0, class.pages()));
+        class.pages()
     }
 
     /// Empties the thread if another has run out of memory since it last did. Called on slow paths.

@@ -274,22 +274,24 @@ impl Owner {
     }
 }
 
-/// Calls `empty` for everything that `all` visits and whose user is not at work, while that user is barred. `all` must
-/// visit the same things all three times. Returns whether this was done: on a system without the heavy fence it was
-/// not, and nothing has happened.
+/// Calls `empty` for everything that `all` visits and whose user is not at work, while that user is barred, and `miss`
+/// for the others, which their users may be changing. `all` must visit the same things all three times. Returns whether
+/// this was done: on a system without the heavy fence it was not, and nothing has happened.
 ///
 /// Of a stack with a [`Stake`], `empty` takes the entries up to where it has [seen](Stake::seen) the top, raises the
 /// floor to there, and lowers the limit. The words of these entries are its own then; it does not write the top, or the
 /// entry above. For other threads' calls that may be going on meanwhile, floor and limit are atomic.
 ///
 /// One seizure at a time. Two system calls, some microseconds.
-pub fn seize<T: Owned>(all: impl Fn(&mut dyn FnMut(&T)), mut empty: impl FnMut(&T)) -> bool {
+pub fn seize<T: Owned>(all: impl Fn(&mut dyn FnMut(&T)), mut empty: impl FnMut(&T), mut miss: impl FnMut(&T)) -> bool {
     all(&mut |one| one.owner().bar());
     let fenced = fence_heavy();
     if fenced {
         all(&mut |one| {
             if one.owner().is_left() {
                 empty(one);
+            } else {
+                miss(one);
             }
         });
     }

@@ -210,3 +210,38 @@ fn the_hook_is_asked_before_a_refusal_and_may_free() {
         HEAP.dealloc(again, LARGE);
     }
 }
+
+/// What the program could do without, in pieces.
+static ENTRIES: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
+const ENTRY: Layout = match Layout::from_size_align(100_000, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a layout"),
+};
+
+static CACHE: GlobalHeap = new_heap().limit(64 << 20).background(false).on_exhausted(drop_an_entry);
+
+fn drop_an_entry(_: Layout) -> bool {
+    let entry = ENTRIES.lock().unwrap().pop();
+    if let Some(entry) = entry {
+        // SAFETY: allocated with this layout; nobody else has it.
+        unsafe { CACHE.dealloc(std::ptr::with_exposed_provenance_mut(entry), ENTRY) };
+    }
+    entry.is_some()
+}
+
+/// After 16 calls of a hook that freed a little each time, the request was refused.
+#[test]
+fn the_hook_is_asked_as_long_as_it_frees() {
+    // SAFETY: layouts are not empty; blocks are freed with theirs.
+    unsafe {
+        let entries: Vec<_> = (0..500).map(|_| CACHE.alloc(ENTRY).expose_provenance()).collect();
+        assert!(entries.iter().all(|&entry| entry != 0));
+        *ENTRIES.lock().unwrap() = entries;
+        let wanted = Layout::from_size_align(24 << 20, 8).unwrap();
+        let block = CACHE.alloc(wanted);
+        let left = ENTRIES.lock().unwrap().len();
+        assert!(!block.is_null() && left > 200, "{left} entries are left");
+        CACHE.dealloc(block, wanted);
+        while drop_an_entry(ENTRY) {}
+    }
+}

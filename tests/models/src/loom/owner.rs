@@ -71,7 +71,7 @@ impl Desk {
 fn seize_all(desks: &[Arc<Desk>]) -> usize {
     let mut found = 0;
     let all = |visit: &mut dyn FnMut(&Desk)| desks.iter().for_each(|desk| visit(desk));
-    assert!(seize(all, |desk| found += desk.empty()));
+    assert!(seize(all, |desk| found += desk.empty(), |_| ()));
     found
 }
 

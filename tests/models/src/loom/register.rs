@@ -132,7 +132,11 @@ impl Office {
         let rounds = self.register.rounds();
         let mut papers = 0;
         rounds.go(1, |part| {
-            seize(|visit| part.for_each(visit), |desk: &Desk| papers += desk.empty())
+            seize(
+                |visit| part.for_each(visit),
+                |desk: &Desk| papers += desk.empty(),
+                |_| (),
+            )
         });
         rounds.go(1, |part| {
             part.for_each(|desk| {

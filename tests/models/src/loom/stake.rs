@@ -176,7 +176,8 @@ fn seize_it(magazine: &Magazine) -> Vec<usize> {
     let mut found = Vec::new();
     assert!(seize(
         |visit: &mut dyn FnMut(&Magazine)| visit(magazine),
-        |one| found.extend(one.empty())
+        |one| found.extend(one.empty()),
+        |_| ()
     ));
     found
 }
@@ -331,7 +332,8 @@ fn of_two_magazines_each_is_taken_or_used() {
             |one| {
                 spare = one.take_spare();
                 one.magazines.iter().for_each(|magazine| found.extend(magazine.empty()));
-            }
+            },
+            |_| ()
         ));
         let (popped, theirs) = thread.join().unwrap();
         let left = two.magazines.iter().flat_map(|magazine| magazine.empty());
