@@ -1,7 +1,7 @@
 //! `Allocator` for references to arenas and lists, for each enabled version of the crate `allocator-api2`.
 //!
 //! ```text
-//!   Vec<u32, &Arena>     hashbrown::HashMap<K, V, S, &Pool>     Box<T, &Scope<'s>>     Box<T, &FreeList>
+//!   Vec<u32, &Arena>     hashbrown::HashMap<K, V, S, &Pool>     Box<T, &Scope<'s, '_>>     Box<T, &FreeList>
 //! ```
 //!
 //! Versions 0.2 and 0.4 each have a trait of the same shape; the features `allocator-api2-02` and `allocator-api2-04`
@@ -157,7 +157,7 @@ macro_rules! version {
             use super::super::sharded::ShardedFreeList;
             use super::super::{slot_box, typed};
 
-            allocator!($version: <> Arena<B>, <> Pool<B>, <'a> Local<'a, B>, <'s> Scope<'s, B>);
+            allocator!($version: <> Arena<B>, <> Pool<B>, <'a> Local<'a, B>, <> Scope<'_, '_, B>);
             list_allocator!($version: <> FreeList<B>, <> ShardedFreeList<B>, <'l> Owner<'l, B>);
         }
     };

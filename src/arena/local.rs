@@ -44,6 +44,20 @@
 //! assert_eq!(*outside, 17);
 //! ```
 //!
+//! Not even by way of something outside that takes what may borrow from it:
+//!
+//! ```compile_fail,E0521
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let outside = std::cell::RefCell::new(Vec::new());
+//! local.scoped(|scope| {
+//!     outside.borrow_mut().push(&*scope.alloc(17).unwrap()); // error: borrowed data escapes outside of closure
+//! });
+//! assert_eq!(outside.into_inner().len(), 1);
+//! ```
+//!
 //! The outer handle cannot be used inside a scope, since its allocations would be freed with the scope's:
 //!
 //! ```compile_fail,E0502
@@ -57,27 +71,23 @@
 //! });
 //! ```
 //!
-//! Values allocated in a scope may refer to each other and to what is `'static`, but cannot borrow anything else from
-//! outside the closure, because for all the compiler knows the scope lives longer. Copy into the scope what they are to
-//! refer to:
+//! Values allocated in a scope may refer to each other, to those of the scopes around it, and to anything else that
+//! outlives it: the scope's second lifetime says so to the compiler, as that of
+//! [`std::thread::Scope`](https://doc.rust-lang.org/std/thread/struct.Scope.html) does.
 //!
 //! ```
 //! use pageheap::arena::{Arena, ArenaError};
 //!
-//! let (arena, text) = (Arena::new(), String::from("a b c"));
+//! let (arena, text) = (Arena::new(), String::from("c a b"));
 //! let mut local = arena.local();
-//! let count = local.scoped(|scope| {
-//!     // The words of `text` itself could not lie in the scope.
-//!     let copy = scope.alloc_str(&text)?;
-//!     let words = scope.alloc_iter(copy.split(' '))?;
-//!     Ok::<usize, ArenaError>(words.len())
+//! let first = local.scoped(|scope| {
+//!     let words = scope.alloc_iter(text.split(' '))?;
+//!     words.sort_unstable();
+//!     Ok::<&str, ArenaError>(words[0]) // A part of `text`, not of the scope.
 //! })?;
-//! assert_eq!(count, 3);
+//! assert_eq!(first, "a");
 //! # Ok::<(), ArenaError>(())
 //! ```
-//!
-//! Or collect into a `Vec::new_in(&scope)` (see [collections](super)), whose elements may borrow from anywhere: it
-//! borrows the scope only as long as it exists.
 //!
 //! Worked: a local's room begins at 1,000. A scope begins there too, allocates 64 bytes up to 1,064, and ends. The
 //! local's own room was never changed, so its next object is at 1,000.
@@ -210,7 +220,7 @@ impl<'a, B: Backing> Local<'a, B> {
     /// Runs `work` with a scope. When `work` returns or panics, everything allocated in the scope is freed for reuse by
     /// this handle. Values are not dropped.
     #[inline]
-    pub fn scoped<R>(&mut self, work: impl for<'s> FnOnce(Scope<'s, B>) -> R) -> R {
+    pub fn scoped<'env, R>(&mut self, work: impl for<'s> FnOnce(Scope<'s, 'env, B>) -> R) -> R {
         Scope::enter(self.arena, &self.room, &self.pieces, work)
     }
 
@@ -265,23 +275,25 @@ impl<B: Backing> Drop for Local<'_, B> {
 /// A part of a [`Local`]'s life: what is allocated in it is freed when it ends.
 ///
 /// Its lifetime is unique to this scope, so a value allocated in a scope can neither leave it nor be mistaken for
-/// another scope's.
+/// another scope's. `'env` is what it may borrow from outside, as in a scope of threads.
 #[derive(Debug)]
-pub struct Scope<'s, B: Backing = ProcessHeap> {
+pub struct Scope<'s, 'env: 's, B: Backing = ProcessHeap> {
     arena: &'s Arena<B>,
     /// Its own copy: the room of the handle that entered the scope does not change.
     room: Cell<Room>,
     pieces: &'s Cell<Pieces>,
     /// Makes the lifetime invariant, so that it fits no other scope.
     brand: PhantomData<Cell<&'s ()>>,
+    /// Makes `'env` outlive the scope wherever the scope is named, so that its values may borrow from outside.
+    outside: PhantomData<Cell<&'env ()>>,
 }
 
-impl<'s, B: Backing> Scope<'s, B> {
+impl<'s, 'env, B: Backing> Scope<'s, 'env, B> {
     typed_methods!('s);
 
     /// Runs `work` with a scope inside this one; see [`Local::scoped`].
     #[inline]
-    pub fn scoped<R>(&mut self, work: impl for<'t> FnOnce(Scope<'t, B>) -> R) -> R {
+    pub fn scoped<'inner, R>(&mut self, work: impl for<'t> FnOnce(Scope<'t, 'inner, B>) -> R) -> R {
         Scope::enter(self.arena, &self.room, self.pieces, work)
     }
 
@@ -291,7 +303,7 @@ impl<'s, B: Backing> Scope<'s, B> {
         arena: &Arena<B>,
         room: &Cell<Room>,
         pieces: &Cell<Pieces>,
-        work: impl for<'t> FnOnce(Scope<'t, B>) -> R,
+        work: impl for<'t> FnOnce(Scope<'t, 'env, B>) -> R,
     ) -> R {
         /// Cleans up if `work` panics. It does not know where the handle's room is, and leaves it as it was: at worst
         /// the room is shorter than its piece, if the piece has become longer.
@@ -314,6 +326,7 @@ impl<'s, B: Backing> Scope<'s, B> {
             room: room.clone(),
             pieces,
             brand: PhantomData,
+            outside: PhantomData,
         });
         mem::forget(panicked);
         // SAFETY: the checkpoint is of these pieces, whose owner is borrowed mutably by the code that entered the
@@ -325,7 +338,7 @@ impl<'s, B: Backing> Scope<'s, B> {
 }
 
 // SAFETY: as for `Local`; a scope is rewound when nothing of its lifetime is left.
-unsafe impl<B: Backing> Raw for Scope<'_, B> {
+unsafe impl<B: Backing> Raw for Scope<'_, '_, B> {
     #[inline(always)]
     fn raw(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
         allocate(self.arena, &self.room, self.pieces, layout)

@@ -34,7 +34,7 @@
 //! assert_eq!(*value, 17);
 //! ```
 //!
-//! Of `Local` and `Scope`: a value that leaves its scope, and the outer handle used inside.
+//! Of `Local` and `Scope`: a value that leaves its scope, in two ways, and the outer handle used inside.
 //!
 //! ```
 //! use pageheap::arena::Arena;
@@ -46,6 +46,18 @@
 //!     *outside = *scope.alloc(17).unwrap();
 //! });
 //! assert_eq!(*outside, 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let outside = std::cell::RefCell::new(Vec::new());
+//! local.scoped(|scope| {
+//!     outside.borrow_mut().push(*scope.alloc(17).unwrap());
+//! });
+//! assert_eq!(outside.into_inner().len(), 1);
 //! ```
 //!
 //! ```

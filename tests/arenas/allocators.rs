@@ -162,7 +162,6 @@ fn so_does_one_of_a_local_that_is_alone() -> Result<(), ArenaError> {
     Ok(())
 }
 
-/// As `docs/arenas.md` advises, since the scope's own slices cannot do this.
 #[test]
 fn elements_of_a_vector_in_a_scope_borrow_from_outside() {
     let (arena, text) = (Arena::new(), String::from("a b c"));

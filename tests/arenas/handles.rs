@@ -89,12 +89,12 @@ trait Hand<'b> {
     fn text(&self, text: fmt::Arguments<'_>, expected: &str) -> Result<NonNull<[u8]>, ArenaError>;
     fn value(&self, make: impl FnOnce() -> [u64; 5], expected: [u64; 5]) -> Result<NonNull<[u8]>, ArenaError>;
     fn vectors(&self, story: &Story<'_, 'b>);
-    fn enter(&mut self, work: impl FnOnce(Scope<'_, &'b Blocks>));
+    fn enter(&mut self, work: impl FnOnce(Scope<'_, 'b, &'b Blocks>));
 }
 
 macro_rules! hand {
-    ($hand:ident) => {
-        impl<'b> Hand<'b> for $hand<'_, &'b Blocks> {
+    ($hand:ty) => {
+        impl<'b> Hand<'b> for $hand {
             fn take(&self, layout: Layout) -> Result<NonNull<[u8]>, ArenaError> {
                 self.allocate(layout)
             }
@@ -122,15 +122,15 @@ macro_rules! hand {
                 story.grow_by_turns(self);
             }
 
-            fn enter(&mut self, work: impl FnOnce(Scope<'_, &'b Blocks>)) {
+            fn enter(&mut self, work: impl FnOnce(Scope<'_, 'b, &'b Blocks>)) {
                 self.scoped(work);
             }
         }
     };
 }
 
-hand!(Local);
-hand!(Scope);
+hand!(Local<'_, &'b Blocks>);
+hand!(Scope<'_, '_, &'b Blocks>);
 
 /// One round of a story: up to a reset of the arena.
 struct Story<'a, 'b> {
@@ -368,7 +368,7 @@ impl<'a, 'b> Story<'a, 'b> {
         let before = self.rarely(2).then(|| self.word(hand)).flatten();
         let (level, alive) = (self.level.get(), self.live.borrow().len());
         let first = Cell::new(None);
-        let work = |scope: Scope<'_, &'b Blocks>| {
+        let work = |scope: Scope<'_, 'b, &'b Blocks>| {
             self.level.set(level + 1);
             first.set(self.word(&scope));
             self.in_scope(scope);
@@ -410,7 +410,7 @@ impl<'a, 'b> Story<'a, 'b> {
         ControlFlow::Continue(())
     }
 
-    fn in_scope(&self, mut scope: Scope<'_, &'b Blocks>) {
+    fn in_scope(&self, mut scope: Scope<'_, 'b, &'b Blocks>) {
         let from = self.live.borrow().len();
         while !self.bytes.is_empty() {
             match self.bytes.byte() % 50 {

@@ -201,9 +201,28 @@ fn statistics_know_what_scopes_gave_back() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// Regression: the values of a scope could borrow nothing from outside the closure.
+#[test]
+fn what_lies_in_a_scope_may_borrow_from_outside() -> Result<(), ArenaError> {
+    let (arena, text) = (Arena::new(), String::from("a b c"));
+    let mut local = arena.local();
+    let letters = local.scoped(|mut scope| {
+        let words = scope.alloc_iter(text.split(' '))?;
+        let inner = String::from("d e");
+        let more = scope.scoped(|scope| {
+            let lists = scope.alloc([&*words, scope.alloc_iter(inner.split(' '))?])?;
+            Ok::<_, ArenaError>(lists.concat().concat())
+        })?;
+        assert_eq!(words, ["a", "b", "c"]);
+        Ok::<_, ArenaError>(more)
+    })?;
+    assert_eq!(letters, "abcde");
+    Ok(())
+}
+
 /// Objects in scopes in scopes: one for each size, of which every third begins a scope. Each is filled, and read again
 /// when those after it are gone.
-fn nested(scope: &mut Scope<'_>, sizes: &[usize]) -> Result<(), ArenaError> {
+fn nested(scope: &mut Scope<'_, '_>, sizes: &[usize]) -> Result<(), ArenaError> {
     let Some((&bytes, rest)) = sizes.split_first() else {
         return Ok(());
     };

@@ -169,7 +169,7 @@ macro_rules! hand {
 }
 
 hand!(Local<'_, &Blocks>, self, work: self.scoped(|mut scope| work(&mut scope)));
-hand!(Scope<'_, &Blocks>, self, work: self.scoped(|mut scope| work(&mut scope)));
+hand!(Scope<'_, '_, &Blocks>, self, work: self.scoped(|mut scope| work(&mut scope)));
 hand!(&Arena<&Blocks>, self, work: work(self));
 hand!(&Pool<&Blocks>, self, work: work(self));
 
