@@ -14,30 +14,39 @@ pub(crate) const PANICS_WANT_16: bool = cfg!(all(target_arch = "x86_64", unix, n
 /// The size of that allocation in bytes, rounded to a multiple of 8.
 pub(crate) const PANIC_BYTES: usize = 56;
 
-/// Ends the process: prints `what`, then the two numbers in hexadecimal.
+/// A number in a message.
+#[derive(Clone, Copy)]
+pub(crate) enum Number {
+    /// In hexadecimal.
+    Address(usize),
+    /// In decimal: of bytes, or of whatever is counted.
+    Count(usize),
+}
+
+/// Ends the process: prints `what`, then the two numbers.
 #[cold]
 #[inline(never)]
-pub(crate) fn abort(what: &str, first: usize, second: usize) -> ! {
+pub(crate) fn abort(what: &str, first: Number, second: Number) -> ! {
     let mut line = Line {
-        bytes: [0; 200],
+        bytes: [0; LENGTH],
         len: 0,
     };
     line.push("pageheap: ");
     line.push(what);
     line.push(": ");
-    line.push_hex(first);
+    line.push_number(first);
     line.push(", ");
-    line.push_hex(second);
+    line.push_number(second);
     finish(&mut line)
 }
 
-/// Ends the process: prints `what`, then each number with its name, in hexadecimal.
+/// Ends the process: prints `what`, then each number with its name.
 #[cold]
 #[inline(never)]
 #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
-pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
+pub(crate) fn abort_about(what: &str, numbers: &[(&str, Number)]) -> ! {
     let mut line = Line {
-        bytes: [0; 200],
+        bytes: [0; LENGTH],
         len: 0,
     };
     line.push("pageheap: ");
@@ -46,7 +55,7 @@ pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
         line.push(if index == 0 { ": " } else { ", " });
         line.push(name);
         line.push(" ");
-        line.push_hex(*number);
+        line.push_number(*number);
     }
     finish(&mut line)
 }
@@ -58,7 +67,7 @@ pub(crate) fn abort_about(what: &str, numbers: &[(&str, usize)]) -> ! {
 #[cfg(all(any(unix, windows), feature = "std"))]
 pub(crate) fn warn(parts: &[&[u8]]) {
     let mut line = Line {
-        bytes: [0; 200],
+        bytes: [0; LENGTH],
         len: 0,
     };
     line.push("pageheap: ");
@@ -69,8 +78,11 @@ pub(crate) fn warn(parts: &[&[u8]]) {
     system::write(line.text());
 }
 
+/// The most bytes of a message.
+const LENGTH: usize = 256;
+
 struct Line {
-    bytes: [u8; 200],
+    bytes: [u8; LENGTH],
     len: usize,
 }
 
@@ -88,12 +100,23 @@ impl Line {
         }
     }
 
-    fn push_hex(&mut self, number: usize) {
-        let digits = (usize::BITS - number.leading_zeros()).div_ceil(4).max(1);
-        self.push("0x");
-        for digit in (0..digits).rev() {
-            let value = number >> (4 * digit) & 15;
-            self.push(&"0123456789abcdef"[value..=value]);
+    fn push_number(&mut self, number: Number) {
+        let (number, base) = match number {
+            Number::Address(number) => {
+                self.push("0x");
+                (number, 16)
+            }
+            Number::Count(number) => (number, 10),
+        };
+        // The power of the base that belongs to the first digit.
+        let mut power = 1;
+        while number / power >= base {
+            power *= base;
+        }
+        while power > 0 {
+            let digit = number / power % base;
+            self.push(&"0123456789abcdef"[digit..=digit]);
+            power /= base;
         }
     }
 
@@ -206,4 +229,32 @@ fn finish(line: &mut Line) -> ! {
     // Relaxed: as in `is_ending`.
     ENDING.store(true, core::sync::atomic::Ordering::Relaxed);
     stop(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_hexadecimal_and_counts_decimal() {
+        let mut line = Line {
+            bytes: [0; LENGTH],
+            len: 0,
+        };
+        for number in [0, 9, 10, 15, 16, 100, 255, 256] {
+            line.push_number(Number::Address(number));
+            line.push(" ");
+            line.push_number(Number::Count(number));
+            line.push(" ");
+        }
+        let most = u32::MAX as usize;
+        line.push_number(Number::Address(most));
+        line.push_number(Number::Count(most));
+        let text = core::str::from_utf8(line.text()).unwrap();
+        let few = "0x0 0 0x9 9 0xa 10 0xf 15 0x10 16 0x64 100 0xff 255 0x100 256 ";
+        assert_eq!(text.strip_prefix(few), Some("0xffffffff4294967295"));
+        line.len = 0;
+        line.push_number(Number::Address(usize::MAX));
+        assert_eq!(line.len, 2 + size_of::<usize>() * 2);
+    }
 }

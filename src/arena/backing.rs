@@ -16,6 +16,7 @@
 use core::ptr::NonNull;
 
 use super::process::ProcessHeap;
+use crate::fatal::{self, Number};
 use crate::geometry::{Geometry, Shape};
 use crate::heap::PageHeap;
 use crate::source::Memory;
@@ -97,10 +98,10 @@ unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
         match PageRun::new(page, pages) {
             // SAFETY: the caller's promise. The heap itself detects what is not a run of its own.
             Some(run) => unsafe { self.free(run) },
-            None => crate::fatal::abort(
+            None => fatal::abort(
                 "a block given back that is not this heap's; its address and bytes",
-                memory.addr().get(),
-                memory.len(),
+                Number::Address(memory.addr().get()),
+                Number::Count(memory.len()),
             ),
         }
     }

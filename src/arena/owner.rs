@@ -205,8 +205,8 @@ impl<'l, B: Backing> Owner<'l, B> {
             0 => self.list.shards.enter_reader(self.index),
             usize::MAX => crate::fatal::abort(
                 "more guards than can be counted; their number, the shard",
-                usize::MAX,
-                self.index,
+                crate::fatal::Number::Count(usize::MAX),
+                crate::fatal::Number::Count(self.index),
             ),
             _ => {}
         }

@@ -42,7 +42,7 @@ use super::bump::{Arena, LARGEST_BYTES, LOOKS, Piece};
 use super::cursor::{GRAIN, grains, padding};
 use super::error::ArenaError;
 use super::typed::Raw;
-use crate::fatal;
+use crate::fatal::{self, Number};
 
 /// How many of the pieces that locals have left are examined before a refusal: some microseconds, under the lock.
 const LAST_LOOKS: usize = 1024;
@@ -407,8 +407,8 @@ impl Pieces {
 fn not_its_own(pointer: *mut u8, piece: *mut Piece) -> ! {
     fatal::abort(
         "an arena rewound to a checkpoint that is not its own, or not behind it; the checkpoint's place",
-        pointer.addr(),
-        piece.addr(),
+        Number::Address(pointer.addr()),
+        Number::Address(piece.addr()),
     )
 }
 

@@ -48,7 +48,11 @@ impl SlotError {
         } else {
             "slot freed that is not allocated (freed twice, or retired); its address, the bytes of a slot"
         };
-        crate::fatal::abort(what, self.address, slot_bytes)
+        crate::fatal::abort(
+            what,
+            crate::fatal::Number::Address(self.address),
+            crate::fatal::Number::Count(slot_bytes),
+        )
     }
 }
 

@@ -15,7 +15,7 @@ use crate::heap::figures::{self, Figure, Kind, named};
 
 const GAUGES: [(&str, &str); 6] = [
     ("limit_bytes", "The most that may be taken from the backing"),
-    ("reserved_bytes", "Pages taken from the backing"),
+    ("reserved_bytes", "Bytes in pages taken from the backing"),
     (
         "committed_bytes",
         "Bytes handed out at least once since they were taken",

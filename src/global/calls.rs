@@ -20,7 +20,7 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::guard::{self, Place, Plain};
 use crate::object::{FlaggedSize, MarkedSize, Objects, Seat, SizeClass, Spans, Thread, bears_mark};
 use crate::source::Source;
@@ -316,8 +316,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         self.opened().unwrap_or_else(|| {
             fatal::abort(
                 "a block was freed before any was allocated; its address, that of the heap",
-                memory.addr().get(),
-                ptr::from_ref(self).addr(),
+                Number::Address(memory.addr().get()),
+                Number::Address(ptr::from_ref(self).addr()),
             )
         })
     }

@@ -10,9 +10,10 @@
 //! | `PAGEHEAP_RELEASE` | [`release_lazily`](crate::GlobalHeap::release_lazily) | `lazily` or `at-once` |
 //! | `PAGEHEAP_SPARSE_ZEROING` | [`sparse_zeroing`](crate::GlobalHeap::sparse_zeroing) | `0` or `1` |
 //!
-//! Bytes are a decimal number, optionally followed by `K`, `M`, `G` or `T` for powers of 1,024: `PAGEHEAP_LIMIT=512M`.
-//! A value that cannot be parsed is ignored, and a line on standard error says so, because a program that was to be
-//! limited and is not should not look as if it were:
+//! Bytes are a decimal number, optionally followed by `K`, `M`, `G` or `T` for powers of 1,024, or by `KiB` and so on:
+//! `PAGEHEAP_LIMIT=512M`. (Not `MB`, which may be 1,000,000 bytes, nor `m`, which may be a thousandth.) A value that
+//! cannot be parsed is ignored, and a line on standard error says so, because a program that was to be limited and is
+//! not should not look as if it were:
 //!
 //! ```text
 //!   pageheap: ignored: PAGEHEAP_LIMIT=512MB, bytes wanted: 512M and the like
@@ -169,11 +170,13 @@ mod system {
 
 /// Parses values such as `512M`.
 fn parse_bytes(text: &[u8]) -> Option<usize> {
-    let (digits, shift) = match text.split_last()? {
+    let named = text.strip_suffix(b"iB");
+    let (digits, shift) = match named.unwrap_or(text).split_last()? {
         (b'K', digits) => (digits, 10),
         (b'M', digits) => (digits, 20),
         (b'G', digits) => (digits, 30),
         (b'T', digits) => (digits, 40),
+        _ if named.is_some() => return None,
         _ => (text, 0),
     };
     if digits.is_empty() {
@@ -192,21 +195,28 @@ mod tests {
 
     #[test]
     fn bytes_are_decimal_numbers_with_a_power_of_1024() {
-        let good: [(&[u8], usize); 5] = [
+        let good: [(&[u8], usize); 7] = [
             (b"0", 0),
             (b"12345", 12345),
             (b"7K", 7 << 10),
             (b"512M", 512 << 20),
             (b"3G", 3 << 30),
+            (b"3GiB", 3 << 30),
+            (b"100KiB", 100 << 10),
         ];
         for (text, bytes) in good {
             assert_eq!(parse_bytes(text), Some(bytes), "{text:?}");
         }
         let terabytes = parse_bytes(b"2T").map(|bytes| bytes as u64);
         assert_eq!(terabytes, (usize::BITS == u64::BITS).then_some(2 << 40));
-        let bad: [&[u8]; 9] = [
+        let bad: [&[u8]; 14] = [
             b"",
             b"M",
+            b"MiB",
+            b"iB",
+            b"7iB",
+            b"7MB",
+            b"7Mi",
             b"-1",
             b"1m",
             b" 1",

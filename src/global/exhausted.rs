@@ -41,8 +41,8 @@ fn ask(hook: fn(Layout) -> bool, layout: Layout) -> bool {
         fn drop(&mut self) {
             crate::fatal::abort(
                 "the hook for exhausted memory has unwound; the size asked for, its alignment",
-                self.0.size(),
-                self.0.align(),
+                crate::fatal::Number::Count(self.0.size()),
+                crate::fatal::Number::Count(self.0.align()),
             );
         }
     }

@@ -118,7 +118,11 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
 impl<S: Source + 'static> GlobalHeap<S> {
     /// Limits the heap to `bytes` bytes of pages at a time, rounded down to pages of 8 KiB (with less than one page,
     /// every allocation fails). Allocations beyond the limit get null: `Vec::try_reserve` and its like then return an
-    /// error, while `Box`, `Vec::push` and most of `std` end the process ([`handle_alloc_error`]).
+    /// error, while `Box`, `Vec::push` and most of `std` end the process ([`handle_alloc_error`]). In a full heap a
+    /// block can nearly always be shortened, but not always from one to 32 KiB to at most 1 KiB, or below that: it has
+    /// to move then, and there may be no room. So `shrink_to_fit` and `into_boxed_slice` may end the process too.
+    ///
+    /// A refusal takes some 30 µs; where other threads keep the heap busy meanwhile, up to some 30 ms.
     ///
     /// [`Stats::bytes_taken`](crate::Stats::bytes_taken) is what to compare with the limit, which covers what threads
     /// keep, their tables for free blocks included. (Before an allocation is refused, everything that is only kept is

@@ -38,7 +38,7 @@
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 
 use super::{Place, Plain};
 
@@ -174,7 +174,18 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
         );
     }
     if (size, align) != (header.size, header.align) {
-        wrong("a block was freed with the wrong layout", address, Some(place));
+        fatal::abort_about(
+            "a block was freed with the wrong layout",
+            &[
+                ("address", Number::Address(address)),
+                ("allocated bytes", Number::Count(header.size)),
+                ("alignment", Number::Count(header.align)),
+                ("freed bytes", Number::Count(size)),
+                ("alignment", Number::Count(align)),
+                ("sealed size class", Number::Count(place.class)),
+                ("span at page", Number::Count(place.span)),
+            ],
+        );
     }
     // SAFETY: after a block of that size there is a canary.
     let found = unsafe { memory.add(size).cast::<[u8; CANARY]>().read_unaligned() };
@@ -187,14 +198,14 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
 #[inline(never)]
 fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
     let Some(Place { class, span }) = place else {
-        fatal::abort_about(what, &[("address", address)]);
+        fatal::abort_about(what, &[("address", Number::Address(address))]);
     };
     fatal::abort_about(
         what,
         &[
-            ("address", address),
-            ("sealed size class", class),
-            ("span at page", span),
+            ("address", Number::Address(address)),
+            ("sealed size class", Number::Count(class)),
+            ("span at page", Number::Count(span)),
         ],
     )
 }

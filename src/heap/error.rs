@@ -5,7 +5,7 @@
 use core::fmt;
 use core::ptr::NonNull;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 
 /// Why a heap could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,7 +95,7 @@ impl FreeError {
             }
             Kind::Outside { .. } => "pages freed that are not this heap's; their address, the heap's base",
         };
-        fatal::abort(what, self.address, self.base)
+        fatal::abort(what, Number::Address(self.address), Number::Address(self.base))
     }
 }
 

@@ -36,21 +36,24 @@ pub(crate) enum Kind {
 pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
 const GAUGES: [(&str, &str); 12] = [
-    ("limit_bytes", "The most pages the heap may grow to"),
+    ("limit_bytes", "Bytes the heap may grow to"),
     (
         "soft_limit_bytes",
-        "The most pages that should have memory; the limit if that is less",
+        "Bytes that should have memory at most; the limit if that is less",
     ),
-    ("backed_bytes", "Pages with memory behind them"),
-    ("peak_backed_bytes", "The most pages that ever had memory behind them"),
-    ("holes_bytes", "Pages allocated without memory: free parts of spans"),
-    ("grown_bytes", "Pages the heap has grown to"),
-    ("in_use_bytes", "Pages allocated"),
-    ("cached_bytes", "Pages in caches of threads"),
-    ("free_bytes", "Pages free"),
-    ("released_bytes", "Pages free or cached without memory"),
-    ("gap_bytes", "Pages that are not memory"),
-    ("metadata_bytes", "The heap's own tables, prepared"),
+    ("backed_bytes", "Bytes in pages with memory behind them"),
+    (
+        "peak_backed_bytes",
+        "The most bytes in pages that ever had memory behind them",
+    ),
+    ("holes_bytes", "Bytes allocated without memory: free parts of spans"),
+    ("grown_bytes", "Bytes the heap has grown to"),
+    ("in_use_bytes", "Bytes in allocated pages"),
+    ("cached_bytes", "Bytes in pages in caches of threads"),
+    ("free_bytes", "Bytes in free pages"),
+    ("released_bytes", "Bytes in pages free or cached without memory"),
+    ("gap_bytes", "Bytes in pages that are not memory"),
+    ("metadata_bytes", "Bytes in the heap's own tables, prepared"),
 ];
 const COUNTERS: [(&str, &str); 16] = [
     ("refills_total", "Words of pages taken by caches"),

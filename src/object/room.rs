@@ -47,7 +47,7 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::source::Source;
 use crate::sync::Ordering;
 use crate::units::PageCount;
@@ -197,8 +197,8 @@ impl<S: Source + 'static> Objects<S> {
         if bytes > room.bytes() {
             fatal::abort(
                 "a block was freed with the wrong layout; its address, the bytes it lies in",
-                memory.addr().get(),
-                room.bytes(),
+                Number::Address(memory.addr().get()),
+                Number::Count(room.bytes()),
             );
         }
         self.leave_room(memory, room);

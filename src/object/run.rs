@@ -14,7 +14,7 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::free_set::Request;
 use crate::heap::Allocation;
 use crate::source::Source;
@@ -301,7 +301,11 @@ impl<S: Source + 'static> Objects<S> {
             }
             Some(_) => "a block was freed twice, or as a large one, with the wrong layout; its address, its size",
         };
-        fatal::abort(message, memory.addr().get(), layout.size())
+        fatal::abort(
+            message,
+            Number::Address(memory.addr().get()),
+            Number::Count(layout.size()),
+        )
     }
 
     /// Frees a large block, bypassing the shelf.

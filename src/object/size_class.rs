@@ -32,7 +32,7 @@
 use core::alloc::Layout;
 use core::hint::cold_path;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::geometry::{BATCH_BYTES, FEWEST_SLOTS, Geometry, Shape};
 
 /// How many classes there are.
@@ -321,7 +321,11 @@ impl SizeClass {
     fn entry(self) -> &'static Entry {
         match TABLE.get(self.index()) {
             Some(entry) => entry,
-            None => fatal::abort("no such size class", self.index(), CLASSES),
+            None => fatal::abort(
+                "no such size class",
+                Number::Count(self.index()),
+                Number::Count(CLASSES),
+            ),
         }
     }
 

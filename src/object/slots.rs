@@ -13,7 +13,7 @@
 
 use core::ptr::NonNull;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
@@ -151,8 +151,8 @@ impl<S: Source + 'static> Objects<S> {
         if class.is_flagged() || !is_noted {
             fatal::abort(
                 "a block was freed with the wrong layout; its address, its size class",
-                slot.addr().get(),
-                class.bytes(),
+                Number::Address(slot.addr().get()),
+                Number::Count(class.bytes()),
             );
         }
         class

@@ -93,8 +93,11 @@ impl Default for Snapshot {
 }
 
 const CLASS_GAUGES: [(&str, &str); 8] = [
-    ("class_span_bytes", "Pages of the class"),
-    ("class_peak_span_bytes", "The most pages that the class ever had"),
+    ("class_span_bytes", "Bytes in pages of the class"),
+    (
+        "class_peak_span_bytes",
+        "The most bytes in pages that the class ever had",
+    ),
     ("class_live", "Slots of the program"),
     ("class_cached", "Free slots in magazines and in store"),
     ("class_racks", "Slots that are tables of free slots' addresses"),

@@ -32,7 +32,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::PageIndex;
 
@@ -293,8 +293,8 @@ impl Slots {
         if !is_out {
             fatal::abort(
                 "a block was freed that is not allocated; its address, its size class",
-                address,
-                class.bytes(),
+                Number::Address(address),
+                Number::Count(class.bytes()),
             );
         }
         self.used -= 1;
@@ -425,8 +425,8 @@ impl Slots {
         self.try_unlist(next).unwrap_or_else(|slot| {
             fatal::abort(
                 "a freed block was written to; its address, its size class",
-                first + slot as usize * class.bytes(),
-                class.bytes(),
+                Number::Address(first + slot as usize * class.bytes()),
+                Number::Count(class.bytes()),
             )
         })
     }

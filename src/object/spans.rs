@@ -14,7 +14,7 @@
 
 use core::ptr::NonNull;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::metadata::offset;
 use crate::sync::{AtomicU8, AtomicUsize, Ordering, Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
@@ -247,15 +247,15 @@ impl Spans {
         if page >= self.covered() {
             fatal::abort(
                 "a block was freed that is not of this heap; its address, the heap's",
-                address.addr(),
-                self.base.addr().get(),
+                Number::Address(address.addr()),
+                Number::Address(self.base.addr().get()),
             );
         }
         let Some((class, back)) = self.entry(PageIndex(page)).tag() else {
             fatal::abort(
                 "a block was freed that is not allocated, or with the wrong layout; its address, the heap's",
-                address.addr(),
-                self.base.addr().get(),
+                Number::Address(address.addr()),
+                Number::Address(self.base.addr().get()),
             );
         };
         (page, class, back)
@@ -268,8 +268,8 @@ impl Spans {
         if tagged != class {
             fatal::abort(
                 "a block was freed with the wrong layout; its address, its size class",
-                address.addr(),
-                tagged.bytes(),
+                Number::Address(address.addr()),
+                Number::Count(tagged.bytes()),
             );
         }
         let span = page.saturating_sub(back);
@@ -277,8 +277,8 @@ impl Spans {
             Some(slot) => (PageIndex(span), slot),
             None => fatal::abort(
                 "a block was freed by an address inside it; the address, its size class",
-                address.addr(),
-                class.bytes(),
+                Number::Address(address.addr()),
+                Number::Count(class.bytes()),
             ),
         }
     }

@@ -14,13 +14,25 @@ use super::Objects;
 use super::size_class::{PAGE_BYTES, SizeClass};
 
 const GAUGES: [(&str, &str); 8] = [
-    ("live_bytes", "Blocks of the program, rounded up to slots and pages"),
-    ("span_bytes", "Pages cut into slots"),
-    ("magazine_bytes", "Free slots in magazines of threads"),
-    ("stored_bytes", "Free slots in stores of classes"),
-    ("rack_bytes", "Tables of free slots' addresses: slots, and pages"),
-    ("shelf_bytes", "Free runs on shelves of threads, and those put aside"),
-    ("roomy_bytes", "Slots and pages of blocks that have room to grow"),
+    (
+        "live_bytes",
+        "Bytes in blocks of the program, rounded up to slots and pages",
+    ),
+    ("span_bytes", "Bytes in pages cut into slots"),
+    ("magazine_bytes", "Bytes in free slots in magazines of threads"),
+    ("stored_bytes", "Bytes in free slots in stores of classes"),
+    (
+        "rack_bytes",
+        "Bytes in tables of free slots' addresses: slots, and pages",
+    ),
+    (
+        "shelf_bytes",
+        "Bytes in free runs on shelves of threads, and those put aside",
+    ),
+    (
+        "roomy_bytes",
+        "Bytes in slots and pages of blocks that have room to grow",
+    ),
     ("threads", "Threads with a structure of their own"),
 ];
 const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazines and classes")];

@@ -23,7 +23,7 @@
 
 use core::ptr::NonNull;
 
-use crate::fatal;
+use crate::fatal::{self, Number};
 use crate::source::Source;
 
 use super::size_class::SizeClass;
@@ -60,8 +60,8 @@ impl<S: Source + 'static> Objects<S> {
         {
             fatal::abort(
                 "a block was freed twice; its address, its size class",
-                memory.addr().get(),
-                class.bytes(),
+                Number::Address(memory.addr().get()),
+                Number::Count(class.bytes()),
             );
         }
         true

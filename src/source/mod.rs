@@ -290,8 +290,9 @@ pub unsafe trait Source {
     /// may be lost; they are never taken for zero.
     ///
     /// # Safety
-    /// The range lies in a reservation for pages, on granule borders, is Ready (or Prepared), and nobody else uses it.
-    /// Its contents are lost.
+    /// The range lies in a reservation for pages, on granule borders, and nobody else uses it. Each granule of it is
+    /// Ready or, if the source [commits](Self::COMMITS), perhaps Prepared: so it must not be touched. Its contents are
+    /// lost.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused>;
 
     /// Like [`release`](Self::release), but the memory may stay where it is until the system needs it. That is cheaper,

@@ -389,7 +389,11 @@ impl<T: Zeroed> Table<T> {
 #[cold]
 #[inline(never)]
 fn out_of_table(index: usize, len: usize) -> ! {
-    crate::fatal::abort("a table's entry past its end was asked for", index, len)
+    crate::fatal::abort(
+        "a table's entry past its end was asked for",
+        crate::fatal::Number::Count(index),
+        crate::fatal::Number::Count(len),
+    )
 }
 
 impl<T> fmt::Debug for Table<T> {

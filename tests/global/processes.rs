@@ -527,7 +527,7 @@ mod checked {
                             .output()
                             .unwrap();
                         let errors = String::from_utf8_lossy(&output.stderr);
-                        let said = [$message, "address 0x", "size class 0x", "span at page 0x"];
+                        let said = [$message, "address 0x", "size class ", "span at page "];
                         // What lies outside the heap has neither a class nor a span.
                         let all = said[..if $message == "not of this heap" { 2 } else { 4 }]
                             .iter()
