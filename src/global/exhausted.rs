@@ -3,7 +3,7 @@
 //! ```text
 //!   alloc ─▶ no room, after all caches were flushed ─▶ hook(layout) ── false ─▶ null
 //!               ▲                                          │ true: something was freed
-//!               └───────── once more, 1,024 times ────────┘
+//!               └───────── once more, 256 times ──────────┘
 //! ```
 //!
 //! The hook runs on the allocating thread, in the middle of its call, with none of this crate's locks held. It may
@@ -22,8 +22,9 @@ use core::alloc::Layout;
 
 use super::local;
 
-/// How often a hook may ask for another try. So one that never says no does not hang the program.
-const TRIES: usize = 1024;
+/// How often a hook may ask for another try. So one that never says no does not keep the program for ever, though for
+/// seconds if other threads are busy.
+const TRIES: usize = 256;
 
 /// Calls the hook, and tries again as long as it says so.
 #[cold]

@@ -111,7 +111,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if request.pages == 0 || request.pages > self.capacity {
             return None;
         }
-        let start = self.at_last(|| self.find_or_grow(request, u32::MAX))?;
+        let start = self.at_last(&mut 0, || self.find_or_grow(request, u32::MAX))?;
         self.ready_for(request, start)
     }
 
@@ -123,14 +123,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// leaves during the proof. Only a heap configured for it
     /// ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for them as well.
     ///
-    /// This terminates whatever other threads do: the number of tries is bounded, so is the total number of waits, and
-    /// so is each proof ([`Request::searches`]).
+    /// This terminates whatever other threads do: the number of tries is bounded, so is the total number of `waits`
+    /// (which the caller keeps from call to call, if it makes several), and so is each proof ([`Request::searches`]).
+    ///
+    /// An attempt should not count as one of those threads itself, as it does if it claims through a cache: then none
+    /// is waited for.
     #[cold]
-    pub(crate) fn at_last<R>(&self, attempt: impl Fn() -> Option<R>) -> Option<R> {
+    pub(crate) fn at_last<R>(&self, waits: &mut u32, attempt: impl Fn() -> Option<R>) -> Option<R> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
-        let mut waits = 0;
         for _ in 0..TRIES {
             let seen = [self.movers.look(), self.scavengers.look()];
             let got = attempt();
@@ -140,11 +142,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             let [(_, moving), (_, releasing)] = seen;
             while [self.movers.look(), self.scavengers.look()] == seen {
-                if !(moving || releasing && self.patient) || waits > ROUNDS {
+                if !(moving || releasing && self.patient) || *waits > ROUNDS {
                     return None;
                 }
-                waits += 1;
-                relax(waits);
+                *waits += 1;
+                relax(*waits);
             }
         }
         None

@@ -84,7 +84,7 @@ pub(super) struct Seized {
     fenced: bool,
     /// No thread was at work on its structure.
     all: bool,
-    /// One that was at work keeps slots, runs or pages for racks.
+    /// One that was at work keeps slots, runs or pages for racks, or who is at work is not known.
     pub(super) missed: bool,
     /// Pages that it freed.
     pub(super) pages: usize,
@@ -330,7 +330,7 @@ impl<S: Source + 'static> Objects<S> {
         Seized {
             fenced,
             all: fenced && bare && !at_work,
-            missed,
+            missed: missed || !fenced,
             pages,
         }
     }

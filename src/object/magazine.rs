@@ -349,6 +349,11 @@ impl Magazine {
         self.has_any_rack() || !self.spares.is_empty()
     }
 
+    /// Whether there is a slot. A snapshot for other threads; a rack that they see half-way may count as one.
+    pub fn has_any_slot(&self) -> bool {
+        self.has_rack() && self.top.get() > self.floor() || !self.spares.is_empty()
+    }
+
     /// Whether there is a rack, or half of one.
     #[inline]
     fn has_any_rack(&self) -> bool {

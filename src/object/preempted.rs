@@ -185,3 +185,67 @@ fn a_refusal_takes_two_rounds_if_the_second_finds_nothing() {
     let rounds = if objects.reaches_threads() { 2 } else { 0 };
     assert_eq!(objects.register.begun() - begun, rounds);
 }
+
+/// It was refused when claims through its own cache made it count itself as one whose pages are on their way.
+#[test]
+fn a_request_waits_for_pages_on_their_way_with_and_without_a_cache() {
+    for (caches, bytes) in [(0, 1 << 20), (64, 1 << 20), (0, 14_336), (64, 14_336)] {
+        let objects = Objects::<Region>::for_test(16 << 20, caches, false);
+        let layout = Layout::from_size_align(bytes, 8).unwrap();
+        // SAFETY: structures are never destroyed.
+        let own = unsafe { objects.enlist().unwrap().as_ref() };
+        let own = own.enter(objects).unwrap();
+        assert_eq!(own.cache().is_some(), caches > 0);
+        let carried = objects.heap.allocate(PageCount(1000)).unwrap();
+        objects.flush(&own);
+        [512, 64, 8, 1]
+            .into_iter()
+            .for_each(|pages| while objects.heap.allocate(PageCount(pages)).is_some() {});
+        let under_way = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _pass = objects.heap.pass();
+                under_way.wait();
+                thread::sleep(Duration::from_millis(30));
+                // SAFETY: allocated above; given up.
+                unsafe { objects.heap.free(carried) };
+            });
+            under_way.wait();
+            assert!(
+                objects.allocate(&own, layout).is_some(),
+                "{caches} caches, {bytes} bytes"
+            );
+        });
+    }
+}
+
+/// Others wait for that lock, a fork among them.
+#[test]
+fn who_holds_the_lock_of_the_shared_structure_does_not_sleep_before_a_refusal() {
+    let objects = Objects::<Region>::for_test(16 << 20, 0, false);
+    if !objects.reaches_threads() {
+        return;
+    }
+    let [small, large] = [64, 1 << 20].map(|bytes| Layout::from_size_align(bytes, 8).unwrap());
+    let [at_work, over] = [(); 2].map(|()| Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: structures are never destroyed.
+            let own = unsafe { objects.enlist().unwrap().as_ref() };
+            let own = own.enter(objects).unwrap();
+            let block = objects.allocate(&own, small).unwrap();
+            // SAFETY: freed with its layout, by a thread that has entered.
+            unsafe { objects.free(&own, block, small) };
+            at_work.wait();
+            over.wait();
+        });
+        at_work.wait();
+        while objects.allocate(&objects.shared(), large).is_some() {}
+        let begun = objects.register.begun();
+        let got = objects.allocate(&objects.shared(), large);
+        let rounds = objects.register.begun() - begun;
+        over.wait();
+        // Those after which it would sleep are not made.
+        assert!(got.is_none() && rounds <= 8, "{rounds} rounds");
+    });
+}

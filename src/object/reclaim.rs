@@ -12,6 +12,7 @@
 //! - A thread that is at work cannot be emptied. If it was preempted there, its shelf may hold most of a small heap.
 //!   And a yield seldom helps: who has had its share of the processor gets no more of it as long as those who yield
 //!   have had less. So from the fifth round on the caller sleeps.
+//! - Nor can the shared structure while its lock is held. Who holds it itself never sleeps: others wait for that lock.
 //! - If the caller is preempted between a round and its attempt, the others free to their shelves what the attempt then
 //!   misses. So a refusal stands only when the next round has found nothing.
 //! - A thread that releases memory may have slots in hand (`punch.rs`).
@@ -22,7 +23,8 @@
 //! request refused when all eight rounds only yielded, none of them now.
 //!
 //! Cost of a refusal: two rounds, 20 to 40 µs, if nobody is at work; up to eight if others keep freeing, and 28 ms of
-//! sleep if there is always somebody at work.
+//! sleep if there is always somebody at work. Threads with pages on their way to the heap are waited for as in a heap of
+//! pages, for a good part of a second in all (`heap/grow.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -50,40 +52,43 @@ const ROUND_MILLISECONDS: u32 = 20;
 
 /// What a round has achieved.
 struct Reclaimed {
-    /// No thread was at work on its structure while that kept anything.
+    /// Nothing was out of reach: of no thread at work, and nothing that another thread's round has not yet looked at.
     reached: bool,
+    /// A thread was at work on its structure, and keeps something.
+    missed: bool,
     /// Pages were found anywhere.
     found: bool,
 }
 
 impl<S: Source + 'static> Objects<S> {
     /// The last attempts before an allocation fails: first with what the thread itself keeps, then with everything
-    /// within reach, in rounds.
+    /// within reach, in rounds. An attempt gets the cache to use, but not in rounds: the thread's own has just been
+    /// flushed, and who claims through a cache counts as a thread with pages on their way, for which it would wait.
     #[cold]
-    pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn() -> Option<R>) -> Option<R> {
+    pub(super) fn try_at_last<R>(&self, thread: &Thread, attempt: impl Fn(Option<usize>) -> Option<R>) -> Option<R> {
         self.flush(thread);
-        let got = attempt();
+        let got = attempt(thread.cache());
         if got.is_some() {
             return got;
         }
-        let (mut was_reached, mut times_reached) = (false, 0);
+        let (mut was_reached, mut times_reached, mut waits) = (false, 0, 0);
         for round in 0..ROUNDS {
             let seen = self.heap.releases();
             let reclaimed = self.reclaim(thread);
             // At once: until the thread yields, others rarely get to free anything.
-            let got = self.heap.at_last(&attempt);
+            let got = self.heap.at_last(&mut waits, || attempt(None));
             let stands = was_reached && reclaimed.reached && !reclaimed.found;
             let is_calm = self.heap.releases() == seen && !self.aside.has_any();
-            times_reached += u32::from(reclaimed.reached);
+            times_reached += u32::from(reclaimed.reached || !thread.has_user());
             if got.is_some() || stands && is_calm || times_reached == ROUNDS_REACHING {
                 return got;
             }
             was_reached = reclaimed.reached;
             // Let other threads run.
-            if was_reached || round < ROUNDS_AWAKE {
-                relax(YIELDING_ROUND);
-            } else {
+            if reclaimed.missed && thread.has_user() && round >= ROUNDS_AWAKE {
                 wait_for(&AtomicU32::new(0), 0, Some(SLEEP));
+            } else {
+                relax(YIELDING_ROUND);
             }
         }
         None
@@ -92,24 +97,30 @@ impl<S: Source + 'static> Objects<S> {
     /// Empties what it can reach.
     fn reclaim(&self, thread: &Thread) -> Reclaimed {
         let cache = thread.cache();
-        // If the caller is the shared thread it holds this lock already, and its structure is emptied below.
-        let mut pages = self.try_shared().map_or(0, |shared| self.flush(&shared));
+        let shared = self.try_shared();
+        let mut pages = shared.as_ref().map_or(0, |shared| self.flush(shared));
+        // Or the caller is the shared thread: it holds this lock already, and its structure is emptied now.
+        let mut reached = shared.is_some() || !thread.has_user();
+        drop(shared);
         pages += self.flush(thread);
         pages += self.empty_vacant_by_one();
         // When many allocations fail at once, one round serves all that waited for it. Bounded.
-        let (begun, mut reached) = (self.register.begun(), false);
+        let (begun, mut missed) = (self.register.begun(), false);
         if let Some(rounds) = self.register.rounds_within(ROUND_MILLISECONDS)
             && self.register.begun() == begun
         {
             let seized = self.seize_threads(&rounds);
             pages += seized.pages;
-            reached = !seized.missed;
+            missed = seized.missed;
+            reached &= !missed;
+        } else {
+            reached = false;
         }
         pages += self.empty_stores(cache);
         self.flush_cache(thread);
         // Those of sleeping threads.
         let cached = self.heap.seize_caches();
         let found = pages > 0 || cached;
-        Reclaimed { reached, found }
+        Reclaimed { reached, missed, found }
     }
 }

@@ -170,7 +170,12 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Memory for a slot of this class in a run of its own, as short as it can be, if there is no room for a span.
     #[cold]
-    pub(super) fn allocate_in_run(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
+    pub(super) fn allocate_in_run(
+        &self,
+        thread: &Thread,
+        cache: Option<usize>,
+        class: SizeClass,
+    ) -> Option<NonNull<u8>> {
         let pages = class.bytes().div_ceil(PAGE_BYTES);
         let wastes = class.bytes() < (pages * PAGE_BYTES).div_ceil(MOST_WASTE);
         if !class.is_flagged() || wastes || pages >= class.pages() {
@@ -180,7 +185,7 @@ impl<S: Source + 'static> Objects<S> {
         let shelved = Length::exactly(pages).and_then(|length| self.run_from_shelf(thread, length));
         let memory = match shelved {
             Some(memory) => memory,
-            None => self.enter_run(thread, self.pages(thread.cache(), PageCount(pages))?.run)?,
+            None => self.enter_run(thread, self.pages(cache, PageCount(pages))?.run)?,
         };
         self.spans.enter_room(memory);
         self.keep_below(thread);

@@ -209,19 +209,19 @@ impl<S: Source + 'static> Objects<S> {
         if let Some(run) = self.cut_from_shelf(thread, layout) {
             return Some(used(run));
         }
-        let attempt = || {
+        let attempt = |cache| {
             let allocation = if layout.align() <= PAGE_BYTES {
-                self.pages(thread.cache(), pages)
+                self.pages(cache, pages)
             } else {
                 self.count_pages(pages, || self.heap.try_aligned(pages, layout.align()))
             }?;
             if is_entered(layout) {
-                self.covers(thread.cache(), allocation.run)?;
+                self.covers(cache, allocation.run)?;
                 self.enter(allocation.run, layout);
             }
             Some(allocation)
         };
-        let allocation = attempt().or_else(|| self.try_at_last(thread, attempt))?;
+        let allocation = attempt(thread.cache()).or_else(|| self.try_at_last(thread, attempt))?;
         self.keep_below(thread);
         Some(allocation)
     }

@@ -47,12 +47,12 @@ impl<S: Source + 'static> Objects<S> {
     /// The same when there is no memory for a span.
     #[cold]
     fn allocate_without_span(&self, thread: &Thread, class: SizeClass) -> Option<NonNull<u8>> {
-        self.allocate_in_run(thread, class)
-            .or_else(|| {
-                let slot = self.try_at_last(thread, || self.take_slot(thread.cache(), class))?;
-                Some(self.hand_out(slot, class))
+        self.allocate_in_run(thread, thread.cache(), class).or_else(|| {
+            self.try_at_last(thread, |cache| {
+                let slot = self.take_slot(cache, class).map(|slot| self.hand_out(slot, class));
+                slot.or_else(|| self.allocate_in_run(thread, cache, class))
             })
-            .or_else(|| self.allocate_in_run(thread, class))
+        })
     }
 
     /// A slot that can be had cheaply: at the heap's limit no span is searched for.

@@ -457,7 +457,7 @@ impl Thread {
 
     /// Whether it keeps slots, runs, or pages for racks. A snapshot, if its user is at work.
     pub(super) fn keeps_any(&self) -> bool {
-        let any_slot = SizeClass::all().any(|class| self.magazine(class).count(class) > 0);
+        let any_slot = self.magazines.iter().any(Magazine::has_any_slot);
         any_slot || self.shelf.pages().0 > 0 || self.plot.pages().0 > 0
     }
 
