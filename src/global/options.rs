@@ -220,9 +220,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Calls `hook` before refusing an allocation for want of memory, at the limit or because the system has none. What
     /// could not be met in an empty heap, such as a block longer than the limit, is refused without it. The hook
     /// returns whether it has freed something, so that the allocation should be tried again, 256 times at most. Each
-    /// attempt takes some 30 µs, or up to as many milliseconds if other threads are busy with the heap. So free at least
-    /// as much as is asked for, if that is known, and not one entry of a cache at a time. The hook receives the layout
-    /// of the block; with the feature `checks`, that of the block with its seal.
+    /// attempt takes some 30 µs, or up to as many milliseconds if other threads are busy with the heap. So free at
+    /// least as much as is asked for, if that is known, and not one entry of a cache at a time. The hook receives the
+    /// layout of the block; with the feature `checks`, that of the block with its seal.
     ///
     /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
     /// [`release`](Self::release). With an operating system it may also allocate; it gets null if there is no room, and
