@@ -136,7 +136,7 @@ impl<S: Source + 'static> Objects<S> {
     fn punch_span(&self, class: SizeClass, span: PageIndex) -> Punched {
         let central = self.central(class);
         // Until the slots are home: a thread about to report failure looks again if we have come or gone meanwhile,
-        // and waits for us if it waits for releases at all (`threads.rs`, `heap/grow.rs`).
+        // and waits for us if it waits for releases at all (`reclaim.rs`, `heap/grow.rs`).
         let _pass = self.heap.scavenges(span);
         // A thread that does not wait must find another span, if none can be made.
         let is_full = self.heap.is_stuck(PageCount(class.pages()));
