@@ -249,3 +249,44 @@ fn who_holds_the_lock_of_the_shared_structure_does_not_sleep_before_a_refusal() 
         assert!(got.is_none() && rounds <= 8, "{rounds} rounds");
     });
 }
+
+/// No span fits into the run that a sleeping thread keeps, but one slot does. It was served after all rounds, with their
+/// sleeps, as another thread was at work and kept something.
+#[test]
+fn a_slot_in_a_run_of_its_own_is_found_in_the_first_round() {
+    let objects = Objects::<Region>::for_test(16 << 20, 0, false);
+    if !objects.reaches_threads() {
+        return;
+    }
+    // SAFETY: structures are never destroyed.
+    let [busy, asleep, asks] = [(); 3].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
+    let fits = |class: &SizeClass| class.bytes() > 4 * PAGE_BYTES - 1024 && class.bytes() <= 4 * PAGE_BYTES;
+    let class = SizeClass::all().find(|class| fits(class) && class.pages() > 5).unwrap();
+    let [small, slot, run] =
+        [64, class.bytes(), 5 * PAGE_BYTES].map(|bytes| Layout::from_size_align(bytes, 8).unwrap());
+    let (busy, asks) = (busy.enter(objects).unwrap(), asks.enter(objects).unwrap());
+    let block = objects.allocate(&busy, small).unwrap();
+    // SAFETY: freed with its layout, by a thread that has entered.
+    unsafe { objects.free(&busy, block, small) };
+    // Another behind it, so that it stays alone.
+    let [kept, _behind] = [(); 2].map(|()| objects.allocate(&asleep.enter(objects).unwrap(), run).unwrap());
+    [512, 64, 8, 1]
+        .into_iter()
+        .for_each(|pages| while objects.heap.allocate(PageCount(pages)).is_some() {});
+    assert!(objects.shelve(&asleep.enter(objects).unwrap(), kept, Length::exactly(5)));
+    let begun = objects.register.begun();
+    assert!(objects.allocate(&asks, slot).is_some());
+    assert_eq!(objects.register.begun() - begun, 1);
+}
+
+/// A thread stopped with pages in hand was waited for in each of 32 rounds: ten seconds.
+#[test]
+fn who_has_waited_for_pages_on_their_way_in_vain_does_not_wait_again() {
+    let objects = Objects::<Region>::for_test(16 << 20, 0, false);
+    let _pass = objects.heap.pass();
+    let mut waits = 0;
+    assert_eq!(objects.heap.at_last(&mut waits, || None::<()>), None);
+    let waited = waits;
+    assert_eq!(objects.heap.at_last(&mut waits, || None::<()>), None);
+    assert!(waited > 1 << 19 && waits == waited, "{waited}, {waits}");
+}
