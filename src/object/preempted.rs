@@ -250,8 +250,8 @@ fn who_holds_the_lock_of_the_shared_structure_does_not_sleep_before_a_refusal() 
     });
 }
 
-/// No span fits into the run that a sleeping thread keeps, but one slot does. It was served after all rounds, with their
-/// sleeps, as another thread was at work and kept something.
+/// No span fits into the run that a sleeping thread keeps, but one slot does. It was served after all rounds, with
+/// their sleeps, as another thread was at work and kept something.
 #[test]
 fn a_slot_in_a_run_of_its_own_is_found_in_the_first_round() {
     let objects = Objects::<Region>::for_test(16 << 20, 0, false);
