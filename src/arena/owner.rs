@@ -14,6 +14,8 @@ use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 
+use crate::fatal::{self, Number};
+
 use super::backing::Backing;
 use super::error::ArenaError;
 use super::process::ProcessHeap;
@@ -203,10 +205,10 @@ impl<'l, B: Backing> Owner<'l, B> {
     pub fn enter(&self) -> Guard<'_, B> {
         match self.depth.get() {
             0 => self.list.shards.enter_reader(self.index),
-            usize::MAX => crate::fatal::abort(
+            usize::MAX => fatal::abort(
                 "more guards than can be counted; their number, the shard",
-                crate::fatal::Number::Count(usize::MAX),
-                crate::fatal::Number::Count(self.index),
+                Number::Count(usize::MAX),
+                Number::Count(self.index),
             ),
             _ => {}
         }

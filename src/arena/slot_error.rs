@@ -4,6 +4,8 @@
 
 use core::fmt;
 
+use crate::fatal::{self, Number};
+
 /// A slot that was not freed, because it is not one of the list's or is not allocated. The list is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotError {
@@ -48,11 +50,7 @@ impl SlotError {
         } else {
             "slot freed that is not allocated (freed twice, or retired); its address, the bytes of a slot"
         };
-        crate::fatal::abort(
-            what,
-            crate::fatal::Number::Address(self.address),
-            crate::fatal::Number::Count(slot_bytes),
-        )
+        fatal::abort(what, Number::Address(self.address), Number::Count(slot_bytes))
     }
 }
 

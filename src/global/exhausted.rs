@@ -20,6 +20,8 @@
 
 use core::alloc::Layout;
 
+use crate::fatal::{self, Number};
+
 use super::local;
 
 /// How often a hook may ask for another try. So one that never says no does not keep the program for ever, though for
@@ -40,10 +42,10 @@ fn ask(hook: fn(Layout) -> bool, layout: Layout) -> bool {
     struct Unwinding(Layout);
     impl Drop for Unwinding {
         fn drop(&mut self) {
-            crate::fatal::abort(
+            fatal::abort(
                 "the hook for exhausted memory has unwound; the size asked for, its alignment",
-                crate::fatal::Number::Count(self.0.size()),
-                crate::fatal::Number::Count(self.0.align()),
+                Number::Count(self.0.size()),
+                Number::Count(self.0.align()),
             );
         }
     }

@@ -30,12 +30,12 @@
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::object::{Forks, Objects};
 use crate::source::{self, KeepErrno, Source};
-use crate::sync::{Guard, Lock, wait_for};
+use crate::sync::{Guard, Lock, sleep};
 
 use super::{background, pthread};
 
@@ -178,7 +178,7 @@ unsafe extern "C" fn before() {
         }
         OPENING.let_go();
         // A thread that waits for `OPENING` should get it before we do again.
-        wait_for(&AtomicU32::new(0), 0, Some(Duration::from_millis(1)));
+        sleep(Duration::from_millis(1));
     }
     FORKING.store(pthread::here(), Ordering::Relaxed);
     #[cfg(any(target_os = "linux", target_os = "android"))]

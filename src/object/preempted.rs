@@ -35,6 +35,12 @@ fn give(objects: &Objects<Region>, block: NonNull<u8>, layout: Layout) {
     unsafe { objects.free(&objects.shared(), block, layout) };
 }
 
+fn take_all_pages(objects: &Objects<Region>) {
+    for pages in [512, 64, 8, 1] {
+        while objects.heap.allocate(PageCount(pages)).is_some() {}
+    }
+}
+
 #[test]
 fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
     for (size, count) in [
@@ -198,9 +204,7 @@ fn a_request_waits_for_pages_on_their_way_with_and_without_a_cache() {
         assert_eq!(own.cache().is_some(), caches > 0);
         let carried = objects.heap.allocate(PageCount(1000)).unwrap();
         objects.flush(&own);
-        [512, 64, 8, 1]
-            .into_iter()
-            .for_each(|pages| while objects.heap.allocate(PageCount(pages)).is_some() {});
+        take_all_pages(objects);
         let under_way = Barrier::new(2);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -270,9 +274,7 @@ fn a_slot_in_a_run_of_its_own_is_found_in_the_first_round() {
     unsafe { objects.free(&busy, block, small) };
     // Another behind it, so that it stays alone.
     let [kept, _behind] = [(); 2].map(|()| objects.allocate(&asleep.enter(objects).unwrap(), run).unwrap());
-    [512, 64, 8, 1]
-        .into_iter()
-        .for_each(|pages| while objects.heap.allocate(PageCount(pages)).is_some() {});
+    take_all_pages(objects);
     assert!(objects.shelve(&asleep.enter(objects).unwrap(), kept, Length::exactly(5)));
     let begun = objects.register.begun();
     assert!(objects.allocate(&asks, slot).is_some());

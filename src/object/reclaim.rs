@@ -31,7 +31,7 @@
 use core::time::Duration;
 
 use crate::source::Source;
-use crate::sync::{AtomicU32, relax, wait_for};
+use crate::sync::{relax, sleep};
 
 use super::{Objects, Thread};
 
@@ -86,7 +86,7 @@ impl<S: Source + 'static> Objects<S> {
             was_reached = reclaimed.reached;
             // Let other threads run.
             if reclaimed.missed && thread.has_user() && round >= ROUNDS_AWAKE {
-                wait_for(&AtomicU32::new(0), 0, Some(SLEEP));
+                sleep(SLEEP);
             } else {
                 relax(YIELDING_ROUND);
             }

@@ -49,5 +49,5 @@ pub(crate) use imp::{
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;
 pub use owner::{Owned, Owner, Stake, seize};
-pub(crate) use rest::rest;
+pub(crate) use rest::{rest, sleep};
 pub use turnstile::{Calm, Pass, Turnstile};

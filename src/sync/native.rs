@@ -10,6 +10,8 @@ use libc::__errno as errno;
 #[cfg(all(feature = "std", target_os = "linux"))]
 use libc::__errno_location as errno;
 
+use crate::fatal::{self, Number};
+
 #[cfg(all(windows, feature = "std"))]
 pub(crate) use super::windows::{fence_heavy, wait, wait_for, wake};
 
@@ -389,10 +391,10 @@ impl<T: Zeroed> Table<T> {
 #[cold]
 #[inline(never)]
 fn out_of_table(index: usize, len: usize) -> ! {
-    crate::fatal::abort(
+    fatal::abort(
         "a table's entry past its end was asked for",
-        crate::fatal::Number::Count(index),
-        crate::fatal::Number::Count(len),
+        Number::Count(index),
+        Number::Count(len),
     )
 }
 

@@ -32,9 +32,14 @@ pub(crate) fn rest(round: u32) -> u32 {
     round.saturating_add(if round < ROUNDS_AWAKE {
         1
     } else {
-        wait_for(&AtomicU32::new(0), 0, Some(SLEEP));
+        sleep(SLEEP);
         ROUNDS_ASLEEP
     })
+}
+
+/// Sleeps for this time, or until a signal: other threads run, whatever their share of the processor has been.
+pub(crate) fn sleep(time: Duration) {
+    wait_for(&AtomicU32::new(0), 0, Some(time));
 }
 
 #[cfg(all(test, feature = "std", target_os = "linux"))]
