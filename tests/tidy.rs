@@ -85,6 +85,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/plot.rs",
     "src/object/register.rs",
     "src/object/run.rs",
+    "src/object/transfer.rs",
     "src/object/shorten.rs",
     "src/object/stray.rs",
     "src/object/racks.rs",

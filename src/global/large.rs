@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   take_large ── a run in the hand of this length? ── on its list? ── slow
-//!   give_large ── room in the hand of this length?  ── on its list? ── slow
+//!   give_large ── room in the hand of this length?  ── on its list? ── in a lot? ── slow
 //!   take_long ─── a run of this length aside? ──────────────────────── slow
 //!   give_long ─── room aside? ──────────────────────────────────────── slow
 //! ```
@@ -136,8 +136,26 @@ impl<S: Source + 'static> GlobalHeap<S> {
             self.after_put(objects, length);
             return;
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.dealloc_slow(memory, size, 1) };
+        // SAFETY: the caller's promise; it has entered a structure of this heap.
+        unsafe { self.give_in_lot(memory, size, length, entry) };
+    }
+
+    /// The same into a lot, from where other threads take it, if this one asks for no such runs.
+    ///
+    /// # Safety
+    ///
+    /// As for [`give_listed`](Self::give_listed), and [`entered`](Self::entered).
+    #[inline(never)]
+    unsafe fn give_in_lot(&self, memory: NonNull<u8>, size: usize, length: Length, entry: &'static Span) {
+        // SAFETY: the caller's promise: a block of this length, with this entry, that no list has taken.
+        unsafe {
+            let objects = self.entered();
+            if objects.put_in_lot(memory, length, entry) {
+                self.after_put(objects, length);
+                return;
+            }
+            self.dealloc_slow(memory, size, 1);
+        }
     }
 
     /// A block that the table does not list as such: the slow path finds out what it is.

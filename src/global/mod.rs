@@ -351,8 +351,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     /// Gives back what this thread keeps for itself: free blocks to their classes, free pages and the tables for free
-    /// blocks to the heap. This returns no memory to the system; for that call [`release`](Self::release), which
-    /// reaches what other threads keep as well. Cost: ~7 µs if the magazines are full.
+    /// blocks to the heap; and what lies there for the next large block of a certain length. This returns no memory to
+    /// the system; for that call [`release`](Self::release), which reaches what other threads keep as well. Cost: ~7 µs
+    /// if the magazines are full.
     pub fn flush_thread(&self) {
         if let Some(objects) = self.opened() {
             self.with_thread(objects, |thread| objects.flush(thread));

@@ -1,31 +1,41 @@
-//! Long runs freed lately, put aside for the next block of exactly the same length.
+//! Runs freed lately, put aside for the next block of exactly the same length, whichever thread needs it.
 //!
 //! ```text
-//!                       pages, first page
-//!   aside              │ 300, 4096 │ 1024, 8192 │ ∅ │ ∅ │ ∅ │ ∅ │ ∅ │ ∅ │      of the whole heap: one cache line
+//!                  runs × pages, first run
+//!   aside         │ 1 × 300, 4096 │ 3 × 13, 700 │ ∅ │ ∅ │ ∅ │ ∅ │ ∅ │ ∅ │   of the whole heap: one cache line
+//!                                        └▶ 220 ─▶ 80                          linked through the table (`link.rs`)
 //!
-//!   free of 200 pages   ∅ := 200, its first page           no ∅: to the heap, as ever
+//!   free of 200 pages   ∅ := 1 × 200, its first page       no ∅: to the heap, as ever
+//!   free of 13, at 900  3 × 13, 700 := 4 × 13, 900         900 leads to 700
 //!   request for 300     takes that run                     a compare-exchange, and the bitmap is not touched
+//!   request for 13      takes all four at once             one is the block, three go on the thread's shelf
 //!   any other request   all of these go to the heap, then it is served from there
 //! ```
 //!
-//! A shelf keeps runs of up to 1 MiB for one thread, and no other request can use them meanwhile (`shelf.rs`). For
-//! longer runs that would cost too much memory. So these lie aside only until somebody needs pages. Whoever asks the
-//! heap for a page, or for anything but a block of one of these lengths, first gives all of them back. So the heap is
-//! then as it would have been without this: it refuses nothing because of what lies here, and a block that grows in
-//! place finds the same neighbours. (If two threads ask at the same moment, one may find the other with a run in hand.
-//! Then the heap may grow, but no request is refused before that run has arrived. And whoever finds no page looks here
-//! once more before it gives up: while it searched, a run may have been put here, and the page that was free until then
-//! been taken. A request can be refused in vain all the same, if in that moment yet another thread has taken that run
-//! out again, or if the search was that for a block's own run for want of a span (`room.rs`), which is the very last.)
-//! The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts nothing aside.
+//! **Long runs.** A shelf keeps runs of up to 1 MiB for one thread, and no other request can use them meanwhile
+//! (`shelf.rs`). For longer runs that would cost too much memory. So these lie aside only until somebody needs pages.
+//! Whoever asks the heap for a page, or for anything but a block of one of these lengths, first gives all of them back.
+//! So the heap is then as it would have been without this: it refuses nothing because of what lies here, and a block
+//! that grows in place finds the same neighbours. (If two threads ask at the same moment, one may find the other with a
+//! run in hand. Then the heap may grow, but no request is refused before that run has arrived. And whoever finds no
+//! page looks here once more before it gives up: while it searched, a run may have been put here, and the page that was
+//! free until then been taken. A request can be refused in vain all the same, if in that moment yet another thread has
+//! taken that run out again, or if the search was that for a block's own run for want of a span (`room.rs`), which is
+//! the very last.) The scavenger also gives them back first, each time it looks, and a heap over its soft limit puts
+//! nothing aside.
 //!
-//! What that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set
+//! **Lots.** A run that a shelf does not take, because its thread asks for none of that length, lies aside on the same
+//! terms, before others of its length: a lot. A thread that needs one takes the whole lot. So a buffer that one thread
+//! fills and another drops goes back to the first without a search for free pages, and most of the time without a
+//! locked instruction on its way out. A lot is not longer than a shelf's list may be, so that it fits there.
+//!
+//! What all that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set
 //! again one word after the other, with the summaries above.
 //!
 //! I21: a run that lies here is entered in the table as shelved, and in no other place. A place is changed by one
-//! compare-exchange or swap, so a run has one taker; whoever has taken it owns it. A run says its length here, so a
-//! place that holds the same word again holds a run of that length again.
+//! compare-exchange or swap, so a lot has one taker; whoever has taken it owns its runs, and the links between them. A
+//! word says the length of its runs and which one is first. So if a place holds the same word again, a run that was
+//! about to lead to that first one still may; and who takes the lot takes one of that length, and so many.
 //!
 //! Worked: a program renders frames of 8 MiB. The free of each puts 1024 pages aside; the next frame is the same run.
 //! If it then needs one page for a span of small blocks, the 1024 go to the heap, and the page is the lowest free one.
@@ -41,14 +51,71 @@
 use crate::sync::{ASIDE, AtomicU64, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
-/// In a word the first page is below, the number of pages above. A heap has fewer than 2³² pages.
-const PAGES_SHIFT: u32 = 32;
+use super::link::Link;
+
+/// In a word the first page is below, then the length of each run, then their number. A heap has fewer than 2³² pages.
+const LENGTH_SHIFT: u32 = 32;
+const LENGTH_BITS: u32 = 14;
+const RUNS_SHIFT: u32 = LENGTH_SHIFT + LENGTH_BITS;
+
+/// The longest run that may lie here, in pages.
+pub const MOST_ASIDE: usize = (1 << LENGTH_BITS) - 1;
+
+/// Runs of one length, linked through the table. The first one is known, and how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lot(u64);
+
+impl Lot {
+    /// One run.
+    const fn of(run: PageRun) -> Self {
+        Self(1 << RUNS_SHIFT | (run.pages().0 as u64) << LENGTH_SHIFT | run.start().0 as u64)
+    }
+
+    /// What a place holds.
+    const fn in_place(word: u64) -> Option<Self> {
+        if word == 0 { None } else { Some(Self(word)) }
+    }
+
+    /// The first page of the first run.
+    #[inline]
+    #[must_use]
+    pub const fn first(self) -> PageIndex {
+        PageIndex(self.0 as u32 as usize)
+    }
+
+    /// How many runs there are.
+    #[inline]
+    #[must_use]
+    pub const fn runs(self) -> usize {
+        (self.0 >> RUNS_SHIFT) as usize
+    }
+
+    /// How long each of them is.
+    #[inline]
+    #[must_use]
+    pub const fn length(self) -> PageCount {
+        PageCount((self.0 >> LENGTH_SHIFT) as usize & MOST_ASIDE)
+    }
+
+    /// The pages of all of them.
+    #[inline]
+    #[must_use]
+    pub const fn pages(self) -> PageCount {
+        PageCount(self.runs() * self.length().0)
+    }
+
+    /// The lot with a run of its length before the others.
+    #[inline]
+    const fn behind(self, run: PageRun) -> Self {
+        Self(Self::of(run).0 + ((self.runs() as u64) << RUNS_SHIFT))
+    }
+}
 
 /// The runs put aside.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Aside {
-    /// A run, or 0.
+    /// A lot, or 0.
     places: [AtomicU64; ASIDE],
 }
 
@@ -62,57 +129,97 @@ impl Aside {
         }
     }
 
-    /// Puts a run aside that the caller owns, if there is a place. Returns whether it did.
+    /// Puts a run of up to [`MOST_ASIDE`] pages aside that the caller owns, if a place is empty. Returns whether it
+    /// did.
     #[inline]
     #[must_use]
     pub fn put(&self, run: PageRun) -> bool {
-        let word = (run.pages().0 as u64) << PAGES_SHIFT | run.start().0 as u64;
         self.places.iter().any(|place| {
             // Relaxed: a guess, which the exchange checks; and nothing is read if it fails. Release: hands over the
             // run's pages and its entry; partners: `take`, `empty`.
             place.load(Ordering::Relaxed) == 0
                 && place
-                    .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
+                    .compare_exchange(0, Lot::of(run).0, Ordering::Release, Ordering::Relaxed)
                     .is_ok()
         })
     }
 
-    /// Takes a run of exactly so many pages, if there is one; returns its first page.
+    /// Puts such a run before others of its length, if all of them are not more than `most` pages, or where a place is
+    /// empty. `link` is the run's. Returns whether it did.
     #[inline]
     #[must_use]
-    pub fn take(&self, pages: PageCount) -> Option<PageIndex> {
-        let is_such = |word: u64| word >> PAGES_SHIFT == pages.0 as u64 && word != 0;
-        let taken = self.places.iter().find_map(|place| {
-            // Relaxed: a guess, which the exchange checks; and nothing is read if it fails. Acquire: pairs with the
-            // release of `put`.
+    pub fn join(&self, run: PageRun, most: PageCount, link: &Link) -> bool {
+        self.places.iter().any(|place| {
+            // Relaxed: a guess, as in `put`. Which of the runs are behind the first one is not looked at.
             let word = place.load(Ordering::Relaxed);
-            let taken = is_such(word)
+            let joined = match Lot::in_place(word) {
+                None => Lot::of(run),
+                Some(lot) if lot.length() == run.pages() && lot.pages().0 + run.pages().0 <= most.0 => lot.behind(run),
+                Some(_) => return false,
+            };
+            link.set(Lot::in_place(word).map(Lot::first));
+            // Release: hands over the run's pages, its entry and its link, beside what others have handed over with
+            // theirs, since this exchange goes on with their release; partners: `take`, `empty`. Relaxed: as above.
+            place
+                .compare_exchange(word, joined.0, Ordering::Release, Ordering::Relaxed)
+                .is_ok()
+        })
+    }
+
+    /// Takes a single run of exactly so many pages, if there is one; returns its first page.
+    #[inline]
+    #[must_use]
+    pub fn take(&self, length: PageCount) -> Option<PageIndex> {
+        let sought = Lot::of(PageRun::known(0, length.0)).0;
+        self.places.iter().find_map(|place| {
+            // Relaxed: a guess, which the exchange checks; and nothing is read if it fails.
+            let word = place.load(Ordering::Relaxed);
+            let taken = word >> LENGTH_SHIFT == sought >> LENGTH_SHIFT
                 && place
+                    // Acquire: pairs with the release of `put`. Relaxed: as above.
                     .compare_exchange(word, 0, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok();
-            taken.then_some(word)
-        })?;
-        Some(run_of(taken).start())
+            taken.then(|| Lot(word).first())
+        })
+    }
+
+    /// Takes runs of exactly so many pages, if there are any, and at most `others` pages of them beside one. `enter` is
+    /// called first, as in [`empty`](Self::empty), and the pass returned.
+    #[inline]
+    #[must_use]
+    pub fn take_lot<P>(&self, length: PageCount, others: PageCount, enter: impl Fn() -> P) -> Option<(Lot, P)> {
+        let is_such = |lot: &Lot| lot.length() == length && lot.pages().0 - length.0 <= others.0;
+        self.places.iter().find_map(|place| {
+            // Relaxed: a guess, which the exchange checks; and nothing is read if it fails.
+            let lot = Lot::in_place(place.load(Ordering::Relaxed)).filter(is_such)?;
+            let pass = enter();
+            // Acquire: pairs with the releases of `put` and `join`. Release: as in `empty`. Relaxed: as above.
+            place
+                .compare_exchange(lot.0, 0, Ordering::AcqRel, Ordering::Relaxed)
+                .ok()?;
+            Some((lot, pass))
+        })
     }
 
     /// Whether there is any.
     #[inline]
     #[must_use]
     pub fn has_any(&self) -> bool {
-        // Acquire: who finds a place empty sees that the thread which emptied it is on its way; partner: `empty`. (If
-        // another run was put there since and taken, that was by read-modify-writes, which go on with that release.)
+        // Acquire: who finds a place empty sees that the thread which emptied it is on its way; partners: `take_lot`,
+        // `empty`. (If another run was put there since and taken, that was by read-modify-writes, which go on with that
+        // release.)
         self.places.iter().any(|place| place.load(Ordering::Acquire) != 0)
     }
 
-    /// Takes all runs and passes them to `give`, one by one. `enter` is called first: as long as what it returns lives,
+    /// Takes all lots and passes them to `give`, one by one. `enter` is called first: as long as what it returns lives,
     /// no request is refused, because one of these runs may be in hand.
-    pub fn empty<P>(&self, enter: impl FnOnce() -> P, mut give: impl FnMut(PageRun)) {
+    pub fn empty<P>(&self, enter: impl FnOnce() -> P, mut give: impl FnMut(Lot)) {
         let _pass = enter();
         for place in &self.places {
-            // Acquire: pairs with the release of `put`. Release: after the pass was entered; partner: `has_any`.
-            let word = place.swap(0, Ordering::AcqRel);
-            if word != 0 {
-                give(run_of(word));
+            // Acquire: pairs with the releases of `put` and `join`. Release: after the pass was entered; partner:
+            // `has_any`.
+            if let Some(lot) = Lot::in_place(place.swap(0, Ordering::AcqRel)) {
+                give(lot);
             }
         }
     }
@@ -122,13 +229,8 @@ impl Aside {
     pub fn pages(&self) -> PageCount {
         // Relaxed: a statistic.
         let words = self.places.iter().map(|place| place.load(Ordering::Relaxed));
-        PageCount(words.map(|word| (word >> PAGES_SHIFT) as usize).sum())
+        PageCount(words.filter_map(Lot::in_place).map(|lot| lot.pages().0).sum())
     }
-}
-
-/// The run that a word says, which is not 0.
-const fn run_of(word: u64) -> PageRun {
-    PageRun::known(word as u32 as usize, (word >> PAGES_SHIFT) as usize)
 }
 
 #[cfg(test)]
@@ -137,23 +239,64 @@ mod tests {
 
     use super::*;
 
+    fn lot_of(aside: &Aside, length: usize, others: usize) -> Option<Lot> {
+        let taken = aside.take_lot(PageCount(length), PageCount(others), || ());
+        taken.map(|(lot, ())| lot)
+    }
+
     #[test]
     fn a_run_is_taken_once_by_its_length() {
         let aside = Aside::new();
-        assert!(!aside.has_any() && aside.take(PageCount(0)).is_none());
+        assert!(!aside.has_any() && aside.take(PageCount(129)).is_none());
         let runs = core::array::from_fn::<_, ASIDE, _>(|at| PageRun::known(at << 10, 129 + at / 2));
         assert!(runs.iter().all(|&run| aside.put(run)));
         assert!(!aside.put(PageRun::known(1 << 20, 500)), "there is no place left");
         assert_eq!(aside.pages(), PageCount(2 * (129 + 130 + 131 + 132)));
         let taken = [131, 131, 131, 500].map(|pages| aside.take(PageCount(pages)));
         assert_eq!(taken, [Some(PageIndex(4 << 10)), Some(PageIndex(5 << 10)), None, None]);
-        let last = PageRun::known(u32::MAX as usize - 200, 200);
+        let last = PageRun::known(u32::MAX as usize - MOST_ASIDE, MOST_ASIDE);
         assert!(aside.put(last));
         let mut left = std::vec::Vec::new();
-        aside.empty(|| (), |run| left.push(run));
-        left.sort_by_key(|run| run.start().0);
+        aside.empty(
+            || (),
+            |lot| left.push((lot.runs(), PageRun::known(lot.first().0, lot.length().0))),
+        );
+        left.sort_by_key(|(_, run)| run.start().0);
         let expected = [0, 1, 2, 3, 6, 7].map(|at| runs[at]).into_iter().chain([last]);
-        assert!(left.into_iter().eq(expected));
+        assert!(left.into_iter().eq(expected.map(|run| (1, run))));
         assert!(!aside.has_any() && aside.pages() == PageCount::ZERO);
+    }
+
+    /// A lot comes out as a whole, if there is room for it, and leads from the run put there last to the first.
+    #[test]
+    fn a_lot_is_taken_whole() {
+        let aside = Aside::new();
+        let links: [Link; 4] = core::array::from_fn(|_| Link::none());
+        links.iter().for_each(|link| link.set(Some(PageIndex(99))));
+        let join = |at: usize, pages| {
+            let most = PageCount(15);
+            aside.join(PageRun::known(10 * at, pages), most, &links[at])
+        };
+        assert!(join(1, 5) && join(2, 5) && join(3, 5) && join(0, 6));
+        let leads = links.each_ref().map(Link::get);
+        assert_eq!(leads, [None, None, Some(PageIndex(10)), Some(PageIndex(20))]);
+        assert_eq!(aside.pages(), PageCount(21));
+        assert_eq!(lot_of(&aside, 5, 9), None, "no room for two others");
+        let lot = lot_of(&aside, 5, 10).unwrap();
+        assert_eq!((lot.first(), lot.runs()), (PageIndex(30), 3));
+        assert_eq!((lot.length(), lot.pages()), (PageCount(5), PageCount(15)));
+        assert_eq!(lot_of(&aside, 5, 10), None);
+        assert_eq!(aside.take(PageCount(6)), Some(PageIndex(0)));
+    }
+
+    /// A lot that is full, and others of its length, are in several places, as long as there are any.
+    #[test]
+    fn full_lots_take_places() {
+        let aside = Aside::new();
+        let link = Link::none();
+        let joined = (0..).take_while(|at| aside.join(PageRun::known(10 * at, 5), PageCount(14), &link));
+        assert_eq!(joined.count(), 2 * ASIDE);
+        let lots = core::iter::from_fn(|| lot_of(&aside, 5, 5));
+        assert!(lots.map(Lot::runs).eq([2; ASIDE]));
     }
 }

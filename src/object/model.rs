@@ -42,9 +42,10 @@ use span::Span;
 use spans::Spans;
 use store::{Lane, Walk};
 
-pub use aside::Aside;
+pub use aside::{Aside, Lot};
 pub use central::CentralState;
 pub use holes::Claim;
+pub use link::Link;
 pub use presence::Caller;
 pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;

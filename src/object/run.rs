@@ -18,7 +18,6 @@ use crate::fatal::{self, Number};
 use crate::free_set::Request;
 use crate::heap::Allocation;
 use crate::source::Source;
-use crate::sync::Ordering;
 use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
@@ -34,16 +33,6 @@ const MOST_ENTERED_ALIGN: usize = 16 << 20;
 #[inline]
 const fn is_entered(layout: Layout) -> bool {
     layout.align() <= MOST_ENTERED_ALIGN
-}
-
-/// The longest block that is put aside: 64 MiB, which takes 2 µs to be given back.
-const MOST_ASIDE_BYTES: usize = 64 << 20;
-
-/// Whether a block of this layout, which is a large one, can lie aside: it is longer than on a shelf, and aligned to at
-/// most a page.
-#[inline]
-const fn goes_aside(layout: Layout) -> bool {
-    layout.align() <= PAGE_BYTES && Length::of_size(layout.size()).is_none() && layout.size() <= MOST_ASIDE_BYTES
 }
 
 /// A run with memory behind it, and arbitrary contents.
@@ -136,66 +125,6 @@ impl<S: Source + 'static> Objects<S> {
         Some(used(PageRun::known(start.0, length.pages())))
     }
 
-    /// Fast path: takes a block that is longer than those on shelves, if one of exactly this length lies aside, and the
-    /// heap's limit, which may have been lowered, is not less.
-    #[inline]
-    pub fn take_from_aside(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let pages = pages_for(layout);
-        if !goes_aside(layout) || pages > self.heap.limit() {
-            return None;
-        }
-        let start = self.aside.take(pages)?;
-        self.spans.entry(start).enter_large(pages.0, None);
-        Some(self.spans.address(start))
-    }
-
-    /// Fast path: puts such a block aside, if there is room and the heap is not over its soft limit. If it did, the
-    /// caller must [tell](Self::tell) the keeper.
-    ///
-    /// # Safety
-    ///
-    /// The caller gives the block up, if there is such a block.
-    #[inline]
-    #[must_use]
-    pub unsafe fn put_aside(&self, memory: NonNull<u8>, layout: Layout) -> bool {
-        if !goes_aside(layout) || self.is_over() {
-            return false;
-        }
-        let pages = pages_for(layout);
-        let Some(start) = self.spans.large_at(memory, pages.0, None) else {
-            return false;
-        };
-        let entry = self.spans.entry(start);
-        if !entry.put_aside() {
-            return false;
-        }
-        let taken = self.aside.put(PageRun::known(start.0, pages.0));
-        if !taken {
-            entry.enter_large(pages.0, None);
-        }
-        taken
-    }
-
-    /// Gives what lies aside back to the heap: pages are needed, or somebody looks for free ones. Called before each
-    /// attempt to take pages.
-    #[inline]
-    pub(super) fn clear_aside(&self) {
-        if self.aside.has_any() {
-            self.give_aside();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn give_aside(&self) {
-        // Also tells the keeper, once more: it may have looked for this run, not found it, and gone to sleep.
-        let give = |run: PageRun| {
-            self.spans.entry(run.start()).leave();
-            self.free_run(None, run);
-        };
-        self.aside.empty(|| self.heap.pass(), give);
-    }
-
     /// Allocates a large block that no shelf had.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
         let pages = pages_for(layout);
@@ -206,7 +135,12 @@ impl<S: Source + 'static> Objects<S> {
             return None;
         }
         self.share_shelves(thread);
-        if let Some(run) = self.cut_from_shelf(thread, layout) {
+        let run = Length::of(layout).and_then(|length| {
+            self.take_lot(thread, length)
+                .map(|start| PageRun::known(start.0, length.pages()))
+                .or_else(|| self.cut_from_shelf(thread, layout, length))
+        });
+        if let Some(run) = run {
             return Some(used(run));
         }
         let attempt = |cache| {
@@ -255,8 +189,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// A large block cut from a longer run of which the shelf has many.
-    fn cut_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<PageRun> {
-        let length = Length::of(layout)?;
+    fn cut_from_shelf(&self, thread: &Thread, layout: Layout, length: Length) -> Option<PageRun> {
         let (head, tail) = thread
             .shelf()
             .take_surplus(&self.spans, length)?
@@ -361,9 +294,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Sets anew what the thread's shelf may hold, after it had nothing to offer.
     #[inline]
     fn share_shelves(&self, thread: &Thread) {
-        // Relaxed: a number by itself.
-        let threads = self.cached.load(Ordering::Relaxed);
-        thread.shelf().share(self.heap.limit(), threads);
+        thread.shelf().share(self.share_of_shelf());
     }
 
     /// Frees a run that held a roomy block. (Also onto the shelf of the shared structure, from which threads of a
@@ -502,57 +433,10 @@ impl<S: Source + 'static> Objects<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keeper;
-    use super::super::length::MOST_PAGES;
     use super::*;
 
     fn layout(pages: usize) -> Layout {
         Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap()
-    }
-
-    /// Each way to take pages or to look for free ones gives back first what lies aside.
-    #[test]
-    fn what_lies_aside_goes_to_the_heap_before_pages_are_taken() {
-        let objects = Objects::for_test(16 << 20, 1, false);
-        // SAFETY: never destroyed.
-        let entered = unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap();
-        let thread: &Thread = &entered;
-        let long = layout(MOST_PAGES + 1);
-        let first = objects.allocate(thread, long).unwrap();
-        let ways: [&dyn Fn(); 5] = [
-            // SAFETY: a live block of this layout.
-            &|| unsafe {
-                let grown = objects.resize(thread, first, long, 2 * long.size());
-                assert_eq!(grown, Some(first), "in place, since what lies behind it is free");
-            },
-            &|| assert!(objects.pages(thread.cache(), PageCount(1)).is_some()),
-            &|| assert!(objects.pages_to_spare(thread.cache(), PageCount(1)).is_some()),
-            &|| assert!(objects.allocate_apart(thread, layout(6)).is_some()),
-            &|| assert!(objects.run_at_hand(thread, Length::exactly(7).unwrap()).is_some()),
-        ];
-        for (number, take) in ways.iter().enumerate() {
-            let put = objects.allocate(thread, long).unwrap();
-            // SAFETY: freed with its layout.
-            unsafe { objects.free(thread, put, long) };
-            assert_eq!(objects.aside.pages(), PageCount(MOST_PAGES + 1));
-            take();
-            assert_eq!(objects.aside.pages(), PageCount::ZERO, "way {number}");
-        }
-    }
-
-    /// Also where pages gained memory without any being asked for: slots in holes were taken.
-    #[test]
-    fn over_the_soft_limit_nothing_stays_aside() {
-        let objects = Objects::for_test(16 << 20, 1, false);
-        // SAFETY: never destroyed.
-        let entered = unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap();
-        let (thread, long): (&Thread, _) = (&entered, layout(MOST_PAGES + 1));
-        let put = objects.allocate(thread, long).unwrap();
-        // SAFETY: freed with its layout.
-        unsafe { objects.free(thread, put, long) };
-        objects.heap.set_soft_limit(PageCount(1));
-        objects.keep_below(thread);
-        assert_eq!(objects.aside.pages(), PageCount::ZERO);
     }
 
     /// A lowered limit holds for a block that grows, in place or by moving, though the heap has the pages.
@@ -574,19 +458,5 @@ mod tests {
         let _neighbour = behind(1).unwrap();
         assert_eq!([80, 500].map(&mut resize), [None, None], "by moving");
         assert!(objects.allocate_apart(thread, layout(80)).is_none());
-    }
-
-    /// The keeper may have looked for it while it was in hand, and gone to sleep.
-    #[test]
-    fn who_gives_back_what_lay_aside_tells_the_keeper() {
-        let objects = Objects::for_test(16 << 20, 1, true);
-        let (keeper, long) = (objects.keeper(), layout(MOST_PAGES + 1));
-        assert!(keeper.change(keeper::ABSENT, keeper::AWAKE));
-        let block = objects.allocate(&objects.shared(), long).unwrap();
-        // SAFETY: freed with its layout.
-        unsafe { objects.free_shared(block, long) };
-        assert!(keeper.change(keeper::AWAKE, keeper::ASLEEP));
-        objects.clear_aside();
-        assert!(keeper.is(keeper::AWAKE), "a MiB has become free");
     }
 }

@@ -17,9 +17,9 @@
 //! doubles. The lists of all shelves together hold 40 MiB at most.
 //!
 //! **Wanted.** A list accepts as many runs as have been asked of it. Each allocation that finds the hand of its length
-//! empty counts as one request. Runs that other threads allocated, or that were shortened since, go to the heap
-//! instead, where they serve all threads while still warm. (Without this, a thread that dropped blocks made by another
-//! kept 17 MiB; and a thread whose buffers grow to 1 MiB, are cut to fit and freed, began each on fresh pages:
+//! empty counts as one request. Runs that other threads allocated, or that were shortened since, lie aside or go to the
+//! heap instead, where they serve all threads while still warm. (Without this, a thread that dropped blocks made by
+//! another kept 17 MiB; and a thread whose buffers grow to 1 MiB, are cut to fit and freed, began each on fresh pages:
 //! `docs/measurements.md`.)
 //!
 //! **Surplus.** A block that finds no run of its length is cut from a longer run, if there are many of those, and the
@@ -42,6 +42,7 @@ use core::hint::cold_path;
 use crate::sync::{AtomicU8, AtomicU32, Ordering};
 use crate::units::{PageCount, PageIndex, PageRun};
 
+use super::aside::Lot;
 use super::length::{LENGTHS, Length, length_at};
 use super::link::{Link, Nth};
 use super::span::Span;
@@ -119,14 +120,46 @@ pub struct Shelf {
 impl Shelf {
     // Relaxed throughout: one owner, or one seizer.
 
-    /// Sets anew how much the lists may hold, given the pages the heap may have and the number of threads. A thread
-    /// calls it after it has found no run on its shelf. The lists may hold more for a while.
+    /// How much the lists of one shelf may hold, given the pages the heap may have and the number of threads.
     #[inline]
-    pub fn share(&self, limit: PageCount, threads: usize) {
+    pub fn share_of(limit: PageCount, threads: usize) -> PageCount {
         let all = (limit.0 / LIMIT_PART).min(LISTED_PAGES as usize);
-        let most = all.checked_shr((threads | 1).ilog2()).unwrap_or(0);
-        // Relaxed: see above.
-        self.most.store(most as u32, Ordering::Relaxed);
+        PageCount(all.checked_shr((threads | 1).ilog2()).unwrap_or(0))
+    }
+
+    /// Sets anew how much the lists may hold. A thread calls it after it has found no run on its shelf. The lists may
+    /// hold more for a while.
+    #[inline]
+    pub fn share(&self, most: PageCount) {
+        // Relaxed: see above. At most `LISTED_PAGES`.
+        self.most.store(most.0 as u32, Ordering::Relaxed);
+    }
+
+    /// How many pages of runs of this length may go on its list all at once: none if there are any.
+    pub fn room_for(&self, length: Length) -> PageCount {
+        if self.is_listed(length) {
+            return PageCount::ZERO;
+        }
+        // Relaxed, twice: see above.
+        let (most, listed) = (self.most.load(Ordering::Relaxed), self.listed.load(Ordering::Relaxed));
+        PageCount(most.saturating_sub(listed) as usize)
+    }
+
+    /// Takes over runs of this length that lay aside, for which there is room. The first one is the caller's, the
+    /// others are its list.
+    pub fn take_lot(&self, spans: &Spans, length: Length, lot: Lot) -> PageIndex {
+        let (start, others) = (lot.first(), lot.pages().0 - length.pages());
+        let entry = spans.entry(start);
+        if others > 0
+            && let Some(list) = self.lists.get(length.index())
+        {
+            list.copy(&entry.behind);
+            // Relaxed: see above.
+            let listed = self.listed.load(Ordering::Relaxed) + others as u32;
+            self.listed.store(listed, Ordering::Relaxed);
+        }
+        entry.unshelve(length);
+        start
     }
 
     /// How many pages lie on the shelf. Any thread may call this: a snapshot.
@@ -351,13 +384,13 @@ mod tests {
                 .count()
         };
         assert_eq!(fill(0), 100);
-        shelf.share(PageCount(usize::MAX), 40);
+        shelf.share(Shelf::share_of(PageCount(usize::MAX), 40));
         assert_eq!(fill(100), 0, "more lies there than its part");
         while take(&shelf, &spans, seven).is_some() {}
         assert_eq!(fill(0), 1 + LISTED_PAGES as usize / 32 / 7);
         // A small heap has a small share.
         while take(&shelf, &spans, seven).is_some() {}
-        shelf.share(PageCount(64 * LIMIT_PART), 1);
+        shelf.share(Shelf::share_of(PageCount(64 * LIMIT_PART), 1));
         assert_eq!(fill(0), 1 + 64 / 7);
     }
 

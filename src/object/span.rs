@@ -202,12 +202,12 @@ impl Span {
         self.tag.load(Ordering::Acquire) >> BACK_BITS == SHELVED >> BACK_BITS
     }
 
-    /// The same for a large block without a length, which is put aside. Returns whether it was in use; if not, two
-    /// threads free it at the same moment.
+    /// The same for a block that is put aside; without a length if it is longer than on a shelf. Returns whether it was
+    /// in use; if not, two threads free it at the same moment.
     #[inline]
     #[must_use]
-    pub fn put_aside(&self) -> bool {
-        let (used, shelved) = (LARGE | number_of(None), SHELVED | number_of(None));
+    pub fn put_aside(&self, length: Option<Length>) -> bool {
+        let (used, shelved) = (LARGE | number_of(length), SHELVED | number_of(length));
         // Relaxed, twice: `Aside::put`, which follows, releases this to whoever takes the run.
         self.tag
             .compare_exchange(used, shelved, Ordering::Relaxed, Ordering::Relaxed)
@@ -550,11 +550,11 @@ mod tests {
             entry.enter_large(7, length);
             assert!(entry.leave_large(length) && entry.is_vacant());
             assert!(!entry.leave_large(length));
-            assert!(!entry.put_aside() && entry.is_vacant());
+            assert!(!entry.put_aside(None) && entry.is_vacant());
         }
         let entry = Span::vacant();
         entry.enter_large(700, None);
-        assert!(entry.put_aside() && !entry.put_aside());
+        assert!(entry.put_aside(None) && !entry.put_aside(None));
         assert!(!entry.leave_large(None) && entry.is_shelved());
     }
 }

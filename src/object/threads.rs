@@ -168,9 +168,10 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
-    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap. Returns how many
-    /// pages that freed, but for those of its cache.
+    /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap, where what lies
+    /// aside goes too. Returns how many pages that freed, but for those of its cache and those aside.
     pub fn flush(&self, thread: &Thread) -> usize {
+        self.clear_aside();
         let mut pages = self.empty(thread, thread.cache());
         pages += self.give_plot(thread, thread.cache());
         self.flush_cache(thread);

@@ -8,6 +8,7 @@ use pageheap::source::Source;
 
 #[path = "../common/mod.rs"]
 mod common;
+mod buffers;
 #[cfg(any(unix, windows))]
 #[path = "../common/child.rs"]
 mod child;

@@ -337,6 +337,17 @@ aborts! {
             unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(3 << 20, 8)) };
         });
     };
+    a_block_that_lies_in_a_lot_is_not_freed_twice: "freed twice", |heap| {
+        let make = || Block::new(heap, layout(100_000, 8), 0).unwrap().memory.expose_provenance();
+        let (first, second) = (make(), make());
+        // The first one stays in the hand of that thread.
+        on_threads(1, |_| {
+            for address in [first, second, second] {
+                // SAFETY: none: this is the misuse to be detected.
+                unsafe { heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout(100_000, 8)) };
+            }
+        });
+    };
     a_block_that_was_put_aside_is_not_resized: "freed twice", |heap| {
         let block = Block::new(heap, layout(3 << 20, 8), 0).unwrap();
         // SAFETY: none: this is the misuse to be detected.

@@ -131,6 +131,17 @@ pub fn producer_consumer(pairs: usize, batch: usize, size: Option<usize>) -> Wor
     const SIZES: [usize; 17] = [
         8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     ];
+    handed_over(pairs, batch, move |random| {
+        size.unwrap_or_else(|| SIZES[random.below(SIZES.len())])
+    })
+}
+
+/// The same with buffers of 32 KiB to 1 MiB, hardly two of one size.
+pub fn large_buffers() -> Work {
+    handed_over(1, 16, |random| (32 << 10) + random.below(992 << 10))
+}
+
+fn handed_over(pairs: usize, batch: usize, size: impl Fn(&mut Random) -> usize + Copy + Send + Sync + 'static) -> Work {
     let queue = Queue::<Vec<Block>>::new(100);
     crew(2 * pairs, move |index| {
         let queue = Arc::clone(&queue);
@@ -139,7 +150,7 @@ pub fn producer_consumer(pairs: usize, batch: usize, size: Option<usize>) -> Wor
             Box::new(move |ops| {
                 for _ in 0..(2 * ops).div_ceil(batch as u64) {
                     let blocks = (0..batch).map(|at| {
-                        let block = Block::new(size.unwrap_or_else(|| SIZES[random.below(SIZES.len())]));
+                        let block = Block::new(size(&mut random));
                         block.fill(at as u8, 128);
                         block
                     });

@@ -128,7 +128,10 @@ impl World {
         match &self.place {
             Place::Shipped(aside) => {
                 if aside.has_any() {
-                    aside.empty(|| self.heap.pass_as_a_layer(), give);
+                    aside.empty(
+                        || self.heap.pass_as_a_layer(),
+                        |lot| give(run(lot.first().0, lot.length().0)),
+                    );
                 }
             }
             Place::Copied(place, how) => {

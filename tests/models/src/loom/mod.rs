@@ -10,6 +10,7 @@ mod free_lists;
 mod growth;
 mod hints;
 mod long;
+mod lots;
 mod negative;
 mod negative_arenas;
 mod negative_hints;
