@@ -25,9 +25,9 @@
 //! nothing aside.
 //!
 //! **Lots.** A run that a shelf does not take, because its thread asks for none of that length, lies aside on the same
-//! terms, before others of its length: a lot. A thread that needs one takes the whole lot. So a buffer that one thread
-//! fills and another drops goes back to the first without a search for free pages, and most of the time without a
-//! locked instruction on its way out. A lot is not longer than a shelf's list may be, so that it fits there.
+//! terms, before others of its length: a lot, of up to 16. A thread that needs one takes the whole lot. So a buffer
+//! that one thread fills and another drops goes back to the first without a search for free pages, and most of the time
+//! without a locked instruction on its way out. Whoever has taken a lot keeps its runs as its own (`shelf.rs`).
 //!
 //! What all that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set
 //! again one word after the other, with the summaries above.
@@ -40,11 +40,12 @@
 //! Worked: a program renders frames of 8 MiB. The free of each puts 1024 pages aside; the next frame is the same run.
 //! If it then needs one page for a span of small blocks, the 1024 go to the heap, and the page is the lowest free one.
 //!
-//! **Up to 64 MiB.** Giving a run back takes 0.25 ns for each page, and whoever needs a page next waits for that: for
-//! 16 µs at most. With longer blocks the saving is nothing beside the page faults of those who use them.
+//! **Up to 64 MiB, or 16 runs.** Giving a run back takes 0.25 ns for each page, and 100 more, and whoever needs a page
+//! next waits for that: for 16 µs at most. With longer blocks the saving is nothing beside the page faults of those who
+//! use them.
 //!
-//! Cost: 10 to 20 ns for a block allocated and freed, of whatever length; through the heap it is 0.25 ns for each page,
-//! and 100 more. Eight loads for each run of pages that the object layer takes from the heap.
+//! Cost: 10 to 20 ns for a block allocated and freed, of whatever length; through the heap it is what giving it back
+//! takes, twice. Eight loads for each run of pages that the object layer takes from the heap.
 
 #![forbid(unsafe_code)]
 
@@ -60,6 +61,9 @@ const RUNS_SHIFT: u32 = LENGTH_SHIFT + LENGTH_BITS;
 
 /// The longest run that may lie here, in pages.
 pub const MOST_ASIDE: usize = (1 << LENGTH_BITS) - 1;
+
+/// The most runs in a lot: so many are given back in 2 µs, as is a long run.
+pub const MOST_RUNS: usize = 16;
 
 /// Runs of one length, linked through the table. The first one is known, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,17 +148,20 @@ impl Aside {
         })
     }
 
-    /// Puts such a run before others of its length, if all of them are not more than `most` pages, or where a place is
-    /// empty. `link` is the run's. Returns whether it did.
+    /// Puts such a run before others of its length, if all of them are not more than `most` pages and [`MOST_RUNS`], or
+    /// where a place is empty. `link` is the run's. Returns whether it did.
     #[inline]
     #[must_use]
     pub fn join(&self, run: PageRun, most: PageCount, link: &Link) -> bool {
         self.places.iter().any(|place| {
             // Relaxed: a guess, as in `put`. Which of the runs are behind the first one is not looked at.
             let word = place.load(Ordering::Relaxed);
+            let has_room = |lot: &Lot| {
+                lot.length() == run.pages() && lot.runs() < MOST_RUNS && lot.pages().0 + run.pages().0 <= most.0
+            };
             let joined = match Lot::in_place(word) {
                 None => Lot::of(run),
-                Some(lot) if lot.length() == run.pages() && lot.pages().0 + run.pages().0 <= most.0 => lot.behind(run),
+                Some(lot) if has_room(&lot) => lot.behind(run),
                 Some(_) => return false,
             };
             link.set(Lot::in_place(word).map(Lot::first));
@@ -216,9 +223,11 @@ impl Aside {
     pub fn empty<P>(&self, enter: impl FnOnce() -> P, mut give: impl FnMut(Lot)) {
         let _pass = enter();
         for place in &self.places {
-            // Acquire: pairs with the releases of `put` and `join`. Release: after the pass was entered; partner:
-            // `has_any`.
-            if let Some(lot) = Lot::in_place(place.swap(0, Ordering::AcqRel)) {
+            // Relaxed: a place that is empty needs no exchange. Acquire: pairs with the releases of `put` and `join`.
+            // Release: after the pass was entered; partner: `has_any`.
+            if place.load(Ordering::Relaxed) != 0
+                && let Some(lot) = Lot::in_place(place.swap(0, Ordering::AcqRel))
+            {
                 give(lot);
             }
         }

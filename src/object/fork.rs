@@ -11,7 +11,8 @@
 //!   thread's plot goes back to the heap, except for a run that it was just adding, and all of it if it was being given
 //!   up.
 //! * The same is true of a cache of pages.
-//! * A run that such a thread was about to put aside, to take from there, or to give back, is lost: 64 MiB at most.
+//! * A run, or a lot of them, that such a thread was about to put aside, to take from there, or to give back, is lost:
+//!   64 MiB at most.
 //!
 //! So the child loses what those threads had cached - at most two batches of each class, 2 MiB of other spares and 128
 //! pages per thread - and what a thread was about to take or put: all batches of a class in one lane of the store, or

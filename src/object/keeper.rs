@@ -389,6 +389,7 @@ impl<S: Source + 'static> Above for Objects<S> {
     /// which a block can be freed unseen.
     fn trim(&self, all: bool) -> bool {
         self.clear_aside();
+        self.forget_asked();
         let shared = self.try_shared();
         let mut bare = shared.is_some();
         if let Some(shared) = shared {

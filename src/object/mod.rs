@@ -110,7 +110,7 @@ use crate::fatal;
 use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicUsize, BiasedLock, Table};
+use crate::sync::{AtomicU64, AtomicUsize, BiasedLock, Table};
 use crate::units::{PageIndex, PageRun};
 
 use aside::Aside;
@@ -143,6 +143,8 @@ pub struct Objects<S: Source> {
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
     aside: Aside,
+    /// For each length, whether some thread has asked for runs that lie aside.
+    asked: AtomicU64,
     hoard: Hoard,
     patience: Patience,
     keeper: Keeper,
@@ -234,6 +236,7 @@ impl<S: Source + 'static> Objects<S> {
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
                 aside: Aside::new(),
+                asked: AtomicU64::new(0),
                 hoard: Hoard::new(),
                 patience: Patience::new(sparse),
                 keeper,

@@ -1,9 +1,9 @@
 //! Large blocks: more than 32 KiB, or aligned to more than a page. Each is a run of pages of its own.
 //!
 //! ```text
-//!   up to 1 MiB   ─▶ this thread's shelf ─▶ cache of pages, or heap          a run freed lately, as it is
-//!   up to 64 MiB  ─▶ aside ────────────────▶ heap                            the same, if it has just this length
-//!   more, aligned ─────────────────────────▶ heap
+//!   up to 1 MiB   ─▶ this thread's shelf ─▶ lots ─▶ cache of pages, or heap  a run freed lately, as it is
+//!   up to 64 MiB  ─▶ aside ─────────────────────────▶ heap                   the same, if it has just this length
+//!   more, aligned ──────────────────────────────────▶ heap
 //! ```
 //!
 //! A block's layout determines its number of pages ([`pages_for`]): slightly more than it asked for, so that it can
@@ -338,12 +338,11 @@ impl<S: Source + 'static> Objects<S> {
             if to > self.heap.limit() {
                 return false;
             }
-            self.clear_aside();
-            // The heap does not grow for a run that has a neighbour in use.
-            let reach = run.start().0.saturating_add(to.0);
-            let room =
-                reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
-            let grown = room && self.grow_run(thread, run, to);
+            let grown = self.grow_run(thread, run, to)
+                || self.is_aside_behind(run) && {
+                    self.clear_aside();
+                    self.grow_run(thread, run, to)
+                };
             if grown {
                 if is_entered(new) {
                     self.enter(PageRun::known(run.start().0, to.0), new);
@@ -362,8 +361,22 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
+    /// Whether some of the pages behind a run may lie aside: the first is free, or lies there or on a shelf.
+    fn is_aside_behind(&self, run: PageRun) -> bool {
+        let behind = run.end();
+        self.aside.has_any()
+            && behind.0 < self.spans.covered()
+            && (self.heap.is_free(behind) || self.spans.entry(behind).is_shelved())
+    }
+
     /// Extends a run in place. The pages behind it may be in the thread's own cache.
     fn grow_run(&self, thread: &Thread, run: PageRun, to: PageCount) -> bool {
+        // The heap does not grow for a run that has a neighbour in use.
+        let reach = run.start().0.saturating_add(to.0);
+        let room = reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
+        if !room {
+            return false;
+        }
         let grow = || self.heap.grow_in_place(run, to).is_some();
         grow()
             || thread.cache().is_some_and(|cache| {

@@ -16,11 +16,11 @@
 //! **Its share.** A thread's lists hold at most an eighth of the heap's limit, halved each time the number of threads
 //! doubles. The lists of all shelves together hold 40 MiB at most.
 //!
-//! **Wanted.** A list accepts as many runs as have been asked of it. Each allocation that finds the hand of its length
-//! empty counts as one request. Runs that other threads allocated, or that were shortened since, lie aside or go to the
-//! heap instead, where they serve all threads while still warm. (Without this, a thread that dropped blocks made by
-//! another kept 17 MiB; and a thread whose buffers grow to 1 MiB, are cut to fit and freed, began each on fresh pages:
-//! `docs/measurements.md`.)
+//! **Wanted.** A list accepts as many runs as have been asked of it, one by one or a lot (`transfer.rs`). Each
+//! allocation that finds the hand of its length empty counts as one request. Runs that other threads allocated, or that
+//! were shortened since, lie aside or go to the heap instead, where they serve all threads while still warm. (Without
+//! this, a thread that dropped blocks made by another kept 17 MiB; and a thread whose buffers grow to 1 MiB, are cut to
+//! fit and freed, began each on fresh pages: `docs/measurements.md`.)
 //!
 //! **Surplus.** A block that finds no run of its length is cut from a longer run, if there are many of those, and the
 //! rest goes to the heap. So runs that a program asked for once and needs no longer do not stay. And the part cut off
@@ -137,26 +137,29 @@ impl Shelf {
 
     /// How many pages of runs of this length may go on its list all at once: none if there are any.
     pub fn room_for(&self, length: Length) -> PageCount {
-        if self.is_listed(length) {
+        let Some(wanted) = self.wanted.get(length.index()).filter(|_| !self.is_listed(length)) else {
             return PageCount::ZERO;
-        }
-        // Relaxed, twice: see above.
+        };
+        // Relaxed, three times: see above.
+        let wanted = usize::from(wanted.load(Ordering::Relaxed)) * length.pages();
         let (most, listed) = (self.most.load(Ordering::Relaxed), self.listed.load(Ordering::Relaxed));
-        PageCount(most.saturating_sub(listed) as usize)
+        PageCount(wanted.min(most.saturating_sub(listed) as usize))
     }
 
     /// Takes over runs of this length that lay aside, for which there is room. The first one is the caller's, the
     /// others are its list.
     pub fn take_lot(&self, spans: &Spans, length: Length, lot: Lot) -> PageIndex {
-        let (start, others) = (lot.first(), lot.pages().0 - length.pages());
-        let entry = spans.entry(start);
+        let (start, others) = (lot.first(), lot.runs() - 1);
+        let (entry, index) = (spans.entry(start), length.index());
         if others > 0
-            && let Some(list) = self.lists.get(length.index())
+            && let (Some(list), Some(wanted)) = (self.lists.get(index), self.wanted.get(index))
         {
             list.copy(&entry.behind);
-            // Relaxed: see above.
-            let listed = self.listed.load(Ordering::Relaxed) + others as u32;
+            // Relaxed, four times: see above.
+            let listed = self.listed.load(Ordering::Relaxed) + (others * length.pages()) as u32;
             self.listed.store(listed, Ordering::Relaxed);
+            let left = wanted.load(Ordering::Relaxed).saturating_sub(others as u8);
+            wanted.store(left, Ordering::Relaxed);
         }
         entry.unshelve(length);
         start

@@ -9,9 +9,13 @@
 //! A thread that drops what another has made asks for no such runs itself, so its shelf takes none (`shelf.rs`). The
 //! other one takes a whole lot when its shelf is empty, and so comes here once for many blocks.
 //!
-//! Worked: one thread fills buffers of 100,000 bytes, another drops them. That is a run of 13 pages each. The lots of
-//! two threads have up to 640 pages: 49 runs, which reach the first thread's shelf by one exchange. It hands out the
-//! next 48 buffers without coming here.
+//! **Asked for.** Lots are for lengths that some thread has asked the heap for since the scavenger last trimmed it, a
+//! second ago (`keeper.rs`). So buffers that grew and were cut, and lengths that a program used once, go straight to
+//! the heap. And a shelf takes no more of a lot than was asked of it before, so the first lots may be too long for it.
+//!
+//! Worked: one thread fills buffers of 100,000 bytes, another drops them. That is a run of 13 pages each, so 16 of them
+//! are a lot, which reaches the first thread's shelf by one exchange. It hands out the next 15 buffers without coming
+//! here.
 //!
 //! Cost: a free into a lot takes two exchanges, one of them in a line that all threads share; a block out of a lot what
 //! one off the shelf takes, 2 ns, and a cache miss for its entry in the table, which the other thread wrote last.
@@ -19,6 +23,7 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
+use crate::fatal::{self, Number};
 use crate::source::Source;
 use crate::sync::Ordering;
 use crate::units::{PageCount, PageIndex, PageRun};
@@ -41,6 +46,12 @@ const _: () = assert!(
 /// A lot has at most this fraction of the pages that the lists of a shelf may have, so that there is room for it beside
 /// runs of other lengths.
 const LOT_PART: usize = 2;
+
+/// The bit of a length, of which there are 40.
+#[inline]
+const fn bit(length: Length) -> u64 {
+    1 << length.index()
+}
 
 /// Whether a block of this layout, which is a large one, can lie aside alone: it is longer than on a shelf, and aligned
 /// to at most a page.
@@ -90,15 +101,18 @@ impl<S: Source + 'static> Objects<S> {
         taken
     }
 
-    /// Puts a block of this length in a lot, if there is room and the heap is not over its soft limit: for a thread
-    /// whose shelf does not take it. `entry` is the block's. If it did, the caller must [tell](Self::tell) the keeper.
+    /// Puts a block of this length in a lot, if some thread asks for such, there is room, and the heap is not over its
+    /// soft limit: for a thread whose shelf does not take it. `entry` is the block's. If it did, the caller must
+    /// [tell](Self::tell) the keeper.
     ///
     /// # Safety
     ///
     /// The caller gives the block up, if there is such a block.
     #[must_use]
     pub unsafe fn put_in_lot(&self, memory: NonNull<u8>, length: Length, entry: &Span) -> bool {
-        if self.is_over() || !entry.put_aside(Some(length)) {
+        // Relaxed: a hint.
+        let is_asked = self.asked.load(Ordering::Relaxed) & bit(length) != 0;
+        if !is_asked || self.is_over() || !entry.put_aside(Some(length)) {
             return false;
         }
         let run = PageRun::known(self.spans.page_of(memory).0, length.pages());
@@ -110,14 +124,18 @@ impl<S: Source + 'static> Objects<S> {
         taken
     }
 
-    /// Takes a lot of this length: one run of it is the caller's, the others go on the thread's shelf, if there is
-    /// room.
+    /// Takes a lot of this length: one run of it is the caller's, the others go on the thread's shelf, if it wants so
+    /// many. Others may put such runs there from now on.
     pub(super) fn take_lot(&self, thread: &Thread, length: Length) -> Option<PageIndex> {
+        // Relaxed, twice: a hint.
+        if self.asked.load(Ordering::Relaxed) & bit(length) == 0 {
+            self.asked.fetch_or(bit(length), Ordering::Relaxed);
+        }
         let (shelf, pages) = (thread.shelf(), PageCount(length.pages()));
-        // Until these runs are on the shelf they belong to nobody. A request that is refused meanwhile waits for that,
-        // and looks once more for threads that keep something (`reclaim.rs`).
-        let enter = || (self.heap.pass(), self.heap.scavenges(PageIndex(0)));
-        let (lot, _passes) = self.aside.take_lot(pages, shelf.room_for(length), enter)?;
+        // Until these runs are on the shelf they belong to nobody: a request that would be refused waits for that.
+        let (lot, _pass) = self
+            .aside
+            .take_lot(pages, shelf.room_for(length), || self.heap.pass())?;
         Some(shelf.take_lot(&self.spans, length, lot))
     }
 
@@ -140,27 +158,52 @@ impl<S: Source + 'static> Objects<S> {
     #[cold]
     #[inline(never)]
     fn give_aside(&self) {
-        let give = |lot: Lot| {
-            let mut next = Some(lot.first());
-            for _ in 0..lot.runs() {
-                let Some(start) = next else { return };
-                let entry = self.spans.entry(start);
-                next = entry.behind.get();
-                entry.leave();
-                // Also tells the keeper, once more: it may have looked for this run, not found it, and gone to sleep.
-                self.free_run(None, PageRun::known(start.0, lot.length().0));
+        self.aside.empty(|| self.heap.pass(), |lot| self.give_lot(lot));
+    }
+
+    /// From now on nobody has asked for runs that lie aside.
+    pub(super) fn forget_asked(&self) {
+        // Relaxed: a hint.
+        self.asked.store(0, Ordering::Relaxed);
+    }
+
+    /// Gives a lot back to the heap.
+    fn give_lot(&self, lot: Lot) {
+        let mut next = Some(lot.first());
+        for _ in 0..lot.runs() {
+            let start = next.unwrap_or_else(|| self.refuse_lot(lot));
+            let entry = self.spans.entry(start);
+            if !entry.is_shelved() {
+                self.refuse_lot(lot);
             }
-        };
-        self.aside.empty(|| self.heap.pass(), give);
+            // (That of a long run, which is alone, leads anywhere.)
+            next = entry.behind.get();
+            entry.leave();
+            // Also tells the keeper, once more: it may have looked for this run, not found it, and gone to sleep.
+            self.free_run(None, PageRun::known(start.0, lot.length().0));
+        }
+    }
+
+    /// Reports that the links of a lot lead elsewhere. They are written before a run is put there, and not again unless
+    /// two threads have freed it.
+    #[cold]
+    fn refuse_lot(&self, lot: Lot) -> ! {
+        fatal::abort(
+            "two threads have freed the same large block, or one like it; the address of another, its size",
+            Number::Address(self.spans.address(lot.first()).addr().get()),
+            Number::Count(lot.length().0 * PAGE_BYTES),
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::aside::MOST_RUNS;
     use super::super::keeper;
     use super::super::length::MOST_PAGES;
     use super::super::thread::Staying;
     use super::*;
+    use crate::heap::Above;
     use crate::source::Region;
     use crate::sync::ASIDE;
 
@@ -191,21 +234,24 @@ mod tests {
         [0; 2].map(|_| unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap())
     }
 
+    /// A block, first of all from the thread's shelf.
+    fn make(objects: &Objects<Region>, thread: &Thread, layout: Layout) -> NonNull<u8> {
+        let shelved = Length::of(layout).and_then(|length| objects.run_from_shelf(thread, length));
+        shelved.or_else(|| objects.allocate(thread, layout)).unwrap()
+    }
+
     /// Who dropped it keeps one; the other gets the rest back, all of them by the first request.
     #[test]
     fn what_another_thread_drops_comes_back_all_at_once() {
-        const RUNS: usize = 30;
         let objects = Objects::for_test(64 << 20, 2, false);
         let ([maker, dropper], buffer) = (two(objects), layout(13));
-        let made = [0; RUNS].map(|_| objects.allocate(&maker, buffer).unwrap());
+        let made = [0; 1 + MOST_RUNS].map(|_| make(objects, &maker, buffer));
         let in_lots = made.map(|block| drop_large(objects, &dropper, block, buffer));
         assert!(!in_lots[0] && in_lots[1..].iter().all(|&is| is));
-        let (grown, pages) = (objects.heap.grown(), 13 * (RUNS - 1));
+        let (grown, pages) = (objects.heap.grown(), 13 * MOST_RUNS);
         assert_eq!(objects.aside.pages(), PageCount(pages));
-        // As the fast path does: what the shelf has comes first.
-        let again: [_; RUNS - 1] = core::array::from_fn(|at| {
-            let shelved = objects.run_from_shelf(&maker, Length::exactly(13).unwrap());
-            let block = shelved.or_else(|| objects.allocate(&maker, buffer)).unwrap();
+        let again: [_; MOST_RUNS] = core::array::from_fn(|at| {
+            let block = make(objects, &maker, buffer);
             let left = PageCount(pages - 13 * (at + 1));
             assert_eq!((objects.aside.pages(), maker.shelf().pages()), (PageCount::ZERO, left));
             block
@@ -217,6 +263,36 @@ mod tests {
         assert_eq!(objects.heap.grown(), grown);
     }
 
+    /// A thread that has asked for few such runs before keeps no more: it leaves a longer lot, which then goes to the
+    /// heap. And no runs are put there that nobody has asked for lately.
+    #[test]
+    fn lots_are_for_who_asks() {
+        let objects = Objects::for_test(64 << 20, 3, false);
+        let ([maker, dropper], buffer) = (two(objects), layout(13));
+        let [other, _] = two(objects);
+        let made = [0; 9].map(|_| make(objects, &maker, buffer));
+        let is_in_lot = |block| drop_large(objects, &dropper, block, buffer);
+        assert_eq!(made[..5].iter().filter(|&&block| is_in_lot(block)).count(), 4);
+        let one = make(objects, &other, buffer);
+        assert_eq!(
+            (objects.aside.pages(), other.shelf().pages()),
+            (PageCount::ZERO, PageCount::ZERO)
+        );
+        objects.trim(false);
+        assert!(!is_in_lot(made[5]), "nobody has asked since");
+        let two = make(objects, &other, buffer);
+        assert!(is_in_lot(made[6]) && is_in_lot(made[7]) && is_in_lot(made[8]));
+        let three = make(objects, &other, buffer);
+        assert_eq!(
+            (objects.aside.pages(), other.shelf().pages()),
+            (PageCount::ZERO, PageCount(2 * 13))
+        );
+        // SAFETY: live blocks of this layout.
+        [one, two, three]
+            .into_iter()
+            .for_each(|block| unsafe { objects.free(&other, block, buffer) });
+    }
+
     /// All places together hold eight lots; the rest goes to the heap. Whoever has no room for a lot leaves it, and
     /// gets a run from the heap, to which it then goes.
     #[test]
@@ -225,7 +301,7 @@ mod tests {
         let ([maker, dropper], buffer) = (two(objects), layout(128));
         let lot = objects.share_of_shelf().0 / LOT_PART;
         assert!(lot <= 10 * 128);
-        let made = [0; 100].map(|_| objects.allocate(&maker, buffer).unwrap());
+        let made = [0; 100].map(|_| make(objects, &maker, buffer));
         let in_lots = made.map(|block| drop_large(objects, &dropper, block, buffer));
         assert_eq!(in_lots.iter().filter(|&&is| is).count(), ASIDE * (lot / 128));
         assert_eq!(objects.aside.pages(), PageCount(ASIDE * lot));

@@ -1,8 +1,10 @@
-//! Does a lot of runs that lies aside come out whole: each run once, by links that all lead to the next?
+//! Does a lot of runs that lies aside come out whole: each run once, by links that all lead to the next? And is nobody
+//! refused for runs that somebody has just taken from there?
 //!
 //! Runs are cells that detect two owners, and their links are the shipped ones. A thread writes to a run, puts it in a
-//! lot, and never touches it again; whoever takes the lot follows the links and writes to each. Variants with one thing
-//! changed must fail.
+//! lot, and never touches it again; whoever takes the lot follows the links and writes to each. For the second question
+//! there is a heap, and what the taker does not need goes there, as if its shelf had been emptied. Variants with one
+//! thing changed must fail.
 
 use std::sync::Arc;
 
@@ -11,6 +13,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use pageheap::object::{Aside, Link};
 use pageheap::{PageCount, PageIndex, PageRun};
 
+use super::paper::{Heap, finish, heap_of_no_shards_with, run, take};
+use super::world::One;
 use super::{explore, spawn};
 
 const LENGTH: usize = 5;
@@ -33,6 +37,10 @@ enum How {
     Late,
     /// A taker takes only the first run.
     One,
+    /// A taker announces itself once it has the lot.
+    Unannounced,
+    /// A taker announces itself, but who finds the place empty need not see that.
+    Unseen,
 }
 
 /// Runs, by their numbers; run `n` begins at page `n`.
@@ -190,6 +198,118 @@ fn back_again(world: &Arc<World>, puts: bool) {
     world.finish(taken, &all);
 }
 
+/// The first pages of two runs of one page each.
+const TWO: [usize; 2] = [5, 7];
+
+/// A heap in which no page is free, but two runs lie aside, as a lot.
+struct Full {
+    heap: Arc<Heap<One>>,
+    place: Place,
+    links: [Link; 2],
+}
+
+impl Full {
+    fn new(place: Place) -> Arc<Self> {
+        let full = Self {
+            heap: heap_of_no_shards_with::<One>(1, &[]),
+            place,
+            links: core::array::from_fn(|_| Link::none()),
+        };
+        full.links[1].set(Some(PageIndex(TWO[0])));
+        match &full.place {
+            Place::Shipped(aside) => {
+                let put = TWO.iter().zip(&full.links);
+                assert!({ put }.all(|(&page, link)| aside.join(run(page, 1), PageCount(2), link)));
+            }
+            Place::Copied(place, _) => place.store(2 << 32 | TWO[1] as u64, Ordering::Relaxed),
+        }
+        TWO.iter().for_each(|&page| full.heap.source().write_last(run(page, 1)));
+        Arc::new(full)
+    }
+
+    fn give(&self, page: usize) {
+        // SAFETY: the caller has taken it from the place, so it is the caller's if this model is right.
+        unsafe { self.heap.free(run(page, 1)) };
+    }
+
+    /// As `Objects::clear_aside`.
+    fn clear(&self) {
+        let give_both = |first: usize| {
+            let second = self.links[usize::from(first == TWO[1])].get();
+            self.give(first);
+            self.give(second.expect("there are two").0);
+        };
+        match &self.place {
+            Place::Shipped(aside) => {
+                if aside.has_any() {
+                    aside.empty(|| self.heap.pass_as_a_layer(), |lot| give_both(lot.first().0));
+                }
+            }
+            Place::Copied(place, how) => {
+                let seen = if *how == How::Unseen {
+                    Ordering::Relaxed
+                } else {
+                    Ordering::Acquire
+                };
+                if place.load(seen) != 0 {
+                    let _pass = self.heap.pass_as_a_layer();
+                    let word = place.swap(0, Ordering::AcqRel);
+                    if word != 0 {
+                        give_both(word as u32 as usize);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Needs a page, and has no use for a lot.
+    fn ask(&self) -> bool {
+        self.clear();
+        take(&self.heap, 1).is_some() || {
+            self.clear();
+            take(&self.heap, 1).is_some()
+        }
+    }
+
+    /// As `Objects::take_lot`: one run is used, the other goes where it can be found.
+    fn ask_for_lot(&self) -> bool {
+        let enter = || self.heap.pass_as_a_layer();
+        let taken = match &self.place {
+            Place::Shipped(aside) => aside
+                .take_lot(PageCount(1), PageCount(1), enter)
+                .map(|(lot, pass)| (lot.first().0, pass)),
+            Place::Copied(place, how) => {
+                let order = if *how == How::Unseen {
+                    Ordering::Acquire
+                } else {
+                    Ordering::AcqRel
+                };
+                let word = place.load(Ordering::Relaxed);
+                let early = (*how != How::Unannounced && word != 0).then(enter);
+                let is_taken = word != 0 && place.compare_exchange(word, 0, order, Ordering::Relaxed).is_ok();
+                is_taken.then(|| (word as u32 as usize, early.unwrap_or_else(enter)))
+            }
+        };
+        let Some((first, _pass)) = taken else {
+            return self.ask();
+        };
+        let second = self.links[usize::from(first == TWO[1])].get().expect("there are two");
+        self.heap.source().write_last(run(first, 1));
+        self.give(second.0);
+        true
+    }
+}
+
+/// Two threads need a page each: one takes the lot, if it is still there.
+fn nobody_is_refused(place: Place) {
+    let full = Full::new(place);
+    let other = Arc::clone(&full);
+    let thread = spawn(move || other.ask());
+    assert!(full.ask_for_lot(), "refused for what was on its way");
+    assert!(thread.join().unwrap(), "refused for what was on its way");
+    finish(&full.heap, 0, 0, None);
+}
+
 #[test]
 fn two_threads_put_and_a_third_takes() {
     explore(2, || two_put(&World::shipped(&[0])));
@@ -228,4 +348,24 @@ fn a_link_that_is_set_late_is_missed() {
 #[should_panic]
 fn who_takes_one_run_of_several_takes_what_another_has() {
     explore(3, || back_again(&World::copied(How::One, &[0, 1]), false));
+}
+
+#[test]
+fn nobody_is_refused_for_a_lot_that_was_just_taken() {
+    explore(2, || nobody_is_refused(Place::Shipped(Aside::new())));
+    explore(2, || nobody_is_refused(Place::Copied(AtomicU64::new(0), How::Whole)));
+}
+
+#[test]
+#[should_panic(expected = "refused for what was on its way")]
+fn a_taker_that_announces_itself_late_is_missed() {
+    explore(2, || {
+        nobody_is_refused(Place::Copied(AtomicU64::new(0), How::Unannounced))
+    });
+}
+
+#[test]
+#[should_panic(expected = "refused for what was on its way")]
+fn a_taker_that_need_not_be_seen_is_missed() {
+    explore(2, || nobody_is_refused(Place::Copied(AtomicU64::new(0), How::Unseen)));
 }
