@@ -104,7 +104,7 @@ impl World {
                     if *how != How::Late {
                         link.set(next);
                     }
-                    let joined = (word >> 32) + 1 << 32 | (number + 1) as u64;
+                    let joined = ((word >> 32) + 1) << 32 | (number + 1) as u64;
                     if place.compare_exchange(word, joined, order, Ordering::Relaxed).is_ok() {
                         if *how == How::Late {
                             link.set(next);
@@ -142,7 +142,7 @@ impl World {
         let first = (word as u32 as usize).checked_sub(1)?;
         let (left, runs) = if how == How::One {
             let next = self.links[first].get().map_or(0, |page| page.0 as u64 + 1);
-            ((word >> 32) - 1 << 32 | next, 1)
+            (((word >> 32) - 1) << 32 | next, 1)
         } else {
             (0, (word >> 32) as usize)
         };
