@@ -223,9 +223,10 @@ impl Aside {
     pub fn empty<P>(&self, enter: impl FnOnce() -> P, mut give: impl FnMut(Lot)) {
         let _pass = enter();
         for place in &self.places {
-            // Relaxed: a place that is empty needs no exchange. Acquire: pairs with the releases of `put` and `join`.
-            // Release: after the pass was entered; partner: `has_any`.
-            if place.load(Ordering::Relaxed) != 0
+            // Acquire, on the load: a place that is empty needs no exchange, but it may be empty because somebody is on
+            // the way with what lay there, as in `has_any`, which need not have looked there. Acquire, on the exchange:
+            // pairs with the releases of `put` and `join`. Release: after the pass was entered; partner: `has_any`.
+            if place.load(Ordering::Acquire) != 0
                 && let Some(lot) = Lot::in_place(place.swap(0, Ordering::AcqRel))
             {
                 give(lot);
