@@ -9,7 +9,8 @@
 //!   free of 13, at 900  3 × 13, 700 := 4 × 13, 900         900 leads to 700
 //!   request for 300     takes that run                     a compare-exchange, and the bitmap is not touched
 //!   request for 13      takes all four at once             one is the block, three go on the thread's shelf
-//!   any other request   all of these go to the heap, then it is served from there
+//!   any other request   all of these go to the heap, then it is served from there; but a block that can grow as it
+//!                       is just does
 //! ```
 //!
 //! **Long runs.** A shelf keeps runs of up to 1 MiB for one thread, and no other request can use them meanwhile
@@ -25,9 +26,10 @@
 //! nothing aside.
 //!
 //! **Lots.** A run that a shelf does not take, because its thread asks for none of that length, lies aside on the same
-//! terms, before others of its length: a lot, of up to 16. A thread that needs one takes the whole lot. So a buffer
-//! that one thread fills and another drops goes back to the first without a search for free pages, and most of the time
-//! without a locked instruction on its way out. Whoever has taken a lot keeps its runs as its own (`shelf.rs`).
+//! terms, before others of its length: a lot, of up to 16. A thread that needs one takes the whole lot, or none. So a
+//! buffer that one thread fills and another drops goes back to the first without a search for free pages, and most of
+//! the time without a locked instruction on its way out. Whoever has taken a lot keeps its runs as its own
+//! (`shelf.rs`).
 //!
 //! What all that saves is the way through the set of free pages, in which a run of 2 MiB is 256 bits, cleared and set
 //! again one word after the other, with the summaries above.

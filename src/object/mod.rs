@@ -143,7 +143,7 @@ pub struct Objects<S: Source> {
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
     aside: Aside,
-    /// For each length, whether some thread has asked for runs that lie aside.
+    /// A bit for each length of which some thread has lately found no run on its shelf (`transfer.rs`).
     asked: AtomicU64,
     hoard: Hoard,
     patience: Patience,

@@ -338,8 +338,10 @@ impl<S: Source + 'static> Objects<S> {
             if to > self.heap.limit() {
                 return false;
             }
+            // Before the first attempt: another thread may give it back meanwhile.
+            let lay_aside = self.aside.has_any();
             let grown = self.grow_run(thread, run, to)
-                || self.is_aside_behind(run) && {
+                || lay_aside && self.is_aside_behind(run) && {
                     self.clear_aside();
                     self.grow_run(thread, run, to)
                 };
@@ -364,9 +366,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Whether some of the pages behind a run may lie aside: the first is free, or lies there or on a shelf.
     fn is_aside_behind(&self, run: PageRun) -> bool {
         let behind = run.end();
-        self.aside.has_any()
-            && behind.0 < self.spans.covered()
-            && (self.heap.is_free(behind) || self.spans.entry(behind).is_shelved())
+        behind.0 < self.spans.covered() && (self.heap.is_free(behind) || self.spans.entry(behind).is_shelved())
     }
 
     /// Extends a run in place. The pages behind it may be in the thread's own cache.

@@ -7,11 +7,12 @@
 //! ```
 //!
 //! A thread that drops what another has made asks for no such runs itself, so its shelf takes none (`shelf.rs`). The
-//! other one takes a whole lot when its shelf is empty, and so comes here once for many blocks.
+//! other one takes a whole lot when it has no such run, and so comes here once for many blocks.
 //!
-//! **Asked for.** Lots are for lengths that some thread has asked the heap for since the scavenger last trimmed it, a
-//! second ago (`keeper.rs`). So buffers that grew and were cut, and lengths that a program used once, go straight to
-//! the heap. And a shelf takes no more of a lot than was asked of it before, so the first lots may be too long for it.
+//! **Asked for.** Lots are for lengths that some thread has asked the heap for since it was last trimmed, a second ago
+//! if there is a scavenger (`keeper.rs`). So buffers that grew and were cut, and lengths that a program used once, go
+//! straight to the heap. And a shelf takes no lot with more runs than were asked of it before, so the first ones may be
+//! too long for it; then they go to the heap.
 //!
 //! Worked: one thread fills buffers of 100,000 bytes, another drops them. That is a run of 13 pages each, so 16 of them
 //! are a lot, which reaches the first thread's shelf by one exchange. It hands out the next 15 buffers without coming
@@ -132,10 +133,10 @@ impl<S: Source + 'static> Objects<S> {
             self.asked.fetch_or(bit(length), Ordering::Relaxed);
         }
         let (shelf, pages) = (thread.shelf(), PageCount(length.pages()));
-        // Until these runs are on the shelf they belong to nobody: a request that would be refused waits for that.
-        let (lot, _pass) = self
-            .aside
-            .take_lot(pages, shelf.room_for(length), || self.heap.pass())?;
+        // Until these runs are on the shelf they belong to nobody. A request that would be refused waits for that, and,
+        // by the second pass, looks once more for threads that keep something (`reclaim.rs`).
+        let enter = || (self.heap.pass(), self.heap.scavenges(PageIndex(0)));
+        let (lot, _passes) = self.aside.take_lot(pages, shelf.room_for(length), enter)?;
         Some(shelf.take_lot(&self.spans, length, lot))
     }
 

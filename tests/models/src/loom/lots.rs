@@ -3,8 +3,8 @@
 //!
 //! Runs are cells that detect two owners, and their links are the shipped ones. A thread writes to a run, puts it in a
 //! lot, and never touches it again; whoever takes the lot follows the links and writes to each. For the second question
-//! there is a heap, and what the taker does not need goes there, as if its shelf had been emptied. Variants with one
-//! thing changed must fail.
+//! there is a heap, and what the taker does not need goes there, as if its shelf had been emptied at once: that says
+//! that a taker is waited for, not what others then find on its shelf. Variants with one thing changed must fail.
 
 use std::sync::Arc;
 
