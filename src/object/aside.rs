@@ -168,14 +168,15 @@ impl Aside {
             };
             link.set(Lot::in_place(word).map(Lot::first));
             // Release: hands over the run's pages, its entry and its link, beside what others have handed over with
-            // theirs, since this exchange goes on with their release; partners: `take`, `empty`. Relaxed: as above.
+            // theirs, since this exchange goes on with their release; partners: `take_lot`, `empty`. Relaxed: as above.
             place
                 .compare_exchange(word, joined.0, Ordering::Release, Ordering::Relaxed)
                 .is_ok()
         })
     }
 
-    /// Takes a single run of exactly so many pages, if there is one; returns its first page.
+    /// Takes a long run of exactly so many pages, if there is one; returns its first page. It is used at once, so
+    /// nobody needs to see who has it.
     #[inline]
     #[must_use]
     pub fn take(&self, length: PageCount) -> Option<PageIndex> {

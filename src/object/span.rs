@@ -208,7 +208,7 @@ impl Span {
     #[must_use]
     pub fn put_aside(&self, length: Option<Length>) -> bool {
         let (used, shelved) = (LARGE | number_of(length), SHELVED | number_of(length));
-        // Relaxed, twice: `Aside::put`, which follows, releases this to whoever takes the run.
+        // Relaxed, twice: `Aside::put` or `join`, which follows, releases this to whoever takes the run.
         self.tag
             .compare_exchange(used, shelved, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()

@@ -125,8 +125,8 @@ impl<S: Source + 'static> Objects<S> {
         taken
     }
 
-    /// Takes a lot of this length: one run of it is the caller's, the others go on the thread's shelf, if it wants so
-    /// many. Others may put such runs there from now on.
+    /// Takes a lot of this length, if the thread's shelf wants the other runs of it; one is the caller's. Others may
+    /// put such runs there from now on.
     pub(super) fn take_lot(&self, thread: &Thread, length: Length) -> Option<PageIndex> {
         // Relaxed, twice: a hint.
         if self.asked.load(Ordering::Relaxed) & bit(length) == 0 {
