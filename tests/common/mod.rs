@@ -7,6 +7,12 @@ use pageheap::GlobalHeap;
 pub mod draw;
 pub mod random;
 
+/// Whether every requirement is to be tested at full size, however long that takes: `PAGEHEAP_TEST_FULL` is set, as for
+/// a release (`.ci/run test_release`).
+pub fn is_full() -> bool {
+    std::env::var_os("PAGEHEAP_TEST_FULL").is_some()
+}
+
 /// Where a heap of bare numbers may begin, as in `Simulated`: 2^44 with 64-bit pointers.
 pub const BASE: usize = 1 << (usize::BITS / 16 * 11);
 

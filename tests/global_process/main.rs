@@ -10,11 +10,11 @@ use std::sync::mpsc;
 use std::thread;
 
 use child::is_one as is_child;
+use common::is_full;
 #[cfg(unix)]
 use common::{addresses, by_width};
 use pageheap::GlobalHeap;
 
-#[cfg(unix)]
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/child.rs"]
@@ -128,12 +128,6 @@ fn resident() -> usize {
 #[cfg(target_os = "linux")]
 fn maps() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
-}
-
-/// Whether every requirement is to be tested at full size, however long that takes: `PAGEHEAP_TEST_FULL` is set, as for
-/// a release (`.ci/run test_release`).
-fn is_full() -> bool {
-    std::env::var_os("PAGEHEAP_TEST_FULL").is_some()
 }
 
 /// Bytes per page, as the kernel counts them.

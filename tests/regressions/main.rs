@@ -24,6 +24,5 @@ mod search;
 
 /// How long to look for a race: `full` if `PAGEHEAP_TEST_FULL` is set, a quarter otherwise.
 fn how_long(full: u64) -> std::time::Duration {
-    let is_full = std::env::var_os("PAGEHEAP_TEST_FULL").is_some();
-    std::time::Duration::from_secs(if is_full { full } else { full.div_ceil(4) })
+    std::time::Duration::from_secs(if common::is_full() { full } else { full.div_ceil(4) })
 }
