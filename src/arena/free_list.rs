@@ -256,12 +256,13 @@ impl<B: Backing> FreeList<B> {
         self.slots().find(address).ok_or(SlotError::foreign(address))
     }
 
-    /// Allocates a value in a slot of its own. Dropping the box frees the slot.
+    /// Allocates a value in a slot of its own. Dropping the box frees the slot. [`SlotBox::try_new_in`] makes a box that
+    /// keeps the list alive.
     ///
     /// # Errors
     /// As for [`allocate`](Self::allocate), and if a `T` does not fit a slot. The value is then dropped.
     #[inline]
-    pub fn boxed<T>(&self, value: T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
+    pub fn boxed<T>(&self, value: T) -> Result<SlotBox<T, &Self>, ArenaError> {
         SlotBox::new(self, || value)
     }
 
@@ -271,7 +272,7 @@ impl<B: Backing> FreeList<B> {
     /// # Errors
     /// As for [`boxed`](Self::boxed), except that there is no value to drop.
     #[inline]
-    pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
+    pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<T, &Self>, ArenaError> {
         SlotBox::new(self, make)
     }
 

@@ -111,7 +111,7 @@ pub use pieces::Checkpoint;
 pub use pool::{Handle, Pool, StaleHandle};
 pub use process::ProcessHeap;
 pub use sharded::ShardedFreeList;
-pub use slot_box::{SlotBox, SlotList};
+pub use slot_box::{ListHandle, SlotBox, SlotList};
 pub use slot_error::SlotError;
 pub use stats::ArenaStats;
 

@@ -225,7 +225,7 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// # Errors
     /// As for [`ShardedFreeList::boxed`].
     #[inline]
-    pub fn boxed<T>(&self, value: T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
+    pub fn boxed<T>(&self, value: T) -> Result<SlotBox<T, &Self>, ArenaError> {
         SlotBox::new(self, || value)
     }
 
@@ -234,7 +234,7 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// # Errors
     /// As for [`ShardedFreeList::boxed_with`].
     #[inline]
-    pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<'_, T, Self>, ArenaError> {
+    pub fn boxed_with<T>(&self, make: impl FnOnce() -> T) -> Result<SlotBox<T, &Self>, ArenaError> {
         SlotBox::new(self, make)
     }
 

@@ -1,22 +1,26 @@
 //! A value in a slot of its own. Dropping the box frees the slot.
 //!
 //! ```text
-//!   SlotBox<T, L>   ┌ list ┬ slot's number ┬ address ┐──▶ T        dropped: the value, then the slot goes back
+//!   SlotBox<T, &L>       ┌ list ┬ slot's number ┬ address ┐──▶ T     dropped: the value, then the slot goes back
+//!   SlotBox<T, Arc<L>>   └───┬──┴───────────────┴─────────┘          last of all its hold on the list
+//!                            └──▶ count, L
 //! ```
 //!
-//! The list is a [`FreeList`](super::FreeList), a [`ShardedFreeList`](super::ShardedFreeList) or an
+//! The list `L` is a [`FreeList`](super::FreeList), a [`ShardedFreeList`](super::ShardedFreeList) or an
 //! [`Owner`](super::Owner) of one of its shards. The box records which, and its slot goes back there. With boxes, safe
-//! code cannot free a slot twice, or into another list.
+//! code cannot free a slot twice, or into another list. As with `Box<T, A>`, the box has a handle to its list: a
+//! reference, or an `Arc` or `Rc`, with which it can go where no reference can, such as to a thread that is not scoped.
 //!
-//! Cost: that of the slot, and of the value's own destructor.
+//! Cost: that of the slot, and of the value's own destructor; an `Arc` that is cloned for each box costs two
+//! read-modify-writes more, a reference nothing.
 
 use core::alloc::Layout;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::{self, ManuallyDrop};
 use core::ops::{Deref, DerefMut};
-use core::panic::{RefUnwindSafe, UnwindSafe};
-use core::ptr::NonNull;
+use core::panic::UnwindSafe;
+use core::ptr::{self, NonNull};
 
 use super::contents::like_a_box;
 use super::error::{ArenaError, Reason};
@@ -47,10 +51,47 @@ pub trait SlotList: sealed::Sealed {
 }
 
 pub(super) mod sealed {
-    //! Seals [`SlotList`](super::SlotList).
+    //! Seals [`SlotList`](super::SlotList) and [`ListHandle`](super::ListHandle).
 
     /// Only lists of this crate can hold boxes.
     pub trait Sealed {}
+
+    /// Only handles that always lead to the same list, as a box relies on.
+    pub trait Handle {}
+}
+
+/// How a box reaches its list: by reference, or, with `std`, by an `Arc` or `Rc`.
+pub trait ListHandle: sealed::Handle {
+    /// The list.
+    type List: SlotList;
+
+    /// The same list each time, also after the handle has moved. It lives as long as the handle.
+    #[doc(hidden)]
+    fn list(&self) -> &Self::List;
+}
+
+/// Implements `ListHandle` for pointers, whose pointee does not move.
+macro_rules! lead_to_a_list {
+    ($($(#[$condition:meta])* $pointer:ty),*) => {$(
+        $(#[$condition])*
+        impl<L: SlotList> sealed::Handle for $pointer {}
+
+        $(#[$condition])*
+        impl<L: SlotList> ListHandle for $pointer {
+            type List = L;
+
+            #[inline(always)]
+            fn list(&self) -> &L {
+                self
+            }
+        }
+    )*};
+}
+
+lead_to_a_list! {
+    &L,
+    #[cfg(feature = "std")] std::rc::Rc<L>,
+    #[cfg(feature = "std")] std::sync::Arc<L>
 }
 
 /// Whether a layout fits a slot.
@@ -59,7 +100,8 @@ pub(super) const fn fits(layout: Layout, slot: Layout) -> bool {
     layout.size() <= slot.size() && layout.align() <= slot.align()
 }
 
-/// A value in a slot of list `L`. Dropping the box drops the value and frees the slot.
+/// A value in a slot of the list that the handle `P` leads to, as in `Box<T, A>`. Dropping the box drops the value and
+/// frees the slot.
 ///
 /// ```
 /// use pageheap::arena::FreeList;
@@ -71,17 +113,31 @@ pub(super) const fn fits(layout: Layout, slot: Layout) -> bool {
 /// assert_eq!(list.stats().allocated, 0);
 /// # Ok::<(), pageheap::arena::ArenaError>(())
 /// ```
-pub struct SlotBox<'l, T: ?Sized, L: SlotList> {
-    list: &'l L,
+///
+/// A box that keeps its list alive, for threads and tasks that outlive the function they were started by:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use pageheap::arena::{FreeList, SlotBox};
+///
+/// let list = Arc::new(FreeList::for_type::<String>());
+/// let name = SlotBox::try_new_in("slot".to_owned(), Arc::clone(&list))?;
+/// let length = std::thread::spawn(move || name.len());
+/// assert_eq!((length.join().unwrap(), list.stats().allocated), (4, 0));
+/// # Ok::<(), pageheap::arena::ArenaError>(())
+/// ```
+pub struct SlotBox<T: ?Sized, P: ListHandle> {
+    list: P,
     value: NonNull<T>,
     slot: u32,
     owned: PhantomData<T>,
 }
 
-// SAFETY: the box owns its value like a `Box`, and refers to the list.
-unsafe impl<T: ?Sized + Send, L: SlotList + Sync> Send for SlotBox<'_, T, L> {}
-// SAFETY: as above: a shared box gives shared access to the value, and none to the list.
-unsafe impl<T: ?Sized + Sync, L: SlotList + Sync> Sync for SlotBox<'_, T, L> {}
+// SAFETY: the box owns its value like a `Box`, and its handle to the list.
+unsafe impl<T: ?Sized + Send, P: ListHandle + Send> Send for SlotBox<T, P> {}
+// SAFETY: as above: a shared box gives shared access to the value, and none to the handle.
+unsafe impl<T: ?Sized + Sync, P: ListHandle + Sync> Sync for SlotBox<T, P> {}
 
 /// Frees a slot, even if the value's constructor or destructor panics.
 struct Put<'l, L: SlotList>(&'l L, u32, NonNull<u8>);
@@ -94,16 +150,25 @@ impl<L: SlotList> Drop for Put<'_, L> {
     }
 }
 
-impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
+impl<T, P: ListHandle> SlotBox<T, P> {
+    /// Allocates a value in a slot of the list that `list` leads to: as `boxed` of that list, if it is a reference.
+    ///
+    /// # Errors
+    /// As for `boxed` of the list. Value and handle are then dropped.
+    #[inline]
+    pub fn try_new_in(value: T, list: P) -> Result<Self, ArenaError> {
+        Self::new(list, || value)
+    }
+
     /// Puts `make()` into a slot of the list.
     #[inline(always)]
-    pub(super) fn new(list: &'l L, make: impl FnOnce() -> T) -> Result<Self, ArenaError> {
-        let (layout, slot) = (Layout::new::<T>(), list.slot_layout());
+    pub(super) fn new(list: P, make: impl FnOnce() -> T) -> Result<Self, ArenaError> {
+        let (layout, slot) = (Layout::new::<T>(), list.list().slot_layout());
         if !fits(layout, slot) {
             return Err(ArenaError::new(Reason::SlotTooSmall, layout, slot.size()));
         }
-        let (slot, memory) = list.take()?;
-        let (put, value) = (Put(list, slot, memory), memory.cast::<T>());
+        let (slot, memory) = list.list().take()?;
+        let (put, value) = (Put(list.list(), slot, memory), memory.cast::<T>());
         // SAFETY: the slot is ours, with room for a `T`.
         unsafe { value.write(make()) };
         mem::forget(put);
@@ -118,23 +183,34 @@ impl<'l, T, L: SlotList> SlotBox<'l, T, L> {
     /// Moves the value out and frees the slot.
     #[must_use]
     pub fn into_inner(boxed: Self) -> T {
-        let boxed = ManuallyDrop::new(boxed);
-        // SAFETY: the value is the box's, which is gone without dropping it; the slot came from this list, and is not
+        let (list, value, slot) = Self::into_parts(boxed);
+        // SAFETY: the value was the box's, which is gone without dropping it; the slot came from this list, and is not
         // used again.
         unsafe {
-            let value = boxed.value.read();
-            boxed.list.put(boxed.slot, boxed.value.cast());
-            value
+            let inner = value.read();
+            list.list().put(slot, value.cast());
+            inner
         }
     }
 }
 
-impl<'l, T: ?Sized, L: SlotList> SlotBox<'l, T, L> {
+impl<T: ?Sized, P: ListHandle> SlotBox<T, P> {
+    /// The handle, the value and the number of its slot.
+    #[inline(always)]
+    fn into_parts(boxed: Self) -> (P, NonNull<T>, u32) {
+        let boxed = ManuallyDrop::new(boxed);
+        // SAFETY: the handle is the box's, which is gone without dropping it.
+        let list = unsafe { ptr::read(&raw const boxed.list) };
+        (list, boxed.value, boxed.slot)
+    }
+
     /// Returns the address of the value. Value and slot are then the caller's. Free the slot by its address, or by the
     /// box that [`from_raw`](Self::from_raw) makes of it.
+    ///
+    /// The box's handle is dropped. If that was an `Arc` or `Rc`, the memory is there as long as others hold the list.
     #[must_use]
     pub fn into_raw(boxed: Self) -> NonNull<T> {
-        ManuallyDrop::new(boxed).value
+        Self::into_parts(boxed).1
     }
 
     /// Makes a box of a value that is already in a slot of the list: the inverse of [`into_raw`](Self::into_raw). The
@@ -167,28 +243,31 @@ impl<'l, T: ?Sized, L: SlotList> SlotBox<'l, T, L> {
     /// # Safety
     ///
     /// The address came from `into_raw` of a box of this list, or from `allocate` of this list or of any of its owners,
-    /// and a `T` is there. Both slot and value are the caller's, which passes them to the box.
+    /// and a `T` is there. Both slot and value are the caller's, which passes them to the box. The list has been there
+    /// since.
     #[must_use]
-    pub unsafe fn from_raw(list: &'l L, value: NonNull<T>) -> Self {
+    pub unsafe fn from_raw(list: P, value: NonNull<T>) -> Self {
+        let slot = list.list().number(value.cast());
         Self {
             list,
             value,
-            slot: list.number(value.cast()),
+            slot,
             owned: PhantomData,
         }
     }
 }
 
-impl<T: ?Sized, L: SlotList> Drop for SlotBox<'_, T, L> {
+impl<T: ?Sized, P: ListHandle> Drop for SlotBox<T, P> {
     #[inline]
     fn drop(&mut self) {
-        let _put = Put(self.list, self.slot, self.value.cast());
+        // (The handle is dropped after this.)
+        let _put = Put(self.list.list(), self.slot, self.value.cast());
         // SAFETY: the box's own value, dropped once.
         unsafe { self.value.drop_in_place() };
     }
 }
 
-impl<T: ?Sized, L: SlotList> Deref for SlotBox<'_, T, L> {
+impl<T: ?Sized, P: ListHandle> Deref for SlotBox<T, P> {
     type Target = T;
 
     #[inline(always)]
@@ -198,7 +277,7 @@ impl<T: ?Sized, L: SlotList> Deref for SlotBox<'_, T, L> {
     }
 }
 
-impl<T: ?Sized, L: SlotList> DerefMut for SlotBox<'_, T, L> {
+impl<T: ?Sized, P: ListHandle> DerefMut for SlotBox<T, P> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, and borrowed mutably.
@@ -206,7 +285,7 @@ impl<T: ?Sized, L: SlotList> DerefMut for SlotBox<'_, T, L> {
     }
 }
 
-// After a caught panic a box is as safe to use as its contents, like a `Box`; to the list it has only a reference.
-impl<T: ?Sized + UnwindSafe, L: SlotList + RefUnwindSafe> UnwindSafe for SlotBox<'_, T, L> {}
+// After a caught panic a box is as safe to use as its contents, like a `Box`, and as its handle.
+impl<T: ?Sized + UnwindSafe, P: ListHandle + UnwindSafe> UnwindSafe for SlotBox<T, P> {}
 
-like_a_box!([L: SlotList] SlotBox<'_, T, L>);
+like_a_box!([P: ListHandle] SlotBox<T, P>);

@@ -7,8 +7,12 @@ use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use pageheap::arena::{ArenaConfig, FreeList, Owner, Reason, ShardedFreeList, SlotBox};
+use pageheap::source::System;
+use pageheap::{Config, PageCount, PageHeap};
 
 use super::one::Counted;
 
@@ -105,6 +109,65 @@ fn owners_take_over_what_others_had_in_boxes() {
     }
 }
 
+/// The last box that holds a list takes it along, after its value, whichever thread it is on.
+#[test]
+fn a_box_may_hold_its_list() {
+    let heap = Arc::new(PageHeap::new(System, Config::new(1 << 30)).unwrap());
+    let list = Arc::new(FreeList::new_in(layout(), Arc::clone(&heap)).unwrap());
+    let boxes = [1_u64, 2, 3].map(|number| SlotBox::try_new_in(number, Arc::clone(&list)).unwrap());
+    assert_eq!((Arc::strong_count(&list), list.stats().allocated), (4, 3 * 32));
+    drop(list);
+    let threads = boxes.map(|boxed| std::thread::spawn(move || *boxed * 2));
+    assert_eq!(threads.map(|thread| thread.join().unwrap()), [2, 4, 6]);
+    assert_eq!((Arc::strong_count(&heap), heap.stats().in_use), (1, PageCount::ZERO));
+}
+
+/// Whatever becomes of a box, its hold on the list ends, and so does the slot's use, unless it went on as a pointer.
+#[test]
+fn a_box_lets_its_list_go() {
+    let (drops, list) = (Cell::new(0), Rc::new(FreeList::new(layout()).unwrap()));
+    let new = || SlotBox::try_new_in(Counted(&drops, 5), Rc::clone(&list));
+    let state = || (Rc::strong_count(&list), list.stats().allocated, drops.get());
+    let inner = SlotBox::into_inner(new().unwrap());
+    assert_eq!((inner.1, state()), (5, (1, 0, 0)));
+    drop(inner);
+    let raw = SlotBox::into_raw(new().unwrap());
+    assert_eq!(state(), (1, 32, 1));
+    // SAFETY: a slot of this list, which is still there, and nobody else has it.
+    let back = unsafe { SlotBox::from_raw(Rc::clone(&list), raw) };
+    assert_eq!(state(), (2, 32, 1));
+    drop(back);
+    assert_eq!(state(), (1, 0, 2));
+    let too_large = SlotBox::try_new_in([0_u64; 5], Rc::clone(&list)).map(drop);
+    assert_eq!(
+        (too_large.unwrap_err().reason(), state()),
+        (Reason::SlotTooSmall, (1, 0, 2))
+    );
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+    let bad = SlotBox::try_new_in(Panics, Rc::clone(&list)).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(bad))).is_err());
+    assert_eq!(state(), (1, 0, 2));
+}
+
+/// An owner too: the slot goes back to its shard.
+#[test]
+fn a_box_may_hold_an_owner() {
+    let list = ShardedFreeList::new(layout(), 1).unwrap();
+    let owner = Rc::new(list.owner().unwrap());
+    let boxed = SlotBox::try_new_in(7_u64, Rc::clone(&owner)).unwrap();
+    drop(owner);
+    assert!(list.owner().is_err(), "its shard is still lent");
+    assert_eq!((*boxed, list.stats().allocated), (7, 32));
+    drop(boxed);
+    assert!(list.owner().is_ok());
+    assert_eq!(list.stats().allocated, 0);
+}
+
 /// A box made from a pointer valid for its value only. Regression: the pocket handed out that pointer. (Only Miri can
 /// tell.)
 #[test]
@@ -143,7 +206,7 @@ fn a_box_may_be_of_a_trait_object_or_a_slice() {
     }
     let raw = SlotBox::into_raw(owner.boxed(Counted(&drops, 0)).unwrap()) as NonNull<dyn Named>;
     // SAFETY: a slot of this list that nobody else holds.
-    let named: SlotBox<'_, dyn Named, Owner<'_>> = unsafe { SlotBox::from_raw(&owner, raw) };
+    let named: SlotBox<dyn Named, &Owner<'_>> = unsafe { SlotBox::from_raw(&owner, raw) };
     assert_eq!((named.name(), drops.get()), (17, 0));
     drop(named);
     assert_eq!((drops.get(), list.stats().allocated), (1, 0));
@@ -200,6 +263,6 @@ fn lists_and_boxes_may_be_seen_by_who_has_caught_a_panic() {
     fn safe<T: UnwindSafe + RefUnwindSafe>() {}
     safe::<FreeList>();
     safe::<ShardedFreeList>();
-    safe::<SlotBox<'_, String, FreeList>>();
-    safe::<SlotBox<'_, u64, ShardedFreeList>>();
+    safe::<SlotBox<String, &FreeList>>();
+    safe::<SlotBox<u64, Arc<ShardedFreeList>>>();
 }

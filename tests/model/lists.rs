@@ -276,7 +276,7 @@ type OwnerOf<'l, 'b> = Owner<'l, &'b Blocks>;
 struct Alive<'o, 'l, 'b> {
     /// Guards: the number, the place of the session, the guard.
     guards: Vec<(u64, usize, Guard<'o, &'b Blocks>)>,
-    boxes: Vec<(u8, SlotBox<'o, u8, OwnerOf<'l, 'b>>)>,
+    boxes: Vec<(u8, SlotBox<u8, &'o OwnerOf<'l, 'b>>)>,
 }
 
 /// The part of a story between two resets.
