@@ -256,8 +256,8 @@ impl<B: Backing> FreeList<B> {
         self.slots().find(address).ok_or(SlotError::foreign(address))
     }
 
-    /// Allocates a value in a slot of its own. Dropping the box frees the slot. [`SlotBox::try_new_in`] makes a box that
-    /// keeps the list alive.
+    /// Allocates a value in a slot of its own. Dropping the box frees the slot. [`SlotBox::try_new_in`] makes boxes
+    /// that keep the list alive.
     ///
     /// # Errors
     /// As for [`allocate`](Self::allocate), and if a `T` does not fit a slot. The value is then dropped.

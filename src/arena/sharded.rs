@@ -328,8 +328,8 @@ impl<B: Backing> ShardedFreeList<B> {
         retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
     }
 
-    /// Allocates a value in a slot of its own. Dropping the box frees the slot. [`SlotBox::try_new_in`] makes a box that
-    /// keeps the list alive.
+    /// Allocates a value in a slot of its own. Dropping the box frees the slot. [`SlotBox::try_new_in`] makes boxes
+    /// that keep the list alive.
     ///
     /// # Errors
     /// As for [`allocate`](Self::allocate), and if a `T` does not fit a slot. The value is then dropped.
