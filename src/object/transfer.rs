@@ -199,6 +199,8 @@ impl<S: Source + 'static> Objects<S> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::super::aside::MOST_RUNS;
     use super::super::keeper;
     use super::super::length::MOST_PAGES;
@@ -336,6 +338,33 @@ mod tests {
         // SAFETY: refused; a live block until then.
         assert!(!unsafe { objects.put_in_lot(third, length, entry(third)) });
         assert!(entry(third).is_large_of(length));
+    }
+
+    /// Two threads that free a block twice at the same moment may break the links of a lot. Here that is done by hand:
+    /// the links end too early, or lead to a block that is in use.
+    #[test]
+    fn a_lot_whose_links_lead_elsewhere_ends_the_process() {
+        const BREAK: &str = "PAGEHEAP_TEST_BREAK";
+        let name = "object::transfer::tests::a_lot_whose_links_lead_elsewhere_ends_the_process";
+        let Some(how) = std::env::var_os(BREAK) else {
+            for how in ["nowhere", "in use"] {
+                let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+                let output = child.args([name, "--exact", "--nocapture"]).env(BREAK, how).output();
+                let (output, text) = (output.unwrap(), "two threads have freed the same large block");
+                let said = std::string::String::from_utf8_lossy(&output.stderr);
+                assert!(!output.status.success() && said.contains(text), "{how}: {said}");
+            }
+            return;
+        };
+        let objects = Objects::for_test(16 << 20, 2, false);
+        let ([maker, dropper], buffer) = (two(objects), layout(13));
+        let made = [0; 5].map(|_| make(objects, &maker, buffer));
+        let is_in_lot = |block| drop_large(objects, &dropper, block, buffer);
+        assert_eq!(made[..4].iter().filter(|&&block| is_in_lot(block)).count(), 3);
+        let page = |block| objects.spans.page_of(block);
+        let next = (how == "in use").then(|| page(made[4]));
+        objects.spans.entry(page(made[2])).behind.set(next);
+        objects.clear_aside();
     }
 
     /// Each way to take pages or to look for free ones gives back first what lies aside.
