@@ -53,4 +53,17 @@ pub struct Place {
     pub class: usize,
     /// The first page of the span; the page itself if there is none.
     pub span: usize,
+    /// How many spans of that class have been dissolved. As long as the number is the same, what is a slot was one.
+    pub dissolved: u64,
+}
+
+impl Place {
+    /// At this page, which is not in a span.
+    pub const fn at(page: usize) -> Self {
+        Self {
+            class: 0,
+            span: page,
+            dissolved: 0,
+        }
+    }
 }

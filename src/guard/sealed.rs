@@ -1,9 +1,10 @@
-//! The checked build (feature `checks`): every block lies between a header and a trailer, checked when it is freed.
+//! The checked build (feature `checks`): every block lies between a header and a trailer, checked when it is freed,
+//! and what was freed is looked at once more when it is handed out again.
 //!
 //! ```text
-//!   slot or run   ┌ gap ┬ mark  │ size │ align │ seal ┬──────────── block ────────────┬ canary ┬ rest ┐
-//!                 └─────┴───────── 40 bytes ──────────┴─────── as many as asked ──────┴ 8 … ───┴──────┘
-//!                       never looked at               ▲ what the program has
+//!   slot or run   ┌ mark │ life ┬ gap ┬ size │ align │ seal ┬───────── block ─────────┬ canary ┬ rest ┐
+//!                 └─────────────┴─────┴─────────────────────┴──── as many as asked ───┴ 8 … ───┴──────┘
+//!                  40 bytes if there is no gap               ▲ what the program has
 //! ```
 //!
 //! This layer sits in front of a heap and requests more than it was asked for: 40 bytes before the block (32 if
@@ -18,9 +19,15 @@
 //! | another seal | never allocated by this address, or the bytes before it were overwritten |
 //! | another size or alignment | freed with the wrong layout |
 //! | a canary changed | written past its end, by one byte or more |
+//! | when its slot is handed out again: its first bytes changed | written to after it was freed |
 //!
 //! Each of these ends the process with a message that names the address, the size class and the page of the span. The
-//! first [`POISONED`] bytes of a freed block are overwritten, so that a use after free becomes noticeable.
+//! first [`POISONED`] bytes of a freed block are overwritten, so that a use after free becomes noticeable: reading
+//! returns nonsense, and writing is found when the slot is handed out for a block that begins at the same place. For
+//! that the slot must have been one all the time, or its bytes may be somebody else's: its **life** says in which class
+//! it was when the last block in it was freed, where that one began, and how many spans of the class had been dissolved
+//! by then. Only if all three are the same are the bytes looked at. (A zero is let pass: memory may have gone back to
+//! the system meanwhile. Large blocks, and those that are to be zero, are not looked at.)
 //!
 //! A freed block may be handed out again, with the same layout, before it is freed the second time. That second free
 //! then frees the new owner's block, and nothing tells the two apart. `realloc` always moves, to make it less likely
@@ -32,10 +39,11 @@
 //! Worked example: 100 bytes aligned to 8. The layer requests 40 + 100 + 8 = 148 bytes: a slot of 160, in class 17. The
 //! block begins at byte 40; bytes 140 to 148 are the canary.
 //!
-//! Cost: two more cache lines for a small block, ~10 ns; and the poisoning. Not for production. Apart from this file,
-//! everything is as in the build that ships.
+//! Cost: two more cache lines for a small block, ~10 ns; and the poisoning, and reading that again. Not for production.
+//! Apart from this file, everything is as in the build that ships.
 
 use core::alloc::Layout;
+use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
 use crate::fatal::{self, Number};
@@ -45,8 +53,8 @@ use super::{Place, Plain};
 /// Directly before the block.
 #[repr(C)]
 struct Header {
-    /// Overwritten while the block is free: the heap may keep its own mark here.
-    mark: [u64; 2],
+    /// Mark and life, if there is no gap.
+    before: [u64; 2],
     size: usize,
     align: usize,
     seal: u64,
@@ -61,6 +69,47 @@ pub const POISONED: usize = 4096;
 /// The byte it is overwritten with.
 const POISON: u8 = 0xdf;
 
+/// What a slot records, [`LIFE`] bytes from its beginning, about the last block that was freed in it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Life {
+    /// Bytes in a slot of its class.
+    class: u16,
+    /// Where the block began in the slot.
+    offset: u16,
+    /// How many spans of the class had been dissolved.
+    dissolved: u32,
+}
+
+impl Life {
+    /// That of a block in no slot, and of one that has not been freed.
+    const NONE: Self = Self {
+        class: 0,
+        offset: 0,
+        dissolved: 0,
+    };
+
+    /// That of a block at this place. (A slot has 32 KiB at most.)
+    const fn of(place: Place, offset: usize) -> Self {
+        if place.class == 0 {
+            return Self::NONE;
+        }
+        Self {
+            class: place.class as u16,
+            offset: offset as u16,
+            dissolved: place.dissolved as u32,
+        }
+    }
+}
+
+/// Where a slot records its life: behind the word in which the heap keeps its mark.
+const LIFE: usize = 8;
+
+const _: () = assert!(
+    LIFE + size_of::<Life>() <= offset_of!(Header, size),
+    "it fits before what is looked at"
+);
+
 const LIVE: u64 = 0x11fe_b10c_5ea1_ed01;
 const FREED: u64 = 0xdead_b10c_5ea1_ed02;
 
@@ -69,6 +118,11 @@ impl Header {
     fn seal(state: u64, address: usize, size: usize, align: usize) -> u64 {
         let mix = |sum: u64, next: usize| (sum ^ next as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         [address, size, align].into_iter().fold(state, mix)
+    }
+
+    /// Whether this is what lies before a block at that address, in that state.
+    fn is(&self, state: u64, address: usize) -> bool {
+        self.seal == Self::seal(state, address, self.size, self.align)
     }
 }
 
@@ -94,20 +148,57 @@ pub const fn usable_size(layout: Layout, _plain: usize) -> usize {
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     let (wide, offset) = widen(layout)?;
     let memory = heap.take(wide, zeroed)?;
-    // SAFETY: inside what was allocated: header, block and canary, in this order. The header is aligned: `offset` and
+    if !zeroed {
+        look_back(heap, memory, offset);
+    }
+    // SAFETY: inside what was allocated: life, header, block and canary, in this order. Both are aligned: `offset` and
     // the wide layout's alignment are multiples of its alignment.
     unsafe {
         let block = memory.add(offset);
         let (address, size, align) = (block.addr().get(), layout.size(), layout.align());
         let seal = Header::seal(LIVE, address, size, align);
         block.cast::<Header>().sub(1).write(Header {
-            mark: [0; 2],
+            before: [0; 2],
             size,
             align,
             seal,
         });
+        memory.add(LIFE).cast::<Life>().write(Life::NONE);
         block.add(size).cast::<[u8; CANARY]>().write_unaligned(canary(address));
         Some(block)
+    }
+}
+
+/// Aborts if the block that lay here last, in the same slot and `offset` bytes into it, was written to after it was
+/// freed, as far as that can be said.
+fn look_back<P: Plain>(heap: &P, memory: NonNull<u8>, offset: usize) {
+    // SAFETY: inside what was just allocated, and aligned (see `allocate`); plain numbers.
+    let (life, block, header) = unsafe {
+        let (life, block) = (memory.add(LIFE).cast::<Life>(), memory.add(offset));
+        (life.read(), block, block.cast::<Header>().sub(1).read())
+    };
+    let address = block.addr().get();
+    if life == Life::NONE || !header.is(FREED, address) {
+        return;
+    }
+    let Some(place) = heap.place(address).filter(|&place| Life::of(place, offset) == life) else {
+        return;
+    };
+    let kept = header.size.min(POISONED).min(place.class.saturating_sub(offset));
+    // SAFETY: inside the slot, which is the caller's. The block that was freed here lay in it, and it has been a slot
+    // since, so these bytes were overwritten then; or they were given back to the system, and read as zero.
+    let bytes = unsafe { core::slice::from_raw_parts(block.as_ptr(), kept) };
+    if let Some(changed) = bytes.iter().position(|&byte| byte != POISON && byte != 0) {
+        fatal::abort_about(
+            "a block was written to after it was freed",
+            &[
+                ("address", Number::Address(address)),
+                ("freed bytes", Number::Count(header.size)),
+                ("first changed byte", Number::Count(changed)),
+                ("sealed size class", Number::Count(place.class)),
+                ("span at page", Number::Count(place.span)),
+            ],
+        );
     }
 }
 
@@ -117,7 +208,7 @@ pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonN
 ///
 /// As for `GlobalAlloc::dealloc`; violations are detected as far as possible.
 pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
-    inspect(heap, memory, layout);
+    let place = inspect(heap, memory, layout);
     let Some((wide, offset)) = widen(layout) else {
         return;
     };
@@ -126,6 +217,11 @@ pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     unsafe {
         let seal = Header::seal(FREED, address, size, layout.align());
         (&raw mut (*memory.cast::<Header>().sub(1).as_ptr()).seal).write(seal);
+        memory
+            .sub(offset)
+            .add(LIFE)
+            .cast::<Life>()
+            .write(Life::of(place, offset));
         memory.write_bytes(POISON, size.min(POISONED));
         heap.give(memory.sub(offset), wide);
     }
@@ -148,8 +244,8 @@ pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, si
     Some(moved)
 }
 
-/// Aborts unless `memory` is a block of this layout with nothing overwritten around it.
-fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
+/// Aborts unless `memory` is a block of this layout with nothing overwritten around it. Returns where it lies.
+fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) -> Place {
     let (address, size, align) = (memory.addr().get(), layout.size(), layout.align());
     let header = address.wrapping_sub(HEADER);
     let place = heap.place(address).filter(|_| heap.place(header).is_some());
@@ -162,11 +258,10 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     };
     // SAFETY: inside the grown part of the heap and in no gap, so memory; aligned; plain numbers.
     let header = unsafe { memory.cast::<Header>().sub(1).read() };
-    let sealed = |state| header.seal == Header::seal(state, address, header.size, header.align);
-    if sealed(FREED) {
+    if header.is(FREED, address) {
         wrong("a block was freed twice", address, Some(place));
     }
-    if !sealed(LIVE) {
+    if !header.is(LIVE, address) {
         wrong(
             "a block was freed that is not allocated, or the bytes before it were overwritten",
             address,
@@ -192,12 +287,13 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     if found != canary(address) {
         wrong("a block was written past its end", address, Some(place));
     }
+    place
 }
 
 #[cold]
 #[inline(never)]
 fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
-    let Some(Place { class, span }) = place else {
+    let Some(Place { class, span, .. }) = place else {
         fatal::abort_about(what, &[("address", Number::Address(address))]);
     };
     fatal::abort_about(

@@ -404,6 +404,13 @@ impl Central {
         }
     }
 
+    /// How many spans were dissolved. If the number is the same when a slot is taken as it was when it came home, the
+    /// slot has been one all that time: who gets a dissolved span's pages sees that it was counted.
+    pub fn dissolved(&self) -> u64 {
+        // Relaxed: see above; what hands the pages over hands this over too.
+        self.released.load(Ordering::Relaxed)
+    }
+
     /// The class's figures, readable by any thread: a snapshot.
     pub fn state(&self, spans: &Spans, class: SizeClass) -> CentralState {
         // Relaxed: as in `receive`.

@@ -525,32 +525,38 @@ mod checked {
         (3 << 20, 65536),
     ];
 
+    /// Runs a test in a child for each of the first `shapes` of these, which must abort with the message; in the child,
+    /// the layout.
+    fn found(name: &str, message: &str, shapes: usize) -> Option<Layout> {
+        const SHAPE: &str = "PAGEHEAP_TEST_SHAPE";
+        if is_child() {
+            let number: usize = std::env::var(SHAPE).unwrap().parse().unwrap();
+            let (size, align) = SHAPES[number];
+            return Some(layout(size, align));
+        }
+        for (number, shape) in SHAPES[..shapes].iter().enumerate() {
+            let output = child(name).env(SHAPE, number.to_string()).output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let said = [message, "address 0x", "size class ", "span at page "];
+            // What lies outside the heap has neither a class nor a span.
+            let all = said[..if message == "not of this heap" { 2 } else { 4 }]
+                .iter()
+                .all(|said| errors.contains(said));
+            assert!(!output.status.success() && all, "{shape:?}: {output:?}");
+        }
+        None
+    }
+
     macro_rules! sealed {
         ($($name:ident: $message:literal, $work:expr;)*) => {$(
             #[test]
             fn $name() {
                 static HEAP: GlobalHeap = new_heap();
-                const SHAPE: &str = "PAGEHEAP_TEST_SHAPE";
-                if !is_child() {
-                    for number in 0..SHAPES.len() {
-                        let output = child(concat!("checked::", stringify!($name)))
-                            .env(SHAPE, number.to_string())
-                            .output()
-                            .unwrap();
-                        let errors = String::from_utf8_lossy(&output.stderr);
-                        let said = [$message, "address 0x", "size class ", "span at page "];
-                        // What lies outside the heap has neither a class nor a span.
-                        let all = said[..if $message == "not of this heap" { 2 } else { 4 }]
-                            .iter()
-                            .all(|said| errors.contains(said));
-                        assert!(!output.status.success() && all, "{:?}: {output:?}", SHAPES[number]);
-                    }
+                let Some(layout) = found(concat!("checked::", stringify!($name)), $message, SHAPES.len()) else {
                     return;
-                }
-                let number: usize = std::env::var(SHAPE).unwrap().parse().unwrap();
-                let (size, align) = SHAPES[number];
+                };
                 // Blocks before and behind it.
-                let other = |seed| Block::new(&HEAP, layout(size, align), seed).unwrap();
+                let other = |seed| Block::new(&HEAP, layout, seed).unwrap();
                 let (_before, block, _behind) = (other(1), other(2), other(3));
                 let work: unsafe fn(&GlobalHeap, *mut u8, Layout) = $work;
                 // SAFETY: none: this is the misuse to be detected.
@@ -614,6 +620,63 @@ mod checked {
             let stranger = Box::leak(Box::new([0_u64; 64]));
             heap.dealloc(stranger.as_mut_ptr().cast(), layout);
         };
+    }
+
+    /// In a slot, when it is handed out again: here by the thread that freed it, or by another one that gets it from
+    /// its span.
+    #[test]
+    fn a_write_to_a_freed_block_is_found() {
+        static HEAP: GlobalHeap = new_heap();
+        let name = "checked::a_write_to_a_freed_block_is_found";
+        let Some(layout) = found(name, "written to after it was freed", 5) else {
+            return;
+        };
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe {
+            let blocks = [(); 20].map(|()| HEAP.alloc(layout));
+            HEAP.dealloc(blocks[7], layout);
+            blocks[7].add(layout.size() / 2).write_volatile(0x55);
+            HEAP.dealloc(blocks[8], layout);
+            if layout.size() % 3 == 1 {
+                HEAP.flush_thread();
+            }
+            while !blocks.contains(&HEAP.alloc(layout)) {}
+            while HEAP.alloc(layout) != blocks[7] {}
+        }
+    }
+
+    /// A slot that was none for a while: its bytes belonged to a large block, which wrote to all but those that said
+    /// that the slot was free. Nor is what the system has set to zero taken for written.
+    #[test]
+    fn what_others_wrote_where_a_block_lay_is_no_misuse() {
+        static HEAP: GlobalHeap = new_heap().limit(2 << 20);
+        let (small, large) = (layout(100, 8), layout(1 << 20, 8));
+        // SAFETY: live blocks, freed with their layouts; writes stay inside.
+        unsafe {
+            let fill = || -> Vec<_> {
+                (0..)
+                    .map(|_| HEAP.alloc(small))
+                    .take_while(|block| !block.is_null())
+                    .collect()
+            };
+            let empty = |blocks: &[*mut u8]| blocks.iter().for_each(|&block| HEAP.dealloc(block, small));
+            let blocks = fill();
+            empty(&blocks);
+            let long = HEAP.alloc(large);
+            assert!(!long.is_null());
+            let inside = |block: &*mut u8| (100..large.size() - 100).contains(&block.addr().wrapping_sub(long.addr()));
+            let covered: Vec<_> = blocks.iter().copied().filter(inside).collect();
+            covered
+                .iter()
+                .for_each(|block| long.add(block.addr() - long.addr()).write_bytes(0x77, 100));
+            HEAP.dealloc(long, large);
+            let again = fill();
+            let same = again.iter().filter(|block| covered.contains(block)).count();
+            assert!(same > 4000, "{same} of {}", covered.len());
+            empty(&again);
+            HEAP.release(usize::MAX);
+            empty(&fill());
+        }
     }
 
     /// Wherever it lies when it is freed again: in a magazine, in a spare, at the head of a batch in the store or
