@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::thread;
 
-use pageheap::source::{OverSystem, Purpose, Reservation, Source, System, Verbs};
+use pageheap::source::{OverSystem, Purpose, Region, Reservation, Source, System, Verbs};
 use pageheap::{Config, GlobalHeap, Heap, MapEntry, PageCount, PageUse};
 
 use common::addresses;
@@ -37,6 +37,36 @@ unsafe impl Verbs for Counted {
 
 fn small() -> Heap<System> {
     Heap::new(System, Config::new(addresses(1 << 30))).unwrap()
+}
+
+/// Heaps may follow each other in the same bytes. What one has left there means nothing to the next: nor, to the
+/// checked build, that a block was freed, which it would then take for written to.
+#[test]
+fn what_a_heap_left_in_its_bytes_means_nothing_to_the_next() {
+    let region: &Region = Box::leak(Box::new(Region::from_static(Box::leak(Box::new_uninit_slice(4 << 20)))));
+    let heap = || Heap::new(region, Config::new(2 << 20)).unwrap();
+    let [small, large] = [100, 1 << 20].map(|size| Layout::from_size_align(size, 8).unwrap());
+    let first = heap();
+    let blocks: Vec<_> = (0..4000).map(|_| first.allocate(small).unwrap()).collect();
+    // SAFETY: blocks of this layout, freed once.
+    blocks.iter().for_each(|&block| unsafe { first.free(block, small) });
+    drop(first);
+    let second = heap();
+    let long = second.allocate(large).unwrap();
+    let offset = |block: &NonNull<u8>| block.addr().get().wrapping_sub(long.addr().get());
+    let inside: Vec<_> = blocks
+        .iter()
+        .filter(|block| offset(block) < large.size() - small.size())
+        .collect();
+    assert!(inside.len() > 2000);
+    // SAFETY: inside the long block.
+    inside
+        .iter()
+        .for_each(|block| unsafe { long.add(offset(block)).write_bytes(0x77, small.size()) });
+    drop(second);
+    let third = heap();
+    let again: Vec<_> = (0..4000).map(|_| third.allocate(small).unwrap()).collect();
+    assert!(inside.iter().filter(|block| again.contains(block)).count() > 2000);
 }
 
 #[test]

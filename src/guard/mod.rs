@@ -6,7 +6,8 @@
 //!         Heap ─┘                    └ sealed    header, canary, checked when freed       feature `checks`
 //! ```
 //!
-//! Both heaps hand out memory through these functions. This is the one place where the builds differ.
+//! Both heaps hand out memory through these functions, and report slots that leave their spans. This is the one place
+//! where the builds differ.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -17,9 +18,9 @@ mod plain;
 mod sealed;
 
 #[cfg(not(feature = "checks"))]
-pub use plain::{allocate, free, resize, usable_size};
+pub use plain::{allocate, begin, free, resize, usable_size};
 #[cfg(feature = "checks")]
-pub use sealed::{allocate, free, resize, usable_size};
+pub use sealed::{allocate, begin, free, resize, usable_size};
 
 /// A heap without a guard.
 pub trait Plain {
@@ -53,17 +54,4 @@ pub struct Place {
     pub class: usize,
     /// The first page of the span; the page itself if there is none.
     pub span: usize,
-    /// How many spans of that class have been dissolved. As long as the number is the same, what is a slot was one.
-    pub dissolved: u64,
-}
-
-impl Place {
-    /// At this page, which is not in a span.
-    pub const fn at(page: usize) -> Self {
-        Self {
-            class: 0,
-            span: page,
-            dissolved: 0,
-        }
-    }
 }

@@ -10,6 +10,14 @@ pub const fn usable_size(_layout: Layout, plain: usize) -> usize {
     plain
 }
 
+/// A slot of so many bytes leaves its span.
+///
+/// # Safety
+///
+/// It belongs to the caller, and has memory.
+#[inline(always)]
+pub const unsafe fn begin(_slot: *mut u8, _bytes: usize) {}
+
 /// Allocates memory for `layout`, all zero if requested.
 #[inline(always)]
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {

@@ -24,10 +24,10 @@
 //! Each of these ends the process with a message that names the address, the size class and the page of the span. The
 //! first [`POISONED`] bytes of a freed block are overwritten, so that a use after free becomes noticeable: reading
 //! returns nonsense, and writing is found when the slot is handed out for a block that begins at the same place. For
-//! that the slot must have been one all the time, or its bytes may be somebody else's: its **life** says in which class
-//! it was when the last block in it was freed, where that one began, and how many spans of the class had been dissolved
-//! by then. Only if all three are the same are the bytes looked at. (A zero is let pass: memory may have gone back to
-//! the system meanwhile. Large blocks, and those that are to be zero, are not looked at.)
+//! that its bytes must have been nobody else's meanwhile. So its **life**, a second number like the seal, says where
+//! the last block began that was freed in it, and is wiped when the slot leaves its span ([`begin`]). As long as it is
+//! there, the slot has passed from thread to thread at most, and not been at home, where its memory may go back to the
+//! system and its span be dissolved. (A write before a slot goes home is not found, nor one to a large block.)
 //!
 //! A freed block may be handed out again, with the same layout, before it is freed the second time. That second free
 //! then frees the new owner's block, and nothing tells the two apart. `realloc` always moves, to make it less likely
@@ -69,44 +69,14 @@ pub const POISONED: usize = 4096;
 /// The byte it is overwritten with.
 const POISON: u8 = 0xdf;
 
-/// What a slot records, [`LIFE`] bytes from its beginning, about the last block that was freed in it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Life {
-    /// Bytes in a slot of its class.
-    class: u16,
-    /// Where the block began in the slot.
-    offset: u16,
-    /// How many spans of the class had been dissolved.
-    dissolved: u32,
-}
-
-impl Life {
-    /// That of a block in no slot, and of one that has not been freed.
-    const NONE: Self = Self {
-        class: 0,
-        offset: 0,
-        dissolved: 0,
-    };
-
-    /// That of a block at this place. (A slot has 32 KiB at most.)
-    const fn of(place: Place, offset: usize) -> Self {
-        if place.class == 0 {
-            return Self::NONE;
-        }
-        Self {
-            class: place.class as u16,
-            offset: offset as u16,
-            dissolved: place.dissolved as u32,
-        }
-    }
-}
-
 /// Where a slot records its life: behind the word in which the heap keeps its mark.
 const LIFE: usize = 8;
 
+/// That of a slot in which no block was freed.
+const NONE: u64 = 0;
+
 const _: () = assert!(
-    LIFE + size_of::<Life>() <= offset_of!(Header, size),
+    LIFE + size_of::<u64>() <= offset_of!(Header, size),
     "it fits before what is looked at"
 );
 
@@ -118,6 +88,11 @@ impl Header {
     fn seal(state: u64, address: usize, size: usize, align: usize) -> u64 {
         let mix = |sum: u64, next: usize| (sum ^ next as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         [address, size, align].into_iter().fold(state, mix)
+    }
+
+    /// The life of a slot after a block at that address, so far into it, was freed.
+    fn life(address: usize, offset: usize) -> u64 {
+        Self::seal(FREED, address, offset, 0)
     }
 
     /// Whether this is what lies before a block at that address, in that state.
@@ -144,6 +119,20 @@ pub const fn usable_size(layout: Layout, _plain: usize) -> usize {
     layout.size()
 }
 
+/// A slot of so many bytes leaves its span: what it records is from an earlier life.
+///
+/// # Safety
+///
+/// It belongs to the caller, and has memory.
+#[inline]
+pub unsafe fn begin(slot: *mut u8, bytes: usize) {
+    // The smallest ones are too short for any block.
+    if bytes >= LIFE + size_of::<u64>() {
+        // SAFETY: inside the slot, which is aligned to a word of 64 bits.
+        unsafe { slot.add(LIFE).cast::<u64>().write(NONE) };
+    }
+}
+
 /// Allocates memory for `layout`, under seal; all zero if requested.
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     let (wide, offset) = widen(layout)?;
@@ -163,7 +152,7 @@ pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonN
             align,
             seal,
         });
-        memory.add(LIFE).cast::<Life>().write(Life::NONE);
+        memory.add(LIFE).cast::<u64>().write(NONE);
         block.add(size).cast::<[u8; CANARY]>().write_unaligned(canary(address));
         Some(block)
     }
@@ -172,23 +161,24 @@ pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonN
 /// Aborts if the block that lay here last, in the same slot and `offset` bytes into it, was written to after it was
 /// freed, as far as that can be said.
 fn look_back<P: Plain>(heap: &P, memory: NonNull<u8>, offset: usize) {
-    // SAFETY: inside what was just allocated, and aligned (see `allocate`); plain numbers.
-    let (life, block, header) = unsafe {
-        let (life, block) = (memory.add(LIFE).cast::<Life>(), memory.add(offset));
-        (life.read(), block, block.cast::<Header>().sub(1).read())
+    let Some(place) = heap.place(memory.addr().get()).filter(|place| place.class != 0) else {
+        return;
     };
+    // SAFETY: inside the slot that was just allocated, and aligned; written when it left its span (`begin`).
+    let (life, block) = unsafe { (memory.add(LIFE).cast::<u64>().read(), memory.add(offset)) };
     let address = block.addr().get();
-    if life == Life::NONE || !header.is(FREED, address) {
+    if life != Header::life(address, offset) {
         return;
     }
-    let Some(place) = heap.place(address).filter(|&place| Life::of(place, offset) == life) else {
+    // SAFETY: inside the slot, and aligned (see `allocate`); written for the block that was freed there.
+    let header = unsafe { block.cast::<Header>().sub(1).read() };
+    if !header.is(FREED, address) {
         return;
-    };
-    let kept = header.size.min(POISONED).min(place.class.saturating_sub(offset));
-    // SAFETY: inside the slot, which is the caller's. The block that was freed here lay in it, and it has been a slot
-    // since, so these bytes were overwritten then; or they were given back to the system, and read as zero.
+    }
+    let kept = header.size.min(POISONED);
+    // SAFETY: inside the slot. The block that was freed here lay in it, and these bytes were overwritten then.
     let bytes = unsafe { core::slice::from_raw_parts(block.as_ptr(), kept) };
-    if let Some(changed) = bytes.iter().position(|&byte| byte != POISON && byte != 0) {
+    if let Some(changed) = bytes.iter().position(|&byte| byte != POISON) {
         fatal::abort_about(
             "a block was written to after it was freed",
             &[
@@ -208,7 +198,7 @@ fn look_back<P: Plain>(heap: &P, memory: NonNull<u8>, offset: usize) {
 ///
 /// As for `GlobalAlloc::dealloc`; violations are detected as far as possible.
 pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
-    let place = inspect(heap, memory, layout);
+    inspect(heap, memory, layout);
     let Some((wide, offset)) = widen(layout) else {
         return;
     };
@@ -220,8 +210,8 @@ pub unsafe fn free<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
         memory
             .sub(offset)
             .add(LIFE)
-            .cast::<Life>()
-            .write(Life::of(place, offset));
+            .cast::<u64>()
+            .write(Header::life(address, offset));
         memory.write_bytes(POISON, size.min(POISONED));
         heap.give(memory.sub(offset), wide);
     }
@@ -244,8 +234,8 @@ pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, si
     Some(moved)
 }
 
-/// Aborts unless `memory` is a block of this layout with nothing overwritten around it. Returns where it lies.
-fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) -> Place {
+/// Aborts unless `memory` is a block of this layout with nothing overwritten around it.
+fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     let (address, size, align) = (memory.addr().get(), layout.size(), layout.align());
     let header = address.wrapping_sub(HEADER);
     let place = heap.place(address).filter(|_| heap.place(header).is_some());
@@ -287,13 +277,12 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) -> Place {
     if found != canary(address) {
         wrong("a block was written past its end", address, Some(place));
     }
-    place
 }
 
 #[cold]
 #[inline(never)]
 fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
-    let Some(Place { class, span, .. }) = place else {
+    let Some(Place { class, span }) = place else {
         fatal::abort_about(what, &[("address", Number::Address(address))]);
     };
     fatal::abort_about(

@@ -23,6 +23,7 @@
 //! outside every span, one in a span of another class (freed with another layout than it was allocated with), one
 //! inside a slot, a slot that is not out.
 
+use crate::guard;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
 
@@ -404,13 +405,6 @@ impl Central {
         }
     }
 
-    /// How many spans were dissolved. If the number is the same when a slot is taken as it was when it came home, the
-    /// slot has been one all that time: who gets a dissolved span's pages sees that it was counted.
-    pub fn dissolved(&self) -> u64 {
-        // Relaxed: see above; what hands the pages over hands this over too.
-        self.released.load(Ordering::Relaxed)
-    }
-
     /// The class's figures, readable by any thread: a snapshot.
     pub fn state(&self, spans: &Spans, class: SizeClass) -> CentralState {
         // Relaxed: as in `receive`.
@@ -462,8 +456,12 @@ fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wan
     let (next, before) = (|slot| spans.link(class, span, slot), rack.len());
     let (first, bytes) = (spans.slot(class, span, 0), class.bytes());
     slots.draw(class, first.addr(), wanted, next, |slot| {
-        // SAFETY: the slot was the class's and is the rack's now.
-        unsafe { rack.push(first.wrapping_add(slot as usize * bytes)) };
+        let slot = first.wrapping_add(slot as usize * bytes);
+        // SAFETY: the slot was the class's and is the rack's now; its span has memory.
+        unsafe {
+            guard::begin(slot, bytes);
+            rack.push(slot);
+        }
     });
     rack.len() - before
 }

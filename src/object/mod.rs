@@ -428,11 +428,9 @@ impl<S: Source + 'static> Objects<S> {
     pub fn place(&self, address: usize) -> Option<Place> {
         let page = self.heap.memory_page_of(ptr::without_provenance(address))?;
         let tag = (page.0 < self.spans.covered()).then(|| self.span_at(page)).flatten();
-        Some(tag.map_or(Place::at(page.0), |(class, back)| Place {
-            class: class.bytes(),
-            span: page.0.saturating_sub(back),
-            dissolved: self.central(class).dissolved(),
-        }))
+        let (class, back) = tag.map_or((0, 0), |(class, back)| (class.bytes(), back));
+        let span = page.0.saturating_sub(back);
+        Some(Place { class, span })
     }
 
     /// The usable bytes of a block of this layout: its slot, or its pages. Freeing it with that size names the same
