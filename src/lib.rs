@@ -125,7 +125,10 @@ mod picture;
 pub mod arena;
 
 // Objects.
-#[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
+#[cfg_attr(
+    any(all(loom, feature = "internals"), all(shuttle, feature = "internals")),
+    allow(dead_code, unused_imports, reason = "models have slots, but no blocks")
+)]
 mod guard;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 mod object;
