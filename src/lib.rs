@@ -127,7 +127,7 @@ pub mod arena;
 // Objects.
 #[cfg_attr(
     any(all(loom, feature = "internals"), all(shuttle, feature = "internals")),
-    allow(dead_code, unused_imports, reason = "models have slots, but no blocks")
+    allow(dead_code, reason = "models have slots, but no blocks")
 )]
 mod guard;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]

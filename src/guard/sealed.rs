@@ -164,13 +164,15 @@ fn look_back<P: Plain>(heap: &P, memory: NonNull<u8>, offset: usize) {
     let Some(place) = heap.place(memory.addr().get()).filter(|place| place.class != 0) else {
         return;
     };
-    // SAFETY: inside the slot that was just allocated, and aligned; written when it left its span (`begin`).
+    // SAFETY: inside the slot that was just allocated, and aligned; written when it left its span, as all slots do
+    // through `begin`, if not since.
     let (life, block) = unsafe { (memory.add(LIFE).cast::<u64>().read(), memory.add(offset)) };
     let address = block.addr().get();
     if life != Header::life(address, offset) {
         return;
     }
-    // SAFETY: inside the slot, and aligned (see `allocate`); written for the block that was freed there.
+    // SAFETY: inside the slot, and aligned (see `allocate`). The life says that a block was freed there since the slot
+    // left its span, so a header was written.
     let header = unsafe { block.cast::<Header>().sub(1).read() };
     if !header.is(FREED, address) {
         return;
