@@ -109,7 +109,7 @@ workloads! {
         "syn" 20 programs::syn();
     }
     // What the groups above leave out: alignment, contents like those of a free block, shrinking, more than 1 MiB;
-    // large buffers made in one thread and dropped in another.
+    // many small blocks freed in random order; large buffers made in one thread and dropped in another.
     "shapes" {
         "aligned-16" 20_000_000 single::vector(0_u128, 4);
         "aligned-64" 20_000_000 single::vector(single::Line::ZERO, 3);
@@ -117,6 +117,9 @@ workloads! {
         "shrink" 2_000_000 single::shrink(400_000, 300);
         "pair-2m" 500_000 single::pair(2 << 20);
         "pair-64m" 50_000 single::pair(64 << 20);
+        "scattered-16" 4_000_000 single::scattered(16);
+        "scattered-48" 4_000_000 single::scattered(48);
+        "scattered-96" 4_000_000 single::scattered(96);
         "handoff-100k" 2_000_000 threaded::producer_consumer(1, 16, Some(100_000));
         "handoff-1m" 500_000 threaded::producer_consumer(1, 16, Some(1_000_000));
         "handoff-large" 500_000 threaded::large_buffers();

@@ -232,6 +232,27 @@ pub fn fragmentation() -> Work {
     })
 }
 
+/// Half a million blocks, allocated one after the other and freed in random order, again and again. An operation is an
+/// allocation and its free.
+pub fn scattered(size: usize) -> Work {
+    const BLOCKS: usize = 500_000;
+    let mut random = Random::new(size as u64);
+    let mut places: Vec<usize> = (0..BLOCKS).collect();
+    for last in (1..BLOCKS).rev() {
+        places.swap(last, random.below(last + 1));
+    }
+    let mut blocks: Vec<Option<Block>> = (0..BLOCKS).map(|_| None).collect();
+    Box::new(move |ops| {
+        let mut left = ops as usize;
+        while left > 0 {
+            let count = left.min(BLOCKS);
+            places[..count].iter().for_each(|&place| blocks[place] = Some(Block::new(size)));
+            blocks.iter_mut().for_each(|block| *block = None);
+            left -= count;
+        }
+    })
+}
+
 /// A sawtooth: 64 MiB of blocks of 1..64 KiB filled, all freed, and a pause. An operation is a tooth. An allocator
 /// that gives memory back during the pause pays for it in the next tooth, by page faults.
 ///
