@@ -417,7 +417,7 @@ mod tests {
                         .taken
                         .iter()
                         // SAFETY: the world's slots.
-                        .all(|&slot| unsafe { mark::seems_free(slot) } == Some(0));
+                        .all(|&slot| unsafe { mark::is_on(slot) });
                     assert!(are_marked, "what is taken is whole: {:?}", self.at);
                 }
                 if lets_go {

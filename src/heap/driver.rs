@@ -127,9 +127,9 @@ pub(crate) struct Driver {
     /// What is known about each chunk: [`Chunk`], packed. Written under `turn`.
     pub(super) chunks: Table<AtomicU64>,
     pub(super) ceiling: Ceiling,
-    /// A table of a layer above, if there is one. Set before the heap is shared.
-    beside: Cell<Option<Beside>>,
-    /// How many pages that table covers.
+    /// Tables of a layer above, if there is one. Set before the heap is shared.
+    beside: Cell<Option<[Beside; 2]>>,
+    /// How many pages those tables cover.
     beside_pages: AtomicUsize,
 }
 
@@ -182,32 +182,37 @@ impl Driver {
         }
     }
 
-    /// Registers a table beside the pages. Called by the creator of the heap, before it shares it.
-    pub(crate) fn set_beside(&self, beside: Beside) {
-        self.beside.set(Some(beside));
+    /// Registers two tables beside the pages, if there are any. Called by the creator of the heap, before it shares it.
+    pub(crate) fn set_beside(&self, beside: Option<[Beside; 2]>) {
+        self.beside.set(beside);
     }
 
-    /// The table beside the pages is about to be released.
+    /// The tables beside the pages are about to be released.
     pub(crate) fn forget_beside(&self) {
         self.beside.set(None);
     }
 
-    /// The table beside the pages now covers `pages` pages.
+    /// The tables beside the pages now cover `pages` pages.
     pub(crate) fn beside_reaches(&self, pages: usize) {
         // Relaxed: entries not known to exist are left alone.
         self.beside_pages.fetch_max(pages, Ordering::Relaxed);
     }
 
-    /// The part of that table that belongs to these pages alone, in whole granules: its address and size in bytes.
-    pub(super) fn beside(&self, start: usize, pages: usize, granule: usize) -> Option<(NonNull<u8>, usize)> {
-        let Beside { base, entry } = self.beside.get()?;
+    /// The parts of those tables that belong to these pages alone, in whole granules: address and size in bytes.
+    pub(super) fn beside(
+        &self,
+        start: usize,
+        pages: usize,
+        granule: usize,
+    ) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         // Relaxed: as above.
         let end = (start + pages).min(self.beside_pages.load(Ordering::Relaxed));
-        let first = (start * entry).next_multiple_of(granule);
-        let bytes = (end * entry / granule * granule)
-            .checked_sub(first)
-            .filter(|&bytes| bytes > 0)?;
-        Some((offset(base, first), bytes))
+        let tables = self.beside.get().into_iter().flatten();
+        tables.filter_map(move |Beside { base, entry }| {
+            let first = (start * entry).next_multiple_of(granule);
+            let bytes = (end * entry / granule * granule).checked_sub(first)?;
+            (bytes > 0).then(|| (offset(base, first), bytes))
+        })
     }
 
     /// Takes the turn, or gives up after a time that is long for a holder. The holder may be further down this thread's

@@ -179,13 +179,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.counters
             .lazily
             .add(count(lazily && contents == Ok(Contents::Unknown)));
-        if contents.is_ok()
-            && let Some((table, bytes)) = self.driver.beside(start, pages, self.source.granule())
-        {
-            // SAFETY: these entries belong to pages that are ours alone, so no thread writes to them; they describe a
-            // free page, as zero does; prepared metadata on granule boundaries.
-            unsafe { self.source.discard(table, bytes) };
-            self.counters.discard.add(1);
+        if contents.is_ok() {
+            for (table, bytes) in self.driver.beside(start, pages, self.source.granule()) {
+                // SAFETY: these entries belong to pages that are ours alone, so no thread writes to them; they describe
+                // a free page, as zero does; prepared metadata on granule boundaries.
+                unsafe { self.source.discard(table, bytes) };
+                self.counters.discard.add(1);
+            }
         }
         // What was released lazily may still be there; everything else is gone, whatever it reads as.
         let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));

@@ -29,7 +29,6 @@ use crate::units::{PageIndex, PageRun};
 
 use super::holes::{Claim, Grains};
 use super::link::Link;
-use super::mark;
 use super::rack::Rack;
 use super::size_class::SizeClass;
 use super::span::Slots;
@@ -124,7 +123,7 @@ impl Central {
         while let Some(span) = next {
             let entry = spans.entry(span);
             next = entry.behind.get();
-            let slots = entry.slots();
+            let slots = spans.slots(class, span);
             spans.enter(class, PageRun::known(span.0, class.pages()));
             self.count_spans(1);
             add(&self.out, u64::from(slots.used));
@@ -141,7 +140,7 @@ impl Central {
     /// all. The thread that receives it enters it, too.
     pub fn take_fresh(&self, spans: &Spans, class: SizeClass, run: PageRun, wanted: u32, rack: &mut Rack) {
         let span = run.start();
-        let (entry, mut slots) = (spans.entry(span), Slots::default());
+        let (entry, mut slots) = (spans.entry(span), Slots::new(spans.row(class, span)));
         // Before it arrives: the receiver may hand out its slots at once.
         if class.is_flagged() {
             spans.flag_all(run);
@@ -166,15 +165,12 @@ impl Central {
         spans.enter(class, run);
     }
 
-    /// Whether the slot is home in its span. O(slots of the span). `false` if the lock is held for long.
+    /// Whether the slot is home in its span. `false` if the lock is held for long.
     pub fn has_at_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slot: u32) -> bool {
         let Some(_guard) = self.hold_soon(spans, class) else {
             return false;
         };
-        let slots = spans.entry(span).slots();
-        slots.is_home(class, spans.slot(class, span, 0).addr(), slot, |slot| {
-            spans.link(class, span, slot)
-        })
+        spans.slots(class, span).is_home(slot)
     }
 
     /// Takes up to `wanted` slots into the rack, which has room for them; fewer, or none, if the spans have no more.
@@ -199,7 +195,7 @@ impl Central {
             && let Some(span) = self.first.get()
         {
             let entry = spans.entry(span);
-            let mut slots = entry.slots();
+            let mut slots = spans.slots(class, span);
             if self.spare.get() == Some(span) {
                 self.spare.set(None);
             }
@@ -258,15 +254,11 @@ impl Central {
         while let Some(mut slot) = next {
             let (span, mut number) = spans.locate(class, slot);
             let entry = spans.entry(span);
-            let mut slots = entry.slots();
+            let mut slots = spans.slots(class, span);
             let was_full = slots.used == class.slots();
             // Neighbours are often freed together.
             next = loop {
-                if let Some(link) = slots.put(class, slot.addr(), number) {
-                    // SAFETY: the rack owned the slot and the class owns it now; it is at least 8 bytes long and
-                    // aligned for them.
-                    unsafe { mark::link_number(slot, link) };
-                }
+                slots.put(class, slot.addr(), number);
                 let Some(other) = rack.pop() else { break None };
                 match spans.number_in(class, span, other) {
                     Some(other_number) => (slot, number) = (other, other_number),
@@ -286,7 +278,7 @@ impl Central {
     /// Writes back the state of a span to which slots have come home. Returns whether that dissolved it. Under the
     /// lock.
     #[inline]
-    fn came_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slots: Slots, was_full: bool) -> bool {
+    fn came_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slots: Slots<'_>, was_full: bool) -> bool {
         spans.entry(span).set_slots(slots);
         if was_full {
             self.link_first(spans, span);
@@ -312,7 +304,7 @@ impl Central {
         if one_stays && is_only {
             return None;
         }
-        let mut slots = entry.slots();
+        let mut slots = spans.slots(class, span);
         let claim = slots.claim(class, span, spans.granule)?;
         entry.set_slots(slots);
         if slots.used == class.slots() {
@@ -335,7 +327,7 @@ impl Central {
     ) -> Option<PageIndex> {
         let _guard = self.hold(spans, class);
         let entry = spans.entry(span);
-        let mut slots = entry.slots();
+        let mut slots = spans.slots(class, span);
         let was_full = slots.used == class.slots();
         counted(slots.end_claim(class, claim, gone));
         add(&self.out, u64::from(claim.slots.count_ones()).wrapping_neg());
@@ -441,7 +433,7 @@ impl Central {
     pub fn count(&self, spans: &Spans, class: SizeClass, span: PageIndex) -> Option<(u32, Option<u32>)> {
         let _guard = self.hold(spans, class);
         let entry = spans.entry(span);
-        (entry.tag() == Some((class, 0))).then(|| (entry.slots().used, spans.count_home(class, span)))
+        (entry.tag() == Some((class, 0))).then(|| (spans.slots(class, span).used, spans.count_home(class, span)))
     }
 }
 
@@ -452,10 +444,9 @@ fn page_of(number: u32) -> Option<PageIndex> {
 
 /// Takes up to `wanted` slots of one span into the rack. Returns how many.
 #[inline]
-fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots, wanted: u32, rack: &mut Rack) -> u32 {
-    let (next, before) = (|slot| spans.link(class, span, slot), rack.len());
-    let (first, bytes) = (spans.slot(class, span, 0), class.bytes());
-    slots.draw(class, first.addr(), wanted, next, |slot| {
+fn draw(spans: &Spans, class: SizeClass, span: PageIndex, slots: &mut Slots<'_>, wanted: u32, rack: &mut Rack) -> u32 {
+    let (first, bytes, before) = (spans.slot(class, span, 0), class.bytes(), rack.len());
+    slots.draw(class, wanted, |slot| {
         let slot = first.wrapping_add(slot as usize * bytes);
         // SAFETY: the slot was the class's and is the rack's now; its span has memory.
         unsafe {

@@ -2,22 +2,19 @@
 //! detected.
 //!
 //! ```text
-//!   word  =  number · 2³²  xor  the slot's address  xor  the process's key
-//!
-//!   number   0: in a magazine, or a rack, or one itself
-//!            of the next slot: on its span's list
+//!   word  =  the slot's address  xor  the process's key
 //! ```
 //!
-//! An allocation wipes the word. So if a slot is freed whose word decodes to a small number, it is free already,
-//! barring accidents. The key is drawn when the first heap is opened, from where the system has placed things, so that
-//! no program's data decodes to a small number by design. (A program that reads memory it never wrote may find marks
-//! there: the key protects against accidents, not attackers.) A mark that is copied to the beginning of another block,
-//! by moving bytes that were never written, is no mark there, and one that comes back is seen (`stray.rs`).
+//! An allocation wipes the word. So if a slot is freed that has this word, it is free already, barring accidents. The
+//! key is drawn when the first heap is opened, from where the system has placed things, so that no program has such a
+//! word among its data by design. (A program that reads memory it never wrote may find marks there: the key protects
+//! against accidents, not attackers.) A mark that is copied to the beginning of another block, by moving bytes that
+//! were never written, is no mark there, and one that comes back is seen (`stray.rs`).
 //!
 //! Worked: A, B and A again are freed. The first two frees write marks. The third finds 0xFFDE in the upper two bytes
 //! of A's word, as in every mark, and takes the slow path (`twice.rs`), which finds A in the magazine. A block whose
-//! first word has those two bytes by accident also takes that path, and decodes to no small number under the key: 20 to
-//! 30 ns, where other frees take 2.
+//! first word has those two bytes by accident also takes that path, where the other six are compared: 20 to 30 ns,
+//! where other frees take 2.
 //!
 //! Only those two bytes are read at first: if the program has just written to the block's first byte, a read of the
 //! whole word would stall on that store. Data rarely have 0xFFDE in that place. Small negative integers have 0xFFFF,
@@ -26,10 +23,9 @@
 //! half the nodes of a JSON tree took the slow path, for what a negative number had left in their padding
 //! (`docs/measurements.md`, "JSON on Zen 4").
 //!
-//! **With 32-bit pointers** a word is 32 bits, the number is not shifted, and the upper two bytes are compared with
-//! those of the slot's address under the key. So one random word in 65,536 takes the slow path in vain, and one in 2³²
-//! is a mark by chance, which loses the block. Below 64 bytes, where the number of a neighbour also counts, it is one
-//! in 2²²; and there a mark copied from less than a kilobyte away counts as a mark.
+//! **With 32-bit pointers** a word is 32 bits, and its upper two bytes are compared with those of the slot's address
+//! under the key. So one random word in 65,536 takes the slow path in vain, and one in 2³² is a mark by chance, which
+//! loses the block.
 //!
 //! Cost: five instructions for a free, one for an allocation.
 
@@ -55,9 +51,6 @@ const UPPER_MASK: usize = if usize::BITS < u64::BITS {
 
 /// What they are in every key.
 const UPPER_BITS: usize = ((UPPER as u64) << ADDRESS_BITS) as usize & UPPER_MASK;
-
-/// Where a number begins in a word: above the bits in which neighbours' addresses differ.
-const NUMBER_SHIFT: u32 = if usize::BITS < u64::BITS { 0 } else { 32 };
 
 /// How far to shift a word for its upper two bytes.
 const UPPER_SHIFT: u32 = usize::BITS - u16::BITS;
@@ -95,7 +88,7 @@ pub fn key() -> Key {
     Key(KEY.get())
 }
 
-/// Writes the mark of a slot in a magazine.
+/// Writes the slot's mark.
 ///
 /// # Safety
 ///
@@ -104,38 +97,6 @@ pub fn key() -> Key {
 pub unsafe fn write(key: Key, slot: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe { slot.cast::<usize>().write(slot.addr() ^ key.0) };
-}
-
-/// Writes a slot's number into the mark: a link.
-///
-/// # Safety
-///
-/// As for [`write()`].
-#[inline(always)]
-pub unsafe fn link_number(slot: *mut u8, number: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        slot.cast::<usize>()
-            .write((number as usize) << NUMBER_SHIFT ^ slot.addr() ^ key().0)
-    };
-}
-
-/// The number that [`link_number`] wrote. If the word holds something else, as a rule more than any slot's number.
-///
-/// # Safety
-///
-/// The caller owns the slot, as for [`write()`].
-#[inline(always)]
-pub unsafe fn number(slot: *mut u8) -> u32 {
-    // SAFETY: the caller's promise.
-    let word = unsafe { slot.cast::<usize>().read() };
-    u32::try_from(number_in(slot, word)).unwrap_or(u32::MAX)
-}
-
-/// The number in a slot's word. Bits below the number end up above it here.
-#[inline(always)]
-fn number_in(slot: *mut u8, word: usize) -> usize {
-    (word ^ slot.addr() ^ key().0).rotate_right(NUMBER_SHIFT)
 }
 
 /// Wipes the word of a slot that the program gets.
@@ -149,23 +110,39 @@ pub unsafe fn wipe(slot: *mut u8) {
     unsafe { slot.cast::<usize>().write(0) };
 }
 
-/// The number in the word of a freed slot, if it may be a mark; if it is none, more than any slot's number.
+/// Whether a freed slot may bear a mark: by the upper two bytes.
 ///
 /// # Safety
 ///
 /// As for [`write()`].
 #[inline(always)]
-pub unsafe fn seems_free(slot: *mut u8) -> Option<usize> {
-    // SAFETY: the caller's promise; two bytes of the word. The program may never have written those bytes; they are in
-    // memory like all others, and the compiler concludes nothing from a volatile read.
-    let upper = unsafe { slot.cast::<u16>().add(UPPER_INDEX).read_volatile() };
+pub unsafe fn seems_free(slot: *mut u8) -> bool {
     let marked = if usize::BITS < u64::BITS {
-        ((slot.addr() ^ key().0) >> UPPER_SHIFT) as u16
+        (of(slot) >> UPPER_SHIFT) as u16
     } else {
         UPPER as u16
     };
-    // SAFETY: as above.
-    (upper == marked).then(|| number_in(slot, unsafe { slot.cast::<usize>().read_volatile() }))
+    // SAFETY: the caller's promise; two bytes of the word. The program may never have written those bytes; they are in
+    // memory like all others, and the compiler concludes nothing from a volatile read.
+    let upper = unsafe { slot.cast::<u16>().add(UPPER_INDEX).read_volatile() };
+    upper == marked
+}
+
+/// Whether a freed slot bears its mark.
+///
+/// # Safety
+///
+/// As for [`write()`].
+#[inline]
+pub unsafe fn is_on(slot: *mut u8) -> bool {
+    // SAFETY: the caller's promise; as in `seems_free`.
+    unsafe { seems_free(slot) && slot.cast::<usize>().read_volatile() == of(slot) }
+}
+
+/// The mark of the slot.
+#[inline(always)]
+fn of(slot: *mut u8) -> usize {
+    slot.addr() ^ key().0
 }
 
 #[cfg(test)]
@@ -180,21 +157,18 @@ mod tests {
         // SAFETY: our own word.
         unsafe {
             write(key(), slot);
-            assert_eq!(seems_free(slot), Some(0));
-            link_number(slot, 77);
-            assert_eq!((number(slot), seems_free(slot)), (77, Some(77)));
+            assert!(seems_free(slot) && is_on(slot));
             wipe(slot);
-            assert_eq!(seems_free(slot), None);
-            // A mark of another page, copied here: not a slot's number.
-            slot.cast::<usize>().write((slot.addr() + (1 << 12)) ^ key().0);
-            assert!(seems_free(slot).is_none_or(|number| number >= 1 << 12));
-            let one_bit_else = [UPPER_SHIFT, usize::BITS - 1].map(|bit| slot.addr() ^ key().0 ^ 1 << bit);
-            let others = [1, slot.addr()].into_iter().chain(one_bit_else);
-            let seen = others.filter(|&other| {
+            assert!(!seems_free(slot));
+            // Its address; marks of other slots, copied here; other bits changed.
+            let others = [3, 12, 20, UPPER_SHIFT, usize::BITS - 1].map(|bit| of(slot) ^ 1 << bit);
+            for other in [1, slot.addr()].into_iter().chain(others) {
                 slot.cast::<usize>().write(other);
-                seems_free(slot).is_some()
-            });
-            assert_eq!(seen.count(), 0, "but for one key of 32 bits in 2¹⁵");
+                assert!(!is_on(slot), "{other:#x}");
+                // With 32-bit pointers also the address, for one key in 2¹⁵.
+                let upper = (other ^ of(slot)) >> UPPER_SHIFT;
+                assert_eq!(seems_free(slot), upper == 0, "{other:#x}");
+            }
         }
     }
 
@@ -231,7 +205,7 @@ mod tests {
                 slot.cast::<u64>().write(data);
                 seems_free(slot)
             };
-            assert_eq!(seen, None, "{data:#x}");
+            assert!(!seen, "{data:#x}");
         }
     }
 }

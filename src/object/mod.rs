@@ -99,7 +99,7 @@ pub use thread::{Nobody, Seat, Thread, Working};
 #[cfg(test)]
 pub mod parts {
     pub use super::magazine::Magazine;
-    pub use super::mark::{draw_key, key, seems_free, write};
+    pub use super::mark::{draw_key, is_on, key, write};
     pub use super::rack::Rack;
 }
 

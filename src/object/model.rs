@@ -38,7 +38,6 @@ use crate::units::{PageIndex, PageRun};
 use central::Central;
 use rack::Rack;
 use size_class::PAGE_BYTES;
-use span::Span;
 use spans::Spans;
 use store::{Lane, Walk};
 
@@ -52,13 +51,6 @@ pub use size_class::SizeClass;
 pub use store::{BatchLinks, BatchPlace, Chain, Store};
 
 // SAFETY: the trait's promise is not relied on in a model.
-unsafe impl Zeroed for Span {
-    fn zeroed() -> Self {
-        Self::vacant()
-    }
-}
-
-// SAFETY: as above.
 unsafe impl Zeroed for Lane {
     fn zeroed() -> Self {
         Self::new()
@@ -106,14 +98,17 @@ impl Class {
         // SAFETY: not of zero bytes.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
         // SAFETY: under a checker the address means nothing.
-        let (table, flags, lanes) = unsafe {
+        let (tables, lanes) = unsafe {
             (
-                Table::new(NonNull::dangling(), pages),
-                Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS),
+                (
+                    Table::new(NonNull::dangling(), pages),
+                    Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS),
+                    Table::new(NonNull::dangling(), pages),
+                ),
                 Table::new(NonNull::dangling(), 1),
             )
         };
-        let spans = Spans::new(table, flags, lanes, memory, 1);
+        let spans = Spans::new(tables, lanes, memory, 1);
         spans.reaches(pages);
         Self {
             class,

@@ -148,7 +148,7 @@ impl<S: Source + 'static> Objects<S> {
                 };
                 flag.raise();
             } else {
-                if mark::seems_free(slot.as_ptr()).is_some() || !magazine.push(slot) {
+                if mark::seems_free(slot.as_ptr()) || !magazine.push(slot) {
                     return false;
                 }
                 mark::write(mark::key(), slot.as_ptr());

@@ -101,18 +101,14 @@ impl<S: Source + 'static> Objects<S> {
                 None => match self.take_room(slot, class.bytes()) {
                     Some(Room::Slot(longer)) => class = longer,
                     Some(Room::Run(run)) => return self.free_roomy_run(thread, run),
-                    None => {
-                        self.is_free_already(thread, slot, class, 0);
-                    }
+                    None => self.abort_flagged(slot, class),
                 },
             }
         } else {
             // SAFETY: as promised; a word long at least, and aligned for one.
             unsafe {
-                if let Some(number) = mark::seems_free(slot.as_ptr())
-                    && self.is_free_already(thread, slot, class, number)
-                {
-                    return;
+                if mark::is_on(slot.as_ptr()) {
+                    return self.leave_marked(thread, slot, class);
                 }
                 mark::write(mark::key(), slot.as_ptr());
             }

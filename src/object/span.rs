@@ -14,14 +14,20 @@
 //!
 //! A slot of a span is **out** (in a magazine, or in use) or **home**. The entry records which:
 //!
-//! - **Up to 128 slots**, so from 64 bytes on: one bit for each slot that is out. Slots are not touched when they
-//!   leave or come home. The lowest leave first.
-//! - **More slots**: those at home are either **fresh** - never out yet, and untouched - or on the span's **list**.
-//!   The list is linked through the slots themselves, by number and never by address. So a program that writes to a
-//!   slot after freeing it can at worst lead us to a wrong slot of the same span, and is caught if the number is out
-//!   of range.
+//! A slot's bit in the span's **map** says that it is out. Slots are not touched when they leave or come home, so what
+//! a program writes to a slot after freeing it leads nobody astray, and one that comes home twice is always noticed.
+//! The lowest leave first.
 //!
-//! I10: out + home = all. I11: fresh slots are the last ones.
+//! - **Up to 128 slots**, so from 64 bytes on: the map is in the entry.
+//! - **More slots**: it is in a second table beside the pages, a row of two cache lines for each page:
+//!
+//! ```text
+//!   rows     …│ row 40      │ row 41      │ row 42      │ …                      128 bytes a page: 1,024 bits
+//!             │ 1101…1 0…0  │ 0000…0      │ 11…1        │
+//!             └──── page 40 is a span of slots of 48 bytes, of 170 of which most are out
+//! ```
+//!
+//! I10: out + home = all. I11: the row of a page that is in no such span is all zero.
 //!
 //! **Large blocks**, except those aligned to more than 16 MiB, are in the table too, by their first page: its entry
 //! says how many pages the block has, and whether the program has it, or a shelf. So checking a free takes one
@@ -50,12 +56,9 @@ pub struct Span {
     tag: AtomicU32,
     /// Slots out; for a large block, its pages.
     used: AtomicU32,
-    /// The first listed slot, plus one. In a span with a map: its lowest quarter.
-    listed: AtomicU32,
-    /// How many slots were ever out: the number of the first fresh one. In a span with a map: its next quarter.
-    fresh: AtomicU32,
-    /// The upper half of the map. A span of several pages has few slots, and keeps its holes here (`holes.rs`).
-    upper: AtomicU64,
+    /// The map of up to 128 slots. A span of several pages has few slots, and keeps its holes in the second word
+    /// (`holes.rs`).
+    map: [AtomicU64; WORDS],
     /// The neighbours in the class's list of spans with room, or on a shelf; see [`Link`].
     pub(super) before: Link,
     pub(super) behind: Link,
@@ -79,24 +82,39 @@ const fn number_of(length: Option<Length>) -> u32 {
     }
 }
 
-/// The slots of a span at one moment. Read, changed and written back under the class lock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slots {
-    /// Slots out.
-    pub used: u32,
-    /// As in [`Span`].
-    listed: u32,
-    fresh: u32,
-    upper: u64,
-}
-
-/// Words of a map.
+/// Words of the map in an entry.
 const WORDS: usize = 2;
 
-/// Whether a span of the class has few enough slots for a map.
+/// Words of a row.
+const ROW_WORDS: usize = 16;
+
+/// The map of a span of one page that has more slots than an entry has bits. All-zero bytes: all are home, or the page
+/// is in no such span.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub struct Row([AtomicU64; ROW_WORDS]);
+
+/// The slots of a span at one moment. Read, changed and written back under the class lock; the bits of a row are
+/// changed in place.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slots<'a> {
+    /// Slots out.
+    pub used: u32,
+    map: [u64; WORDS],
+    row: Option<&'a Row>,
+}
+
+/// Whether a span of the class has more slots than its entry has bits for.
 #[inline(always)]
-pub(super) fn is_mapped(class: SizeClass) -> bool {
-    class.slots() <= WORDS as u32 * u64::BITS
+pub(super) fn has_row(class: SizeClass) -> bool {
+    class.slots() > WORDS as u32 * u64::BITS
+}
+
+impl Row {
+    /// An empty row, as in zeroed memory.
+    pub fn empty() -> Self {
+        Self(core::array::from_fn(|_| AtomicU64::new(0)))
+    }
 }
 
 impl Span {
@@ -105,9 +123,7 @@ impl Span {
         Self {
             tag: AtomicU32::new(0),
             used: AtomicU32::new(0),
-            listed: AtomicU32::new(0),
-            fresh: AtomicU32::new(0),
-            upper: AtomicU64::new(0),
+            map: [AtomicU64::new(0), AtomicU64::new(0)],
             before: Link::none(),
             behind: Link::none(),
         }
@@ -221,76 +237,63 @@ impl Span {
         self.tag.store(LARGE | length.index() as u32, Ordering::Relaxed);
     }
 
-    /// The span's slots; of its first page's entry.
+    /// The span's slots; of its first page's entry. With the page's row, if the class [has](has_row) rows.
     #[inline]
-    pub fn slots(&self) -> Slots {
+    pub fn slots<'a>(&self, row: Option<&'a Row>) -> Slots<'a> {
         // Relaxed: under the class lock.
         Slots {
             used: self.used.load(Ordering::Relaxed),
-            listed: self.listed.load(Ordering::Relaxed),
-            fresh: self.fresh.load(Ordering::Relaxed),
-            upper: self.upper.load(Ordering::Relaxed),
+            map: [0, 1].map(|word| self.map[word].load(Ordering::Relaxed)),
+            row,
         }
     }
 
     /// Writes them back.
     #[inline]
-    pub fn set_slots(&self, slots: Slots) {
+    pub fn set_slots(&self, slots: Slots<'_>) {
         // Relaxed: under the class lock, or for a span that no other thread knows yet.
         self.used.store(slots.used, Ordering::Relaxed);
-        self.listed.store(slots.listed, Ordering::Relaxed);
-        self.fresh.store(slots.fresh, Ordering::Relaxed);
-        self.upper.store(slots.upper, Ordering::Relaxed);
+        for (word, map) in self.map.iter().zip(slots.map) {
+            word.store(map, Ordering::Relaxed);
+        }
     }
 }
 
-impl Slots {
-    /// Takes up to `wanted` slots out and passes each to `take`. If `take` prepends each one, the result is in address
-    /// order, with slots that were out before in front. `next` reads the link in a listed slot; the span begins at
-    /// address `first`.
-    ///
-    /// Aborts if a link is out of range or the list is circular: the program has written to a slot after freeing it.
-    #[inline(always)]
-    pub fn draw(
-        &mut self,
-        class: SizeClass,
-        first: usize,
-        wanted: u32,
-        next: impl Fn(u32) -> u32,
-        mut take: impl FnMut(u32),
-    ) {
-        if is_mapped(class) {
-            let taken = self.take_lowest(class, wanted);
-            for (word, mut taken) in (0..WORDS as u32).zip(taken).rev() {
-                while taken != 0 {
-                    let bit = taken.ilog2();
-                    taken ^= 1 << bit;
-                    take(word * u64::BITS + bit);
-                }
-            }
-            return;
-        }
-        let mut left = wanted;
-        while left > 0
-            && let Some(slot) = self.unlist(class, first, &next)
-        {
-            take(slot);
-            left -= 1;
-        }
-        self.freshen(class, left).rev().for_each(take);
+impl<'a> Slots<'a> {
+    /// The slots of a span that nobody knows yet.
+    pub fn new(row: Option<&'a Row>) -> Self {
+        Self { row, ..Self::default() }
     }
 
-    /// Puts a slot that is out, and begins at `address`, back home. Returns the link to store in it, if any.
-    ///
-    /// Aborts if it is not out.
+    /// Takes up to `wanted` of the lowest slots out and passes each to `take`, the lowest last: if `take` prepends each
+    /// one, the result is in address order.
+    #[inline(always)]
+    pub fn draw(&mut self, class: SizeClass, wanted: u32, mut take: impl FnMut(u32)) {
+        let (mut left, mut taken, mut words) = (wanted, [0; ROW_WORDS], 0);
+        while left > 0 && words < words_of(class) {
+            let home = !self.word(words) & all_of(class, words);
+            let lowest = lowest(home, left);
+            self.set_word(words, self.word(words) | lowest);
+            left -= lowest.count_ones();
+            taken[words] = lowest;
+            words += 1;
+        }
+        self.used += wanted - left;
+        for (word, mut taken) in (0..words as u32).zip(taken).rev() {
+            while taken != 0 {
+                let bit = taken.ilog2();
+                taken ^= 1 << bit;
+                take(word * u64::BITS + bit);
+            }
+        }
+    }
+
+    /// Puts a slot that is out, and begins at `address`, back home. Aborts if it is not out.
     #[inline]
-    pub fn put(&mut self, class: SizeClass, address: usize, slot: u32) -> Option<u32> {
-        let is_out = if is_mapped(class) {
-            !self.is_in_map(slot)
-        } else {
-            slot < self.fresh && self.used > 0
-        };
-        if !is_out {
+    pub fn put(&mut self, class: SizeClass, address: usize, slot: u32) {
+        let (word, bit) = place(slot);
+        let out = self.word(word);
+        if out & bit == 0 {
             fatal::abort(
                 "a block was freed that is not allocated; its address, its size class",
                 Number::Address(address),
@@ -298,36 +301,31 @@ impl Slots {
             );
         }
         self.used -= 1;
-        if is_mapped(class) {
-            let (word, bit) = place(slot);
-            self.set_word(word, self.word(word) ^ bit);
-            return None;
-        }
-        Some(core::mem::replace(&mut self.listed, slot + 1))
+        self.set_word(word, out ^ bit);
     }
 
     /// The holes of a span of the class.
     #[inline(always)]
     pub fn holes(&self, class: SizeClass) -> Grains {
-        if class.is_flagged() { self.upper as Grains } else { 0 }
+        if class.is_flagged() { self.map[1] as Grains } else { 0 }
     }
 
     /// Takes out the slots that reach into grains which may go; see [`holes::claim`].
     pub fn claim(&mut self, class: SizeClass, span: PageIndex, granule: usize) -> Option<Claim> {
-        let claim = holes::claim(class, span, self.listed, self.holes(class), granule)?;
-        self.listed |= claim.slots;
+        let claim = holes::claim(class, span, self.map[0] as u32, self.holes(class), granule)?;
+        self.map[0] |= u64::from(claim.slots);
         self.used += claim.slots.count_ones();
-        self.upper ^= u64::from(claim.holes);
+        self.map[1] ^= u64::from(claim.holes);
         Some(claim)
     }
 
     /// Puts the claimed slots home; the grains `gone` are holes from now on. Returns how many of them were not holes
     /// before: two concurrent claims may both have the grains behind the last slot.
     pub fn end_claim(&mut self, class: SizeClass, claim: Claim, gone: Grains) -> u32 {
-        self.listed ^= claim.slots;
+        self.map[0] ^= u64::from(claim.slots);
         self.used -= claim.slots.count_ones();
         let before = self.holes(class);
-        self.upper |= u64::from(claim.holes | gone);
+        self.map[1] |= u64::from(claim.holes | gone);
         (gone & !before).count_ones()
     }
 
@@ -335,129 +333,68 @@ impl Slots {
     #[cold]
     pub fn fill(&mut self, class: SizeClass, span: PageIndex, granule: usize) -> u32 {
         let before = self.holes(class);
-        let left = before & holes::granules_at_home(class, span, self.listed, granule);
-        self.upper = left.into();
+        let left = before & holes::granules_at_home(class, span, self.map[0] as u32, granule);
+        self.map[1] = left.into();
         (before ^ left).count_ones()
     }
 
-    /// Whether the slot is home. O(slots).
-    pub fn is_home(mut self, class: SizeClass, first: usize, slot: u32, next: impl Fn(u32) -> u32) -> bool {
-        if is_mapped(class) {
-            return self.is_in_map(slot);
-        }
-        // At most as many steps as the span has slots, whatever the links say.
-        let fresh = self.fresh;
-        let mut listed = (0..fresh).map_while(|_| self.unlist(class, first, &next));
-        slot >= fresh || listed.any(|listed| listed == slot)
+    /// Whether the slot is home.
+    pub fn is_home(self, slot: u32) -> bool {
+        let (word, bit) = place(slot);
+        self.word(word) & bit == 0
     }
 
-    /// How many slots are home, by the map or by following the links; `None` if the record is impossible. For checks.
-    pub fn count_home(mut self, class: SizeClass, next: impl Fn(u32) -> u32) -> Option<u32> {
-        if is_mapped(class) {
-            let mut filled = 0;
-            if class.is_flagged() {
-                filled = self.holes(class) & !holes::at_home(class, self.listed);
-                self.upper = 0;
-            }
-            let beyond = (0..WORDS).any(|word| self.word(word) & !all_of(class, word) != 0);
-            let out: u32 = (0..WORDS).map(|word| self.word(word).count_ones()).sum();
-            return (!beyond && filled == 0).then(|| class.slots() - out);
+    /// How many slots are home, by the map; `None` if the record is impossible. For checks.
+    pub fn count_home(mut self, class: SizeClass) -> Option<u32> {
+        let mut filled = 0;
+        if class.is_flagged() {
+            filled = self.holes(class) & !holes::at_home(class, self.map[0] as u32);
+            self.map[1] = 0;
         }
-        // Checked before a link is followed, so that nothing outside the span is read, whatever the record says.
-        if self.fresh > class.slots() || self.listed > self.fresh {
-            return None;
-        }
-        let (mut count, ever_out) = (0, self.fresh);
-        while count <= ever_out && self.try_unlist(&next).ok()?.is_some() {
-            count += 1;
-        }
-        Some(class.slots().checked_sub(ever_out)? + count)
+        let words = if self.row.is_some() { ROW_WORDS } else { WORDS };
+        let beyond = (0..words).any(|word| self.word(word) & !all_of(class, word) != 0);
+        let out: u32 = (0..words).map(|word| self.word(word).count_ones()).sum();
+        (!beyond && filled == 0).then(|| class.slots() - out)
     }
 
-    /// A word of the map of slots that are out, for a span with a map.
+    /// A word of the map.
     #[inline(always)]
     fn word(&self, word: usize) -> u64 {
-        if word == 0 {
-            u64::from(self.fresh) << u32::BITS | u64::from(self.listed)
-        } else {
-            self.upper
+        match self.row {
+            // Relaxed: under the class lock, or for a span that no other thread knows yet.
+            Some(row) => row.0[word % ROW_WORDS].load(Ordering::Relaxed),
+            None => self.map[word % WORDS],
         }
     }
 
     #[inline(always)]
     fn set_word(&mut self, word: usize, map: u64) {
-        if word == 0 {
-            (self.listed, self.fresh) = (map as u32, (map >> u32::BITS) as u32);
-        } else {
-            self.upper = map;
+        match self.row {
+            // Relaxed: as in `word`.
+            Some(row) => row.0[word % ROW_WORDS].store(map, Ordering::Relaxed),
+            None => self.map[word % WORDS] = map,
         }
-    }
-
-    /// Whether the slot is home, by the map.
-    #[inline(always)]
-    fn is_in_map(&self, slot: u32) -> bool {
-        let (word, bit) = place(slot);
-        self.word(word) & bit == 0
-    }
-
-    /// Takes up to `wanted` of the lowest slots out, by the map. Returns which.
-    #[inline]
-    fn take_lowest(&mut self, class: SizeClass, wanted: u32) -> [u64; WORDS] {
-        let mut left = wanted;
-        core::array::from_fn(|word| {
-            let home = !self.word(word) & all_of(class, word);
-            let mut rest = 0;
-            if left < home.count_ones() {
-                rest = home;
-                (0..left).for_each(|_| rest &= rest - 1);
-            }
-            let taken = home ^ rest;
-            left -= taken.count_ones();
-            self.used += taken.count_ones();
-            self.set_word(word, self.word(word) | taken);
-            taken
-        })
-    }
-
-    /// Takes the first listed slot out. Aborts if its link is invalid.
-    #[inline]
-    fn unlist(&mut self, class: SizeClass, first: usize, next: impl FnOnce(u32) -> u32) -> Option<u32> {
-        self.try_unlist(next).unwrap_or_else(|slot| {
-            fatal::abort(
-                "a freed block was written to; its address, its size class",
-                Number::Address(first + slot as usize * class.bytes()),
-                Number::Count(class.bytes()),
-            )
-        })
-    }
-
-    /// The same; returns the slot as an error if its link is invalid.
-    #[inline]
-    fn try_unlist(&mut self, next: impl FnOnce(u32) -> u32) -> Result<Option<u32>, u32> {
-        let Some(slot) = self.listed.checked_sub(1) else {
-            return Ok(None);
-        };
-        let link = next(slot);
-        if link > self.fresh || self.used >= self.fresh {
-            return Err(slot);
-        }
-        self.listed = link;
-        self.used += 1;
-        Ok(Some(slot))
-    }
-
-    /// Takes up to `wanted` fresh slots out. Returns their numbers.
-    #[inline]
-    fn freshen(&mut self, class: SizeClass, wanted: u32) -> core::ops::Range<u32> {
-        let first = self.fresh;
-        let count = wanted.min(class.slots().saturating_sub(first));
-        self.fresh += count;
-        self.used += count;
-        first..first + count
     }
 }
 
-/// The map of a span with a map, all slots out.
+/// Words of the map of a span of the class.
+#[inline(always)]
+fn words_of(class: SizeClass) -> usize {
+    class.slots().div_ceil(u64::BITS) as usize
+}
+
+/// The lowest `count` of these bits, or all of them.
+#[inline(always)]
+fn lowest(bits: u64, count: u32) -> u64 {
+    let mut rest = 0;
+    if count < bits.count_ones() {
+        rest = bits;
+        (0..count).for_each(|_| rest &= rest - 1);
+    }
+    bits ^ rest
+}
+
+/// A word of the map of a span of the class, all slots out.
 #[inline(always)]
 fn all_of(class: SizeClass, word: usize) -> u64 {
     let slots = class.slots().saturating_sub(word as u32 * u64::BITS).min(u64::BITS);
@@ -467,7 +404,7 @@ fn all_of(class: SizeClass, word: usize) -> u64 {
 /// The word and the bit of a slot in a map.
 #[inline(always)]
 fn place(slot: u32) -> (usize, u64) {
-    ((slot / u64::BITS) as usize % WORDS, 1 << (slot % u64::BITS))
+    ((slot / u64::BITS) as usize, 1 << (slot % u64::BITS))
 }
 
 #[cfg(test)]
@@ -480,52 +417,53 @@ mod tests {
     fn slots_are_out_or_home() {
         for class in SizeClass::all() {
             let all = class.slots();
-            let links = core::cell::RefCell::new(std::vec![0; all as usize]);
-            let next = |slot: u32| links.borrow()[slot as usize];
-            let (mut slots, mut out) = (Span::vacant().slots(), std::collections::BTreeSet::new());
+            let (span, row) = (Span::vacant(), Row::empty());
+            let row = has_row(class).then_some(&row);
+            let mut out = std::collections::BTreeSet::new();
             for round in 0..40 {
+                let mut slots = span.slots(row);
                 let (wanted, home) = (1 + round * 7 % (all + 2), all - out.len() as u32);
                 let mut drawn = std::vec::Vec::new();
-                slots.draw(class, 0, wanted, next, |slot| drawn.push(slot));
+                slots.draw(class, wanted, |slot| drawn.push(slot));
                 assert_eq!(drawn.len() as u32, wanted.min(home), "{class:?}, round {round}");
                 assert!(drawn.into_iter().all(|slot| slot < all && out.insert(slot)));
                 let back: std::vec::Vec<u32> = out.iter().copied().filter(|slot| (slot * 31 + round) % 5 < 3).collect();
                 for slot in back {
                     out.remove(&slot);
-                    if let Some(link) = slots.put(class, 0, slot) {
-                        links.borrow_mut()[slot as usize] = link;
-                    }
+                    slots.put(class, 0, slot);
                 }
                 assert_eq!(slots.used, out.len() as u32);
-                assert_eq!(
-                    slots.count_home(class, next),
-                    Some(all - slots.used),
-                    "{class:?}: {slots:?}"
-                );
+                span.set_slots(slots);
+                let slots = span.slots(row);
+                assert_eq!(slots.count_home(class), Some(all - slots.used), "{class:?}: {slots:?}");
                 for slot in 0..all {
-                    let home = slots.is_home(class, 0, slot, next);
-                    assert_eq!(home, !out.contains(&slot), "{class:?}, {slot} of {slots:?}");
+                    assert_eq!(
+                        slots.is_home(slot),
+                        !out.contains(&slot),
+                        "{class:?}, {slot} of {slots:?}"
+                    );
                 }
             }
+            // I11: what leaves no slot out leaves no bit.
+            let mut slots = span.slots(row);
+            out.into_iter().for_each(|slot| slots.put(class, 0, slot));
+            assert!(
+                (0..words_of(class)).all(|word| slots.word(word) == 0),
+                "{class:?}: {slots:?}"
+            );
         }
     }
 
-    /// Fresh slots, and those of a map, are drawn lowest last, for a caller that prepends each one.
+    /// The lowest are drawn, lowest last, for a caller that prepends each one.
     #[test]
     fn slots_come_in_the_order_of_their_addresses() {
-        for bytes in [8, 128, 1024, 32 << 10] {
-            let class = SizeClass::of(bytes, 1).unwrap();
-            let (mut slots, mut last) = (Slots::default(), class.slots() - 1);
-            slots.draw(
-                class,
-                0,
-                last,
-                |_| 0,
-                |slot| {
-                    assert_eq!((slot + 1, slot), (last, last - 1));
-                    last = slot;
-                },
-            );
+        for class in SizeClass::all() {
+            let row = Row::empty();
+            let (mut slots, mut last) = (Slots::new(has_row(class).then_some(&row)), class.slots() - 1);
+            slots.draw(class, last, |slot| {
+                assert_eq!((slot + 1, slot), (last, last - 1));
+                last = slot;
+            });
             assert_eq!((last, slots.used), (0, class.slots() - 1));
         }
     }

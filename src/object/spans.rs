@@ -10,7 +10,7 @@
 //! is born with all flags up. The flag of a slot in use says whether its block has grown (`room.rs`). Flags take 0.1 %
 //! of the heap, where there are spans. Smaller slots have marks (`mark.rs`).
 //!
-//! Nothing here is read from a slot that may be in use: only from listed slots, by the holder of the class lock.
+//! Nothing here is read from a slot.
 
 use core::ptr::NonNull;
 
@@ -22,9 +22,8 @@ use crate::units::{PageIndex, PageRun};
 use super::holes::bytes_of;
 use super::length::Length;
 use super::link::Nth;
-use super::mark;
 use super::size_class::{FLAG_SHIFT, MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT, SizeClass};
-use super::span::Span;
+use super::span::{Row, Slots, Span, has_row};
 use super::store::{BatchPlace, Lane, Store};
 
 /// What is known of the slot of more than 1 KiB that begins in this kibibyte. All-zero bytes: no slot begins here, or
@@ -37,6 +36,20 @@ pub struct Flag(AtomicU8);
 unsafe impl Zeroed for Flag {
     fn zeroed() -> Self {
         Self(AtomicU8::new(0))
+    }
+}
+
+// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value.
+unsafe impl Zeroed for Span {
+    fn zeroed() -> Self {
+        Self::vacant()
+    }
+}
+
+// SAFETY: atomic integers; `empty` makes the same value.
+unsafe impl Zeroed for Row {
+    fn zeroed() -> Self {
+        Self::empty()
     }
 }
 
@@ -123,9 +136,11 @@ impl Room {
 pub const PAGE_FLAGS: usize = PAGE_BYTES >> FLAG_SHIFT;
 
 /// Bytes that describe one page of a span of the class: its entry in the table, and its flags if the class has any.
-/// Spans of smaller slots leave their flags untouched.
+/// Other spans leave their flags untouched, and those with a map in their entries their rows.
 pub fn metadata_of_page(class: SizeClass) -> usize {
-    size_of::<Span>() + if class.is_flagged() { PAGE_FLAGS } else { 0 }
+    let flags = if class.is_flagged() { PAGE_FLAGS } else { 0 };
+    let row = if has_row(class) { size_of::<Row>() } else { 0 };
+    size_of::<Span>() + flags + row
 }
 
 /// All spans of a heap, and the memory they describe. What the fast paths read is one cache line, which is seldom
@@ -139,6 +154,7 @@ pub struct Spans {
     origin: *mut u8,
     flags: Table<Flag>,
     table: Table<Span>,
+    rows: Table<Row>,
     /// `covered`, in bytes.
     reach: AtomicUsize,
     /// How many entries are prepared. I14: spans lie, and large blocks in the table begin, below this. Raised
@@ -162,15 +178,21 @@ unsafe impl Send for Spans {}
 unsafe impl Sync for Spans {}
 
 impl Spans {
-    /// Spans over `table`, with their flags and a store, of the heap whose page 0 is at `base`; `granule` is the
+    /// Spans over `table`, with their flags, rows and a store, of the heap whose page 0 is at `base`; `granule` is the
     /// source's.
-    pub fn new(table: Table<Span>, flags: Table<Flag>, lanes: Table<Lane>, base: NonNull<u8>, granule: usize) -> Self {
+    pub fn new(
+        (table, flags, rows): (Table<Span>, Table<Flag>, Table<Row>),
+        lanes: Table<Lane>,
+        base: NonNull<u8>,
+        granule: usize,
+    ) -> Self {
         Self {
             base,
             origin: base.as_ptr().wrapping_sub(PAGE_BYTES),
             flags,
             reach: AtomicUsize::new(0),
             table,
+            rows,
             covered: AtomicUsize::new(0),
             store: Store::new(lanes),
             punched: AtomicUsize::new(0),
@@ -184,7 +206,12 @@ impl Spans {
         let entries: std::boxed::Box<[Span]> = (0..pages).map(|_| Span::vacant()).collect();
         // SAFETY: vacant entries, which are zero bytes; nobody else has them, and they are never freed.
         let table = unsafe { Table::new(NonNull::from(std::boxed::Box::leak(entries)).cast(), pages) };
-        let spans = Self::new(table, Table::empty(), Table::empty(), NonNull::dangling(), PAGE_BYTES);
+        let spans = Self::new(
+            (table, Table::empty(), Table::empty()),
+            Table::empty(),
+            NonNull::dangling(),
+            PAGE_BYTES,
+        );
         spans.reaches(pages);
         spans
     }
@@ -497,20 +524,23 @@ impl Spans {
         (0..class.pages()).for_each(|back| self.entry(PageIndex(span.0 + back)).leave());
     }
 
-    /// The link in a listed slot.
-    #[inline]
-    pub(super) fn link(&self, class: SizeClass, span: PageIndex, slot: u32) -> u32 {
-        let slot = self.slot(class, span, slot);
-        // SAFETY: a listed slot belongs to the class, whose lock is held, and `give` wrote to it. It lies in a span,
-        // which has memory.
-        unsafe { mark::number(slot) }
+    /// The row of a span of the class, if it has one.
+    #[inline(always)]
+    pub(super) fn row(&self, class: SizeClass, span: PageIndex) -> Option<&Row> {
+        has_row(class).then(|| self.rows.get(span.0))
+    }
+
+    /// The slots of a span. Under the class lock.
+    #[inline(always)]
+    pub(super) fn slots(&self, class: SizeClass, span: PageIndex) -> Slots<'_> {
+        self.entry(span).slots(self.row(class, span))
     }
 }
 
 impl Spans {
     /// Bytes of holes of the span that begins there, or did until the caller got it.
     pub(super) fn holes_of(&self, class: SizeClass, span: PageIndex) -> usize {
-        bytes_of(self.entry(span).slots().holes(class).count_ones())
+        bytes_of(self.slots(class, span).holes(class).count_ones())
     }
 
     /// Bytes of holes below page `end`. The caller holds all locks, or is alone.
@@ -525,8 +555,7 @@ impl Spans {
 
     /// How many slots of the span are home; `None` if the record is impossible. For checks, under the class lock.
     pub(super) fn count_home(&self, class: SizeClass, span: PageIndex) -> Option<u32> {
-        let slots = self.entry(span).slots();
-        slots.count_home(class, |slot| self.link(class, span, slot))
+        self.slots(class, span).count_home(class)
     }
 }
 

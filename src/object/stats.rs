@@ -155,7 +155,7 @@ impl<S: Source + 'static> Objects<S> {
             },
             is => is,
         });
-        let tables = self.heap.table_bytes() + self.tables.state(&self.spans).1;
+        let tables = self.heap.table_bytes() + self.tables.state().1;
         Joined::with_tables(pages, tables, PAGE_BYTES)
     }
 
@@ -191,7 +191,7 @@ impl<S: Source + 'static> Objects<S> {
         if !fatal::is_ending() {
             (stats.threads, stats.thread_structures) = self.register.counts();
         }
-        let (prepare, bytes) = self.tables.state(&self.spans);
+        let (prepare, bytes) = self.tables.state();
         stats.pages.calls.prepare += prepare;
         stats.pages.calls.reserve += 1;
         stats.pages.metadata_bytes += bytes;

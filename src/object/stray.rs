@@ -30,7 +30,6 @@ use crate::source::Source;
 
 use super::mark;
 use super::size_class::SizeClass;
-use super::twice::is_a_mark;
 use super::{Objects, Thread};
 
 /// Whether a block of the class, to which the contents of another were just copied, would be taken for free.
@@ -41,7 +40,7 @@ use super::{Objects, Thread};
 #[inline]
 pub unsafe fn bears_mark(block: NonNull<u8>, class: SizeClass) -> bool {
     // SAFETY: the caller's promise: a word long at least, and aligned for one.
-    !class.is_flagged() && unsafe { mark::seems_free(block.as_ptr()) }.is_some_and(|number| is_a_mark(class, number))
+    !class.is_flagged() && unsafe { mark::is_on(block.as_ptr()) }
 }
 
 impl<S: Source + 'static> Objects<S> {

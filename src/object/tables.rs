@@ -1,16 +1,18 @@
 //! Where the object layer keeps its own data: a reservation for metadata, beside that of the pages.
 //!
 //! ```text
-//!   ┌ classes ┬ the heap ┬ shared thread ┬ lanes ┐┌ span of page 0 │ 1 │ 2 │ … ┐┌ flags of page 0 │ 1 │ 2 │ …
-//!   │ prepared at once, 15 or 47 KiB             ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░ ││ ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░
-//!   └────────────────────────────────────────────┘└────────────────────────────┘└───────────────────────────
+//!   ┌ classes ┬ the heap ┬ shared thread ┬ lanes ┐┌ rows of pages 0, 1, … ┐┌ their spans ┐┌ their flags ┐
+//!   │ prepared at once, 15 or 47 KiB             ││ ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░ ││ ▓▓▓▓▓░░░░░░ ││ ▓▓▓▓▓░░░░░░ │
+//!   └────────────────────────────────────────────┘└───────────────────────┘└─────────────┘└─────────────┘
 //!                                                   prepared as spans reach them
 //! ```
 //!
 //! The heap itself lies here, not in the [`GlobalHeap`](crate::GlobalHeap) that points to it: so threads that end can
 //! find the heap whatever has become of that value. Nothing here is given back before the heap is closed (`close.rs`).
 //!
-//! Each page of 8 KiB takes 32 bytes and 8 flags: 0.5 %, where there are spans.
+//! Each page of 8 KiB takes 32 bytes and 8 flags: 0.5 %, where there are spans; and a row of 128 bytes, 1.6 %, where
+//! their slots have less than 64 bytes. If all of that fits into a granule of the source, it is prepared at once, too:
+//! a heap of 16 pages needs 2,688 bytes, not three granules.
 
 use core::ptr::NonNull;
 
@@ -22,19 +24,12 @@ use crate::units::PageIndex;
 use super::Objects;
 use super::central::Central;
 use super::size_class::CLASSES;
-use super::span::Span;
+use super::span::{Row, Span};
 use super::spans::{PAGE_FLAGS, Spans};
 use super::store::Lane;
 use super::thread::Thread;
 
-// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value.
-unsafe impl Zeroed for Span {
-    fn zeroed() -> Self {
-        Self::vacant()
-    }
-}
-
-// SAFETY: atomic integers; `new` makes the same value.
+// SAFETY: atomic integers only, of which zero bytes are zero; `new` makes the same value.
 unsafe impl Zeroed for Lane {
     fn zeroed() -> Self {
         Self::new()
@@ -51,8 +46,12 @@ unsafe impl Zeroed for Central {
 /// The alignment of what needs a line of its own: two cache lines, which some processors fetch together.
 const LINE: usize = 128;
 
-// A power of two: an entry is found by a shift.
-const _: () = assert!(size_of::<Span>() == 32);
+// Powers of two: an entry is found by a shift.
+const _: () = assert!(size_of::<Span>() == 32 && size_of::<Row>() == 128);
+
+/// The tables that have an entry for each page: rows, spans, flags; and how many bytes that is.
+const BESIDE: usize = 3;
+const ENTRY_BYTES: [usize; BESIDE] = [size_of::<Row>(), size_of::<Span>(), PAGE_FLAGS];
 
 // 80 of them are most of what a small heap can afford.
 const _: () = assert!(size_of::<Central>() <= 64);
@@ -84,14 +83,16 @@ pub struct Tables {
     lanes: usize,
     /// How many there are.
     lane_count: usize,
-    spans: usize,
-    flags: usize,
-    /// Entries of the table of spans.
+    /// Bytes prepared at once.
+    first: usize,
+    /// Where the tables begin that have an entry for each page.
+    beside: [usize; BESIDE],
+    /// How many pages they have entries for.
     pages: usize,
     granule: usize,
     pub(super) lock: Lock,
-    /// Bytes of flags prepared. Under the lock.
-    flagged: AtomicUsize,
+    /// Bytes of each of those tables that are prepared. Under the lock.
+    prepared: [AtomicUsize; BESIDE],
     /// Requests to the source.
     prepare: AtomicU64,
 }
@@ -109,19 +110,19 @@ impl Tables {
         let thread = heap_at::<S>() + size_of::<Objects<S>>().next_multiple_of(LINE);
         let lanes = thread + size_of::<Thread>().next_multiple_of(LINE);
         let lane_count = if pages < PAGES_FOR_LANES { 1 } else { LANES };
-        let spans = (lanes + lane_count * size_of::<Lane>()).next_multiple_of(granule.max(LINE));
-        let flags = pages
-            .checked_mul(size_of::<Span>())?
-            .checked_add(spans)?
-            .checked_next_multiple_of(granule)?;
-        let bytes = pages
-            .checked_mul(PAGE_FLAGS)?
-            .checked_add(flags)?
-            .checked_next_multiple_of(granule)?;
+        let (mut first, step) = (lanes + lane_count * size_of::<Lane>(), granule.max(LINE));
+        let (mut beside, mut bytes) = lay(first, pages, LINE)?;
+        if bytes - first <= granule {
+            bytes = bytes.next_multiple_of(step);
+            first = bytes;
+        } else {
+            first = first.next_multiple_of(step);
+            (beside, bytes) = lay(first, pages, step)?;
+        }
         let align = granule.max(align_of::<Objects<S>>()).max(LINE);
         let reservation = Reservation::of(source, Purpose::Metadata, bytes, align)?;
         // SAFETY: the first granules of a reservation just made, for metadata.
-        if unsafe { source.prepare(Purpose::Metadata, reservation.base, spans) }.is_err() {
+        if unsafe { source.prepare(Purpose::Metadata, reservation.base, first) }.is_err() {
             // SAFETY: just reserved, and nothing refers to it.
             unsafe { source.unreserve(Purpose::Metadata, reservation) };
             return None;
@@ -132,12 +133,12 @@ impl Tables {
             thread,
             lanes,
             lane_count,
-            spans,
-            flags,
+            first,
+            beside,
             pages,
             granule,
             lock: Lock::new(),
-            flagged: AtomicUsize::new(0),
+            prepared: core::array::from_fn(|_| AtomicUsize::new(0)),
             prepare: AtomicU64::new(1),
         };
         Some((tables, reservation))
@@ -168,77 +169,99 @@ impl Tables {
     ///
     /// The reservation is never given back, and this is called once.
     pub unsafe fn tables<S: Source>(&self, heap: &PageHeap<S>) -> (Table<Central>, Spans) {
-        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. Classes and lanes are prepared; a
-        // span's entry is accessed only below `covered`, which `cover` raises after it has prepared the entries.
+        // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. Classes and lanes are prepared;
+        // what is beside the pages is accessed only below `covered`, which `cover` raises after it has prepared it.
         unsafe {
-            let centrals = Table::new(self.base, CLASSES);
+            let [rows, spans, flags] = self.beside.map(|table| self.base.add(table));
+            let beside = (
+                Table::new(spans, self.pages),
+                Table::new(flags, self.pages * PAGE_FLAGS),
+                Table::new(rows, self.pages),
+            );
             let lanes = Table::new(self.base.add(self.lanes), self.lane_count);
-            let spans = Table::new(self.base.add(self.spans), self.pages);
-            let flags = Table::new(self.base.add(self.flags), self.pages * PAGE_FLAGS);
             (
-                centrals,
-                Spans::new(spans, flags, lanes, heap.address(PageIndex(0)), self.granule),
+                Table::new(self.base, CLASSES),
+                Spans::new(beside, lanes, heap.address(PageIndex(0)), self.granule),
             )
         }
     }
 
-    /// The spans' entries, for the release of pages: a free page's entry has no meaning except its tag, which is zero.
-    pub fn beside(&self) -> Beside {
-        Beside {
-            // SAFETY: inside the reservation, on a granule.
-            base: unsafe { self.base.add(self.spans) },
-            entry: size_of::<Span>(),
-        }
+    /// The tables of entries that say nothing of a free page, for the release of pages: its row is zero, and its
+    /// entry's tag is. `None` if no granule is theirs alone.
+    pub fn beside(&self) -> Option<[Beside; 2]> {
+        let table = |table: usize| Beside {
+            // SAFETY: inside the reservation; on a granule, as not all is prepared at once.
+            base: unsafe { self.base.add(self.beside[table]) },
+            entry: ENTRY_BYTES[table],
+        };
+        (!self.is_prepared()).then(|| [0, 1].map(table))
+    }
+
+    /// Whether all was prepared at once.
+    fn is_prepared(&self) -> bool {
+        self.beside[0] < self.first
     }
 
     /// Prepares the entries of the first `pages` pages.
     ///
     /// # Errors
-    /// If the source refuses, or the table is too short.
+    /// If the source refuses, or the tables are too short.
     #[cold]
     pub fn cover<S: Source>(&self, source: &S, spans: &Spans, pages: usize) -> Result<(), Refused> {
         let _guard = self.lock.lock();
-        let covered = spans.covered();
-        if pages <= covered {
+        if pages <= spans.covered() {
             return Ok(());
         }
         if pages > self.pages {
             return Err(Refused);
         }
-        let done = (covered * size_of::<Span>()).next_multiple_of(self.granule);
+        if self.is_prepared() {
+            spans.reaches(self.pages);
+            return Ok(());
+        }
         let end = (pages * size_of::<Span>()).next_multiple_of(self.granule);
         let reach = (end / size_of::<Span>()).min(self.pages);
-        self.flag(source, reach)?;
-        if end > done {
-            // Relaxed: a statistic.
-            self.prepare.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the table's granules behind those prepared, inside the reservation, which was rounded up to a
-            // granule.
-            unsafe { source.prepare(Purpose::Metadata, self.base.add(self.spans + done), end - done)? };
-        }
+        (0..BESIDE).try_for_each(|table| self.extend(source, table, reach))?;
         spans.reaches(reach);
         Ok(())
     }
 
-    /// Prepares the flags of the first `pages` pages. Under the lock.
-    fn flag<S: Source>(&self, source: &S, pages: usize) -> Result<(), Refused> {
+    /// Prepares the entries of the first `pages` pages in one of the tables beside them. Under the lock.
+    fn extend<S: Source>(&self, source: &S, table: usize, pages: usize) -> Result<(), Refused> {
         // Relaxed, here and below: under the lock, or a statistic.
-        let done = self.flagged.load(Ordering::Relaxed);
-        let end = (pages * PAGE_FLAGS).next_multiple_of(self.granule);
+        let done = self.prepared[table].load(Ordering::Relaxed);
+        let end = (pages * ENTRY_BYTES[table]).next_multiple_of(self.granule);
         if end > done {
             self.prepare.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the flags' granules behind those prepared, inside the reservation, which was rounded up to a
-            // granule.
-            unsafe { source.prepare(Purpose::Metadata, self.base.add(self.flags + done), end - done)? };
-            self.flagged.store(end, Ordering::Relaxed);
+            // SAFETY: the table's granules behind those prepared, inside the reservation, in which it ends with a
+            // granule (`lay`).
+            unsafe {
+                let first = self.base.add(self.beside[table] + done);
+                source.prepare(Purpose::Metadata, first, end - done)?;
+            }
+            self.prepared[table].store(end, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// How many prepare calls the source got, and how many bytes are prepared.
-    pub fn state(&self, spans: &Spans) -> (u64, usize) {
+    pub fn state(&self) -> (u64, usize) {
         // Relaxed, twice: statistics.
-        let bytes = self.spans + spans.covered() * size_of::<Span>() + self.flagged.load(Ordering::Relaxed);
-        (self.prepare.load(Ordering::Relaxed), bytes)
+        let beside: usize = self.prepared.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+        (self.prepare.load(Ordering::Relaxed), self.first + beside)
     }
+}
+
+/// Where the tables beside `pages` pages begin, the first of them at or behind `begin`, each on a multiple of `step`;
+/// and where the last one ends.
+fn lay(begin: usize, pages: usize, step: usize) -> Option<([usize; BESIDE], usize)> {
+    let (mut beside, mut end) = ([0; BESIDE], begin.checked_next_multiple_of(step)?);
+    for (table, entry) in beside.iter_mut().zip(ENTRY_BYTES) {
+        *table = end;
+        end = pages
+            .checked_mul(entry)?
+            .checked_add(end)?
+            .checked_next_multiple_of(step)?;
+    }
+    Some((beside, end))
 }

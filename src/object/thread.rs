@@ -287,7 +287,7 @@ impl Thread {
     #[allow(dead_code, reason = "unused where `global/inline.rs` has a statement for it")]
     pub unsafe fn push<T>(&self, objects: *const T, seat: Seat, slot: NonNull<u8>) -> bool {
         // SAFETY: the caller's promise; a word long at least, and aligned for one.
-        if unsafe { mark::seems_free(slot.as_ptr()) }.is_some() {
+        if unsafe { mark::seems_free(slot.as_ptr()) } {
             return false;
         }
         let mark = || {

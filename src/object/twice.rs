@@ -11,9 +11,8 @@
 //! ```
 //!
 //! Other threads' magazines may not be read. A marked block that may lie in one is not taken in again, and so is never
-//! handed out twice. If it was an ordinary block after all, it is lost. For that, its first eight bytes must decode to
-//! a small number under a key that the program does not know: once in 2⁵⁴ frees of random bytes (in 2³² with 32-bit
-//! pointers, below 64 bytes in 2²²).
+//! handed out twice. If it was an ordinary block after all, it is lost. For that, its first eight bytes must be its
+//! address under a key that the program does not know: once in 2⁶⁴ frees of random bytes (in 2³² with 32-bit pointers).
 //!
 //! Not detected: a block that was handed out again before its second free; and, up to 1 KiB, a block whose first word
 //! was written to after it was freed, or whose memory went back to the system meanwhile, mark and all, and whose span
@@ -27,43 +26,36 @@ use crate::fatal::{self, Number};
 use crate::source::Source;
 
 use super::size_class::SizeClass;
-use super::span::is_mapped;
 use super::{Objects, Thread};
 
-/// Whether a slot of the class whose word decodes to this number may bear a mark: that of a magazine or, in a class
-/// with linked spans, of a span's list. (From a list a slot enters a magazine unchanged.)
-pub(super) fn is_a_mark(class: SizeClass, number: usize) -> bool {
-    let most = if is_mapped(class) { 0 } else { class.slots() };
-    number <= most as usize
-}
-
 impl<S: Source + 'static> Objects<S> {
-    /// Whether the block, whose word decodes to this number, may be free and must be left where it is. Aborts if it is
-    /// found to be free, or not to be a slot.
+    /// For a freed block that bears a mark: returns if it must be left where it is. Aborts if it is found to be free,
+    /// or not to be a slot of the class.
     #[cold]
-    pub(super) fn is_free_already(
-        &self,
-        thread: &Thread,
-        memory: NonNull<u8>,
-        class: SizeClass,
-        number: usize,
-    ) -> bool {
+    pub(super) fn leave_marked(&self, thread: &Thread, memory: NonNull<u8>, class: SizeClass) {
         // Aborts if no slot of the class begins there.
         let (span, slot) = self.spans.locate(class, memory.as_ptr());
-        if !is_a_mark(class, number) {
-            return false;
-        }
-        if class.is_flagged()
-            || thread.magazine(class).has(memory, class)
+        if thread.magazine(class).has(memory, class)
             || self.spans.has_stored_lately(class, memory.as_ptr(), thread.hint())
             || self.central(class).has_at_home(&self.spans, class, span, slot)
         {
-            fatal::abort(
-                "a block was freed twice; its address, its size class",
-                Number::Address(memory.addr().get()),
-                Number::Count(class.bytes()),
-            );
+            twice(memory, class);
         }
-        true
     }
+
+    /// Aborts for a freed block whose flag is up.
+    #[cold]
+    pub(super) fn abort_flagged(&self, memory: NonNull<u8>, class: SizeClass) -> ! {
+        // Aborts if no slot of the class begins there.
+        self.spans.locate(class, memory.as_ptr());
+        twice(memory, class)
+    }
+}
+
+fn twice(memory: NonNull<u8>, class: SizeClass) -> ! {
+    fatal::abort(
+        "a block was freed twice; its address, its size class",
+        Number::Address(memory.addr().get()),
+        Number::Count(class.bytes()),
+    )
 }
