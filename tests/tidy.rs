@@ -96,6 +96,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/tables.rs",
     "src/object/thread.rs",
     "src/object/spans.rs",
+    "src/object/flag.rs",
     "src/object/shared.rs",
     "src/object/threads.rs",
     "src/source/mod.rs",

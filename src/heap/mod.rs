@@ -542,10 +542,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         PageCount(self.set.grown())
     }
 
-    /// Whether the page is free at this moment.
+    /// Whether the page is there and free at this moment.
     #[inline]
     pub(crate) fn is_free(&self, page: PageIndex) -> bool {
-        self.set.free.load(page.0 / WORD_PAGES) >> (page.0 % WORD_PAGES) & 1 == 1
+        page < PageIndex(self.set.grown()) && self.set.free.load(page.0 / WORD_PAGES) >> (page.0 % WORD_PAGES) & 1 == 1
     }
 
     /// Pages in the reservation; no limit can exceed it.

@@ -23,6 +23,7 @@
 //! outside every span, one in a span of another class (freed with another layout than it was allocated with), one
 //! inside a slot, a slot that is not out.
 
+use crate::fatal::{self, Number};
 use crate::guard;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Lock, Ordering};
 use crate::units::{PageIndex, PageRun};
@@ -199,7 +200,15 @@ impl Central {
             if self.spare.get() == Some(span) {
                 self.spare.set(None);
             }
-            left -= draw(spans, class, span, &mut slots, left, rack);
+            let drawn = draw(spans, class, span, &mut slots, left, rack);
+            if drawn == 0 {
+                fatal::abort(
+                    "a span's map says that no slot is there; its address, its size class",
+                    Number::Address(spans.address(span).addr().get()),
+                    Number::Count(class.bytes()),
+                );
+            }
+            left -= drawn;
             if slots.holes(class) != 0 {
                 filled += slots.fill(class, span, spans.granule);
             }

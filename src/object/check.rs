@@ -10,6 +10,7 @@ use crate::units::PageIndex;
 
 use super::Objects;
 use super::size_class::{CLASSES, SizeClass};
+use super::span::has_row;
 
 /// How often to wait for the scavenger, a quarter of a second each.
 const PATIENCE: u32 = 8;
@@ -37,6 +38,11 @@ pub enum ObjectFault {
         home: Option<u32>,
         /// All of them.
         slots: u32,
+    },
+    /// The row of a page is not empty, though the page is in no span that has one (I11).
+    Row {
+        /// The page.
+        page: usize,
     },
     /// The heap counts fewer bytes in roomy blocks than there are (I18).
     Room {
@@ -96,7 +102,11 @@ impl<S: Source + 'static> Objects<S> {
         let mut roomy = 0;
         for page in (0..self.spans.covered().min(self.heap.grown().0)).map(PageIndex) {
             roomy += self.spans.roomy_from(page);
-            let Some((class, back)) = self.span_at(page) else {
+            let span = self.span_at(page);
+            if !span.is_some_and(|(class, _)| has_row(class)) && !self.spans.is_row_empty(page) {
+                return Err(ObjectFault::Row { page: page.0 });
+            }
+            let Some((class, back)) = span else {
                 continue;
             };
             let first = page.0.checked_sub(back).map(PageIndex);
@@ -172,6 +182,7 @@ impl fmt::Display for ObjectFault {
                 f,
                 "span at page {page}, slots of {bytes} bytes: {out} out + {home:?} home, of {slots}"
             ),
+            Self::Row { page } => write!(f, "page {page} is in no span of small slots, but some are out"),
             Self::Room { bytes } => write!(
                 f,
                 "{} bytes in roomy blocks are counted; there are {}",

@@ -6,10 +6,10 @@
 //!                                      ╰─ holes ─╯           ╰holes╯           ╰─── holes ───╯
 //! ```
 //!
-//! One slot that is out keeps a whole span. When slots are freed here and there, few spans become empty: a program
-//! that had 40 MiB in blocks of 1 to 32 KiB, whose lengths changed, had 77 MiB in their spans. But nobody touches a
-//! slot of more than 1 KiB while it is home: it holds neither a link nor a mark. So the memory between the slots that
-//! are out can go back to the source, and the span stays a span.
+//! One slot that is out keeps a whole span. When slots are freed here and there, few spans become empty: a program that
+//! had 40 MiB in blocks of 1 to 32 KiB, whose lengths changed, had 77 MiB in their spans. But nobody touches a slot of
+//! more than 1 KiB while it is home: it bears no mark. So the memory between the slots that are out can go back to the
+//! source, and the span stays a span.
 //!
 //! **Grains** are the unit of holes: 4 KiB, the smallest page of the systems that matter. On a system with larger
 //! pages, a hole is made of the whole pages that lie between slots that are out.

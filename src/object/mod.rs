@@ -42,6 +42,7 @@ mod link;
 mod span;
 mod mark;
 mod store;
+mod flag;
 mod spans;
 mod order;
 mod rack;
@@ -176,12 +177,13 @@ impl<S: Source + 'static> Objects<S> {
     /// failure nothing stays reserved, and the source is returned. `keeper` says who scavenges, if anyone.
     ///
     /// The tables are reserved first, for as many pages as requested. If the heap gets fewer pages, some of that
-    /// address space is wasted.
+    /// address space is wasted; if it gets less than half of them, fewer are requested: the tables may have taken
+    /// their room.
     pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, (S, NewHeapError)> {
         let (mut source, mut failure) = (source, NewHeapError::NoPages);
-        // A 64th for the tables and for gaps from alignment; the tables themselves need one 200th and one 30,000th.
+        // The tables need a 49th of what they describe, and a 30,000th; the rest is for gaps from alignment.
         let budget = source.budget();
-        let tables = if S::APART { 0 } else { budget / 64 };
+        let tables = if S::APART { 0 } else { budget / 48 };
         mark::draw_key();
         let mut wish = config.reserve.max(LEAST_BYTES).min(budget - tables);
         // Links store page numbers in 32 bits. The heap rounds up to whole granules.
@@ -200,13 +202,14 @@ impl<S: Source + 'static> Objects<S> {
                         ..config
                     },
                 ) {
-                    Ok(heap) => return Ok(Self::settle(heap, tables, keeper, config.sparse)),
-                    Err((back, reason)) => {
-                        // SAFETY: just reserved; `tables` has no drop, and is not used again.
-                        unsafe { back.unreserve(Purpose::Metadata, reservation) };
-                        (source, failure) = (back, reason);
+                    Ok(heap) if heap.capacity().0 >= pages / 2 || wish <= LEAST_BYTES => {
+                        return Ok(Self::settle(heap, tables, keeper, config.sparse));
                     }
+                    Ok(heap) => source = heap.into_source(),
+                    Err(other) => (source, failure) = other,
                 }
+                // SAFETY: just reserved; `tables` has no drop, and is not used again.
+                unsafe { source.unreserve(Purpose::Metadata, reservation) };
             }
             if wish <= LEAST_BYTES {
                 return Err((source, failure));

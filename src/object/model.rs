@@ -16,6 +16,7 @@ pub(super) mod link;
 pub(super) mod span;
 pub(super) mod mark;
 pub(super) mod store;
+pub(super) mod flag;
 pub(super) mod spans;
 pub(super) mod order;
 pub(super) mod rack;

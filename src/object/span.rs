@@ -12,9 +12,8 @@
 //! So any address leads to its span by one subtraction, one shift and one load, or two loads if the span has several
 //! pages. A page outside any span has tag 0.
 //!
-//! A slot of a span is **out** (in a magazine, or in use) or **home**. The entry records which:
-//!
-//! A slot's bit in the span's **map** says that it is out. Slots are not touched when they leave or come home, so what
+//! A slot of a span is **out** (in a magazine, or in use) or **home**. Its bit in the span's **map** is set while it is
+//! out. Slots are not touched when they leave or come home, so what
 //! a program writes to a slot after freeing it leads nobody astray, and one that comes home twice is always noticed.
 //! The lowest leave first.
 //!
@@ -45,7 +44,7 @@ use crate::units::PageIndex;
 use super::holes::{self, Claim, Grains};
 use super::length::Length;
 use super::link::Link;
-use super::size_class::SizeClass;
+use super::size_class::{PAGE_BYTES, SizeClass};
 
 /// What the table says of one page. All-zero bytes: in no span.
 #[derive(Debug)]
@@ -104,6 +103,9 @@ pub struct Slots<'a> {
     row: Option<&'a Row>,
 }
 
+// The smallest slots have 8 bytes.
+const _: () = assert!(ROW_WORDS * 64 * 8 == PAGE_BYTES);
+
 /// Whether a span of the class has more slots than its entry has bits for.
 #[inline(always)]
 pub(super) fn has_row(class: SizeClass) -> bool {
@@ -114,6 +116,12 @@ impl Row {
     /// An empty row, as in zeroed memory.
     pub fn empty() -> Self {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// Whether it is empty. For checks.
+    pub fn is_empty(&self) -> bool {
+        // Relaxed: of a page in no span with a row; such a row does not change.
+        self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -419,6 +427,7 @@ mod tests {
             let all = class.slots();
             let (span, row) = (Span::vacant(), Row::empty());
             let row = has_row(class).then_some(&row);
+            assert!(row.is_none() || class.pages() == 1 && !class.is_flagged(), "{class:?}");
             let mut out = std::collections::BTreeSet::new();
             for round in 0..40 {
                 let mut slots = span.slots(row);

@@ -4,21 +4,17 @@
 //!   address ── − base, >> 13 ──▶ page ── table ──▶ class, pages back ──▶ span ── × reciprocal ──▶ slot
 //! ```
 //!
-//! **Flags.** Every slot of more than 1 KiB that is not in use, wherever it is, has its flag up: one byte for each
-//! kibibyte of the heap, since no two such slots begin in the same kibibyte. So a double free is caught without
-//! reading the block's memory, which may be a cache miss; the flags of 64 KiB of blocks share one cache line. A span
-//! is born with all flags up. The flag of a slot in use says whether its block has grown (`room.rs`). Flags take 0.1 %
-//! of the heap, where there are spans. Smaller slots have marks (`mark.rs`).
-//!
-//! Nothing here is read from a slot.
+//! Nothing here is read from a slot: what is known of it lies in the table, in rows (`span.rs`), and in flags
+//! (`flag.rs`).
 
 use core::ptr::NonNull;
 
 use crate::fatal::{self, Number};
 use crate::metadata::offset;
-use crate::sync::{AtomicU8, AtomicUsize, Ordering, Table, Zeroed};
+use crate::sync::{AtomicUsize, Ordering, Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
 
+use super::flag::{Flag, MOST_MOVES};
 use super::holes::bytes_of;
 use super::length::Length;
 use super::link::Nth;
@@ -26,62 +22,18 @@ use super::size_class::{FLAG_SHIFT, MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT, Size
 use super::span::{Row, Slots, Span, has_row};
 use super::store::{BatchPlace, Lane, Store};
 
-/// What is known of the slot of more than 1 KiB that begins in this kibibyte. All-zero bytes: no slot begins here, or
-/// it is in use by a block that has never moved to grow. Otherwise [`FREE`], [`ROOMY`], or twice the number of such
-/// moves.
-#[derive(Debug)]
-pub struct Flag(AtomicU8);
-
-// SAFETY: an atomic integer, of which a zero byte is zero.
-unsafe impl Zeroed for Flag {
-    fn zeroed() -> Self {
-        Self(AtomicU8::new(0))
-    }
-}
-
-// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value.
+// SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value. (A model does not rely on
+// the bytes.)
 unsafe impl Zeroed for Span {
     fn zeroed() -> Self {
         Self::vacant()
     }
 }
 
-// SAFETY: atomic integers; `empty` makes the same value.
+// SAFETY: as above; `empty` makes the same value.
 unsafe impl Zeroed for Row {
     fn zeroed() -> Self {
         Self::empty()
-    }
-}
-
-/// The slot is free.
-const FREE: u8 = 1;
-
-/// The slot, or the run that begins here, is in use by a block that may be shorter than it.
-const ROOMY: u8 = 3;
-
-/// The bit that these two share with no other value: such a block cannot simply be freed.
-const LOOK: u8 = FREE & ROOMY;
-
-/// Moves are counted up to this many.
-const MOST_MOVES: u8 = 2;
-
-impl Flag {
-    /// Marks the slot, which was in use, as free.
-    #[inline(always)]
-    pub fn raise(&self) {
-        self.set(FREE);
-    }
-
-    #[inline(always)]
-    fn set(&self, value: u8) {
-        // Relaxed: as in `Spans::hand_out`.
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    #[inline(always)]
-    fn get(&self) -> u8 {
-        // Relaxed: as in `Spans::hand_out`.
-        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -154,12 +106,12 @@ pub struct Spans {
     origin: *mut u8,
     flags: Table<Flag>,
     table: Table<Span>,
-    rows: Table<Row>,
     /// `covered`, in bytes.
     reach: AtomicUsize,
     /// How many entries are prepared. I14: spans lie, and large blocks in the table begin, below this. Raised
     /// under the tables' lock.
     covered: AtomicUsize,
+    rows: Table<Row>,
     /// Batches and blank racks on their way between threads.
     pub(super) store: Store,
     /// The page below which the next search for holes begins.
@@ -168,9 +120,13 @@ pub struct Spans {
     pub(super) granule: usize,
 }
 
-// What is written often is kept off that cache line.
+// It ends with the rows, and what is written often is not on it. (A model's atomics are longer.)
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(core::mem::offset_of!(Spans, punched) >= 64);
+const _: () = {
+    let line = core::mem::offset_of!(Spans, rows);
+    assert!(line == 64 || size_of::<AtomicUsize>() != size_of::<usize>());
+    assert!(core::mem::offset_of!(Spans, punched) > line);
+};
 
 // SAFETY: addresses, and tables of atomics. A slot is reached by its owner, or under the lock of its class.
 unsafe impl Send for Spans {}
@@ -192,8 +148,8 @@ impl Spans {
             flags,
             reach: AtomicUsize::new(0),
             table,
-            rows,
             covered: AtomicUsize::new(0),
+            rows,
             store: Store::new(lanes),
             punched: AtomicUsize::new(0),
             granule: granule.div_ceil(bytes_of(1)),
@@ -369,16 +325,13 @@ impl Spans {
     #[inline(always)]
     pub unsafe fn hand_out(&self, slot: NonNull<u8>) {
         // SAFETY: it lies in a span, and so below what is covered (I14).
-        // Relaxed, here and below: the caller owns the slot, and hands the flag over with it.
-        unsafe { self.flags.at(self.distance(slot) >> FLAG_SHIFT) }
-            .0
-            .store(0, Ordering::Relaxed);
+        unsafe { self.flags.at(self.distance(slot) >> FLAG_SHIFT) }.lower();
     }
 
     /// The flag of the slot of more than 1 KiB that begins at `slot`, unless the flag says that it is free or roomy.
     #[inline(always)]
     pub fn flag_of(&self, slot: NonNull<u8>) -> Option<&Flag> {
-        self.flag_at(slot).filter(|flag| flag.get() & LOOK == 0)
+        self.flag_at(slot).filter(|flag| flag.is_plain())
     }
 
     /// The flag for a slot that begins at `slot`, if there is one.
@@ -396,18 +349,15 @@ impl Spans {
     /// How often the block at `memory`, of more than 1 KiB and the caller's, has moved to grow: two at most.
     #[inline(always)]
     pub fn moves(&self, memory: NonNull<u8>) -> u8 {
-        match self.flag_at(memory).map_or(0, Flag::get) {
-            ROOMY => MOST_MOVES,
-            value => value / 2,
-        }
+        self.flag_at(memory).map_or(0, Flag::moves)
     }
 
     /// Notes that the block at `memory` has moved there to grow, and `before` times earlier; not of a roomy one, which
     /// counts as having moved often.
     #[inline(always)]
     pub fn note_move(&self, memory: NonNull<u8>, before: u8) {
-        if let Some(flag) = self.flag_at(memory).filter(|flag| flag.get() != ROOMY) {
-            flag.set(2 * (before + 1).min(MOST_MOVES));
+        if let Some(flag) = self.flag_at(memory).filter(|flag| !flag.is_roomy()) {
+            flag.note_move(before);
         }
     }
 
@@ -421,8 +371,7 @@ impl Spans {
     /// What the block at `memory`, of more than 1 KiB and the caller's, lies in, if that may be longer than the block.
     #[inline(always)]
     pub fn room_at(&self, memory: NonNull<u8>) -> Option<Room> {
-        let flag = self.flag_at(memory)?;
-        if flag.get() != ROOMY {
+        if !self.flag_at(memory)?.is_roomy() {
             return None;
         }
         let distance = self.distance(memory);
@@ -445,25 +394,22 @@ impl Spans {
 
     /// Notes that the slot or run at `memory`, which the caller owns, holds a block that may be shorter.
     pub fn enter_room(&self, memory: NonNull<u8>) {
-        self.set_flag(memory, ROOMY);
+        if let Some(flag) = self.flag_at(memory) {
+            flag.make_roomy();
+        }
     }
 
     /// Notes that it is free, or that its block is as long as the run.
     pub fn leave_room(&self, memory: NonNull<u8>) {
-        self.set_flag(memory, FREE);
-    }
-
-    #[inline(always)]
-    fn set_flag(&self, memory: NonNull<u8>, value: u8) {
         if let Some(flag) = self.flag_at(memory) {
-            flag.set(value);
+            flag.raise();
         }
     }
 
     /// Bytes to spare of the roomy slots, or the roomy run, that begin in a page. For checks.
     pub fn roomy_from(&self, page: PageIndex) -> usize {
         let flags = self.flags.row(page.0 * PAGE_FLAGS, PAGE_FLAGS);
-        let roomy = flags.iter().filter(|flag| flag.get() == ROOMY).count();
+        let roomy = flags.iter().filter(|flag| flag.is_roomy()).count();
         let entry = self.entry(page);
         let bytes = match entry.tag() {
             Some((class, _)) => class.bytes(),
@@ -551,6 +497,11 @@ impl Spans {
             _ => None,
         });
         holes.sum()
+    }
+
+    /// Whether the row of a page that is in no span which has one is empty (I11). For checks.
+    pub(super) fn is_row_empty(&self, page: PageIndex) -> bool {
+        self.rows.get(page.0).is_empty()
     }
 
     /// How many slots of the span are home; `None` if the record is impossible. For checks, under the class lock.

@@ -122,9 +122,10 @@ impl Region {
     /// it begins reaches to the end of the address space.
     ///
     /// **Cost.** Gaps count as part of the heap: in its limit, and in its tables, which take 0.3 bytes for each page of
-    /// a [`PageHeap`](crate::PageHeap), and a 200th of the range for a [`Heap`](crate::Heap) or a `GlobalHeap`: 5 MiB
-    /// for 1 GiB. Tables lie in the highest piece that has room for them, and pieces above that are not used. If pieces
-    /// lie far apart, give each a heap of its own: 4.5 MiB at the bottom of 1 GiB hold little more than the tables.
+    /// a [`PageHeap`](crate::PageHeap), and a 48th of the range for a [`Heap`](crate::Heap) or a `GlobalHeap`: 21 MiB
+    /// for 1 GiB. Tables lie in the highest piece that has room for them, and pieces above that are not used. If no
+    /// piece has room for the tables of the whole range, or they would leave less than half of it, the heap covers less
+    /// of the range. So if pieces lie far apart, give each a heap of its own.
     /// Where several heaps share a region, what tables below a gap have left unused above it is available again once
     /// the last of the heaps is dropped.
     ///

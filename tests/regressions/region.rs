@@ -1,5 +1,6 @@
 //! Small regions.
 
+use std::alloc::Layout;
 use std::mem::MaybeUninit;
 
 use pageheap::source::{Numbers, Purpose, Region, Source, Split};
@@ -74,4 +75,51 @@ fn a_source_of_which_something_is_reserved_keeps_its_granule() {
     numbers.reserve(Purpose::Pages, 4096, 4096).expect("a page");
     std::panic::catch_unwind(|| region.with_granule(4096)).expect_err("a page is reserved");
     std::panic::catch_unwind(|| numbers.with_granule(8192)).expect_err("a page is reserved");
+}
+
+/// The tables are as long as the range, and lie at the end of the memory: they left next to nothing where that is at
+/// the bottom of a range. (4.5 MiB at the bottom of 1 GiB had 16 pages.)
+#[test]
+fn memory_at_the_bottom_of_a_range_is_not_all_used_for_tables() {
+    const RANGE: usize = 256 << 20;
+    for kib in [512, 2048, 4608, 16 << 10] {
+        let range: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice(RANGE));
+        let base = range.as_mut_ptr().cast::<u8>();
+        // SAFETY: borrowed for ever.
+        let region = unsafe { Region::new(base, RANGE) };
+        let region = region.with_gaps([base.wrapping_add(kib << 10)..base.wrapping_add(RANGE)]);
+        let heap = Heap::new(region, Config::new(usize::MAX)).expect("a heap");
+        let pages = kib / 8;
+        assert!(
+            heap.limit().0 >= pages - pages / 16 - 6,
+            "{} pages of {pages}",
+            heap.limit()
+        );
+    }
+}
+
+/// The table of spans may reach beyond the last page there can be, by a part of a granule. Whether the page behind the
+/// last one is free was asked of a word that does not exist, which ended the process.
+#[test]
+fn a_block_at_the_end_of_a_heap_asks_for_no_page_behind_it() {
+    let (mut asked, mib) = (0, 1 << 20);
+    for kib in (7 << 10..10 << 10).step_by(32) {
+        let memory: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice(kib << 10));
+        let region = Region::from_static(memory).with_granule(mib);
+        let Ok(heap) = Heap::new(region, Config::new(usize::MAX)) else {
+            continue;
+        };
+        let layout = |pages: usize| Layout::from_size_align(pages << 13, 8).unwrap();
+        let first = heap.allocate(layout(200)).expect("a block");
+        let rest = layout(heap.limit().0 - 200);
+        let Some(last) = heap.allocate(rest) else { continue };
+        asked += usize::from(heap.limit().0.is_multiple_of(512));
+        // SAFETY: two blocks, with their layouts. The first is put aside, where whoever grows looks for it.
+        unsafe {
+            heap.free(first, layout(200));
+            let _moved = heap.resize(last, rest, rest.size() + 8 * 8192);
+        }
+        heap.check().expect("sound");
+    }
+    assert!(asked > 0, "no heap ends with a chunk");
 }

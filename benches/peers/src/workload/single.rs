@@ -246,7 +246,9 @@ pub fn scattered(size: usize) -> Work {
         let mut left = ops as usize;
         while left > 0 {
             let count = left.min(BLOCKS);
-            places[..count].iter().for_each(|&place| blocks[place] = Some(Block::new(size)));
+            places[..count]
+                .iter()
+                .for_each(|&place| blocks[place] = Some(Block::new(size)));
             blocks.iter_mut().for_each(|block| *block = None);
             left -= count;
         }

@@ -34,10 +34,16 @@ unsafe impl Send for World {}
 
 impl World {
     fn new() -> Arc<Self> {
-        let class = Class::new(32 << 10, RUNS);
-        assert_eq!(class.counts(), (4, 6));
-        let contents = (0..RUNS * 4).map(UnsafeCell::new).collect();
-        let made = AtomicUsize::new(0);
+        let world = Self::of(32 << 10);
+        assert_eq!(world.class.counts(), (4, 6));
+        world
+    }
+
+    /// The same with slots of so many bytes.
+    fn of(bytes: usize) -> Arc<Self> {
+        let class = Class::new(bytes, RUNS);
+        let slots = RUNS * class.counts().0 as usize;
+        let (contents, made) = ((0..slots).map(UnsafeCell::new).collect(), AtomicUsize::new(0));
         Arc::new(Self { class, contents, made })
     }
 
@@ -287,6 +293,22 @@ fn a_span_that_arrives_while_others_hold_the_lock_is_taken_in_once() {
         assert_eq!(state.out, 0);
         let runs = left + state.spans as usize;
         assert!(runs == 1 || runs == 2, "{runs}");
+        world.finish(left, runs);
+    });
+}
+
+/// As below, in a class whose spans have their maps in rows.
+#[test]
+fn a_slot_of_a_span_with_a_row_may_be_freed_by_another_and_taken_by_a_third() {
+    explore(2, || {
+        let world = World::of(56);
+        let (slots, second, third) = (world.fresh(0, 2), world.clone(), world.clone());
+        let second = spawn(move || second.give(slots));
+        let third = spawn(move || third.take(1, 3));
+        let mine = world.take(2, 1);
+        let left = second.join().unwrap() + world.give(third.join().unwrap()) + world.give(mine);
+        let runs = left + world.class.state().spans as usize;
+        assert!((1..=3).contains(&runs), "{runs}");
         world.finish(left, runs);
     });
 }
