@@ -26,8 +26,8 @@
 //!             └──── page 40 is a span of slots of 48 bytes, of 170 of which most are out
 //! ```
 //!
-//! I10: out + home = all. I11: the row of a page that is in no such span is all zero. (A new span begins with the row as
-//! it is. Who dissolves one hands its row over with the page, as one hands over the contents of pages.)
+//! I10: out + home = all. I11: the row of a page that is in no such span is all zero. (A new span begins with the row
+//! as it is. Who dissolves one hands its row over with the page, as one hands over the contents of pages.)
 //!
 //! **Large blocks**, except those aligned to more than 16 MiB, are in the table too, by their first page: its entry
 //! says how many pages the block has, and whether the program has it, or a shelf. So checking a free takes one
