@@ -346,7 +346,8 @@ impl<'l, B: Backing> Guard<'l, B> {
     ///
     /// `load` must read a *place*: a word that no longer leads to a slot by the time the slot is retired. It may be
     /// called several times, and the last result counts. Each time it must read the place anew, with `Acquire` or
-    /// `SeqCst`, and must follow no link that is not protected yet.
+    /// `SeqCst`, and must follow no link that is not protected yet. It must not allocate from the list: in an exhausted
+    /// list each attempt may begin a new era, and then `protect` does not return.
     ///
     /// A link in a slot that was itself taken out is not a place: nobody changes it any more, so it may lead to a slot
     /// that has since been retired and freed, and still look valid. An algorithm that follows links must mark those of

@@ -333,7 +333,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline(never)]
     fn allocate_beyond_or_refuse(&self, slot: &Slot, pages: PageCount) -> Option<Allocation> {
         self.allocate_beyond(slot, pages)
-            .or_else(|| self.allocate_last(&Request::of(pages.0)))
+            .or_else(|| {
+                if S::COMMITS && pages != PageCount::ZERO {
+                    // It may hold pages with memory beside those that a commit was refused for.
+                    self.flush_slot(&self.own_at_last(slot));
+                }
+                self.allocate_last(&Request::of(pages.0))
+            })
             .or_else(|| self.refuse(pages.0))
     }
 

@@ -47,8 +47,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             (fitting, fitting)
         };
         let (mut wish, spared) = (all.max(unit), spared.max(unit));
-        // If the source does not have even the minimum, take as much as it has.
-        let mut least = least.min(spared & !(unit - 1));
+        // If the source does not have even the minimum, take as much as it has, less what the alignment may cost.
+        let mut least = least.min(spared.saturating_sub(align - unit).max(unit) & !(unit - 1));
         let (mut failure, mut has_shrunk) = (NewHeapError::NoPages, false);
         loop {
             let bytes = wish & !(unit - 1);

@@ -20,6 +20,9 @@ use super::{Objects, Thread};
 /// The words of all threads' caches are at most this fraction of the heap's limit: an eighth.
 const CACHED_PART: usize = 8;
 
+/// The span in which threads' structures lie is at most this fraction of the heap's limit: a quarter.
+const OWN_PART: usize = 4;
+
 /// A thread that ends leaves at most this many bytes of slots of a class to the next.
 const INHERITED_BYTES: usize = 16 << 10;
 
@@ -59,9 +62,13 @@ impl<S: Source + 'static> Objects<S> {
         None
     }
 
-    /// A new structure, in a slot of its own class.
+    /// A new structure, in a slot of its own class. None in a very small heap: it would take the room of what the
+    /// program asks for.
     fn new_thread(&self, caller: Caller) -> Option<NonNull<Thread>> {
         let class = SizeClass::of(size_of::<Thread>(), align_of::<Thread>())?;
+        if class.pages() * OWN_PART > self.heap.limit().0 {
+            return None;
+        }
         let thread = self.take_slot(None, class)?.cast::<Thread>();
         // SAFETY: a slot of its size and alignment, ours forever. All-zero bytes are a valid structure: integers, null
         // pointers, no function.

@@ -227,7 +227,7 @@ impl Reservation {
 /// * `reserve` returns ranges that overlap nothing else in use, are aligned as requested, have at least the bytes
 ///   requested, and do not extend past the end of the address space: `base + (bytes - 1)` does not wrap;
 /// * a range stays what it is, where it is, until it is unreserved, even if the source is moved meanwhile, as it is
-///   into the heap: the memory is not part of the source's own value;
+///   into the heap, or forgotten with it: the memory is not part of the source's own value;
 /// * Ready memory belongs to nobody else: in [`Purpose::Metadata`], what the heap has written stays until the heap
 ///   overwrites, discards or unreserves it;
 /// * after `prepare` of [`Purpose::Metadata`] the range is Ready: readable, writable, and all zero;

@@ -42,6 +42,37 @@ fn a_failed_commit_through_a_cache_is_not_forgotten() {
     assert_ready(&heap, run);
 }
 
+/// A handle whose word had pages with and without memory was refused, again and again, when commits were: it kept the
+/// word, and looked for pages with memory everywhere else.
+#[test]
+fn a_handle_is_not_refused_for_pages_of_its_own() {
+    let config = Config::new(1 << 24).caches(2).limit(PageCount(128));
+    let heap = PageHeap::new(Simulated::<true>::committing(4096), config).expect("a heap");
+    let cache = heap.cache().expect("a cache");
+    let run = |start, pages| PageRun::new(PageIndex(start), PageCount(pages)).unwrap();
+    assert_eq!(heap.allocate(PageCount(128)), Some(run(0, 128)));
+    // SAFETY: parts of that run, each freed once.
+    unsafe {
+        heap.free(run(0, 32));
+        heap.free(run(64, 64));
+        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(96));
+        heap.free(run(32, 32));
+    }
+    heap.source().fail(
+        Verb::Commit,
+        Failure::Calls {
+            after: 0,
+            times: usize::MAX,
+        },
+    );
+    for page in 32..64 {
+        let run = cache.allocate(PageCount(1)).expect("a page with memory");
+        assert_eq!(run.start(), PageIndex(page));
+        assert_ready(&heap, run);
+    }
+    assert!(cache.allocate(PageCount(1)).is_none());
+}
+
 /// The bit that says a page is zero also says that it needs a commit: a source that does not promise zero was never
 /// asked.
 #[test]

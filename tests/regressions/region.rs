@@ -1,10 +1,10 @@
 //! Small regions.
 
-use std::alloc::Layout;
+use std::alloc::{GlobalAlloc, Layout};
 use std::mem::MaybeUninit;
 
 use pageheap::source::{Numbers, Purpose, Region, Source, Split};
-use pageheap::{Config, Geometry, Heap, PageCount, PageHeap};
+use pageheap::{Config, Geometry, GlobalHeap, Heap, PageCount, PageHeap};
 
 /// A heap over a region of a megabyte or less asked for at least a megabyte of pages, and had no room for its tables.
 #[test]
@@ -61,6 +61,47 @@ fn small_regions_have_the_pages_they_are_said_to_have() {
     }
 }
 
+/// A small heap of pages with a large alignment was refused, although a wish for less was granted.
+#[test]
+fn a_small_region_has_room_for_an_alignment() {
+    for (kib, align, least) in [(256, 64 << 10, 20), (1200, 512 << 10, 80), (2048, 1 << 20, 120)] {
+        for offset in [0, 4096, 100 << 10] {
+            let memory: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice((kib << 10) + (4 << 20)));
+            let begin = memory.as_ptr().align_offset(2 << 20) + offset;
+            let region = Region::from_static(&mut memory[begin..][..kib << 10]);
+            let heap = PageHeap::new(region, Config::new(usize::MAX).align(align)).expect("a heap");
+            assert!(heap.capacity().0 >= least, "{} of {kib} KiB", heap.capacity());
+        }
+    }
+}
+
+/// In the smallest regions the first thread's structure took all three pages, and every allocation was refused.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
+fn a_global_heap_in_a_small_region_serves_its_first_thread() {
+    for (kib, offset, pages) in [
+        (36, 0, 1),
+        (64, 0, 3),
+        (64, 16, 3),
+        (96, 0, 7),
+        (128, 0, 11),
+        (256, 0, 22),
+    ] {
+        let memory: &'static mut [MaybeUninit<u8>] = Box::leak(Box::new_uninit_slice((kib << 10) + 8192 + offset));
+        let begin = memory.as_ptr().align_offset(8192) + offset;
+        let heap = GlobalHeap::in_region(Region::from_static(&mut memory[begin..][..kib << 10]));
+        let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(heap));
+        let layout = Layout::new::<[u64; 16]>();
+        // SAFETY: not of zero bytes. A thread that has used no other heap.
+        let take = move || unsafe { !heap.alloc(layout).is_null() };
+        let served = std::thread::spawn(move || (0..).take_while(|_| take()).count()).join();
+        assert!(
+            served.unwrap() >= pages * 64,
+            "{kib} KiB, {offset} bytes behind a page's border"
+        );
+    }
+}
+
 /// What was reserved was forgotten when the source got another granule, and so handed out twice.
 #[test]
 fn a_source_of_which_something_is_reserved_keeps_its_granule() {
@@ -101,6 +142,7 @@ fn memory_at_the_bottom_of_a_range_is_not_all_used_for_tables() {
 /// The table of spans may reach beyond the last page there can be, by a part of a granule. Whether the page behind the
 /// last one is free was asked of a word that does not exist, which ended the process.
 #[test]
+#[cfg_attr(feature = "checks", ignore = "seals take room")]
 fn a_block_at_the_end_of_a_heap_asks_for_no_page_behind_it() {
     let (mut asked, mib) = (0, 1 << 20);
     for kib in (7 << 10..10 << 10).step_by(32) {
