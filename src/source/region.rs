@@ -40,8 +40,8 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 /// are its tables, and one is set aside in case the base is not aligned to a page. With pages of 8 KiB it manages 6. So
 /// in little memory give a [`PageHeap`](crate::PageHeap) `.caches(0)` and small pages. A [`Heap`](crate::Heap) or a
 /// `GlobalHeap` always has pages of 8 KiB and one cache. It opens in 28 KiB (36 if the base is not aligned to a page),
-/// has 3 pages in 64 KiB, and 11 in 128. With fewer than 12 pages all threads of a `GlobalHeap` share one structure,
-/// as there is no room for one each: a pair takes some 7 ns, or 30 with several threads, instead of 2 to 5.
+/// has 3 pages in 64 KiB, and 11 in 128. With fewer than 12 pages all threads of a `GlobalHeap` share one structure, as
+/// there is no room for one each, so its fast paths are not used.
 ///
 /// **Several heaps** may share it, by reference. Each end has room for 255 reservations at a time. A
 /// [`PageHeap`](crate::PageHeap) takes one at the bottom and one at the top, a [`Heap`](crate::Heap) a second one at
