@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ptr::NonNull;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -41,19 +42,26 @@ unsafe impl Verbs for Counted {
 fn who_takes_little_does_not_release_for_who_takes_much() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
     let heap = Heap::new(source, Config::new(256 * MIB).soft_limit(PageCount(1200))).expect("a heap");
-    let over = AtomicBool::new(false);
+    let (over, ready) = (AtomicBool::new(false), Barrier::new(4));
+    let take_little = || {
+        let layout = Layout::new::<[u64; 3]>();
+        let block = heap.allocate(layout).expect("room");
+        // SAFETY: just allocated.
+        unsafe { heap.free(block, layout) };
+    };
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 TAKES_LITTLE.set(true);
-                let layout = Layout::new::<[u64; 3]>();
+                // Its first pages, taken while the heap is below the limit: later it would owe as many itself.
+                take_little();
+                ready.wait();
                 while !over.load(Ordering::Relaxed) {
-                    let block = heap.allocate(layout).expect("room");
-                    // SAFETY: just allocated.
-                    unsafe { heap.free(block, layout) };
+                    take_little();
                 }
             });
         }
+        ready.wait();
         let (mut live, mut bytes) = (Vec::new(), 0);
         for number in 0..200_usize {
             let layout = Layout::from_size_align(40_000 + number * 104_729 % 1_000_000, 16).unwrap();
