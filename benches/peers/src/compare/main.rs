@@ -1,10 +1,6 @@
 //! Builds the workloads once for each allocator, runs them interleaved, and reports how fast each is.
 //!
-//! ```text
-//! compare [--allocators A,B] [--groups G,H] [--workloads V,W] [--rounds N] [--patience SECONDS]
-//!         [--built] [--calls] [--instructions] [--out DIR]
-//! compare --idle SECONDS [--allocators A,B] [--built] [--out DIR]
-//! ```
+//! `--help` lists the options (`options.rs`).
 //!
 //! A round runs each chosen workload once on each allocator, one process per run. The allocators run right after one
 //! another, and in another order each round, so that other load on the machine affects all of them alike. The
@@ -168,6 +164,10 @@ fn report(options: &Options) -> Result<(), String> {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().any(|arg| arg == "--help" || arg == "-h") {
+        print!("{}", options::USAGE);
+        return ExitCode::SUCCESS;
+    }
     match Options::parse(std::env::args().skip(1)).and_then(|options| report(&options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {

@@ -4,6 +4,23 @@ use super::programs::{ALLOCATORS, VARIANTS};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What `--help` prints.
+pub const USAGE: &str = "\
+compare [OPTION]...                 builds each allocator's program, runs the workloads by turns, prints the table
+compare --idle SECONDS [OPTION]...  the idle test instead: free all memory, and be silent for so long
+
+  --allocators A,B    only these: pageheap, glibc, mimalloc2, mimalloc3, jemalloc, snmalloc, rpmalloc, rusty_alloc,
+                      talc, tcmalloc, pageheap-no-thread
+  --groups G,H        only these: pairs, random, bulk, growth, threads, handoff, programs, shapes, scaling, sawtooth
+  --workloads V,W     only these, or these too (target/peers/pageheap lists them)
+  --rounds N          runs of each workload on each allocator (3)
+  --patience SECONDS  the longest a run may take (60)
+  --built             build nothing: use what was built before
+  --calls             count system calls too (strace)
+  --instructions      count instructions too (callgrind)
+  --out DIR           write peers.md, peers.csv and a picture of each group there
+";
+
 #[derive(Debug)]
 pub struct Options {
     pub allocators: Vec<String>,
@@ -53,7 +70,7 @@ impl Options {
                 "--calls" => options.calls = true,
                 "--instructions" => options.instructions = true,
                 "--out" => options.out = Some(value()?.into()),
-                other => return Err(format!("no option is called {other}")),
+                other => return Err(format!("no option is called {other} (--help lists them)")),
             }
         }
         let known = |name: &&String| {
@@ -65,7 +82,9 @@ impl Options {
                 .any(|known| known == name.as_str())
         };
         let unknown = options.allocators.iter().find(|name| !known(name));
-        unknown.map_or(Ok(()), |name| Err(format!("no allocator is called {name}")))?;
+        unknown.map_or(Ok(()), |name| {
+            Err(format!("no allocator is called {name} (--help lists them)"))
+        })?;
         Ok(options)
     }
 
