@@ -45,10 +45,12 @@ use store::{Lane, Walk};
 pub use aside::{Aside, Lot};
 pub use central::CentralState;
 pub use holes::Claim;
+pub use length::Length;
 pub use link::Link;
 pub use presence::Caller;
 pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;
+pub use span::Span;
 pub use store::{BatchLinks, BatchPlace, Chain, Store};
 
 // SAFETY: the trait's promise is not relied on in a model.
