@@ -5,6 +5,7 @@
 //! replayed (`shuttle::replay`).
 
 mod arenas;
+mod aside;
 mod free_lists;
 mod negative;
 
