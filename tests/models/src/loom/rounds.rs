@@ -42,8 +42,6 @@ enum How {
     CalmFirst,
     /// A refusal stands though somebody has come or gone.
     NoCalm,
-    /// A refusal stands after the first round.
-    OneRound,
     /// Who empties its own shelf does not announce that.
     Unannounced,
 }
@@ -233,7 +231,7 @@ impl World {
             if self.at_last() {
                 return true;
             }
-            let stands = (was_reached || self.how == How::OneRound) && reached && !found;
+            let stands = was_reached && reached && !found;
             let nobody = || self.scavengers.look() == seen || self.how == How::NoCalm;
             let nothing = || !self.aside.has_any();
             let is_calm = if self.how == How::CalmFirst {
@@ -344,7 +342,7 @@ fn who_asks_for_calm_before_it_looks_aside_is_refused() {
 
 #[test]
 #[should_panic(expected = "refused though there was always one")]
-fn who_is_refused_after_one_round_and_no_look_is_refused_in_vain() {
+fn who_does_not_ask_is_refused_though_there_was_always_one() {
     always_one(How::NoCalm);
 }
 
