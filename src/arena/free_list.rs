@@ -85,7 +85,7 @@ impl<B: Backing> FreeList<B> {
     /// first allocation.
     ///
     /// # Errors
-    /// Fails if the layout is too large for any list.
+    /// None today: whether the backing has room for a slot of any layout shows when one is allocated.
     pub fn new_in(layout: Layout, backing: B) -> Result<Self, ArenaError> {
         Self::with_config_in(layout, ArenaConfig::new(), backing)
     }
@@ -94,7 +94,7 @@ impl<B: Backing> FreeList<B> {
     /// bookkeeping, four bytes each; `slab` is the size of the first slab, unless `prealloc` is.
     ///
     /// # Errors
-    /// Fails if the layout is too large for any list, or if the preallocation cannot be made. Nothing is then kept.
+    /// Fails if the preallocation cannot be made. Nothing is then kept.
     pub fn with_config_in(layout: Layout, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let slots = Slots::new(backing, layout, &config)?;
         slots.prealloc(&config)?;

@@ -24,7 +24,7 @@ impl FreeList {
     /// memory until the first allocation.
     ///
     /// # Errors
-    /// Fails if the layout is too large for any list.
+    /// None today: whether there is room for a slot of any layout shows when one is allocated.
     pub fn new(layout: Layout) -> Result<Self, ArenaError> {
         Self::new_in(layout, ProcessHeap)
     }
@@ -32,7 +32,7 @@ impl FreeList {
     /// Creates a list of slots for values of type `T`, like [`new`](Self::new).
     ///
     /// # Panics
-    /// Panics if `T` is too large for any list.
+    /// If [`new`](Self::new) fails: not today.
     #[must_use]
     pub fn for_type<T>() -> Self {
         match Self::new(Layout::new::<T>()) {

@@ -217,12 +217,13 @@ impl<R: Raw + ?Sized> fmt::Write for Text<'_, R> {
 pub(super) fn text<R: Raw + ?Sized>(arena: &R, arguments: fmt::Arguments<'_>) -> Result<NonNull<[u8]>, ArenaError> {
     let bytes = Growing::new(arena, arguments.as_str().map_or(0, str::len))?;
     let mut text = Text { bytes, failed: None };
-    // An error that is not ours comes from a failing `Display`: the text ends there, as it would in `print!`.
-    let _ = fmt::write(&mut text, arguments);
-    match text.failed {
-        Some(error) => Err(error),
-        None => Ok(text.bytes.finish()),
+    let written = fmt::write(&mut text, arguments);
+    if let Some(error) = text.failed {
+        return Err(error);
     }
+    // As in `format!`.
+    written.expect("a formatting trait implementation returns an error only if the text could not be written");
+    Ok(text.bytes.finish())
 }
 
 /// Collects an iterator into a slice.
@@ -373,6 +374,9 @@ macro_rules! typed_methods {
         ///
         /// # Errors
         /// Fails if there is no memory.
+        ///
+        /// # Panics
+        /// Like `format!`: if a `Display` or its like returns an error of its own.
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_fmt(&self, arguments: fmt::Arguments<'_>) -> Result<&$life mut str, ArenaError> {
             // SAFETY: whole strings were written, one after another; ours alone for as long as the reference lives

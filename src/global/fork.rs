@@ -19,7 +19,8 @@
 //!
 //! The handlers are registered before the first heap opens, so early that other libraries' handlers come later: those
 //! run before ours in the future parent, and after ours in both processes, and may allocate. Only handlers registered
-//! even earlier run between `before` and its partner; they must not ask for memory.
+//! even earlier, by a constructor that has not allocated anything yet, run between `before` and its partner. They must
+//! not ask for memory: as soon as that takes a lock, the thread waits for itself.
 //!
 //! A file that a thread has open for a moment is held by no heap, but would stay open in the child forever
 //! (`source/pagemap.rs`, `pressure.rs`). So that thread is waited for before the heaps' other locks are taken, for 0.1

@@ -125,7 +125,8 @@ const CACHES: usize = 1 << 14;
 ///   instance, only when it leaves the thread's magazine. `docs/reliability.md` has tables of this; the feature
 ///   `checks` detects more.
 /// * `fork`: the child can allocate, free what it inherited, start threads and fork again, whatever the parent's other
-///   threads were doing. What those threads held in caches and magazines is lost to the child.
+///   threads were doing. What those threads held in caches and magazines is lost to the child. (A `pthread_atfork`
+///   handler must not allocate if it was registered, by a constructor, before the process's first allocation.)
 ///
 /// # What it takes
 ///

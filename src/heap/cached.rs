@@ -132,6 +132,8 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
 
     /// Gives everything in the cache back to the heap.
     pub fn flush(&self) {
+        // Held until the pages are back, as in `flush_shards`.
+        let _pass = self.slot.holds_pages().then(|| self.heap.pass());
         self.heap.flush_slot(&self.heap.own_at_last(self.slot));
     }
 

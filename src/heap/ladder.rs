@@ -71,11 +71,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 }
                 failure = NewHeapError::NoMetadata;
                 // Perhaps they have no room above the last gap: so try what has room below it, together with them. Or
-                // the source counts in longer units than its granule, so that a little less would do.
+                // the source counts in longer units than its granule: a little less would do. Elsewhere, any may do.
                 let tables = plan.map_or(0, |plan| plan.total().saturating_add(unit.saturating_mul(2)));
                 let below = Self::bytes_below_gap(source, pages.base, bytes.saturating_add(tables));
                 let fitting = below.map_or(0, |below| Self::fitting(bytes - unit, below, slots, granule));
-                fallback = fitting & !(unit - 1);
+                fallback = fitting.max(usize::from(S::APART) * unit) & !(unit - 1);
                 if !core::mem::replace(&mut has_shrunk, true) {
                     fallback = fallback.max(bytes.saturating_sub(tables) & !(unit - 1));
                 }

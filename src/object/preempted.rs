@@ -223,6 +223,46 @@ fn a_request_waits_for_pages_on_their_way_with_and_without_a_cache() {
     }
 }
 
+/// What is in hand then is neither on the thread nor free: a request was refused for it.
+#[test]
+fn who_empties_what_it_keeps_is_waited_for() {
+    let layout = Layout::from_size_align(5 * PAGE_BYTES, 8).unwrap();
+    let all: [fn(&Objects<Region>, &Thread); 3] = [
+        |objects, own| objects.part(own),
+        |objects, own| _ = objects.flush(own),
+        |objects, own| objects.flush_cache(own),
+    ];
+    for (number, empty) in all.into_iter().enumerate() {
+        let objects = Objects::<Region>::for_test(64 << 20, 64, false);
+        // SAFETY: structures are never destroyed.
+        let own = unsafe { objects.enlist().unwrap().as_ref() };
+        let own = own.enter(objects).unwrap();
+        // A run on its shelf, and the rest of a word in its cache.
+        let block = objects.allocate(&own, layout).unwrap();
+        assert!(objects.shelve(&own, block, Length::exactly(5)));
+        assert!(
+            objects
+                .heap
+                .cache_at(own.cache().unwrap())
+                .allocate(PageCount(1))
+                .is_some()
+        );
+        // Who was there during an attempt is a reason for another one.
+        let attempts_beside = || {
+            let attempts = Cell::new(0);
+            let refused = objects.heap.at_last(&mut 0, || {
+                if attempts.replace(attempts.get() + 1) == 0 {
+                    empty(objects, &own);
+                }
+                None::<()>
+            });
+            assert_eq!(refused, None);
+            attempts.get()
+        };
+        assert_eq!([(); 2].map(|()| attempts_beside()), [2, 1], "way {number}");
+    }
+}
+
 /// Others wait for that lock, a fork among them.
 #[test]
 fn who_holds_the_lock_of_the_shared_structure_does_not_sleep_before_a_refusal() {

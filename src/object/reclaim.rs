@@ -15,7 +15,11 @@
 //! - Nor can the shared structure while its lock is held. Who holds it itself never sleeps: others wait for that lock.
 //! - If the caller is preempted between a round and its attempt, the others free to their shelves what the attempt then
 //!   misses. So a refusal stands only when the next round has found nothing.
-//! - A thread that releases memory may have slots in hand (`punch.rs`).
+//! - A thread that releases memory may have slots in hand (`punch.rs`), and one that empties what it keeps has some on
+//!   their way to the heap: that one is waited for (`announce` in `threads.rs`).
+//!
+//! Two rounds are no proof: a thread that exchanges two runs between its shelf and the program, and does so again
+//! before the second round, has kept one all the time, and the rounds may have seen none.
 //!
 //! And one slot is not found if a thread was preempted between two certain instructions of a pop (`sync/owner.rs`).
 //!
@@ -78,7 +82,8 @@ impl<S: Source + 'static> Objects<S> {
             // At once: until the thread yields, others rarely get to free anything.
             let got = self.heap.at_last(&mut waits, || attempt(None));
             let stands = was_reached && reclaimed.reached && !reclaimed.found;
-            let is_calm = self.heap.releases() == seen && !self.aside.has_any();
+            // In this order: if a lot was there and is gone, who took it had come first.
+            let is_calm = !self.aside.has_any() && self.heap.releases() == seen;
             times_reached += u32::from(reclaimed.reached || !thread.has_user());
             if got.is_some() || stands && is_calm || times_reached == ROUNDS_REACHING {
                 return got;

@@ -136,13 +136,17 @@ impl<S: Source + 'static> Objects<S> {
     fn lighten(&self, thread: &Thread) {
         let mut freed = self.aside.pages().0;
         self.clear_aside();
+        let pass = self.announce(thread);
         freed += self.clear_shelf(thread, None);
+        drop(pass);
         let mut asks_others = false;
         // A thread that finds another making a round has not asked for anything yet.
         if let Some(rounds) = self.register.try_rounds()
             && self.heap.wants_round()
         {
+            let pass = self.announce(thread);
             freed += self.empty(thread, None);
+            drop(pass);
             self.flush_cache(thread);
             let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
             // Not while holding the lock of the shared structure: other threads may be waiting for it.

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 
 use crate::geometry::WORD_PAGES;
 use crate::source::Source;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, Pass};
 use crate::units::PageRun;
 
 use super::presence::Caller;
@@ -107,7 +107,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Gives back what an ending thread keeps, except a few slots of each class, which the next thread gets with the
     /// structure.
-    fn part(&self, thread: &Thread) {
+    pub(super) fn part(&self, thread: &Thread) {
+        let _pass = self.announce(thread);
         let cache = thread.cache();
         let magazines = SizeClass::all().map(|class| (class, thread.magazine(class)));
         let mut is_laden = !thread.stock().is_empty() || thread.plot().pages().0 > 0;
@@ -175,10 +176,19 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
+    /// The caller is about to give back what its thread keeps. What it has in hand then is neither on the thread nor in
+    /// the heap, and is missed by both looks of a request that fails: so that waits until this is dropped, before the
+    /// caller makes an attempt of its own. None if the thread keeps nothing: then threads that are refused together do
+    /// not wait for one another.
+    pub(super) fn announce(&self, thread: &Thread) -> Option<Pass<'_>> {
+        thread.keeps_any().then(|| self.heap.pass())
+    }
+
     /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap, where what lies
     /// aside goes too. Returns how many pages that freed, but for those of its cache and those aside.
     pub fn flush(&self, thread: &Thread) -> usize {
         self.clear_aside();
+        let _pass = self.announce(thread);
         let mut pages = self.empty(thread, thread.cache());
         pages += self.give_plot(thread, thread.cache());
         self.flush_cache(thread);

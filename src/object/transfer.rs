@@ -134,8 +134,12 @@ impl<S: Source + 'static> Objects<S> {
         }
         let (shelf, pages) = (thread.shelf(), PageCount(length.pages()));
         // Until these runs are on the shelf they belong to nobody. A request that would be refused waits for that, and,
-        // by the second pass, looks once more for threads that keep something (`reclaim.rs`).
-        let enter = || (self.heap.pass(), self.heap.scavenges(PageIndex(0)));
+        // by the other pass, looks once more for threads that keep something (`reclaim.rs`). That one is left first (a
+        // pair drops its first half first): who need not wait any longer must see that it was left.
+        let enter = || {
+            let waited_for = self.heap.pass();
+            (self.heap.scavenges(PageIndex(0)), waited_for)
+        };
         let (lot, _passes) = self.aside.take_lot(pages, shelf.room_for(length), enter)?;
         Some(shelf.take_lot(&self.spans, length, lot))
     }

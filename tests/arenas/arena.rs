@@ -498,7 +498,7 @@ fn an_iterator_may_allocate_from_the_same_arena() -> Result<(), ArenaError> {
 }
 
 #[test]
-fn a_display_that_fails_ends_the_text() -> Result<(), ArenaError> {
+fn a_display_that_fails_panics_as_in_format() -> Result<(), ArenaError> {
     struct Fails;
     impl std::fmt::Display for Fails {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -506,7 +506,10 @@ fn a_display_that_fails_ends_the_text() -> Result<(), ArenaError> {
             Err(std::fmt::Error)
         }
     }
-    assert_eq!(Arena::new().alloc_fmt(format_args!("<{Fails}>"))?, "<so far");
+    let arena = Arena::new();
+    let told = catch_unwind(AssertUnwindSafe(|| arena.alloc_fmt(format_args!("<{Fails}>")).is_ok()));
+    assert!(told.is_err());
+    assert_eq!(arena.alloc_fmt(format_args!("{}", "as before"))?, "as before");
     let full = Arena::with_config_in(ArenaConfig::new().limit(0), heap())?;
     assert_eq!(
         full.alloc_fmt(format_args!("{}", 17)).expect_err("no room").reason(),

@@ -380,6 +380,24 @@ fn all_frames_can_be_had_where_tables_come_from_elsewhere() {
     assert_eq!(heap.capacity(), PageCount(16));
 }
 
+/// Regression: the ladder ended at a megabyte of pages, though there was room for tables of less.
+#[test]
+fn tables_from_elsewhere_may_have_little_room() {
+    use pageheap::source::{Numbers, Region, Split};
+    let capacity = |wish| {
+        let mut tables = [0_u64; 256];
+        // SAFETY: an array of our own, which outlives the heap.
+        let tables = unsafe { Region::new(tables.as_mut_ptr().cast(), size_of_val(&tables)) }.with_granule(64);
+        let pages = Numbers::new(BASE, 1 << 24).with_granule(64);
+        PageHeap::<_, Geometry<1, 6, 2, 1>>::with_shape(Split::new(pages, tables), Config::new(wish).caches(0))
+            .map(|heap| heap.capacity().0)
+    };
+    assert_eq!(capacity(128 << 10), Ok(2048));
+    for wish in [1 << 20, 2 << 20, usize::MAX] {
+        assert!(capacity(wish).expect("a smaller heap") >= 1024, "{wish}");
+    }
+}
+
 /// A source that breaks its contract: what it reserves has another length, or is in the wrong place.
 struct Careless {
     inner: Simulated,

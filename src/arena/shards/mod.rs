@@ -37,8 +37,8 @@
 //! call filter has since been installed. Nobody can then tell whether an owner is inside, so owners carry on. What
 //! their shards hold, and what is retired from then on, is out of reach until they use or flush it. The requester's own
 //! shard, the lanes, the depot and fresh slots are still searched. In the child of a fork, a thread that was inside may
-//! not exist; there the wait ends after some seconds. And slots that readers held back, in the hands of a preempted
-//! thread, are not seen.
+//! not exist; there the wait ends after some seconds. And slots that readers held back are not seen while they are in
+//! the hands of a thread that cannot put them into its shard, because it was preempted, or the gatherer is there.
 //!
 //! *Frees never wait*: kept out of its shard, a free puts a batch of one into the depot. A retire may wait: a batch
 //! that Hyaline has no room for goes into a shard, which is closed while a thread gathers.

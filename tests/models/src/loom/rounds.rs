@@ -314,7 +314,7 @@ fn nobody_is_refused_for_what_a_thread_has_in_hand_that_empties_its_shelf() {
     emptied(How::Right);
 }
 
-/// As it ships: the passes are a pair, and the first one is dropped first.
+/// As it once shipped: the passes were a pair, and the first one was dropped first.
 #[test]
 #[should_panic(expected = "refused for what was on a shelf")]
 fn a_taker_that_first_leaves_what_is_waited_for_is_missed() {
@@ -333,7 +333,7 @@ fn who_does_not_ask_whether_anybody_has_come_or_gone_is_refused() {
     shelved(How::NoCalm);
 }
 
-/// As it ships.
+/// As it once shipped.
 #[test]
 #[should_panic(expected = "refused though there was always one")]
 fn who_asks_for_calm_before_it_looks_aside_is_refused() {
@@ -346,7 +346,7 @@ fn who_does_not_ask_is_refused_though_there_was_always_one() {
     always_one(How::NoCalm);
 }
 
-/// As it ships.
+/// As it once shipped.
 #[test]
 #[should_panic(expected = "refused for what was in hand")]
 fn who_empties_its_own_shelf_unannounced_is_missed() {
