@@ -282,7 +282,7 @@ impl<G: Shape> FreeSet<G> {
         let (mut searched, mut stuck, mut undisturbed) = (0, 0, None);
         let result = loop {
             let (before, inside) = self.turnstile.look();
-            if inside && undisturbed == Some(before) && stuck < PROOF_ROUNDS {
+            if inside > 0 && undisturbed == Some(before) && stuck < PROOF_ROUNDS {
                 stuck += 1;
                 relax(stuck);
                 continue;
@@ -294,7 +294,7 @@ impl<G: Shape> FreeSet<G> {
             searched += 1;
             let (after, still_inside) = self.turnstile.look();
             undisturbed = (before == after).then_some(before);
-            let proved = undisturbed.is_some() && (last || !(inside || still_inside));
+            let proved = undisturbed.is_some() && (last || inside == 0 && still_inside == 0);
             if proved || searched >= searches {
                 break None;
             }

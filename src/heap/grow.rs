@@ -142,7 +142,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             let [(_, moving), (_, releasing)] = seen;
             while [self.movers.look(), self.scavengers.look()] == seen {
-                if !(moving || releasing && self.patient) || *waits > ROUNDS {
+                if moving == 0 && (releasing == 0 || !self.patient) || *waits > ROUNDS {
                     return None;
                 }
                 *waits += 1;

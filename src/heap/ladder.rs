@@ -13,7 +13,8 @@
 //!
 //! Worked example: a request for 1 TiB under an address-space limit of 256 MiB. The budget of `System` is three
 //! quarters of that, and not quite 192 MiB of pages fit into it together with their tables. If the system refuses that
-//! too, the heap asks for 168 MiB, then 147, … At most about 40 calls, once.
+//! too, the heap asks for 168 MiB, then 147, … At most about 40 calls, once. (Some hundreds if tables come from
+//! elsewhere, and are refused for a MiB of pages: then the ladder goes on, down to a page.)
 
 use crate::geometry::Shape;
 use crate::metadata::{Metadata, Plan};
@@ -71,11 +72,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 }
                 failure = NewHeapError::NoMetadata;
                 // Perhaps they have no room above the last gap: so try what has room below it, together with them. Or
-                // the source counts in longer units than its granule: a little less would do. Elsewhere, any may do.
+                // the source counts in longer units than its granule: a little less would do. Elsewhere, a page may.
                 let tables = plan.map_or(0, |plan| plan.total().saturating_add(unit.saturating_mul(2)));
                 let below = Self::bytes_below_gap(source, pages.base, bytes.saturating_add(tables));
                 let fitting = below.map_or(0, |below| Self::fitting(bytes - unit, below, slots, granule));
-                fallback = fitting.max(usize::from(S::APART) * unit) & !(unit - 1);
+                fallback = fitting.max(usize::from(S::APART && wish <= least) * unit) & !(unit - 1);
                 if !core::mem::replace(&mut has_shrunk, true) {
                     fallback = fallback.max(bytes.saturating_sub(tables) & !(unit - 1));
                 }

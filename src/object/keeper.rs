@@ -405,6 +405,8 @@ impl<S: Source + 'static> Above for Objects<S> {
             self.empty_stores(None);
             return bare;
         }
+        // As in `empty_stores`.
+        let _pass = self.heap.pass();
         for class in SizeClass::all() {
             let mut walk = Walk::default();
             while let Some(batch) = self.spans.take_unneeded(class, &mut walk) {

@@ -68,10 +68,7 @@ impl<S: Source + 'static> Objects<S> {
             self.pages_to_spare(cache, pages)
         };
         self.pages_to_spare(cache, pages).or_else(take).or_else(|| {
-            let pass = self.announce(thread);
-            let freed = self.clear_shelf(thread, cache);
-            drop(pass);
-            if freed == 0 {
+            if self.clear_shelf_alone(thread, cache) == 0 {
                 return None;
             }
             // Whether the answer is yes or no: a large block that is freed and allocated in turns finds its run broken

@@ -136,9 +136,7 @@ impl<S: Source + 'static> Objects<S> {
     fn lighten(&self, thread: &Thread) {
         let mut freed = self.aside.pages().0;
         self.clear_aside();
-        let pass = self.announce(thread);
-        freed += self.clear_shelf(thread, None);
-        drop(pass);
+        freed += self.clear_shelf_alone(thread, None);
         let mut asks_others = false;
         // A thread that finds another making a round has not asked for anything yet.
         if let Some(rounds) = self.register.try_rounds()

@@ -176,6 +176,12 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
+    /// The same for a caller that gives back nothing else, announced.
+    pub(super) fn clear_shelf_alone(&self, thread: &Thread, cache: Option<usize>) -> usize {
+        let _pass = (thread.shelf().pages().0 > 0).then(|| self.heap.pass());
+        self.clear_shelf(thread, cache)
+    }
+
     /// The caller is about to give back what its thread keeps. What it has in hand then is neither on the thread nor in
     /// the heap, and is missed by both looks of a request that fails: so that waits until this is dropped, before the
     /// caller makes an attempt of its own. None if the thread keeps nothing: then threads that are refused together do
@@ -208,6 +214,8 @@ impl<S: Source + 'static> Objects<S> {
     /// Bounded, because threads that keep bringing batches, which is quicker, would keep it going: it takes as many
     /// batches as there were, and as many as other threads may have had in hand at that moment.
     pub(super) fn empty_stores(&self, cache: Option<usize>) -> usize {
+        // A batch or a span in hand is neither here nor in the heap.
+        let _pass = self.heap.pass();
         let mut pages = 0;
         for class in SizeClass::all() {
             for _ in 0..self.spans.most_stored(class) {

@@ -104,7 +104,7 @@ impl<const N: usize> Turnstile<N> {
     #[inline]
     pub fn calm(&self) -> Option<Calm> {
         let (entered, inside) = self.look();
-        (!inside).then_some(entered)
+        (inside == 0).then_some(entered)
     }
 
     /// Removes every thread: for the child of a fork, whose single thread is not inside.
@@ -115,9 +115,9 @@ impl<const N: usize> Turnstile<N> {
         }
     }
 
-    /// All entries so far, and whether any thread is inside now.
+    /// All entries so far, and how many threads are inside now. If neither changes, nobody has entered or left.
     #[inline]
-    pub fn look(&self) -> (Calm, bool) {
+    pub fn look(&self) -> (Calm, u32) {
         // Acquire: pairs with the release of `Pass::drop`; what was done inside is seen. Both counts are summed at
         // once: there are never so many threads inside that their count reaches the entries.
         let sum = self
@@ -125,7 +125,7 @@ impl<const N: usize> Turnstile<N> {
             .iter()
             .fold(0_u64, |sum, stripe| sum.wrapping_add(stripe.load(Ordering::Acquire)));
         let entered = (sum >> 32) as u32;
-        (Calm { entered }, sum & INSIDE != 0)
+        (Calm { entered }, (sum & INSIDE) as u32)
     }
 }
 

@@ -393,6 +393,7 @@ fn tables_from_elsewhere_may_have_little_room() {
             .map(|heap| heap.capacity().0)
     };
     assert_eq!(capacity(128 << 10), Ok(2048));
+    // By eighths, from a MiB.
     for wish in [1 << 20, 2 << 20, usize::MAX] {
         assert!(capacity(wish).expect("a smaller heap") >= 1024, "{wish}");
     }

@@ -214,7 +214,7 @@ impl World {
                 return true;
             }
             while [self.movers.look(), self.scavengers.look()] == seen {
-                if !seen[0].1 {
+                if seen[0].1 == 0 {
                     return false;
                 }
                 yield_now();
@@ -235,9 +235,11 @@ impl World {
             let nobody = || self.scavengers.look() == seen || self.how == How::NoCalm;
             let nothing = || !self.aside.has_any();
             let is_calm = if self.how == How::CalmFirst {
-                nobody() && nothing()
+                let calm = nobody();
+                calm && nothing()
             } else {
-                nothing() && nobody()
+                let bare = nothing();
+                bare && nobody()
             };
             if stands && is_calm {
                 return false;
@@ -263,6 +265,20 @@ fn shelved(how: How) {
     explore(3, move || {
         let world = World::new(how, 0, 0);
         world.put_lot();
+        let other = Arc::clone(&world);
+        let thread = spawn(move || other.request(true));
+        let got = world.take_lot();
+        assert!(thread.join().unwrap(), "refused for what was on a shelf");
+        world.finish(2 - 1 - got);
+    });
+}
+
+/// The same while a third thread is where a requester compares, and stays there.
+fn shelved_beside_another(how: How) {
+    explore(3, move || {
+        let world = World::new(how, 0, 0);
+        world.put_lot();
+        let _stays = world.scavengers.enter(0);
         let other = Arc::clone(&world);
         let thread = spawn(move || other.request(true));
         let got = world.take_lot();
@@ -302,6 +318,11 @@ fn emptied(how: How) {
 #[test]
 fn nobody_is_refused_for_what_a_taker_has_just_shelved() {
     shelved(How::Right);
+}
+
+#[test]
+fn who_stays_where_a_requester_looks_does_not_hide_a_taker_that_leaves() {
+    shelved_beside_another(How::Right);
 }
 
 #[test]
