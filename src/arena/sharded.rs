@@ -169,8 +169,8 @@ impl<B: Backing> ShardedFreeList<B> {
     /// Creates a list of slots for `layout` on `backing`, with up to `owners` owners at a time and no limit of its own.
     ///
     /// # Errors
-    /// Fails if the layout is too large for any list, if `owners` exceeds 65,536, or if there is no memory for the
-    /// tables: about 300 bytes per owner.
+    /// Fails if `owners` exceeds 65,536, or if there is no memory for the tables: about 300 bytes per owner. Whether
+    /// the backing has room for a slot of any layout shows when one is allocated.
     pub fn new_in(layout: Layout, owners: usize, backing: B) -> Result<Self, ArenaError> {
         Self::with_config_in(layout, owners, ArenaConfig::new(), backing)
     }
@@ -180,8 +180,8 @@ impl<B: Backing> ShardedFreeList<B> {
     /// slab, unless `prealloc` is.
     ///
     /// # Errors
-    /// Fails if the layout is too large for any list, if `owners` exceeds 65,536, or if there is no memory for the
-    /// tables or the preallocation. Nothing is then kept.
+    /// Fails if `owners` exceeds 65,536, or if there is no memory for the tables or the preallocation. Nothing is then
+    /// kept.
     pub fn with_config_in(layout: Layout, owners: usize, config: ArenaConfig, backing: B) -> Result<Self, ArenaError> {
         let too_many = ArenaError::no_shards(owners, MOST_OWNERS);
         // Checked first: a plan counts more shards than there are owners.

@@ -113,6 +113,10 @@ mod tests {
         assert!(options.wants("b", "x") && !options.wants("c", "x") && options.built && options.rounds == 7);
         assert_eq!(options.allocators, ["glibc", "talc"]);
         assert!(parse("").unwrap().wants("any", "any"));
+        let allocators = ALLOCATORS.iter().map(|(name, _)| *name);
+        for name in allocators.chain(VARIANTS.iter().map(|(name, _)| *name)) {
+            assert!(USAGE.contains(name), "{name} is not in the help");
+        }
         for wrong in "--rounds|--rounds x|--patience -1|--what|--allocators nobody".split('|') {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

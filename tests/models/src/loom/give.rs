@@ -137,6 +137,12 @@ impl World {
         (0..lot.runs()).map(follow).collect()
     }
 
+    /// Takes a lot and puts it back, so that it is as it was.
+    fn take_and_put_back(&self) {
+        let taken = self.take_lot();
+        taken.iter().rev().for_each(|&page| assert!(self.put(page), "no place"));
+    }
+
     /// Takes pages from the heap, as a block.
     fn allocate(&self, pages: usize) -> Option<PageRun> {
         let run = take(&self.heap, pages)?;
@@ -203,13 +209,7 @@ fn back_as_they_were(how: How) {
     explore(3, move || {
         let world = World::new(how, 2);
         let other = Arc::clone(&world);
-        let thread = spawn(move || {
-            let taken = other.take_lot();
-            taken
-                .iter()
-                .rev()
-                .for_each(|&page| assert!(other.put(page), "no place"));
-        });
+        let thread = spawn(move || other.take_and_put_back());
         assert!(world.put(FIRST + 2), "no place");
         thread.join().unwrap();
         let mut all: Vec<usize> = core::iter::repeat_with(|| world.take_lot())
@@ -228,13 +228,7 @@ fn taken_or_given(how: How) {
     explore(3, move || {
         let world = World::new(how, 2);
         let other = Arc::clone(&world);
-        let thread = spawn(move || {
-            let taken = other.take_lot();
-            taken
-                .iter()
-                .rev()
-                .for_each(|&page| assert!(other.put(page), "no place"));
-        });
+        let thread = spawn(move || other.take_and_put_back());
         world.clear();
         thread.join().unwrap();
         world.finish(1);
@@ -287,7 +281,7 @@ fn of_two_who_free_a_block_one_puts_it_in_a_lot() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "the links lead nowhere")]
 fn a_link_that_is_followed_late_leads_where_the_next_owner_says() {
     one_comes_back(How::FollowedLate);
 }
@@ -299,19 +293,19 @@ fn an_entry_that_is_cleared_late_is_the_next_owners() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "the block is not in the table")]
 fn an_entry_of_two_neighbours_that_is_cleared_late_is_the_next_owners() {
     both_are_joined(How::ClearedLate);
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "in a lot, and in use")]
 fn a_run_that_is_entered_when_it_lies_there_may_be_a_block_again() {
     back_as_they_were(How::EnteredLate);
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "the links lead nowhere")]
 fn a_link_set_by_who_does_not_own_the_run_loses_those_behind_it() {
     freed_twice(How::Unowned);
 }

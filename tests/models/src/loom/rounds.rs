@@ -260,25 +260,13 @@ impl World {
     }
 }
 
-/// Two runs lie aside. One thread needs one, and keeps the other; who needs one too gets that.
-fn shelved(how: How) {
+/// Two runs lie aside. One thread needs one, and keeps the other; who needs one too gets that. Perhaps a third `stays`
+/// where a requester looks.
+fn shelved(how: How, stays: bool) {
     explore(3, move || {
         let world = World::new(how, 0, 0);
         world.put_lot();
-        let other = Arc::clone(&world);
-        let thread = spawn(move || other.request(true));
-        let got = world.take_lot();
-        assert!(thread.join().unwrap(), "refused for what was on a shelf");
-        world.finish(2 - 1 - got);
-    });
-}
-
-/// The same while a third thread is where a requester compares, and stays there.
-fn shelved_beside_another(how: How) {
-    explore(3, move || {
-        let world = World::new(how, 0, 0);
-        world.put_lot();
-        let _stays = world.scavengers.enter(0);
+        let _third = stays.then(|| world.scavengers.enter(0));
         let other = Arc::clone(&world);
         let thread = spawn(move || other.request(true));
         let got = world.take_lot();
@@ -317,12 +305,12 @@ fn emptied(how: How) {
 
 #[test]
 fn nobody_is_refused_for_what_a_taker_has_just_shelved() {
-    shelved(How::Right);
+    shelved(How::Right, false);
 }
 
 #[test]
 fn who_stays_where_a_requester_looks_does_not_hide_a_taker_that_leaves() {
-    shelved_beside_another(How::Right);
+    shelved(How::Right, true);
 }
 
 #[test]
@@ -339,19 +327,19 @@ fn nobody_is_refused_for_what_a_thread_has_in_hand_that_empties_its_shelf() {
 #[test]
 #[should_panic(expected = "refused for what was on a shelf")]
 fn a_taker_that_first_leaves_what_is_waited_for_is_missed() {
-    shelved(How::MoverFirst);
+    shelved(How::MoverFirst, false);
 }
 
 #[test]
 #[should_panic(expected = "refused for what was on a shelf")]
 fn a_taker_that_does_not_enter_twice_is_missed() {
-    shelved(How::NoSecondPass);
+    shelved(How::NoSecondPass, false);
 }
 
 #[test]
 #[should_panic(expected = "refused for what was on a shelf")]
 fn who_does_not_ask_whether_anybody_has_come_or_gone_is_refused() {
-    shelved(How::NoCalm);
+    shelved(How::NoCalm, false);
 }
 
 /// As it once shipped.
