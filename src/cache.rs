@@ -122,7 +122,8 @@ impl Slot {
         }
     }
 
-    // Relaxed throughout: one owner. Ownership passes with the heap's lock or with `busy`, which release and acquire.
+    // Relaxed throughout, but where it says otherwise: one owner. Ownership passes with the heap's lock or with `busy`,
+    // which release and acquire.
 
     /// The owner's entry, for the length of one call: no read-modify-write. `None` while caches are being seized; the
     /// call then bypasses the cache.
@@ -144,9 +145,11 @@ impl Slot {
         self.busy.load(Ordering::Acquire) == 0
     }
 
-    /// Whether it holds pages, read from any thread: a momentary view.
+    /// Whether it holds pages, read from any thread: a momentary view. Who finds that it holds none, because its owner
+    /// is giving them back, sees the owner at work ([`is_left`](Self::is_left)) until they are in the set.
     pub(crate) fn holds_pages(&self) -> bool {
-        self.free.load(Ordering::Relaxed) | self.buffer.load(Ordering::Relaxed) != 0
+        // Acquire, both: pairs with the releases in `flush` and `flush_buffer`.
+        self.free.load(Ordering::Acquire) | self.buffer.load(Ordering::Acquire) != 0
     }
 
     /// Whether the owned word has no page left.
@@ -278,7 +281,8 @@ impl Slot {
             return Ok(());
         }
         let index = self.buffer_word.load(Ordering::Relaxed);
-        self.buffer.store(0, Ordering::Relaxed);
+        // Release: after the mark of an owner at work, for `holds_pages`.
+        self.buffer.store(0, Ordering::Release);
         bump(&self.flushes);
         set.release_word(Word {
             index,
@@ -300,7 +304,8 @@ impl Slot {
         let owned = if word.free == 0 {
             Ok(())
         } else {
-            self.free.store(0, Ordering::Relaxed);
+            // Release: as in `flush_buffer`.
+            self.free.store(0, Ordering::Release);
             self.scavenged.store(0, Ordering::Relaxed);
             bump(&self.flushes);
             set.release_word(word)

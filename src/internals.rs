@@ -38,6 +38,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.pass()
     }
 
+    /// As the object layer empties the caches of sleeping threads.
+    #[doc(hidden)]
+    pub fn seize_as_a_layer(&self) -> bool {
+        self.seize_caches()
+    }
+
+    /// As the object layer asks, before it reports that there is no room.
+    #[doc(hidden)]
+    pub fn has_cached_as_a_layer(&self) -> bool {
+        self.has_cached()
+    }
+
     /// As the object layer takes a run with room behind it.
     #[doc(hidden)]
     pub fn allocate_apart(&self, pages: PageCount, room: PageCount) -> Option<Allocation> {

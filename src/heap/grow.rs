@@ -12,7 +12,7 @@ use crate::free_set::Request;
 use crate::geometry::{SEARCHES_TO_GROW, Shape};
 use crate::metadata::offset;
 use crate::source::{Contents, Purpose, Source};
-use crate::sync::{Ordering, relax};
+use crate::sync::{Calm, Ordering, relax};
 use crate::units::{PageCount, PageIndex};
 
 use super::{Allocation, PageHeap};
@@ -123,6 +123,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// leaves during the proof. Only a heap configured for it
     /// ([`Config::wait_for_release`](crate::Config::wait_for_release)) waits for them as well.
     ///
+    /// When other threads have come and gone too often, it waits until none of them is inside, and tries a last time.
+    ///
     /// This terminates whatever other threads do: the number of tries is bounded, so is the total number of `waits`
     /// (which the caller keeps from call to call, if it makes several), and so is each proof ([`Request::searches`]).
     ///
@@ -133,23 +135,30 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
+        let look = || [self.movers.look(), self.scavengers.look()];
+        let is_awaited = |[(_, moving), (_, releasing)]: [(Calm, u32); 2]| moving > 0 || releasing > 0 && self.patient;
         for _ in 0..TRIES {
-            let seen = [self.movers.look(), self.scavengers.look()];
+            let seen = look();
             let got = attempt();
             if got.is_some() {
                 return got;
             }
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
-            let [(_, moving), (_, releasing)] = seen;
-            while [self.movers.look(), self.scavengers.look()] == seen {
-                if moving == 0 && (releasing == 0 || !self.patient) || *waits > ROUNDS {
+            while look() == seen {
+                if !is_awaited(seen) || *waits > ROUNDS {
                     return None;
                 }
                 *waits += 1;
                 relax(*waits);
             }
         }
-        None
+        // Each time somebody has come or gone. Who stayed meanwhile, unnoticed among them, has left when nobody is
+        // inside.
+        while is_awaited(look()) && *waits <= ROUNDS {
+            *waits += 1;
+            relax(*waits);
+        }
+        attempt()
     }
 
     /// Grows until the request could be met if no other thread took the pages. `seen` is the size of the heap when it

@@ -65,6 +65,16 @@ impl Spans {
         Some(Heads(self).full(place, class.batch()))
     }
 
+    /// Whether a batch of the class is stored, as far as can be seen. O(lanes).
+    pub(super) fn has_batch(&self, class: SizeClass) -> bool {
+        self.store.count(class.index()) > 0
+    }
+
+    /// Whether any batch is stored, or in the hand of a thread that is about to put it back. O(lanes).
+    pub(super) fn has_stored(&self) -> bool {
+        self.store.has_any()
+    }
+
     /// Takes a batch that has stayed in the store since the last walk.
     pub fn take_unneeded(&self, class: SizeClass, walk: &mut Walk) -> Option<Rack> {
         let place = self

@@ -15,6 +15,9 @@
 //! - Nor can the shared structure while its lock is held. Who holds it itself never sleeps: others wait for that lock.
 //! - If the caller is preempted between a round and its attempt, the others free to their shelves what the attempt then
 //!   misses. So a refusal stands only when the next round has found nothing.
+//! - What is on its way into a cache of pages, or back to a store, is in neither place, and nobody announces that: it
+//!   happens too often. So caches and stores are looked at once more after the attempt. Who has pages in hand there is
+//!   marked as at work on its cache, and the bytes of a batch are counted until somebody keeps it.
 //! - A thread that releases memory may have slots in hand (`punch.rs`), and one that empties what it keeps has some on
 //!   their way to the heap: that one is waited for (`announce` in `threads.rs`).
 //!
@@ -82,8 +85,12 @@ impl<S: Source + 'static> Objects<S> {
             // At once: until the thread yields, others rarely get to free anything.
             let got = self.heap.at_last(&mut waits, || attempt(None));
             let stands = was_reached && reclaimed.reached && !reclaimed.found;
-            // In this order: if a lot was there and is gone, who took it had come first.
-            let is_calm = !self.aside.has_any() && self.heap.releases() == seen;
+            // In this order: if a lot was there and is gone, who took it had come first. In caches and stores, or on
+            // their way there, may be what the round and the attempt missed.
+            let is_calm = !self.aside.has_any()
+                && self.heap.releases() == seen
+                && !self.heap.has_cached()
+                && !self.spans.has_stored();
             times_reached += u32::from(reclaimed.reached || !thread.has_user());
             if got.is_some() || stands && is_calm || times_reached == ROUNDS_REACHING {
                 return got;

@@ -61,7 +61,7 @@ impl<S: Source + 'static> Objects<S> {
         for class in SizeClass::all() {
             while freed < wanted
                 && left > 0
-                && let Some(batch) = self.spans.take_batch(class, 0)
+                && let Some((_pass, batch)) = self.take_announced(class)
             {
                 left = left.saturating_sub(batch.len() as usize);
                 freed += self.give_rack(None, class, Some(batch));

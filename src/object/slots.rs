@@ -386,7 +386,7 @@ impl<S: Source + 'static> Objects<S> {
                 return;
             }
             // A thread that takes few slots at a time finds batches that others have stored.
-            if !is_busy && let Some(batch) = self.spans.take_batch(class, 0) {
+            if !is_busy && let Some((_pass, batch)) = self.take_announced(class) {
                 self.bring(cache, class, batch, 0);
                 continue;
             }

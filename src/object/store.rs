@@ -188,8 +188,8 @@ impl Stack {
     }
 
     fn take(&self, links: &impl BatchLinks) -> Option<BatchPlace> {
-        // A thread that comes too early goes without.
-        if self.chain() == Chain::EMPTY {
+        // A thread that comes too early goes without. Acquire: as in `take_all`, for one who goes on to ask `has_any`.
+        if Chain(self.word.load(Ordering::Acquire)) == Chain::EMPTY {
             return None;
         }
         let mut chain = self.take_all();
@@ -316,8 +316,8 @@ impl Store {
         self.lanes.get(hint & (self.lanes.len() - 1))
     }
 
-    /// How many batches of a kind there are.
-    fn count(&self, kind: usize) -> u32 {
+    /// How many batches of a kind there are: a snapshot, without those that a thread is about to put back.
+    pub fn count(&self, kind: usize) -> u32 {
         let counts = self.lanes().map(|lane| lane.stacks[kind].chain().count());
         counts.fold(0, u32::saturating_add)
     }
@@ -336,6 +336,14 @@ impl Store {
             sum.taken += stack.taken.load(Ordering::Relaxed);
         }
         sum
+    }
+
+    /// Whether any batch whose bytes are counted is here, or in the hand of a thread that is about to put it back. For
+    /// one that has found none: it sees the bytes of those that it missed.
+    pub fn has_any(&self) -> bool {
+        // Relaxed: bytes are added before the batch is put, and less only after it is taken; who has found a stack
+        // empty (by Acquire, in `Stack::take`) sees that they were added.
+        self.lanes().any(|lane| lane.bytes.load(Ordering::Relaxed) > 0)
     }
 
     /// Whether there are fewer than `most` batches of a kind; or fewer in the lane of `hint` than its share, which

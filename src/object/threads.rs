@@ -13,6 +13,7 @@ use crate::sync::{Ordering, Pass};
 use crate::units::PageRun;
 
 use super::presence::Caller;
+use super::rack::Rack;
 use super::register::Listed;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
@@ -188,6 +189,12 @@ impl<S: Source + 'static> Objects<S> {
     /// not wait for one another.
     pub(super) fn announce(&self, thread: &Thread) -> Option<Pass<'_>> {
         thread.keeps_any().then(|| self.heap.pass())
+    }
+
+    /// Takes a batch out of its store for the caller to send home, announced like that.
+    pub(super) fn take_announced(&self, class: SizeClass) -> Option<(Pass<'_>, Rack)> {
+        let pass = self.spans.has_batch(class).then(|| self.heap.pass())?;
+        Some((pass, self.spans.take_batch(class, 0)?))
     }
 
     /// Gives back all that a thread keeps: its slots to their classes, its runs and pages to the heap, where what lies

@@ -24,6 +24,7 @@ mod register;
 mod rounds;
 mod preempted;
 mod proof;
+mod reach;
 mod scavenge;
 mod seize;
 mod stake;

@@ -44,6 +44,8 @@ enum How {
     NoCalm,
     /// Who empties its own shelf does not announce that.
     Unannounced,
+    /// Who has tried often enough does not wait until nobody is inside.
+    Hasty,
 }
 
 /// A thread's structure: its shelf.
@@ -206,8 +208,8 @@ impl World {
     }
 
     /// As `PageHeap::at_last`.
-    fn at_last(&self) -> bool {
-        for _ in 0..ROUNDS {
+    fn at_last(&self, tries: usize) -> bool {
+        for _ in 0..tries {
             let seen = [self.movers.look(), self.scavengers.look()];
             self.clear();
             if self.take() {
@@ -220,7 +222,10 @@ impl World {
                 yield_now();
             }
         }
-        false
+        while self.how != How::Hasty && self.movers.look().1 > 0 {
+            yield_now();
+        }
+        self.take()
     }
 
     /// As `Objects::try_at_last`. `was_reached`: an earlier round has reached everything, when all runs were in use.
@@ -228,7 +233,7 @@ impl World {
         for _ in 0..ROUNDS {
             let seen = self.scavengers.look();
             let (reached, found) = self.reclaim();
-            if self.at_last() {
+            if self.at_last(ROUNDS) {
                 return true;
             }
             let stands = was_reached && reached && !found;
@@ -303,6 +308,27 @@ fn emptied(how: How) {
     });
 }
 
+/// A thread has the only run in hand, announced, while another comes and goes, which uses up the requester's one try.
+fn crowded(how: How) {
+    explore(3, move || {
+        let world = World::new(how, 0, 0);
+        let [second, third] = [(); 2].map(|()| Arc::clone(&world));
+        let pass = world.movers.enter(0);
+        let second = spawn(move || drop(second.movers.enter(0)));
+        let third = spawn(move || third.at_last(1));
+        world.give(1);
+        drop(pass);
+        second.join().unwrap();
+        assert!(third.join().unwrap(), "refused for what was in hand");
+        world.finish(0);
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_what_is_in_hand_because_others_come_and_go() {
+    crowded(How::Right);
+}
+
 #[test]
 fn nobody_is_refused_for_what_a_taker_has_just_shelved() {
     shelved(How::Right, false);
@@ -360,4 +386,11 @@ fn who_does_not_ask_is_refused_though_there_was_always_one() {
 #[should_panic(expected = "refused for what was in hand")]
 fn who_empties_its_own_shelf_unannounced_is_missed() {
     emptied(How::Unannounced);
+}
+
+/// As it once shipped.
+#[test]
+#[should_panic(expected = "refused for what was in hand")]
+fn who_tries_a_few_times_and_does_not_wait_is_refused_because_others_come_and_go() {
+    crowded(How::Hasty);
 }

@@ -1,0 +1,170 @@
+//! Is a request refused for pages that are on their way from the heap to a cache, or back, or for a batch that is on
+//! its way back to the store?
+//!
+//! Shipped: caches, the heap below them, and the store. Copied: the rounds of `object/reclaim.rs`, as far as they have
+//! to do with these. (Shipped code refuses after some rounds in any case. Here that counts as no refusal: the question
+//! is which refusal stands.)
+//!
+//! ```text
+//!   owner      takes the word out of the set ──────────────────── puts it into its cache
+//!   requester            caches: none ── search: no ── and again ──── caches now?
+//! ```
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use pageheap::internals::{Shape, Table};
+use pageheap::object::{BatchLinks, BatchPlace, Chain, Store};
+
+use super::paper::{Heap, finish, give_to, heap_of_no_shards_with, run, take, take_from};
+use super::world::{One, Two};
+use super::{explore, spawn};
+
+const ROUNDS: usize = 3;
+
+/// Whether a requester asks once more, after it has searched, what is in caches or stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asks {
+    Again,
+    NotAgain,
+}
+
+/// As `Objects::try_at_last`: whether the request is not refused, and how many pages it got.
+fn request<G: Shape>(heap: &Heap<G>, asks: Asks) -> (bool, usize) {
+    let mut was_bare = false;
+    for _ in 0..ROUNDS {
+        let found = heap.seize_as_a_layer();
+        if take(heap, 1).is_some() {
+            return (true, 1);
+        }
+        let is_bare = || asks == Asks::NotAgain || !heap.has_cached_as_a_layer();
+        if was_bare && !found && is_bare() {
+            return (false, 0);
+        }
+        was_bare = !found;
+    }
+    (true, 0)
+}
+
+/// Two pages are free. A cache takes their word, and gives out one.
+fn refilled(asks: Asks) {
+    explore(4, move || {
+        let heap = heap_of_no_shards_with::<One>(1, &[(60, 1), (62, 1)]);
+        let other = Arc::clone(&heap);
+        let cache = heap.cache().unwrap();
+        let thread = spawn(move || request(&other, asks));
+        let mine = usize::from(take_from(&cache, 1).is_some());
+        let (served, theirs) = thread.join().unwrap();
+        assert!(served, "refused for what was on its way to a cache");
+        drop(cache);
+        finish(&heap, 2 - mine - theirs, 0, None);
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_what_is_on_its_way_to_a_cache() {
+    refilled(Asks::Again);
+}
+
+#[test]
+#[should_panic(expected = "refused for what was on its way to a cache")]
+fn who_does_not_look_for_caches_again_is_refused() {
+    refilled(Asks::NotAgain);
+}
+
+/// A cache collects a freed page, and gives it back when it collects one of another word. (Its own word is the first.)
+fn turned_over(asks: Asks) {
+    explore(3, move || {
+        let heap = heap_of_no_shards_with::<Two>(2, &[]);
+        let other = Arc::clone(&heap);
+        let cache = heap.cache().unwrap();
+        give_to(&cache, run(70, 1));
+        let thread = spawn(move || request(&other, asks));
+        give_to(&cache, run(133, 1));
+        let (served, theirs) = thread.join().unwrap();
+        assert!(served, "refused for what was on its way from a cache");
+        drop(cache);
+        finish(&heap, 2 - theirs, 0, None);
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_what_is_on_its_way_from_a_cache() {
+    turned_over(Asks::Again);
+}
+
+#[test]
+#[should_panic(expected = "refused for what was on its way from a cache")]
+fn who_does_not_look_for_caches_again_is_refused_for_what_comes_back() {
+    turned_over(Asks::NotAgain);
+}
+
+/// A store of one lane, and the words that link its batches, of a byte each.
+struct Shelf {
+    store: Store,
+    words: [UnsafeCell<u64>; 2],
+}
+
+// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
+unsafe impl Sync for Shelf {}
+// SAFETY: as above.
+unsafe impl Send for Shelf {}
+
+impl Shelf {
+    fn new() -> Arc<Self> {
+        // SAFETY: under a checker the address means nothing.
+        let store = Store::new(unsafe { Table::new(core::ptr::NonNull::dangling(), 1) });
+        let words = [0; 2].map(UnsafeCell::new);
+        Arc::new(Self { store, words })
+    }
+
+    fn word(&self, batch: BatchPlace) -> &UnsafeCell<u64> {
+        &self.words[batch.number() as usize - 1]
+    }
+
+    fn put(&self, batch: u64) {
+        self.store.put(self, 0, 0, BatchPlace::new(batch), 1);
+    }
+
+    fn take(&self) -> bool {
+        self.store.take(self, 0, 0, 1).is_some()
+    }
+}
+
+impl BatchLinks for Shelf {
+    fn read(&self, batch: BatchPlace) -> Chain {
+        // SAFETY: loom checks that no other thread writes at this time.
+        Chain::from_bits(self.word(batch).with(|word| unsafe { *word }))
+    }
+
+    fn write(&self, batch: BatchPlace, behind: Chain) {
+        // SAFETY: as above.
+        self.word(batch).with_mut(|word| unsafe { *word = behind.into_bits() });
+    }
+}
+
+/// Of two stored batches a thread takes one, and puts the other back.
+fn stored(asks: Asks) {
+    explore(3, move || {
+        let shelf = Shelf::new();
+        [1, 2].into_iter().for_each(|batch| shelf.put(batch));
+        let other = Arc::clone(&shelf);
+        let thread = spawn(move || other.take());
+        let got = shelf.take() || asks == Asks::Again && shelf.store.has_any();
+        assert!(got, "refused for what was on its way to the store");
+        assert!(thread.join().unwrap() || shelf.take());
+        while shelf.take() {}
+        assert!(!shelf.store.has_any(), "bytes of batches that nobody has");
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_what_is_on_its_way_to_the_store() {
+    stored(Asks::Again);
+}
+
+#[test]
+#[should_panic(expected = "refused for what was on its way to the store")]
+fn who_does_not_look_for_stored_bytes_is_refused() {
+    stored(Asks::NotAgain);
+}
