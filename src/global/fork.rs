@@ -18,9 +18,23 @@
 //! doing.
 //!
 //! The handlers are registered before the first heap opens, so early that other libraries' handlers come later: those
-//! run before ours in the future parent, and after ours in both processes, and may allocate. Only handlers registered
-//! even earlier, by a constructor that has not allocated anything yet, run between `before` and its partner. They must
-//! not ask for memory: as soon as that takes a lock, the thread waits for itself.
+//! run before ours in the future parent, and after ours in both processes.
+//!
+//! **Handlers registered even earlier**, by a constructor that has not allocated anything yet, run between `before` and
+//! its partner, and may use heaps as well. All locks are held then, but by the very thread that runs the handler, and
+//! nothing is under way beneath them. So to that thread, and to no other, a lock held for a fork is free
+//! (`sync/lock.rs`): whatever it calls here finds things as any call does, and leaves them so. In the child this comes
+//! before `recover`: there the other threads are like threads that have been preempted, for ever. No call waits for
+//! such a thread without bound unless it holds a lock, and none of them does. What differs for these handlers:
+//!
+//! - A heap that one of them opens is held at once, and let go with the others.
+//! - They start no background thread: the child would take it for its parent's, which has gone.
+//! - A refusal waits some 10 ms, not a good part of a second, for threads with pages on their way to the heap
+//!   (`heap/grow.rs`). Many of them wait for what this thread holds.
+//! - They must not wait for another thread that uses a heap: it waits for them.
+//!
+//! (To register ours first, from a constructor with a number, would not do: the constructors of libraries come before
+//! any of the program's. The one section that comes before those is not for libraries.)
 //!
 //! A file that a thread has open for a moment is held by no heap, but would stay open in the child forever
 //! (`source/pagemap.rs`, `pressure.rs`). So that thread is waited for before the heaps' other locks are taken, for 0.1
@@ -36,7 +50,7 @@ use core::time::Duration;
 
 use crate::object::{Forks, Objects};
 use crate::source::{self, KeepErrno, Source};
-use crate::sync::{Guard, Lock, sleep};
+use crate::sync::{Guard, Lock, is_forking, set_forking, sleep};
 
 use super::{background, pthread};
 
@@ -75,8 +89,14 @@ impl Opening {
         Self { _guard: OPENING.lock() }
     }
 
-    /// Registers a heap that has been opened.
+    /// Registers a heap that has been opened, and that nobody uses yet. If a handler of a fork has opened it, it is
+    /// held like all others.
     pub(crate) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
+        if is_forking() {
+            let held = objects.try_hold_driver();
+            debug_assert!(held, "nobody else has it");
+            objects.hold();
+        }
         let this: NonNull<dyn Forks> = NonNull::from_ref(objects);
         if let Some(first) = heaps().next() {
             first.kin().last.set(Some(this));
@@ -155,16 +175,8 @@ fn register() {
     DONE.store(answer == 0, Ordering::Relaxed);
 }
 
-/// The thread between `before` and `parent` or `child`, identified by an address of its own. 0: none.
-static FORKING: AtomicUsize = AtomicUsize::new(0);
-
-/// How often that thread has entered `before` again.
+/// How often the thread between `before` and `parent` or `child` has entered `before` again.
 static AGAIN: AtomicUsize = AtomicUsize::new(0);
-
-/// Whether the calling thread is forking. Relaxed: it alone writes, and reads, its own address there.
-fn is_forking() -> bool {
-    FORKING.load(Ordering::Relaxed) == pthread::here()
-}
 
 unsafe extern "C" fn before() {
     if is_forking() {
@@ -181,7 +193,7 @@ unsafe extern "C" fn before() {
         // A thread that waits for `OPENING` should get it before we do again.
         sleep(Duration::from_millis(1));
     }
-    FORKING.store(pthread::here(), Ordering::Relaxed);
+    set_forking(true);
     #[cfg(any(target_os = "linux", target_os = "android"))]
     source::hold_questions();
     heaps().for_each(Forks::hold);
@@ -228,7 +240,6 @@ fn is_last() -> bool {
 fn let_go() {
     heaps().for_each(Forks::let_go);
     heaps().for_each(Forks::let_go_driver);
-    // Relaxed: only the forking thread.
-    FORKING.store(0, Ordering::Relaxed);
+    set_forking(false);
     OPENING.let_go();
 }

@@ -125,8 +125,9 @@ const CACHES: usize = 1 << 14;
 ///   instance, only when it leaves the thread's magazine. `docs/reliability.md` has tables of this; the feature
 ///   `checks` detects more.
 /// * `fork`: the child can allocate, free what it inherited, start threads and fork again, whatever the parent's other
-///   threads were doing. What those threads held in caches and magazines is lost to the child. (A `pthread_atfork`
-///   handler must not allocate if it was registered, by a constructor, before the process's first allocation.)
+///   threads were doing. What those threads held in caches and magazines is lost to the child. Handlers of
+///   `pthread_atfork` may use the heap too. (One that a constructor has registered before the process's first
+///   allocation must not wait for other threads that use it.)
 ///
 /// # What it takes
 ///

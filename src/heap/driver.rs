@@ -256,6 +256,7 @@ impl Driver {
         let held = turn.is_some();
         core::mem::forget(turn);
         if held {
+            self.turn.keep();
             self.seizer.hold();
         }
         held

@@ -12,7 +12,7 @@ use crate::free_set::Request;
 use crate::geometry::{SEARCHES_TO_GROW, Shape};
 use crate::metadata::offset;
 use crate::source::{Contents, Purpose, Source};
-use crate::sync::{Calm, Ordering, relax};
+use crate::sync::{Calm, Ordering, is_forking, relax};
 use crate::units::{PageCount, PageIndex};
 
 use super::{Allocation, PageHeap};
@@ -24,6 +24,10 @@ const MOST_AHEAD: usize = 64 << 20;
 /// than their calls take. (On a machine that is not busy. Without an operating system each yield is 16 processor
 /// pauses, of whatever length those are.)
 const ROUNDS: u32 = 1 << 20;
+
+/// The same in a handler of a fork: some 10 ms. Many of those threads wait for what the caller holds for the fork, or,
+/// in the child, do not exist.
+const ROUNDS_FORKING: u32 = 1 << 14;
 
 /// How often an allocation that is about to be refused tries once more because one of those threads has entered or
 /// left.
@@ -135,6 +139,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.flush_shards();
         // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
+        let most = if is_forking() { ROUNDS_FORKING } else { ROUNDS };
         let look = || [self.movers.look(), self.scavengers.look()];
         let is_awaited = |[(_, moving), (_, releasing)]: [(Calm, u32); 2]| moving > 0 || releasing > 0 && self.patient;
         for _ in 0..TRIES {
@@ -145,7 +150,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             while look() == seen {
-                if !is_awaited(seen) || *waits > ROUNDS {
+                if !is_awaited(seen) || *waits > most {
                     return None;
                 }
                 *waits += 1;
@@ -154,7 +159,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // Each time somebody has come or gone. Who stayed meanwhile, unnoticed among them, has left when nobody is
         // inside.
-        while is_awaited(look()) && *waits <= ROUNDS {
+        while is_awaited(look()) && *waits <= most {
             *waits += 1;
             relax(*waits);
         }

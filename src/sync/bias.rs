@@ -238,10 +238,10 @@ impl BiasedLock {
     /// Waits as [`lock`](Self::lock) does, then holds the lock until [`let_go`](Self::let_go): for `fork`.
     pub(crate) fn hold(&self, me: usize) {
         forget(self.lock(me));
+        self.lock.keep();
     }
 
-    /// Releases the lock: also what [`hold`](Self::hold) acquired, in the same process or in its child.
-    #[inline]
+    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child.
     pub(crate) fn let_go(&self) {
         self.unbar();
         self.lock.let_go();
@@ -270,7 +270,8 @@ pub struct Held<'a> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.let_go();
+        self.lock.unbar();
+        self.lock.lock.unlock();
     }
 }
 

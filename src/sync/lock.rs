@@ -23,13 +23,22 @@
 //! Worked: a thread holds the lock for 100 µs at a time, with nothing in between. Another comes, sleeps, and is woken
 //! some ten times, always too late. After a millisecond the lock is reserved, and it is the next to have it.
 //!
+//! **A lock that is held for a fork is free to the thread that forks.** It is held while nothing is done under it, so
+//! what it protects is whole. A handler of that fork may come back here (`global/fork.rs`), and its thread must not
+//! wait for itself. So such a lock is marked as *kept*. The thread takes it as if it were free, as often as it likes,
+//! and puts it back; all others see a lock that is held throughout.
+//!
+//! ```text
+//!   held ──keep──▶ held, kept ──the thread that forks locks──▶ held, lent ──it unlocks──▶ held, kept ──let go──▶ held
+//! ```
+//!
 //! Uncontended, lock and unlock cost one compare-exchange each (~18 ns) and no system call.
 
 #![forbid(unsafe_code)]
 
 use core::time::Duration;
 
-use super::{AtomicU32, Ordering, clock, is_long_since, relax, wait, wait_for, wake};
+use super::{AtomicU32, Ordering, clock, is_forking, is_long_since, relax, wait, wait_for, wake};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -37,6 +46,10 @@ const AWAITED: u32 = 2;
 const STARVED: u32 = 3;
 /// Free, but those who would wait wait. Only while a thread that has slept is on its way here.
 const RESERVED: u32 = 4;
+/// Added to one of the three held states: held for a fork, and at rest.
+const KEPT: u32 = 8;
+/// In its place while the thread that forks is at work under the lock.
+const LENT: u32 = 16;
 
 /// How long a thread waits at most for another that a free lock is reserved for.
 const RESERVATION: Duration = Duration::from_millis(10);
@@ -90,17 +103,29 @@ impl Lock {
     /// Acquires the lock if it is free now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_>> {
-        self.take(FREE, HELD).or_else(|| self.take_reserved())
+        self.take(FREE, HELD).or_else(|| self.take_otherwise())
     }
 
-    /// The same in spite of a reservation.
+    /// The same in spite of a reservation, or by the thread that forks.
     #[cold]
-    fn take_reserved(&self) -> Option<Guard<'_>> {
+    fn take_otherwise(&self) -> Option<Guard<'_>> {
         // Relaxed: a look before the exchange.
-        if self.state.load(Ordering::Relaxed) != RESERVED {
+        if self.state.load(Ordering::Relaxed) == RESERVED {
+            return self.take(RESERVED, AWAITED);
+        }
+        self.take_kept()
+    }
+
+    /// A lock that is held for a fork, if the caller is the thread that forks.
+    #[cold]
+    fn take_kept(&self) -> Option<Guard<'_>> {
+        // Relaxed, twice: none but the thread that forks writes these two bits between the fork's hold and its end, and
+        // it alone goes on here. It acquired what the lock protects when it took the lock for the fork.
+        if self.state.load(Ordering::Relaxed) & KEPT == 0 || !is_forking() {
             return None;
         }
-        self.take(RESERVED, AWAITED)
+        self.state.fetch_xor(KEPT | LENT, Ordering::Relaxed);
+        Some(Guard { lock: self })
     }
 
     #[inline]
@@ -117,12 +142,26 @@ impl Lock {
     /// different functions.
     pub(crate) fn hold(&self) {
         core::mem::forget(self.lock());
+        self.keep();
     }
 
-    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child; or the lock of a guard that
-    /// was forgotten.
-    #[inline]
+    /// The guard of this lock was forgotten: holds it until [`let_go`](Self::let_go). The caller is about to fork, and
+    /// leaves what the lock protects as others may find it.
+    pub(crate) fn keep(&self) {
+        // Relaxed: only for this thread, in `take_kept`.
+        self.state.fetch_or(KEPT, Ordering::Relaxed);
+    }
+
+    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child.
     pub(crate) fn let_go(&self) {
+        // Relaxed: as in `keep`; what follows releases the lock.
+        self.state.fetch_and(!KEPT, Ordering::Relaxed);
+        self.unlock();
+    }
+
+    /// Releases the lock of a guard that was forgotten.
+    #[inline]
+    pub(super) fn unlock(&self) {
         drop(Guard { lock: self });
     }
 
@@ -163,7 +202,8 @@ impl Lock {
 
     #[cold]
     fn lock_slow(&self) -> Guard<'_> {
-        if let Some(guard) = self.spin(|lock| lock.take(FREE, HELD)) {
+        let kept = self.take_kept();
+        if let Some(guard) = kept.or_else(|| self.spin(|lock| lock.take(FREE, HELD))) {
             return guard;
         }
         let (begin, mut mark, mut has_slept) = (clock(), AWAITED, false);
@@ -195,8 +235,13 @@ impl Lock {
                 RESERVED => return Err(seen),
                 _ => false,
             };
-            // Taken as awaited: after sleeping we cannot know whether others still do.
-            let next = if is_free { AWAITED } else { seen.max(mark) };
+            // Taken as awaited: after sleeping we cannot know whether others still do. What is held for a fork stays
+            // marked as that.
+            let next = if is_free {
+                AWAITED
+            } else {
+                seen.max(mark | seen & (KEPT | LENT))
+            };
             // Acquire: as in `take`.
             match self
                 .state
@@ -209,16 +254,17 @@ impl Lock {
         }
     }
 
-    /// Releases a lock that others wait for. Whoever takes it next must not free the lock's own memory before this
-    /// returns; no user of this lock does.
+    /// Releases a lock that others wait for, or puts one back that is held for a fork. Whoever takes it next must not
+    /// free the lock's own memory before this returns; no user of this lock does.
     #[cold]
     fn pass_on(&self) {
-        // Relaxed: a thread that begins to starve just now is served the next time.
-        let next = if self.state.load(Ordering::Relaxed) == STARVED {
-            RESERVED
-        } else {
-            FREE
-        };
+        // Relaxed, twice: a thread that begins to starve just now is served the next time; and as in `take_kept`.
+        let seen = self.state.load(Ordering::Relaxed);
+        if seen & LENT != 0 {
+            self.state.fetch_xor(KEPT | LENT, Ordering::Relaxed);
+            return;
+        }
+        let next = if seen == STARVED { RESERVED } else { FREE };
         // Release: as in `drop`.
         self.state.swap(next, Ordering::Release);
         if wake(&self.state) || next == FREE {
@@ -281,7 +327,10 @@ impl Drop for Guard<'_> {
 
 #[cfg(all(test, feature = "std", any(target_os = "linux", target_os = "android")))]
 mod tests {
+    extern crate std;
+
     use super::*;
+    use crate::sync::set_forking;
 
     fn lock(state: u32) -> Lock {
         Lock {
@@ -306,6 +355,41 @@ mod tests {
             drop(guard);
             assert_eq!(lock.state.load(Ordering::Relaxed), FREE);
         }
+    }
+
+    /// It takes the lock as if that were free, once at a time. Who waits meanwhile gets it when all is over.
+    #[test]
+    fn a_lock_held_for_a_fork_is_free_to_the_thread_that_forks_alone() {
+        let ways: [fn(&Lock) -> Option<Guard<'_>>; 4] = [
+            Lock::try_lock,
+            Lock::lock_soon,
+            |lock| lock.lock_within(0),
+            |lock| Some(lock.lock()),
+        ];
+        let tries = &ways[..3];
+        let lock = lock(FREE);
+        lock.hold();
+        assert!(tries.iter().all(|way| way(&lock).is_none()));
+        lock.let_go();
+        lock.hold();
+        set_forking(true);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| drop(lock.lock()));
+            // Relaxed, here and below: a look. Until it sleeps, or is about to.
+            while lock.state.load(Ordering::Relaxed) == HELD | KEPT {
+                std::thread::yield_now();
+            }
+            for way in ways {
+                let guard = way(&lock).expect("this thread holds it").after_others();
+                assert!(tries.iter().all(|way| way(&lock).is_none()), "it is at work there");
+                drop(guard);
+                assert_eq!(lock.state.load(Ordering::Relaxed) & (KEPT | LENT), KEPT);
+            }
+            assert!(!other.is_finished());
+            lock.let_go();
+        });
+        set_forking(false);
+        assert_eq!(lock.state.load(Ordering::Relaxed), FREE);
     }
 
     /// As in the child of a fork, where those that waited do not exist.

@@ -15,6 +15,7 @@
 pub use core::sync::atomic::Ordering;
 
 mod barrier;
+mod forking;
 mod lock;
 mod once;
 mod owner;
@@ -40,6 +41,9 @@ use native as imp;
 
 pub use barrier::Barrier;
 pub use bias::{Alone, BiasedLock, Held};
+pub(crate) use forking::is_forking;
+#[cfg(all(unix, feature = "std"))]
+pub(crate) use forking::set_forking;
 pub(crate) use imp::{ASIDE, SHARED, STRIPES};
 pub use imp::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{

@@ -13,7 +13,7 @@ use super::*;
 
 /// Forks in the middle of the load and runs `child` in the child. It must not use std's locks: the test's own locks are
 /// not held across the fork.
-fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
+pub(super) fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
     // SAFETY: the child runs `child`, and ends without unwinding into the parent's frames.
     match unsafe { libc::fork() } {
         0 => {
@@ -29,7 +29,7 @@ fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
 }
 
 /// Whether the child succeeded, within a time that a hanging child exceeds.
-fn ended_well(id: libc::pid_t) -> bool {
+pub(super) fn ended_well(id: libc::pid_t) -> bool {
     let began = Instant::now();
     loop {
         let mut status = 0;
@@ -48,7 +48,7 @@ fn ended_well(id: libc::pid_t) -> bool {
 }
 
 /// Blocks of every size, filled and verified.
-fn work(seed: usize) -> bool {
+pub(super) fn work(seed: usize) -> bool {
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for number in 0..150_usize {
         let size = (seed * 7919 + number * 104_729) % [100, 1000, 10_000, 100_000][number % 4] + 1;
@@ -64,13 +64,13 @@ fn work(seed: usize) -> bool {
 }
 
 /// Threads that never rest until this guard is dropped.
-struct Load {
+pub(super) struct Load {
     over: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl Load {
-    fn new(threads: usize) -> Self {
+    pub(super) fn new(threads: usize) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let start = |seed: usize| {
             let over = Arc::clone(&over);

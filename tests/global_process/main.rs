@@ -21,6 +21,8 @@ mod common;
 mod child;
 #[cfg(unix)]
 mod destructors;
+#[cfg(target_os = "linux")]
+mod early_handlers;
 mod ends;
 mod footprint;
 #[cfg(unix)]
