@@ -305,6 +305,23 @@ fn a_source_that_has_nothing_makes_no_heap_and_keeps_nothing() {
     assert_eq!(RESERVED.load(Ordering::Relaxed), 0);
 }
 
+/// What is missing may be tables of its own, which it takes before the pages: they are named, not the pages.
+#[test]
+fn a_region_that_is_too_small_is_told_how_much_is_missing() {
+    let heap = |bytes| {
+        let region = Region::from_static(Box::leak(Box::new_uninit_slice(bytes)));
+        Heap::new(region, Config::new(1 << 30)).map_err(|error| error.to_string())
+    };
+    // (How much is left of 8 KiB depends on where they begin.)
+    let said = heap(8 << 10).unwrap_err();
+    assert!(
+        said.starts_with("the source has no memory for ") && said.contains(" bytes of tables "),
+        "{said}"
+    );
+    assert!(said.ends_with(" bytes left"), "{said}");
+    assert!(heap(36 << 10).is_ok());
+}
+
 #[test]
 fn threads_share_it_and_free_for_each_other() {
     let heap = small();

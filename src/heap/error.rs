@@ -6,6 +6,7 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use crate::fatal::{self, Number};
+use crate::source::Source;
 
 /// Why a heap could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,25 +16,73 @@ pub enum NewHeapError {
     /// reservation was shorter, or less aligned, than requested.
     ///
     /// [`Config::align`]: crate::Config::align
-    NoPages,
+    #[non_exhaustive]
+    NoPages {
+        /// Bytes of the last reservation that was refused.
+        asked: usize,
+        /// Bytes that the source had left then, by its [`budget`](crate::source::Source::budget); `usize::MAX` if it
+        /// does not know. They may be more than `asked`: not in a row, say, or not so aligned.
+        left: usize,
+    },
     /// The source had no room for the tables. [`Numbers`](crate::source::Numbers) never has any and needs a
     /// [`Split`](crate::source::Split). Or its reservation for them was not as requested.
-    NoMetadata,
+    #[non_exhaustive]
+    NoMetadata {
+        /// Bytes of the tables that had no room; `usize::MAX` if there cannot be so many.
+        asked: usize,
+        /// As for [`NoPages`](Self::NoPages). Pages that the tables were to describe no longer count as left.
+        left: usize,
+    },
     /// The source's granule is not a power of two, or is smaller than a cache line; or the source commits pages in
     /// pieces larger than a page of this heap.
     Granule,
 }
 
+impl NewHeapError {
+    #[cold]
+    pub(crate) fn no_pages<S: Source>(source: &S, asked: usize) -> Self {
+        let left = source.budget();
+        Self::NoPages { asked, left }
+    }
+
+    #[cold]
+    pub(crate) fn no_metadata<S: Source>(source: &S, asked: Option<usize>) -> Self {
+        let asked = asked.unwrap_or(usize::MAX);
+        // Where tables come from elsewhere, the budget says nothing about them.
+        let left = if S::APART { usize::MAX } else { source.budget() };
+        Self::NoMetadata { asked, left }
+    }
+}
+
 impl fmt::Display for NewHeapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoPages => "the source would not reserve address space for the smallest heap, aligned as requested",
-            Self::NoMetadata => "the source has no memory for the tables of the smallest heap",
-            Self::Granule => {
-                "the source's granule is no power of two, less than a cache line, or more than a page where pages are \
-                 committed"
+        let left = match *self {
+            Self::NoPages { asked, left } => {
+                write!(
+                    f,
+                    "the source would not reserve {asked} bytes of address space for the pages of the smallest heap, \
+                     aligned as requested"
+                )?;
+                left
             }
-        })
+            Self::NoMetadata { asked, left } => {
+                write!(
+                    f,
+                    "the source has no memory for {asked} bytes of tables of the smallest heap"
+                )?;
+                left
+            }
+            Self::Granule => {
+                return f.write_str(
+                    "the source's granule is no power of two, less than a cache line, or more than a page where pages \
+                     are committed",
+                );
+            }
+        };
+        match left {
+            usize::MAX => Ok(()),
+            _ => write!(f, "; it had {left} bytes left"),
+        }
     }
 }
 

@@ -27,10 +27,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// The reservation ladder.
     pub(super) fn reserve(source: &S, config: &Config) -> Result<(Reservation, Metadata, usize, Calls), NewHeapError> {
         let mut calls = Calls::default();
-        let granule = source.granule();
-        let page = G::PAGE_BYTES;
-        let align = config.align.max(page).max(granule);
-        let align = align.checked_next_power_of_two().ok_or(NewHeapError::NoPages)?;
+        let (granule, page) = (source.granule(), G::PAGE_BYTES);
+        let no_pages = |bytes| NewHeapError::no_pages(source, bytes);
+        let align = config.align.max(page).max(granule).checked_next_power_of_two();
+        let align = align.ok_or_else(|| no_pages(config.reserve))?;
         let least = config
             .reserve
             .min(Config::LEAST_BYTES)
@@ -50,7 +50,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (mut wish, spared) = (all.max(unit), spared.max(unit));
         // If the source does not have even the minimum, take as much as it has, less what the alignment may cost.
         let mut least = least.min(spared.saturating_sub(align - unit).max(unit) & !(unit - 1));
-        let (mut failure, mut has_shrunk) = (NewHeapError::NoPages, false);
+        let (mut failure, mut has_shrunk) = (None, false);
         loop {
             let bytes = wish & !(unit - 1);
             let mut fallback = 0;
@@ -70,7 +70,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                         }
                     }
                 }
-                failure = NewHeapError::NoMetadata;
+                failure = Some(NewHeapError::no_metadata(source, plan.map(|plan| plan.total())));
                 // Perhaps they have no room above the last gap: so try what has room below it, together with them. Or
                 // the source counts in longer units than its granule: a little less would do. Elsewhere, a page may.
                 let tables = plan.map_or(0, |plan| plan.total().saturating_add(unit.saturating_mul(2)));
@@ -88,7 +88,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 least = least.min(fallback);
             }
             if wish <= least {
-                return Err(failure);
+                return Err(failure.unwrap_or_else(|| no_pages(bytes)));
             }
             wish = if wish > spared { spared } else { lower(wish) }
                 .max(fallback)

@@ -177,20 +177,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         if granule < MIN_GRANULE || !granule.is_power_of_two() || (S::COMMITS && granule > G::PAGE_BYTES) {
             return Err((source, NewHeapError::Granule));
         }
-        if config.shards.saturating_add(config.caches) >= u32::MAX as usize {
-            return Err((source, NewHeapError::NoMetadata));
+        let slots = config.shards.saturating_add(config.caches);
+        if slots >= u32::MAX as usize {
+            let error = NewHeapError::no_metadata(&source, slots.checked_mul(size_of::<Slot>()));
+            return Err((source, error));
         }
         let (pages, metadata, capacity, tries) = match Self::reserve(&source, &config) {
             Ok(reserved) => reserved,
             Err(error) => return Err((source, error)),
         };
         let Ok(calls) = metadata.cover_slots(&source, config.shards) else {
+            let error = NewHeapError::no_metadata(&source, Some(config.shards * size_of::<Slot>()));
             // SAFETY: reserved just above, and nothing refers to them.
             unsafe {
                 source.unreserve(Purpose::Pages, pages);
                 source.unreserve(Purpose::Metadata, metadata.reservation());
             }
-            return Err((source, NewHeapError::NoMetadata));
+            return Err((source, error));
         };
         // SAFETY: `drop` gives the reservation back after the tables are gone, and this is the only call. The code
         // below accesses pages only below `grown`, and slots only below `lent` or `shards`; those are raised only after

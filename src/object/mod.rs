@@ -180,7 +180,7 @@ impl<S: Source + 'static> Objects<S> {
     /// address space is wasted; if it gets less than half of them, fewer are requested: the tables may have taken
     /// their room.
     pub fn open(source: S, config: Config, keeper: Keeper) -> Result<&'static Self, (S, NewHeapError)> {
-        let (mut source, mut failure) = (source, NewHeapError::NoPages);
+        let (mut failure, mut source) = (NewHeapError::no_pages(&source, config.reserve), source);
         // The tables need a 49th of what they describe, and a 30,000th; the rest is for gaps from alignment.
         let budget = source.budget();
         let tables = if S::APART { 0 } else { budget / 48 };
@@ -194,22 +194,23 @@ impl<S: Source + 'static> Objects<S> {
         wish = wish.min(most - most % granule);
         loop {
             let pages = wish.next_multiple_of(granule) >> PAGE_SHIFT;
-            if let Some((tables, reservation)) = Tables::reserve(&source, pages) {
-                match PageHeap::try_new(
-                    source,
-                    Config {
+            match Tables::reserve(&source, pages) {
+                Ok((tables, reservation)) => {
+                    let config = Config {
                         reserve: wish,
                         ..config
-                    },
-                ) {
-                    Ok(heap) if heap.capacity().0 >= pages / 2 || wish <= LEAST_BYTES => {
-                        return Ok(Self::settle(heap, tables, keeper, config.sparse));
+                    };
+                    match PageHeap::try_new(source, config) {
+                        Ok(heap) if heap.capacity().0 >= pages / 2 || wish <= LEAST_BYTES => {
+                            return Ok(Self::settle(heap, tables, keeper, config.sparse));
+                        }
+                        Ok(heap) => source = heap.into_source(),
+                        Err(other) => (source, failure) = other,
                     }
-                    Ok(heap) => source = heap.into_source(),
-                    Err(other) => (source, failure) = other,
+                    // SAFETY: just reserved; `tables` has no drop, and is not used again.
+                    unsafe { source.unreserve(Purpose::Metadata, reservation) };
                 }
-                // SAFETY: just reserved; `tables` has no drop, and is not used again.
-                unsafe { source.unreserve(Purpose::Metadata, reservation) };
+                Err(bytes) => failure = NewHeapError::no_metadata(&source, bytes),
             }
             if wish <= LEAST_BYTES {
                 return Err((source, failure));

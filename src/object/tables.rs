@@ -105,27 +105,30 @@ unsafe impl Sync for Tables {}
 impl Tables {
     /// Reserves the tables of a heap of up to `pages` pages and prepares the first part. On failure nothing stays
     /// reserved.
-    pub fn reserve<S: Source>(source: &S, pages: usize) -> Option<(Self, Reservation)> {
+    ///
+    /// # Errors
+    /// How many bytes the tables would have had, if there can be so many.
+    pub fn reserve<S: Source>(source: &S, pages: usize) -> Result<(Self, Reservation), Option<usize>> {
         let granule = source.granule();
         let thread = heap_at::<S>() + size_of::<Objects<S>>().next_multiple_of(LINE);
         let lanes = thread + size_of::<Thread>().next_multiple_of(LINE);
         let lane_count = if pages < PAGES_FOR_LANES { 1 } else { LANES };
         let (mut first, step) = (lanes + lane_count * size_of::<Lane>(), granule.max(LINE));
-        let (mut beside, mut bytes) = lay(first, pages, LINE)?;
+        let (mut beside, mut bytes) = lay(first, pages, LINE).ok_or(None)?;
         if bytes - first <= granule {
             bytes = bytes.next_multiple_of(step);
             first = bytes;
         } else {
             first = first.next_multiple_of(step);
-            (beside, bytes) = lay(first, pages, step)?;
+            (beside, bytes) = lay(first, pages, step).ok_or(None)?;
         }
         let align = granule.max(align_of::<Objects<S>>()).max(LINE);
-        let reservation = Reservation::of(source, Purpose::Metadata, bytes, align)?;
+        let reservation = Reservation::of(source, Purpose::Metadata, bytes, align).ok_or(Some(bytes))?;
         // SAFETY: the first granules of a reservation just made, for metadata.
         if unsafe { source.prepare(Purpose::Metadata, reservation.base, first) }.is_err() {
             // SAFETY: just reserved, and nothing refers to it.
             unsafe { source.unreserve(Purpose::Metadata, reservation) };
-            return None;
+            return Err(Some(bytes));
         }
         let tables = Self {
             reservation,
@@ -141,7 +144,7 @@ impl Tables {
             prepared: core::array::from_fn(|_| AtomicUsize::new(0)),
             prepare: AtomicU64::new(1),
         };
-        Some((tables, reservation))
+        Ok((tables, reservation))
     }
 
     /// The whole reservation, to be given back.

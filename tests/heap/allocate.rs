@@ -1,6 +1,6 @@
 //! Allocating pages: which ones are taken, and what happens when there are none.
 
-use pageheap::{Fault, Geometry, NewHeapError, Shape};
+use pageheap::{Fault, Geometry, Shape};
 
 use super::*;
 
@@ -303,10 +303,25 @@ fn the_ladder_takes_what_it_can_get() {
     let capacity = heap.capacity().0 * PAGE;
     assert!(capacity <= 5 << 20 && capacity > 4 << 20, "{capacity}");
     assert_eq!(take(&heap, 512), Some((0, 512)));
-    for (budget, why) in [(12 << 10, NewHeapError::NoMetadata), (4 << 10, NewHeapError::NoPages)] {
+}
+
+/// Who has too little memory learns how much of what was missing, and how much there was.
+#[test]
+fn a_heap_that_finds_no_room_says_how_much_it_needs() {
+    for (budget, why) in [
+        (
+            12 << 10,
+            "the source has no memory for 8192 bytes of tables of the smallest heap; it had 4096 bytes left",
+        ),
+        (
+            4 << 10,
+            "the source would not reserve 8192 bytes of address space for the pages of the smallest heap, aligned as \
+             requested; it had 4096 bytes left",
+        ),
+    ] {
         let poor = Simulated::new(4096).with_budget(budget);
         let none: Result<PageHeap<&Simulated>, _> = PageHeap::new(&poor, Config::new(1 << 30));
-        assert_eq!(none.err(), Some(why));
+        assert_eq!(none.map_err(|error| error.to_string()).err().as_deref(), Some(why));
         poor.assert_all_returned();
     }
 }
