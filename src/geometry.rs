@@ -88,6 +88,21 @@ pub struct Geometry<
     const CHUNK_WORDS: usize = MAX_CHUNK_WORDS,
 >;
 
+impl Geometry {
+    /// log2 of the bytes in a page of the default shape: 13. Pages of [`Heap`](crate::Heap) and
+    /// [`GlobalHeap`](crate::GlobalHeap) are always these. For any other shape: [`Shape::PAGE_SHIFT`].
+    ///
+    /// ```
+    /// use pageheap::{Geometry, PageCount};
+    ///
+    /// assert_eq!(PageCount::holding(64 << 20, Geometry::PAGE_SHIFT), PageCount(8192));
+    /// ```
+    pub const PAGE_SHIFT: u32 = <Self as Shape>::PAGE_SHIFT;
+
+    /// Bytes in a page of the default shape: 8,192.
+    pub const PAGE_BYTES: usize = <Self as Shape>::PAGE_BYTES;
+}
+
 impl<const L: usize, const P: u32, const F: usize, const W: usize> sealed::Sealed for Geometry<L, P, F, W> {}
 
 impl<const L: usize, const P: u32, const F: usize, const W: usize> Geometry<L, P, F, W> {

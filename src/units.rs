@@ -17,7 +17,7 @@
 use core::fmt;
 use core::iter::Sum;
 use core::num::NonZeroUsize;
-use core::ops::{Add, AddAssign};
+use core::ops::{Add, AddAssign, Sub, SubAssign};
 
 /// The index of a page: 0 is the first page of its heap's range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,8 +30,9 @@ pub struct PageIndex(pub usize);
 ///
 /// let runs = [(0, 3), (7, 2)].map(|(start, pages)| PageRun::new(PageIndex(start), PageCount(pages)).unwrap());
 /// let mut pages: PageCount = runs.iter().map(|run| run.pages()).sum();
-/// pages += PageCount(1);
-/// assert_eq!((pages, usize::from(pages)), (PageCount(6), 6));
+/// pages += PageCount(2);
+/// pages -= PageCount(1);
+/// assert_eq!((pages, usize::from(pages), pages - PageCount(4)), (PageCount(6), 6, PageCount(2)));
 /// assert_eq!((pages.to_string(), PageCount(1).to_string()), ("6 pages".into(), "1 page".into()));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +43,8 @@ impl PageCount {
     pub const ZERO: Self = Self(0);
 
     /// How many pages of `1 << page_shift` bytes hold `bytes`, rounded up. Cannot overflow. If a page is larger than
-    /// the address space, one page is enough.
+    /// the address space, one page is enough. The shift is
+    /// [`Geometry::PAGE_SHIFT`](crate::Geometry::PAGE_SHIFT), 13, unless a heap has a shape of its own.
     #[must_use]
     pub const fn holding(bytes: usize, page_shift: u32) -> Self {
         let Some(whole) = bytes.checked_shr(page_shift) else {
@@ -66,6 +68,38 @@ impl PageCount {
             Some(page) => self.0.saturating_mul(page),
             None if self.0 == 0 => 0,
             None => usize::MAX,
+        }
+    }
+
+    /// The sum; `None` if that is more than a `usize` can count.
+    ///
+    /// ```
+    /// use pageheap::PageCount;
+    ///
+    /// assert_eq!(PageCount(3).checked_add(PageCount(5)), Some(PageCount(8)));
+    /// assert_eq!(PageCount(3).checked_add(PageCount(usize::MAX)), None);
+    /// ```
+    #[must_use]
+    pub const fn checked_add(self, more: Self) -> Option<Self> {
+        match self.0.checked_add(more.0) {
+            Some(pages) => Some(Self(pages)),
+            None => None,
+        }
+    }
+
+    /// As many fewer; `None` if there are not as many.
+    ///
+    /// ```
+    /// use pageheap::PageCount;
+    ///
+    /// assert_eq!(PageCount(5).checked_sub(PageCount(3)), Some(PageCount(2)));
+    /// assert_eq!(PageCount(3).checked_sub(PageCount(5)), None);
+    /// ```
+    #[must_use]
+    pub const fn checked_sub(self, fewer: Self) -> Option<Self> {
+        match self.0.checked_sub(fewer.0) {
+            Some(pages) => Some(Self(pages)),
+            None => None,
         }
     }
 
@@ -109,6 +143,24 @@ impl AddAssign for PageCount {
     #[inline]
     fn add_assign(&mut self, more: Self) {
         *self = *self + more;
+    }
+}
+
+/// Overflows as a `usize` does; [`checked_sub`](PageCount::checked_sub) and
+/// [`saturating_sub`](PageCount::saturating_sub) do not.
+impl Sub for PageCount {
+    type Output = Self;
+
+    #[inline]
+    fn sub(self, fewer: Self) -> Self {
+        Self(self.0 - fewer.0)
+    }
+}
+
+impl SubAssign for PageCount {
+    #[inline]
+    fn sub_assign(&mut self, fewer: Self) {
+        *self = *self - fewer;
     }
 }
 

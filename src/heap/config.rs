@@ -67,9 +67,9 @@ impl Config {
     /// bytes to pages, rounding up:
     ///
     /// ```
-    /// use pageheap::{Config, PageCount};
+    /// use pageheap::{Config, Geometry, PageCount};
     ///
-    /// let limit = PageCount::holding(64 << 20, 13); // 64 MiB in pages of 2^13 bytes.
+    /// let limit = PageCount::holding(64 << 20, Geometry::PAGE_SHIFT); // 64 MiB.
     /// assert_eq!(limit, PageCount(8192));
     /// let config = Config::new(1 << 30).limit(limit);
     /// ```
