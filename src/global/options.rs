@@ -82,7 +82,7 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// use pageheap::{GlobalHeap, Pressure};
     ///
     /// fn tell(pressure: Pressure) {
-    ///     eprintln!("{} % of the limit, stalled {} %", pressure.filled(), pressure.stalled);
+    ///     eprintln!("memory is short: {pressure}");
     /// }
     ///
     /// fn shrink(pressure: Pressure) {

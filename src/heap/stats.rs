@@ -271,6 +271,13 @@ impl fmt::Display for Stats {
             mib(self.backed),
             mib(self.peak_backed)
         )?;
+        write!(f, "limit     {:>9}  {:>9.1} MiB, soft ", self.limit.0, mib(self.limit))?;
+        // As many pages as there can be are no limit that anybody meant.
+        if self.soft_limit.0 >= usize::MAX / self.page_bytes.max(1) {
+            writeln!(f, "none")?;
+        } else {
+            writeln!(f, "{:.1} MiB", mib(self.soft_limit))?;
+        }
         writeln!(f, "metadata  {:>9} bytes prepared", self.metadata_bytes)?;
         writeln!(f, "refills   {:>9}   flushes {}", self.refills, self.flushes)?;
         writeln!(f, "growths   {:>9}   refusals {}", self.growths, self.refusals)?;

@@ -18,6 +18,8 @@
 
 #![forbid(unsafe_code)]
 
+use core::fmt;
+
 /// The memory situation, as passed to a callback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -55,6 +57,18 @@ impl Pressure {
     #[must_use]
     pub fn is_high(&self) -> bool {
         self.filled() >= 90 || self.stalled >= 10 || self.events > 0
+    }
+}
+
+/// One line for a log: `96000 of 100000 bytes (96 %), stalled 3 %, limits met 2 times`.
+impl fmt::Display for Pressure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limit {
+            u64::MAX => f.write_str("no limit")?,
+            limit => write!(f, "{} of {limit} bytes ({} %)", self.used, self.filled())?,
+        }
+        let times = if self.events == 1 { "time" } else { "times" };
+        write!(f, ", stalled {} %, limits met {} {times}", self.stalled, self.events)
     }
 }
 
@@ -195,6 +209,8 @@ mod tests {
 
     use core::cell::Cell;
 
+    use std::string::ToString;
+
     use super::*;
 
     std::thread_local! {
@@ -322,6 +338,26 @@ mod tests {
         assert_eq!(stalled(text), Some(12));
         assert_eq!(stalled("full avg10=1.00"), None);
         assert_eq!(stalled(""), None);
+    }
+
+    #[test]
+    fn pressure_is_shown_in_words() {
+        let some = Pressure {
+            used: 96_000,
+            limit: 100_000,
+            stalled: 3,
+            events: 1,
+        };
+        assert_eq!(
+            some.to_string(),
+            "96000 of 100000 bytes (96 %), stalled 3 %, limits met 1 time"
+        );
+        let none = Pressure {
+            limit: u64::MAX,
+            events: 0,
+            ..some
+        };
+        assert_eq!(none.to_string(), "no limit, stalled 3 %, limits met 0 times");
     }
 
     #[test]

@@ -259,6 +259,7 @@ fn stats_say_what_happened() {
     let text = stats.to_string();
     for part in [
         "512 of 8192 bytes, 4.0 MiB",
+        "MiB, soft none\n",
         "102",
         "410",
         "refills           1",
@@ -266,6 +267,9 @@ fn stats_say_what_happened() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
+    heap.set_soft_limit(PageCount(256));
+    let text = heap.stats().to_string();
+    assert!(text.contains("MiB, soft 2.0 MiB\n"), "{text}");
 }
 
 /// Caches that are refilled at the same time use chunks of their own, from the lowest on; and each all of its chunk
