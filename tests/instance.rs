@@ -263,7 +263,7 @@ fn what_it_tells_of_itself_agrees() {
     }
     let snapshot = heap.snapshot();
     assert_eq!(snapshot.stats, heap.stats());
-    let live = snapshot.classes.iter().map(|class| class.live * class.slot_bytes);
+    let live = snapshot.classes().iter().map(|class| class.live * class.slot_bytes);
     assert_eq!(live.sum::<usize>(), snapshot.stats.slot_bytes);
     assert!(snapshot.resident > 0 || !cfg!(target_os = "linux"));
     let pages = |is: fn(PageUse) -> bool| {

@@ -76,8 +76,8 @@ impl ClassStats {
 pub struct Snapshot {
     /// The heap.
     pub stats: GlobalStats,
-    /// The classes, from the smallest slots to the largest.
-    pub classes: [ClassStats; CLASSES],
+    /// Private, because how many there are may change.
+    classes: [ClassStats; CLASSES],
     /// Resident bytes of the whole process, as the system counts them; 0 if it does not say.
     pub resident: usize,
 }
@@ -133,6 +133,19 @@ impl Snapshot {
         let bytes = self.stats.pages.backed.0 * self.stats.pages.page_bytes;
         let unused = bytes.saturating_sub(self.stats.bytes_in_use());
         figures::hundredths(unused, bytes)
+    }
+
+    /// The classes, from the smallest slots to the largest. How many there are may differ between versions.
+    #[must_use]
+    pub const fn classes(&self) -> &[ClassStats] {
+        &self.classes
+    }
+
+    /// For tests, which make up figures.
+    #[doc(hidden)]
+    #[cfg(feature = "internals")]
+    pub const fn classes_mut(&mut self) -> &mut [ClassStats] {
+        &mut self.classes
     }
 
     /// What has changed since an earlier snapshot of the same heap: counters are differences, all else is the current

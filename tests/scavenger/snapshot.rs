@@ -29,7 +29,7 @@ fn agree(snapshot: &Snapshot) {
     );
     assert!(pages.peak_backed >= pages.backed && pages.in_use >= stats.span_pages);
     assert!(pages.released_lazily <= pages.released);
-    let sum = |figure: fn(&pageheap::ClassStats) -> usize| snapshot.classes.iter().map(figure).sum::<usize>();
+    let sum = |figure: fn(&pageheap::ClassStats) -> usize| snapshot.classes().iter().map(figure).sum::<usize>();
     assert_eq!(sum(|class| class.spans), stats.spans);
     assert_eq!(sum(|class| class.span_pages), stats.span_pages.0);
     assert_eq!(
@@ -43,13 +43,13 @@ fn agree(snapshot: &Snapshot) {
     );
     assert_eq!(
         snapshot
-            .classes
+            .classes()
             .iter()
             .map(|class| class.refills + class.flushes)
             .sum::<u64>(),
         stats.batches
     );
-    for class in &snapshot.classes {
+    for class in snapshot.classes() {
         let slots = class.live + class.cached + class.racks + class.free;
         assert!(
             slots * class.slot_bytes <= class.span_pages * pages.page_bytes,
@@ -104,11 +104,11 @@ fn fill_and_empty(heap: &GlobalHeap, layout: Layout, count: usize) {
     let blocks: Vec<_> = (0..count).map(|_| unsafe { heap.alloc(layout) }).collect();
     let full = heap.snapshot();
     agree(&full);
-    let mut classes = full.classes.iter().zip(&before.classes);
+    let mut classes = full.classes().iter().zip(before.classes());
     let index = classes
         .position(|(now, then)| now.live == then.live + count)
         .expect("the class");
-    let class = |snapshot: &Snapshot| snapshot.classes[index];
+    let class = |snapshot: &Snapshot| snapshot.classes()[index];
     let made = class(&full);
     assert!(
         made.spans > count / 100 && made.span_pages == made.peak_span_pages && made.metadata_bytes > 0,
@@ -286,7 +286,7 @@ fn distinct(by: u64) -> Snapshot {
     }
     pages.page_bytes = 8192;
     snapshot
-        .classes
+        .classes_mut()
         .iter_mut()
         .for_each(|class| fill_class(class, &mut next));
     snapshot
