@@ -17,7 +17,7 @@ pub enum Reason {
     Limit,
     /// The backing has no pages: its own limit is reached, or the machine's memory is used up. Also for free lists.
     NoPages,
-    /// No such object can exist: it would have more bytes than addresses can count.
+    /// Nothing so large can exist, whatever the limit: it would have more bytes than addresses can count.
     TooLarge,
     /// All slots are taken, and the list may not grow any further.
     NoSlots,
@@ -111,7 +111,7 @@ impl fmt::Display for ArenaError {
         let Self { asked, align, left, .. } = self;
         if self.reason == Reason::NoShards {
             return match left {
-                0 => write!(f, "no room for {asked} shard: all have owners"),
+                0 => write!(f, "no room for {asked} shard: the list has none to lend"),
                 _ => write!(f, "no room for {asked} shards: a list has {left} at the most"),
             };
         }
@@ -126,7 +126,7 @@ impl fmt::Display for ArenaError {
                 f,
                 "the backing has no such pages, though the arena's limit leaves {left} bytes"
             ),
-            Reason::TooLarge => write!(f, "an object may have {left} bytes at the most"),
+            Reason::TooLarge => write!(f, "nothing can have more than {left} bytes"),
             Reason::NoSlots => write!(
                 f,
                 "no slot is free, and the limit leaves {left} bytes, too few for more"

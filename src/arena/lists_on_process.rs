@@ -60,6 +60,23 @@ impl ShardedFreeList {
         Self::new_in(layout, owners, ProcessHeap)
     }
 
+    /// Creates a list of slots for values of type `T`, like [`new`](Self::new).
+    ///
+    /// ```
+    /// use pageheap::arena::ShardedFreeList;
+    ///
+    /// let list = ShardedFreeList::for_type::<String>(8)?;
+    /// let name = list.owner()?.boxed("slot".to_owned()).map(|name| name.len())?;
+    /// assert_eq!(name, 4);
+    /// # Ok::<(), pageheap::arena::ArenaError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`new_in`](Self::new_in).
+    pub fn for_type<T>(owners: usize) -> Result<Self, ArenaError> {
+        Self::new(Layout::new::<T>(), owners)
+    }
+
     /// Creates a list of slots for `layout` on the process's own heap, with up to `owners` owners at a time, configured
     /// by `config`.
     ///

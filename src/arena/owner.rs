@@ -30,7 +30,8 @@ impl<B: Backing> ShardedFreeList<B> {
     /// ~15 ns. A thread that gets none uses the list itself.
     ///
     /// # Errors
-    /// [`Reason::NoShards`](super::Reason::NoShards) if the list already has as many owners as it was made for.
+    /// [`Reason::NoShards`](super::Reason::NoShards) if the list already has as many owners as it was made for,
+    /// or was made for none.
     pub fn owner(&self) -> Result<Owner<'_, B>, ArenaError> {
         let index = self.shards.lend().ok_or(ArenaError::no_shards(1, 0))?;
         Ok(Owner {

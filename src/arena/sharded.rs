@@ -167,6 +167,7 @@ impl Plan {
 
 impl<B: Backing> ShardedFreeList<B> {
     /// Creates a list of slots for `layout` on `backing`, with up to `owners` owners at a time and no limit of its own.
+    /// With 0 it has none, and so no readers: all threads use the list itself, and what is retired waits for nobody.
     ///
     /// # Errors
     /// Fails if `owners` exceeds 65,536, or if there is no memory for the tables: about 300 bytes per owner. Whether

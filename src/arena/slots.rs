@@ -166,7 +166,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             return Ok(());
         }
         // As many bytes as requested, however many slots fit: whole huge pages, if those were requested.
-        let too_large = ArenaError::new(Reason::TooLarge, self.layout, isize::MAX as usize);
+        let too_large = ArenaError::too_large::<u8>(bytes);
         let (_, one) = self.shape(1).ok_or(too_large)?;
         let layout = Layout::from_size_align(bytes.max(one.size()), one.align()).map_err(|_| too_large)?;
         let block = self.account.take(layout)?;

@@ -242,6 +242,38 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
     assert_eq!([(); 3].map(|()| list.allocate().unwrap().cast()), slots);
 }
 
+/// What was too much is the preallocation, not a slot.
+#[test]
+fn a_preallocation_beyond_all_addresses_says_so() {
+    let config = ArenaConfig::new().prealloc(usize::MAX);
+    let said = format!(
+        "no room for {} bytes aligned to 1: nothing can have more than {} bytes",
+        usize::MAX,
+        isize::MAX
+    );
+    assert_eq!(
+        FreeList::with_config(layout(48, 16), config).unwrap_err().to_string(),
+        said
+    );
+    assert_eq!(Arena::with_config(config).unwrap_err().to_string(), said);
+}
+
+/// A list without owners has no readers either: it works, and lends nothing.
+#[test]
+fn a_list_for_no_owners_is_used_by_itself() {
+    let config = ArenaConfig::new().limit(1 << 20);
+    let list = ShardedFreeList::with_config(layout(4096, 16), 0, config).unwrap();
+    assert_eq!(list.owner().unwrap_err().reason(), Reason::NoShards);
+    for _ in 0..1000 {
+        let [freed, retired] = [(); 2].map(|()| list.allocate().unwrap().cast());
+        // SAFETY: both are ours, and given back once.
+        unsafe {
+            list.deallocate(freed);
+            list.retire(retired);
+        }
+    }
+}
+
 #[test]
 fn a_sharded_list_finds_misuse_too() {
     let list = ShardedFreeList::new(layout(48, 16), 2).unwrap();
@@ -261,7 +293,7 @@ fn a_sharded_list_finds_misuse_too() {
     }
     let error = list.owner().unwrap_err();
     assert_eq!((error.reason(), error.asked(), error.left()), (Reason::NoShards, 1, 0));
-    assert_eq!(error.to_string(), "no room for 1 shard: all have owners");
+    assert_eq!(error.to_string(), "no room for 1 shard: the list has none to lend");
     let slot = owner.allocate().unwrap().cast::<u8>();
     // SAFETY: freed once, by one of them; otherwise it must be refused.
     unsafe {
