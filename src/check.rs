@@ -25,7 +25,7 @@ use crate::hints::Band;
 use crate::summary::Summary;
 
 /// A broken invariant: which one, where, and what is stored there. `Display` draws the chunk.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
     kind: Kind,
     chunk: usize,
@@ -34,7 +34,7 @@ pub struct Fault {
     chunk_words: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     /// I1.
     ScavengedInUse { page: usize },

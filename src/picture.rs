@@ -46,7 +46,7 @@ fn kind(is: PageUse) -> usize {
 }
 
 /// How to draw a heap: how many pages per cell, how many cells per row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Picture {
     /// Pages per cell; 0 means 1.
     pub pages: usize,

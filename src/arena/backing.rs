@@ -23,7 +23,7 @@ use crate::source::Memory;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 /// Memory taken from a [`Backing`]: consecutive whole pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Block {
     /// The bytes. Their length is a multiple of the backing's page size, and never zero.
     pub memory: NonNull<[u8]>,

@@ -55,7 +55,7 @@ mod system {
     ///     heap.scavenge(PageCount(usize::MAX));
     /// }
     /// ```
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ProcessHeap;
 
     impl ProcessHeap {
@@ -75,7 +75,7 @@ mod nowhere {
 
     /// The process's own heap of pages for arenas. Without an operating system there is none, so this type has no
     /// value.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum ProcessHeap {}
 
     impl ProcessHeap {

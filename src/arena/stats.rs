@@ -26,7 +26,7 @@ const GAUGES: [(&str, &str); 6] = [
 ];
 
 /// An arena at one moment, in bytes. While other threads are at work, the fields may be of slightly different moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ArenaStats {
     /// The maximum of `reserved`; `usize::MAX` without a limit.

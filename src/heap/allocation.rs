@@ -14,7 +14,7 @@
 use crate::units::{PageCount, PageRun};
 
 /// Pages that were allocated, and what is known about their contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Allocation {
     /// The pages.

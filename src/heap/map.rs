@@ -47,7 +47,7 @@ pub enum PageUse {
 }
 
 /// Consecutive pages of the same kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MapEntry {
     /// The pages.

@@ -77,7 +77,7 @@ impl Counters {
 
 /// How many requests a heap has made to its source or the system, by kind. With `System` each is one system call unless
 /// noted otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Calls {
     /// Address space was reserved.
@@ -101,7 +101,7 @@ pub struct Calls {
 }
 
 /// The state of a heap at one moment. If other threads are at work, the parts are from slightly different moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Stats {
     /// Bytes in a page.

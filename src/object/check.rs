@@ -16,7 +16,7 @@ use super::span::has_row;
 const PATIENCE: u32 = 8;
 
 /// A broken invariant of the object layer, or of the pages below.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ObjectFault {
     /// In the heap of pages.

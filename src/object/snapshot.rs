@@ -26,7 +26,7 @@ use super::spans::metadata_of_page;
 use super::{GlobalStats, Objects};
 
 /// One size class at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ClassStats {
     /// Bytes in a slot.
@@ -71,7 +71,7 @@ impl ClassStats {
 
 /// A [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap) at one moment, with its classes and the system's view
 /// of the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The heap.

@@ -39,7 +39,7 @@ const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazine
 
 /// A [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap) at one moment. If other threads are at work, the
 /// parts are of slightly different moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct GlobalStats {
     /// The pages. [`Stats::in_use`] counts those of spans and of large blocks, [`shelf_pages`](Self::shelf_pages) and

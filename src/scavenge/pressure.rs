@@ -21,7 +21,7 @@
 use core::fmt;
 
 /// The memory situation, as passed to a callback.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Pressure {
     /// Bytes that count against the limit, without what the kernel would drop first (files that have not been used

@@ -1,30 +1,6 @@
 //! Caches: handles and shards.
 
-use pageheap::Cache;
-
 use super::*;
-
-/// Compiles only if `T` is not `Sync`: otherwise both implementations apply.
-macro_rules! assert_not_sync {
-    ($type:ty) => {{
-        trait Ambiguous<Which> {
-            fn here() {}
-        }
-        impl<T: ?Sized> Ambiguous<()> for T {}
-        struct IsSync;
-        impl<T: ?Sized + Sync> Ambiguous<IsSync> for T {}
-        <$type as Ambiguous<_>>::here();
-    }};
-}
-
-#[test]
-fn a_cache_is_send_and_not_sync() {
-    fn send<T: Send>() {}
-    fn both<T: Send + Sync>() {}
-    send::<Cache<'static, Simulated>>();
-    assert_not_sync!(Cache<'static, Simulated>);
-    both::<PageHeap<Simulated>>();
-}
 
 #[test]
 fn a_cache_serves_from_the_lowest_word() {

@@ -10,6 +10,7 @@ mod free;
 mod gaps;
 mod scavenge;
 mod sources;
+mod traits;
 
 use pageheap::source::Simulated;
 use pageheap::{Allocation, Config, PageCount, PageHeap, PageIndex, PageRun};
