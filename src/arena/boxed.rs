@@ -10,6 +10,7 @@
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::panic::UnwindSafe;
+use core::pin::Pin;
 use core::ptr;
 
 use super::contents::like_a_box;
@@ -74,6 +75,38 @@ impl<T> ArenaBox<'_, T> {
     pub fn into_inner(boxed: Self) -> T {
         // SAFETY: the contents are the box's, which is gone without dropping them; nobody reads them again.
         unsafe { ptr::read(ArenaBox::leak(boxed)) }
+    }
+}
+
+impl<T: ?Sized> ArenaBox<'static, T> {
+    /// Pins the contents: they stay where they are until they have been dropped.
+    ///
+    /// Only if the arena is borrowed for ever: a box may be forgotten, and an arena that is borrowed for less could
+    /// then be reset or dropped with the contents pinned in it. To pin values without such an arena, use a
+    /// [`SlotBox`](super::SlotBox) with an `Arc`.
+    ///
+    /// ```
+    /// use pageheap::arena::{Arena, ArenaBox};
+    ///
+    /// let arena: &'static Arena = Box::leak(Box::new(Arena::new()));
+    /// let number = ArenaBox::into_pin(arena.boxed(7)?);
+    /// assert_eq!(*number, 7);
+    /// # Ok::<(), pageheap::arena::ArenaError>(())
+    /// ```
+    #[must_use]
+    pub fn into_pin(boxed: Self) -> Pin<Self> {
+        // SAFETY: nothing but their destructor moves or ends the contents. The box does not give access that could:
+        // `Deref` and `DerefMut` are its own, and `into_inner` and `leak` want it unpinned. If it is forgotten, the
+        // memory stays as it is: nobody can reset or drop an arena that is borrowed for ever; a scope's boxes are never
+        // `'static`; the caller of `rewind` promises that nothing there is pinned; and memory from elsewhere
+        // (`from_mut`) was borrowed for ever, alone.
+        unsafe { Pin::new_unchecked(boxed) }
+    }
+}
+
+impl<T: ?Sized> From<ArenaBox<'static, T>> for Pin<ArenaBox<'static, T>> {
+    fn from(boxed: ArenaBox<'static, T>) -> Self {
+        ArenaBox::into_pin(boxed)
     }
 }
 

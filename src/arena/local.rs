@@ -235,8 +235,8 @@ impl<'a, B: Backing> Local<'a, B> {
     /// # Safety
     ///
     /// The checkpoint is of this handle, which has not been rewound to an earlier one since, and nothing that was
-    /// allocated through this handle since is used any more. Of a block that has grown since, that is what it has grown
-    /// by.
+    /// allocated through this handle since is used any more, or is pinned and not dropped. Of a block that has grown
+    /// since, that is what it has grown by.
     pub unsafe fn rewind(&mut self, checkpoint: Checkpoint<'a>) {
         // SAFETY: the caller's promise.
         unsafe { rewind(&self.room, &self.pieces, checkpoint) };

@@ -444,5 +444,43 @@
 //!     scope.spawn(|| drop(list.owner()));
 //! });
 //! ```
+//!
+//! **Pinned, but not for ever**: a box could be forgotten, and its list or arena dropped.
+//!
+//! ```compile_fail,E0597
+//! use pageheap::arena::{FreeList, SlotBox};
+//!
+//! let list = FreeList::for_type::<u64>();
+//! let list: &FreeList = &list;
+//! let number = SlotBox::into_pin(list.boxed(7_u64).unwrap());
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::{FreeList, SlotBox};
+//!
+//! let list = FreeList::for_type::<u64>();
+//! let list: &FreeList = Box::leak(Box::new(list));
+//! let number = SlotBox::into_pin(list.boxed(7_u64).unwrap());
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```compile_fail,E0597
+//! use pageheap::arena::{Arena, ArenaBox};
+//!
+//! let arena = Arena::new();
+//! let arena: &Arena = &arena;
+//! let number = ArenaBox::into_pin(arena.boxed(7).unwrap());
+//! assert_eq!(*number, 7);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::{Arena, ArenaBox};
+//!
+//! let arena = Arena::new();
+//! let arena: &Arena = Box::leak(Box::new(arena));
+//! let number = ArenaBox::into_pin(arena.boxed(7).unwrap());
+//! assert_eq!(*number, 7);
+//! ```
 
 #![forbid(unsafe_code)]

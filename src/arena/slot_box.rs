@@ -20,6 +20,7 @@ use core::marker::PhantomData;
 use core::mem::{self, ManuallyDrop};
 use core::ops::{Deref, DerefMut};
 use core::panic::UnwindSafe;
+use core::pin::Pin;
 use core::ptr::{self, NonNull};
 
 use super::contents::like_a_box;
@@ -256,6 +257,47 @@ impl<T: ?Sized, P: ListHandle> SlotBox<T, P> {
         }
     }
 }
+
+impl<T: ?Sized, P: ListHandle + 'static> SlotBox<T, P> {
+    /// Pins the value: it stays where it is until it has been dropped. For futures in slots of a list that all tasks
+    /// have an `Arc` of, or that lives for ever.
+    ///
+    /// Only with a handle that is `'static`, as for `Box<T, A>`: a box may be forgotten, and its slot must then stay.
+    /// An `Arc` or `Rc` that is forgotten with it keeps the list. A list that is only borrowed could be dropped, or
+    /// reset, with the value pinned in it.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use std::sync::Arc;
+    /// use std::task::{Context, Poll, Waker};
+    ///
+    /// use pageheap::arena::{FreeList, SlotBox};
+    ///
+    /// let list = Arc::new(FreeList::new(Layout::new::<[u64; 16]>())?);
+    /// let mut task = SlotBox::into_pin(SlotBox::try_new_in(async { 7 }, Arc::clone(&list))?);
+    /// let done = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    /// assert_eq!(done, Poll::Ready(7));
+    /// # Ok::<(), pageheap::arena::ArenaError>(())
+    /// ```
+    #[must_use]
+    pub fn into_pin(boxed: Self) -> Pin<Self> {
+        // SAFETY: nothing but the value's destructor moves or ends it. The box does not give access that could: `Deref`
+        // and `DerefMut` are its own, and `into_inner` and `into_raw` want it unpinned. Dropping it drops the value in
+        // place before the slot is free. If it is forgotten, so is its handle. An `Arc` or `Rc` that is never dropped
+        // keeps the list where it is, and nobody gets exclusive access to it, which `reset` needs; nor does anybody to
+        // a list that is borrowed for ever. No list frees a slot that is allocated.
+        unsafe { Pin::new_unchecked(boxed) }
+    }
+}
+
+impl<T: ?Sized, P: ListHandle + 'static> From<SlotBox<T, P>> for Pin<SlotBox<T, P>> {
+    fn from(boxed: SlotBox<T, P>) -> Self {
+        SlotBox::into_pin(boxed)
+    }
+}
+
+// Moving a box does not move its value, as with `Box`; and a handle is never pinned.
+impl<T: ?Sized, P: ListHandle> Unpin for SlotBox<T, P> {}
 
 impl<T: ?Sized, P: ListHandle> Drop for SlotBox<T, P> {
     #[inline]

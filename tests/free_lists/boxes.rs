@@ -5,7 +5,9 @@ use std::any::Any;
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
+use std::marker::PhantomPinned;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -44,6 +46,40 @@ fn a_value_whose_making_panics_leaves_its_slot() {
     // A value may be computed from others in the same list.
     let sum = list.boxed_with(|| *list.boxed(7_u64).unwrap() + *list.boxed(8_u64).unwrap());
     assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
+}
+
+/// A pinned value is dropped where it was made. If its box is forgotten, its slot stays its own, as the list does.
+#[test]
+fn a_pinned_value_stays_until_it_is_dropped() {
+    struct Stays(Cell<usize>, Rc<Cell<usize>>, PhantomPinned);
+    impl Drop for Stays {
+        fn drop(&mut self) {
+            assert_eq!(self.0.get(), std::ptr::from_ref(self).addr());
+            self.1.set(self.1.get() + 1);
+        }
+    }
+    fn unpin<T: Unpin>(_: &T) {}
+
+    let (list, dropped) = (Rc::new(one_page()), Rc::new(Cell::new(0)));
+    let pinned = || {
+        let value = Stays(Cell::new(0), Rc::clone(&dropped), PhantomPinned);
+        let value: Pin<SlotBox<Stays, _>> = SlotBox::try_new_in(value, Rc::clone(&list)).unwrap().into();
+        value.0.set(std::ptr::from_ref(&*value).addr());
+        value
+    };
+    let mut moved = vec![pinned()];
+    moved.extend((0..20).map(|_| pinned()));
+    unpin(&moved[0]);
+    drop(moved);
+    assert_eq!((dropped.get(), list.stats().allocated), (21, 0));
+    let forgotten = pinned();
+    let at = std::ptr::from_ref(&*forgotten).addr();
+    std::mem::forget(forgotten);
+    let mut list = list;
+    assert!(Rc::get_mut(&mut list).is_none(), "nobody can reset it");
+    let others: Vec<_> = std::iter::from_fn(|| list.boxed(0_u64).ok()).collect();
+    assert!(others.iter().all(|other| std::ptr::from_ref(&**other).addr() != at));
+    assert_eq!(dropped.get(), 21);
 }
 
 /// The same in a sharded list, from the list and from an owner.
