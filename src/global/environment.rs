@@ -23,6 +23,10 @@
 //! is applied however small. An empty value counts as unset. Programs that run with more rights than their caller
 //! (set-user-ID) ignore the environment.
 //!
+//! A variable whose name is misspelt is not noticed: the heap looks for the names above, and does not go through all
+//! of the environment, which another thread may be changing, and in which a program may have variables of its own
+//! that begin alike. [`current_limit`](crate::GlobalHeap::current_limit) says what has come of it.
+//!
 //! It is read once per heap, at its first allocation: seven walks through the environment, no memory.
 
 use core::ffi::CStr;

@@ -191,7 +191,8 @@ impl GlobalHeap<System> {
     /// `PAGEHEAP_LIMIT` and `PAGEHEAP_SOFT_LIMIT` (bytes, or with `K`, `M`, `G`, `T`: `512M`), `PAGEHEAP_BACKGROUND=0`,
     /// `PAGEHEAP_HUGE_PAGES` (`system`, `advise`, `avoid`), `PAGEHEAP_RELEASE` (`at-once`, `lazily`) and
     /// `PAGEHEAP_SPARSE_ZEROING` (`0`, `1`). None is needed. A value that cannot be read, or a reservation of less than
-    /// a megabyte, is ignored with a line on standard error. Set-user-ID programs ignore all of them.
+    /// a megabyte, is ignored with a line on standard error; a misspelt name is not noticed
+    /// ([`current_limit`](Self::current_limit) says what holds). Set-user-ID programs ignore all of them.
     #[must_use]
     pub const fn new() -> Self {
         // SAFETY: the system's pages are memory.
