@@ -46,6 +46,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/arena/sharded.rs",
     "src/arena/slot_box.rs",
     "src/arena/slots.rs",
+    "src/arena/unsize.rs",
     "src/fatal.rs",
     "src/global/background/unix.rs",
     "src/global/background/windows.rs",

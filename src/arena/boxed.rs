@@ -30,8 +30,8 @@ pub struct ArenaBox<'a, T: ?Sized>(&'a mut T);
 impl<'a, T: ?Sized> ArenaBox<'a, T> {
     /// Makes a box of contents that are already in an arena: the inverse of [`leak`](Self::leak).
     ///
-    /// The reference may have been cast to another type in between, so this is how to make a box of a trait object or a
-    /// slice.
+    /// The reference may have been cast to another type in between, so this is how to make a box of a slice that was
+    /// in none. (For a trait object there is [`unsize_box`](crate::unsize_box).)
     ///
     /// ```
     /// use std::fmt::Display;

@@ -482,5 +482,67 @@
 //! let number = ArenaBox::into_pin(arena.boxed(7).unwrap());
 //! assert_eq!(*number, 7);
 //! ```
+//!
+//! **A box of what the value is not**: another type, or a trait that it lacks.
+//!
+//! ```compile_fail,E0308
+//! use pageheap::arena::{Arena, ArenaBox};
+//! use pageheap::unsize_box;
+//!
+//! let arena = Arena::new();
+//! let numbers: ArenaBox<u64> = unsize_box!(arena.boxed([1, 2]).unwrap());
+//! assert_eq!(size_of_val(&*numbers), 8);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::{Arena, ArenaBox};
+//! use pageheap::unsize_box;
+//!
+//! let arena = Arena::new();
+//! let numbers: ArenaBox<[u32]> = unsize_box!(arena.boxed([1, 2]).unwrap());
+//! assert_eq!(size_of_val(&*numbers), 8);
+//! ```
+//!
+//! ```compile_fail,E0277
+//! use std::fmt::Display;
+//!
+//! use pageheap::arena::{FreeList, SlotBox};
+//! use pageheap::unsize_box;
+//!
+//! let list = FreeList::for_type::<[u64; 4]>();
+//! let shown: SlotBox<dyn Display, _> = unsize_box!(list.boxed([7]).unwrap());
+//! assert_eq!(shown.to_string(), "7");
+//! ```
+//!
+//! ```
+//! use std::fmt::Display;
+//!
+//! use pageheap::arena::{FreeList, SlotBox};
+//! use pageheap::unsize_box;
+//!
+//! let list = FreeList::for_type::<[u64; 4]>();
+//! let shown: SlotBox<dyn Display, _> = unsize_box!(list.boxed(7).unwrap());
+//! assert_eq!(shown.to_string(), "7");
+//! ```
+//!
+//! **More for longer than it lasts**: a trait object that borrows cannot become one that does not.
+//!
+//! ```compile_fail,E0597
+//! use pageheap::arena::{Arena, ArenaBox};
+//! use pageheap::unsize_box;
+//!
+//! let (arena, name) = (Arena::new(), String::from("name"));
+//! let shown: ArenaBox<dyn AsRef<str> + 'static> = unsize_box!(arena.boxed(name.as_str()).unwrap());
+//! assert_eq!((*shown).as_ref(), "name");
+//! ```
+//!
+//! ```
+//! use pageheap::arena::{Arena, ArenaBox};
+//! use pageheap::unsize_box;
+//!
+//! let (arena, name) = (Arena::new(), String::from("name"));
+//! let shown: ArenaBox<dyn AsRef<str> + '_> = unsize_box!(arena.boxed(name.as_str()).unwrap());
+//! assert_eq!((*shown).as_ref(), "name");
+//! ```
 
 #![forbid(unsafe_code)]

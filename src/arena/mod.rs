@@ -92,6 +92,8 @@ mod free_slots;
 mod slots;
 mod slot_error;
 mod slot_box;
+#[doc(hidden)]
+pub mod unsize;
 mod free_list;
 mod sharded;
 mod owner;

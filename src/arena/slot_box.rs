@@ -198,11 +198,25 @@ impl<T, P: ListHandle> SlotBox<T, P> {
 impl<T: ?Sized, P: ListHandle> SlotBox<T, P> {
     /// The handle, the value and the number of its slot.
     #[inline(always)]
-    fn into_parts(boxed: Self) -> (P, NonNull<T>, u32) {
+    pub(super) fn into_parts(boxed: Self) -> (P, NonNull<T>, u32) {
         let boxed = ManuallyDrop::new(boxed);
         // SAFETY: the handle is the box's, which is gone without dropping it.
         let list = unsafe { ptr::read(&raw const boxed.list) };
         (list, boxed.value, boxed.slot)
+    }
+
+    /// # Safety
+    ///
+    /// The parts of one box ([`into_parts`](Self::into_parts)), whose value may have been coerced to another type.
+    #[inline(always)]
+    pub(super) unsafe fn from_parts(list: P, value: *mut T, slot: u32) -> Self {
+        Self {
+            list,
+            // SAFETY: it was a box's.
+            value: unsafe { NonNull::new_unchecked(value) },
+            slot,
+            owned: PhantomData,
+        }
     }
 
     /// Returns the address of the value. Value and slot are then the caller's. Free the slot by its address, or by the
@@ -217,8 +231,9 @@ impl<T: ?Sized, P: ListHandle> SlotBox<T, P> {
     /// Makes a box of a value that is already in a slot of the list: the inverse of [`into_raw`](Self::into_raw). The
     /// slot is looked up by its address.
     ///
-    /// The pointer may have been cast to another type in between, so this is how to make a box of a trait object or a
-    /// slice. Aborts the process, with a message that names the address, if no slot of the list begins there.
+    /// The pointer may have been cast to another type in between. (For a box of a trait object or a slice there is
+    /// [`unsize_box`](crate::unsize_box).) Aborts the process, with a message that names the address, if no slot of the
+    /// list begins there.
     ///
     /// ```
     /// use std::fmt::Display;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use pageheap::arena::{Arena, ArenaBox, ArenaConfig, ArenaError, FreeList, Pool, ShardedFreeList};
 use pageheap::source::{Numbers, System};
+use pageheap::unsize_box;
 use pageheap::{GlobalHeap, Heap, PageHeap};
 
 #[test]
@@ -42,10 +43,8 @@ fn a_box_may_be_made_of_what_is_in_the_arena() -> Result<(), ArenaError> {
     assert_eq!((slice.len(), Arc::strong_count(&counted)), (3, 4));
     drop(slice);
     assert_eq!(Arc::strong_count(&counted), 1);
-    let any = ArenaBox::leak(arena.boxed(counted.clone())?) as &mut dyn Any;
+    let any: ArenaBox<'_, dyn Any> = unsize_box!(arena.boxed(counted.clone())?);
     assert_eq!(Arc::strong_count(&counted), 2);
-    // SAFETY: as above.
-    let any = unsafe { ArenaBox::from_mut(any) };
     assert!(any.is::<Arc<()>>());
     drop(any);
     assert_eq!(Arc::strong_count(&counted), 1);

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use pageheap::arena::{ArenaConfig, FreeList, Owner, Reason, ShardedFreeList, SlotBox};
 use pageheap::source::System;
+use pageheap::unsize_box;
 use pageheap::{Config, PageCount, PageHeap};
 
 use super::one::Counted;
@@ -46,6 +47,24 @@ fn a_value_whose_making_panics_leaves_its_slot() {
     // A value may be computed from others in the same list.
     let sum = list.boxed_with(|| *list.boxed(7_u64).unwrap() + *list.boxed(8_u64).unwrap());
     assert_eq!((sum.map(SlotBox::into_inner), list.stats().allocated), (Ok(15), 0));
+}
+
+/// A box of a trait object is that of its value: in the same slot, dropped once, by whatever handle.
+#[test]
+fn a_box_can_become_one_of_a_trait_object() {
+    let (list, counted) = (Arc::new(one_page()), Rc::new(()));
+    let at = |any: &dyn Any| std::ptr::from_ref(any).addr();
+    let boxed = SlotBox::try_new_in(Rc::clone(&counted), Arc::clone(&list)).unwrap();
+    let place = std::ptr::from_ref(&*boxed).addr();
+    let any: SlotBox<dyn Any, _> = unsize_box!(boxed);
+    assert_eq!((at(&*any), list.stats().allocated), (place, 32));
+    assert!(any.is::<Rc<()>>() && Rc::strong_count(&counted) == 2 && Arc::strong_count(&list) == 2);
+    drop(any);
+    assert_eq!((Rc::strong_count(&counted), Arc::strong_count(&list)), (1, 1));
+    let slice: SlotBox<[Rc<()>], &FreeList> = unsize_box!(list.boxed([(); 3].map(|()| Rc::clone(&counted))).unwrap());
+    assert_eq!((slice.len(), Rc::strong_count(&counted)), (3, 4));
+    drop(slice);
+    assert_eq!((Rc::strong_count(&counted), list.stats().allocated), (1, 0));
 }
 
 /// A pinned value is dropped where it was made. If its box is forgotten, its slot stays its own, as the list does.
