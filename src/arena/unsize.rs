@@ -6,8 +6,9 @@
 //! ```
 //!
 //! `Box` can do that by itself, with traits that are not stable. Here it takes a macro, as in `allocator-api2`, because
-//! only where it is expanded does the compiler know both types. What it assigns to is a raw pointer of a type that the
-//! context decides; so it compiles exactly for those types that the compiler coerces to, and the address stays.
+//! only where it is expanded does the compiler know both types. The context says what box `join` returns, and so what
+//! raw pointer it takes, and the argument is coerced to that. So it compiles exactly for those types that the compiler
+//! coerces to, and the address stays.
 //!
 //! Worked: `unsize_box!(boxed)` where a `SlotBox<dyn Display, _>` is wanted and `boxed` is a `SlotBox<u64, &FreeList>`
 //! makes a box of one word more: slot and list are the same, and the pointer has gained a vtable.
@@ -97,9 +98,10 @@ impl<'a> ArenaRest<'a> {
 
 /// Makes a box of a trait object or a slice of a [`SlotBox`](crate::arena::SlotBox) or an
 /// [`ArenaBox`](crate::arena::ArenaBox), as `Box` does by itself. The context says of what: the type of the variable,
-/// the parameter or the result.
+/// the parameter or the result. A closure has to say what it returns: `|boxed| -> SlotBox<dyn Display, _> { … }`.
 ///
 /// ```
+/// # #![forbid(unsafe_code)]
 /// use std::pin::Pin;
 /// use std::sync::Arc;
 ///
@@ -119,11 +121,12 @@ impl<'a> ArenaRest<'a> {
 /// ```
 #[macro_export]
 macro_rules! unsize_box {
-    ($boxed:expr $(,)?) => {{
-        let (value, rest) = $crate::arena::unsize::Split::split($boxed);
-        // Coerced, not cast: to what the context wants, if the compiler lets it.
-        let value: *mut _ = value;
-        // SAFETY: the two parts of one box, of which one was coerced.
-        unsafe { rest.join(value) }
-    }};
+    ($boxed:expr $(,)?) => {
+        // A `match`, so that temporaries live as long as without the macro.
+        match $crate::arena::unsize::Split::split($boxed) {
+            // Coerced here, not cast: the context says what `join` returns, and so what it takes.
+            // SAFETY: the two parts of one box, of which one was coerced at the most.
+            (value, rest) => unsafe { rest.join(value) },
+        }
+    };
 }

@@ -3,6 +3,7 @@
 use std::alloc::Layout;
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Display;
 use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -133,4 +134,13 @@ fn heaps_and_arenas_are_shown_in_a_line() {
     for shown in [format!("{:?}", arena.local()), format!("{:?}", heap.cache())] {
         assert!(shown.len() < 600, "{shown}");
     }
+}
+
+/// As they do without the macro.
+#[test]
+fn what_is_made_for_a_box_of_another_type_lives_as_long() {
+    fn shown(boxed: ArenaBox<dyn Display>) -> String {
+        boxed.to_string()
+    }
+    assert_eq!(shown(unsize_box!(Arena::new().boxed(7).unwrap())), "7");
 }
