@@ -54,4 +54,6 @@ pub struct Place {
     pub class: usize,
     /// The first page of the span; the page itself if there is none.
     pub span: usize,
+    /// Whether there is memory: not on a page that is free, and was never used or went back to the system.
+    pub has_memory: bool,
 }

@@ -15,6 +15,7 @@
 //! | found | means |
 //! |---|---|
 //! | outside the heap, or not on a word | never allocated here |
+//! | on a page without memory | never allocated by this address, or freed before its memory went back to the system |
 //! | the seal of a freed block | freed twice |
 //! | another seal | never allocated by this address, or the bytes before it were overwritten |
 //! | another size or alignment | freed with the wrong layout |
@@ -240,7 +241,11 @@ pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, si
 fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     let (address, size, align) = (memory.addr().get(), layout.size(), layout.align());
     let header = address.wrapping_sub(HEADER);
-    let place = heap.place(address).filter(|_| heap.place(header).is_some());
+    let place = heap.place(header).and_then(|before| {
+        let place = heap.place(address)?;
+        let has_memory = before.has_memory && place.has_memory;
+        Some(Place { has_memory, ..place })
+    });
     let Some(place) = place.filter(|_| address.is_multiple_of(align_of::<Header>())) else {
         wrong(
             "a block was freed that is not of this heap",
@@ -248,7 +253,17 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
             heap.place(address),
         );
     };
-    // SAFETY: inside the grown part of the heap and in no gap, so memory; aligned; plain numbers.
+    // Not touched: where the source commits, it is an access violation.
+    if !place.has_memory {
+        wrong(
+            "a block was freed that is not allocated: its page has no memory",
+            address,
+            Some(place),
+        );
+    }
+    // SAFETY: both ends lie in the grown part of the heap, in no gap, and on no page that was without memory a moment
+    // ago. A block in use keeps its pages; if this is none, contrary to the caller's promise, and its pages go back at
+    // this very moment, a source that commits ends the process. Aligned; plain numbers.
     let header = unsafe { memory.cast::<Header>().sub(1).read() };
     if header.is(FREED, address) {
         wrong("a block was freed twice", address, Some(place));
@@ -284,7 +299,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
 #[cold]
 #[inline(never)]
 fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
-    let Some(Place { class, span }) = place else {
+    let Some(Place { class, span, .. }) = place else {
         fatal::abort_about(what, &[("address", Number::Address(address))]);
     };
     fatal::abort_about(

@@ -22,6 +22,7 @@
 use crate::free_set::Request;
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::source::Source;
+use crate::units::PageIndex;
 
 use super::{Allocation, PageHeap};
 
@@ -34,6 +35,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return self.take_committed(request);
         }
         allocation
+    }
+
+    /// Whether a grown page is free and has no memory behind it at this moment. If the source commits, it must then not
+    /// be touched. An allocated page never lacks memory.
+    ///
+    /// Cost: a load; if the source commits, also a look at each cache, and if the page seems to be in one, the time of
+    /// [`seize_caches`](Self::seize_caches).
+    pub(crate) fn lacks_memory(&self, page: PageIndex) -> bool {
+        let (word, bit) = (page.0 / WORD_PAGES, page.0 % WORD_PAGES);
+        // What a cache holds is read in two steps, so it may be said of the wrong word. That decides nothing: what is
+        // in caches is put back, and its mark with it. (Not if the owner is at
+        // work on it, or the system has no fence for that.)
+        if S::COMMITS && self.cached_in(word) >> bit & 1 == 1 {
+            self.seize_caches();
+        }
+        self.set.scavenged.load(word) >> bit & 1 == 1
     }
 
     /// The lowest pages that meet the request without being committed.

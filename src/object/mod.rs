@@ -434,7 +434,12 @@ impl<S: Source + 'static> Objects<S> {
         let tag = (page.0 < self.spans.covered()).then(|| self.span_at(page)).flatten();
         let (class, back) = tag.map_or((0, 0), |(class, back)| (class.bytes(), back));
         let span = page.0.saturating_sub(back);
-        Some(Place { class, span })
+        let has_memory = !self.heap.lacks_memory(page);
+        Some(Place {
+            class,
+            span,
+            has_memory,
+        })
     }
 
     /// The usable bytes of a block of this layout: its slot, or its pages. Freeing it with that size names the same

@@ -12,6 +12,8 @@ mod buffers;
 #[cfg(any(unix, windows))]
 #[path = "../common/child.rs"]
 mod child;
+#[cfg(all(unix, feature = "checks"))]
+mod commits;
 mod growth;
 mod layouts;
 mod limits;

@@ -531,7 +531,12 @@ fn a_block_may_hold_any_words() {
     reason = "there is no safety: that is what must be found out"
 )]
 mod checked {
+    #[cfg(unix)]
+    use pageheap::Config;
+
     use super::*;
+    #[cfg(unix)]
+    use commits::Strict;
 
     /// Sizes and alignments of the fresh block that is misused; each child gets one of them.
     const SHAPES: [(usize, usize); 8] = [
@@ -640,6 +645,59 @@ mod checked {
             let stranger = Box::leak(Box::new([0_u64; 64]));
             heap.dealloc(stranger.as_mut_ptr().cast(), layout);
         };
+    }
+
+    /// Frees a block, gives all memory back, and frees the block again.
+    fn free_again<S: Source + Send + Sync>(heap: &GlobalHeap<S>, layout: Layout, between: impl FnOnce()) {
+        // Many, so that the last one is not in the first page, which others may have next.
+        let count = (128 << 10) / (layout.size() + 100) + 2;
+        let blocks: Vec<_> = (0..count)
+            .map(|seed| Block::new(heap, layout, seed as u8).unwrap())
+            .collect();
+        let last = blocks[count - 1].memory;
+        blocks.into_iter().for_each(|block| block.free(heap));
+        heap.release(usize::MAX);
+        between();
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.dealloc(last, layout) };
+    }
+
+    #[test]
+    fn a_block_freed_twice_is_found_after_its_memory_went_back() {
+        static HEAP: GlobalHeap = new_heap();
+        let name = "checked::a_block_freed_twice_is_found_after_its_memory_went_back";
+        if let Some(layout) = found(name, "not allocated: its page has no memory", SHAPES.len()) {
+            free_again(&HEAP, layout, || ());
+        }
+    }
+
+    /// Its header must not be read.
+    #[test]
+    #[cfg(unix)]
+    fn a_block_freed_twice_is_found_where_its_memory_has_to_be_committed() {
+        // SAFETY: the source's pages are memory.
+        static HEAP: GlobalHeap<Strict> = unsafe { GlobalHeap::with_source(Strict, Config::new(addresses(1 << 34))) };
+        let name = "checked::a_block_freed_twice_is_found_where_its_memory_has_to_be_committed";
+        if let Some(layout) = found(name, "not allocated: its page has no memory", SHAPES.len()) {
+            free_again(&HEAP, layout, || ());
+        }
+    }
+
+    /// A cache of pages takes what is free of 64 pages, with memory or without.
+    #[test]
+    #[cfg(unix)]
+    fn a_block_freed_twice_is_found_where_its_page_is_in_a_cache() {
+        // SAFETY: the source's pages are memory.
+        static HEAP: GlobalHeap<Strict> = unsafe { GlobalHeap::with_source(Strict, Config::new(addresses(1 << 34))) };
+        let name = "checked::a_block_freed_twice_is_found_where_its_page_is_in_a_cache";
+        if !pageheap::internals::has_fence() {
+            return;
+        }
+        if let Some(layout) = found(name, "not allocated: its page has no memory", SHAPES.len()) {
+            free_again(&HEAP, layout, || {
+                Block::new(&HEAP, super::layout(2000, 8), 1).unwrap();
+            });
+        }
     }
 
     /// In a slot, when it is handed out again; a zero too.
