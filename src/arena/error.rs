@@ -15,11 +15,13 @@ use core::fmt;
 pub enum Reason {
     /// The arena's own limit; see [`ArenaConfig::limit`](super::ArenaConfig::limit).
     Limit,
-    /// The backing has no pages: its own limit is reached, or the machine's memory is used up. Also for free lists.
+    /// The backing has no pages: its own limit is reached, or the machine's memory is used up. Also for free lists; or
+    /// it has fewer in a row than a list must take that has taken many short slabs (see [`FreeList`](super::FreeList)).
     NoPages,
     /// Nothing so large can exist, whatever the limit: it would have more bytes than addresses can count.
     TooLarge,
-    /// All slots are taken, and the list may not grow any further.
+    /// All slots are taken, and the list may not grow any further: its limit has no room for a slot, or it has as many
+    /// slots as any list can have.
     NoSlots,
     /// The object does not fit a slot, in size or in alignment.
     SlotTooSmall,
@@ -127,9 +129,10 @@ impl fmt::Display for ArenaError {
                 "the backing has no such pages, though the arena's limit leaves {left} bytes"
             ),
             Reason::TooLarge => write!(f, "nothing can have more than {left} bytes"),
+            Reason::NoSlots if *left == usize::MAX => write!(f, "no slot is free, and no list can have more"),
             Reason::NoSlots => write!(
                 f,
-                "no slot is free, and the limit leaves {left} bytes, too few for more"
+                "no slot is free, and the list can have no more: its limit leaves {left} bytes"
             ),
             // The size fits, so it is the alignment that does not.
             Reason::SlotTooSmall if asked <= left => write!(f, "a slot has {left} bytes, but is aligned to less"),

@@ -31,7 +31,7 @@
 //! **"No".** `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the
 //! limit or the backing had no room for more. (Retired slots are not free while a thread may still read them.) To prove
 //! this it may have to wait for an owner that is in the middle of an operation, for however long, as for a lock holder.
-//! So code that interrupts an owner (a signal handler) must not allocate. For three exceptions see the type.
+//! So code that interrupts an owner (a signal handler) must not allocate. For four exceptions see the type.
 //!
 //! Worked: each of 64 threads owns a shard of a list of 10,000 slots, and one of them frees all it has. 128 slots stay
 //! in its shard; the others are available to all threads at once. The owner goes to sleep. The 10,000th allocation of
@@ -80,7 +80,7 @@ const MOST_OWNERS: usize = 1 << 16;
 ///
 /// *"No".* `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the limit
 /// or the backing had no room for more. To prove this takes some microseconds and makes all owners pause. If an owner
-/// was preempted in the middle of an operation, the proof waits for it. There are three exceptions:
+/// was preempted in the middle of an operation, the proof waits for it. There are four exceptions:
 ///
 /// - The kernel granted the barrier that makes owners fast when the list was made, but refuses it later, for example
 ///   because the process has since installed a system call filter. Slots in the shards of *other owners* (at most two
@@ -90,6 +90,8 @@ const MOST_OWNERS: usize = 1 << 16;
 ///   seconds only.
 /// - A thread has retired slots that readers held back, and is preempted before it has put them where such slots wait.
 ///   If those readers leave meanwhile, the proof does not see the slots (a batch at most) that the thread has in hand.
+/// - The backing had no slab as large as all before it, at least 31 times, and the list took shorter ones. From then on
+///   it waits for one about that large, though the backing may have room for a slot. See [`FreeList`](super::FreeList).
 ///
 /// *`deallocate` or `retire`.* A slot that no other thread can reach is deallocated: it is free at once. A slot that
 /// others may have found is first removed from every place where they look, then retired: it becomes free once every

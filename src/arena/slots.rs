@@ -7,10 +7,15 @@
 //!   └┬┬┬┬┬┬┬┬┘    └┬┬┬┬┬┬┬┬┘    └┬┬┬┬┬┬┬┬┬┬┬┬┬┬┬┬─          └┬┬┬┬┬┬┬┬┬┬─ ─                      nodes, behind them
 //! ```
 //!
-//! A slot is known by its number, from 1. Because slabs double, the highest bit of a number gives its slab, and the
-//! directory has 33 entries whatever the limit. Finding the slot at an address takes two looks on average, since half
-//! of all slots lie in the last slab. If the limit or the backing has no room for a whole slab, the slab is as long as
-//! possible, and the numbers behind its end are unused.
+//! A slot is known by its number, from 1. Because slabs double, the highest bit of a number gives its slab. Finding the
+//! slot at an address takes two looks on average, since half of all slots lie in the last slab.
+//!
+//! **Short slabs.** If the limit or the backing has no room for a whole slab, the slab is as long as possible, and the
+//! next one begins with the number behind its end. The slab of a number is then the one that its highest bit gives, or
+//! one of those behind it. The directory has 64 entries, of which slabs that double need 33 at the most. So that the
+//! others do not use them up, the entries left are always enough to double to the most slots there can be: if a slab
+//! would be too short for that, the list waits until the backing has a longer one. (What the list's own limit leaves is
+//! always taken, as there will be no more.)
 //!
 //! Nodes lie in the slab, behind the slots, so the limit covers both. Slots themselves are never touched.
 //!
@@ -22,9 +27,14 @@
 //! Worked: slots of 6144 bytes, 3 × 2¹¹; 3⁻¹ = 0xAAAA…AAAB. Offset 18,432 is 9 × 2¹¹; multiplied by 3⁻¹ it is 3 × 2¹¹,
 //! and rotated it is 3, the place. Offset 2048 is 2¹¹ and yields 3⁻¹ without its highest bits; offset 18,433 has a one
 //! that the rotation moves to the top. Both results are larger than any place.
+//!
+//! Worked: these slots on a heap whose limit rises by a page at a time. The list takes 37 slabs of one slot, and 27
+//! entries are left. One slot more and 26 entries would be too few, 38 · 2²⁶; 23 more are enough. It waits for these,
+//! 18 pages.
 
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
+use core::hint::cold_path;
 use core::ptr::NonNull;
 
 use super::account::{Account, HUGE_BYTES};
@@ -37,8 +47,8 @@ use super::shards::Shard;
 use super::stats::ArenaStats;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Zeroed};
 
-/// The maximum number of slabs: the first, and one for each bit of a number.
-const MAX_SLABS: usize = 33;
+/// The maximum number of slabs. Of these the first, and one for each bit of a number, may be as long as all before.
+const MAX_SLABS: usize = 64;
 
 /// The size of the first slab, unless the configuration sets another.
 const FIRST_BYTES: usize = 1 << 18;
@@ -102,7 +112,7 @@ pub(super) struct Slots<B: Backing, T> {
     bytes: usize,
     shift: u32,
     inverse: usize,
-    /// The first slab has room for `1 << first` numbers.
+    /// The first slab has at most `1 << first` slots, and the others need not be shorter.
     first: u32,
     /// An entry without slots, then the slabs. Entries up to `slabs` are written, once each.
     directory: UnsafeCell<[Slab; MAX_SLABS + 1]>,
@@ -170,7 +180,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         let (_, one) = self.shape(1).ok_or(too_large)?;
         let layout = Layout::from_size_align(bytes.max(one.size()), one.align()).map_err(|_| too_large)?;
         let block = self.account.take(layout)?;
-        let slab = self.divide(block, 0, 1, 1 << self.first);
+        let slab = self.divide(block, 0, 1, self.room(0));
         self.publish(slab);
         Ok(())
     }
@@ -205,13 +215,20 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     #[inline(always)]
     fn place_by_bit(&self, index: u32) -> (&Slab, usize) {
-        let slab = (u32::BITS - (index >> self.first).leading_zeros()) as usize + 1;
-        debug_assert!(slab <= MAX_SLABS);
-        // SAFETY: at most 33, as a number has 32 bits. A slot's number became known after its slab was written, and
-        // entries are written once.
-        let slab = unsafe { &*self.entry(slab) };
-        debug_assert!(index.wrapping_sub(slab.start) < slab.count);
-        (slab, (index - slab.start) as usize)
+        let mut at = (u64::BITS - (u64::from(index) >> self.first).leading_zeros()) as usize + 1;
+        loop {
+            debug_assert!(at <= MAX_SLABS);
+            // SAFETY: those before have at most `1 << (first + at - 2)` slots, as each at most doubles their number,
+            // and the index is no less. So it is in this slab or in one behind it. A slot's number became known after
+            // its slab was written, as were all before that; entries are written once.
+            let slab = unsafe { &*self.entry(at) };
+            if index.wrapping_sub(slab.start) < slab.count {
+                return (slab, (index - slab.start) as usize);
+            }
+            // A slab before was cut short.
+            cold_path();
+            at += 1;
+        }
     }
 
     /// The address of a slot.
@@ -311,7 +328,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     pub(super) fn exhausted(&self) -> ArenaError {
         let left = self.account.left();
         let least = self.bytes + size_of::<T>();
-        let full = left < least.next_multiple_of(self.account.page_bytes());
+        let last = self.last();
+        let full = left < least.next_multiple_of(self.account.page_bytes()) || self.room(last.start + last.count) == 0;
         let reason = if full { Reason::NoSlots } else { Reason::NoPages };
         ArenaError::new(reason, self.layout, left)
     }
@@ -378,17 +396,19 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     /// Takes a slab behind the others, as long as all of them or as long as possible.
     fn next_slab(&self, slabs: usize) -> Option<Slab> {
-        let start = if slabs == 0 {
-            0
-        } else {
-            1_u64 << (self.first as usize + slabs - 1)
-        };
-        let room = if slabs == 0 { 1 << self.first } else { start };
-        let room = room.min(u64::from(MAX_SLOTS).saturating_sub(start)) as u32;
-        if slabs == MAX_SLABS || room == 0 {
-            return None;
-        }
-        self.take_slab(start as u32, room)
+        let last = self.last();
+        let start = last.start + last.count;
+        let left = MAX_SLABS.checked_sub(slabs + 1)?;
+        // So many slots, doubled in each entry left, are the most there can be. Rounded up: then twice as many are
+        // enough for one entry less.
+        let least = u64::from(MAX_SLOTS).div_ceil(1 << left) as u32;
+        self.take_slab(start, self.room(start), least.saturating_sub(start).max(1))
+    }
+
+    /// How many slots a slab may have, behind so many others.
+    fn room(&self, start: u32) -> u32 {
+        let room = u64::from(start).max(1 << self.first);
+        room.min(u64::from(MAX_SLOTS - start)) as u32
     }
 
     /// The shape of a slab of `count` slots: where its nodes begin, and its layout.
@@ -400,12 +420,13 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         Some((nodes, Layout::from_size_align(bytes, align).ok()?))
     }
 
-    /// Takes a slab of up to `room` slots: as many as possible.
-    fn take_slab(&self, start: u32, room: u32) -> Option<Slab> {
+    /// Takes a slab of up to `room` slots: as many as possible, and at least `least`, unless the limit leaves fewer.
+    fn take_slab(&self, start: u32, room: u32, mut least: u32) -> Option<Slab> {
         let mut count = room;
-        while count > 0 {
+        while count >= least {
+            let halved = if count > least { (count / 2).max(least) } else { 0 };
             let Some((_, layout)) = self.shape(count) else {
-                count /= 2;
+                count = halved;
                 continue;
             };
             let error = match self.account.take(layout) {
@@ -415,9 +436,11 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             count = match error.reason() {
                 Reason::Limit => {
                     let pages = error.left() & !(self.account.page_bytes() - 1);
-                    (pages / (self.bytes + size_of::<T>())).min(count as usize - 1) as u32
+                    let count = (pages / (self.bytes + size_of::<T>())).min(count as usize - 1) as u32;
+                    least = least.min(count).max(1);
+                    count
                 }
-                _ => count / 2,
+                _ => halved,
             };
         }
         None
@@ -543,8 +566,7 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
     fn extent(&self) -> (u64, u64) {
         // Relaxed, twice: an estimate.
         let (next, end) = unpack(self.fresh.load(Ordering::Relaxed));
-        // After a reset, the slabs behind the current one still exist. Unused numbers between them are counted too;
-        // there are some only if a slab before the last was cut short.
+        // After a reset, the slabs behind the current one still exist.
         let last = self.last();
         let end = end.max(last.start + last.count);
         let left = match self.account.left() {

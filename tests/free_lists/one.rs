@@ -130,6 +130,57 @@ fn the_limit_is_kept_and_used_to_the_last_page() {
     assert_eq!(heap.stats().in_use, PageCount(0), "lists give all back");
 }
 
+/// A heap whose limit rises by a page at a time, or by a slot's pages, gives a list short slabs. They used up its
+/// places, and then it had no more slots, whatever the heap had.
+macro_rules! outgrows_short_slabs {
+    ($make:expr) => {
+        for size in [6144_usize, 500_000] {
+            let heap = PageHeap::new(System, Config::new(128 << 20).limit(PageCount(2))).unwrap();
+            let list = $make(layout(size, 8), &heap).unwrap();
+            let mut slots = Vec::new();
+            let mut fill = |pages| {
+                heap.set_limit(PageCount(pages));
+                slots.extend(std::iter::from_fn(|| list.allocate().ok()));
+                (slots.len(), list.stats().slabs)
+            };
+            let mut pages = 2;
+            let (all, slabs) = loop {
+                let before = fill(pages);
+                pages += (size + 16).div_ceil(8192);
+                if fill(pages) == before {
+                    break before;
+                }
+            };
+            assert!(slabs > 31, "{size}: {slabs}");
+            // It waits for a slab as long as all of these.
+            let error = list.allocate().unwrap_err();
+            assert_eq!((error.reason(), error.left()), (Reason::NoPages, usize::MAX), "{error}");
+            let (more, _) = fill(3 * pages);
+            assert!(more >= 2 * all, "{size}: {more} after {all}");
+            let (most, _) = fill(usize::MAX);
+            assert!(most * size > 32 << 20, "{size}: {most} after {more}");
+            // Each is found by its number, and by its address.
+            let starts: HashSet<_> = slots.iter().map(|slot| slot.addr()).collect();
+            assert_eq!(starts.len(), slots.len());
+            for slot in slots {
+                // SAFETY: allocated above, and freed once.
+                unsafe { list.try_deallocate(slot.cast()).unwrap() };
+            }
+            assert_eq!(list.stats().allocated, 0);
+        }
+    };
+}
+
+#[test]
+fn a_list_is_not_stuck_after_many_short_slabs() {
+    outgrows_short_slabs!(FreeList::new_in);
+}
+
+#[test]
+fn a_sharded_list_is_not_stuck_after_many_short_slabs() {
+    outgrows_short_slabs!(|layout, heap| ShardedFreeList::new_in(layout, 1, heap));
+}
+
 #[test]
 fn a_backing_that_is_full_is_told_from_a_limit() {
     let heap = PageHeap::new(System, Config::new(1 << 20).limit(PageCount(5))).unwrap();
