@@ -45,8 +45,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     pub(crate) fn lacks_memory(&self, page: PageIndex) -> bool {
         let (word, bit) = (page.0 / WORD_PAGES, page.0 % WORD_PAGES);
         // What a cache holds is read in two steps, so it may be said of the wrong word. That decides nothing: what is
-        // in caches is put back, and its mark with it. (Not if the owner is at
-        // work on it, or the system has no fence for that.)
+        // in caches is put back, and its mark with it. (Not if the owner is at work on it, or the system has no fence
+        // for that.)
         if S::COMMITS && self.cached_in(word) >> bit & 1 == 1 {
             self.seize_caches();
         }
