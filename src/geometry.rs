@@ -162,6 +162,9 @@ pub const BERTHS: usize = if IS_MODEL { 2 } else { 64 };
 /// How often a proof that there is no room checks whether a thread has left the turnstile, before the bits decide.
 pub const PROOF_ROUNDS: u32 = if IS_MODEL { 3 } else { 1 << 14 };
 
+/// The same in a handler of a fork.
+pub const PROOF_ROUNDS_FORKING: u32 = 1 << 4;
+
 /// How often a proof that there is no room searches at most, if other threads free pages during each search: 0.3 ms.
 /// (A model's other threads can disturb fewer.)
 pub const PROOF_SEARCHES: u32 = if IS_MODEL { 1 << 6 } else { 1 << 10 };

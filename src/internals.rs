@@ -46,8 +46,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// As the object layer asks, before it reports that there is no room.
     #[doc(hidden)]
-    pub fn has_cached_as_a_layer(&self) -> bool {
-        self.has_cached()
+    pub fn look_as_a_layer(&self) -> (bool, bool) {
+        self.look_at_caches()
     }
 
     /// As the object layer takes a run with room behind it.

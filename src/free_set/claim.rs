@@ -9,9 +9,9 @@
 #![forbid(unsafe_code)]
 
 use crate::bitmap::{self, Pieces};
-use crate::geometry::{PROOF_ROUNDS, PROOF_SEARCHES, Shape, WORD_PAGES, WORD_SHIFT};
+use crate::geometry::{PROOF_ROUNDS, PROOF_ROUNDS_FORKING, PROOF_SEARCHES, Shape, WORD_PAGES, WORD_SHIFT};
 use crate::hints::{Band, Mark};
-use crate::sync::{Ordering, Pass, fence_after_rmw, relax};
+use crate::sync::{Ordering, Pass, fence_after_rmw, is_forking, relax};
 
 use super::search::Trail;
 use super::{Claim, FreeSet, Request, Word, lowest_page};
@@ -279,15 +279,21 @@ impl<G: Shape> FreeSet<G> {
         // AcqRel, and a fence after it: partner is the fence in `given`, between bits and flag.
         self.seldom.provers.fetch_add(1, Ordering::AcqRel);
         fence_after_rmw();
+        // In a handler of a fork, who is inside may wait for the caller or, in the child, not exist.
+        let most = if is_forking() {
+            PROOF_ROUNDS_FORKING
+        } else {
+            PROOF_ROUNDS
+        };
         let (mut searched, mut stuck, mut undisturbed) = (0, 0, None);
         let result = loop {
             let (before, inside) = self.turnstile.look();
-            if inside > 0 && undisturbed == Some(before) && stuck < PROOF_ROUNDS {
+            if inside > 0 && undisturbed == Some(before) && stuck < most {
                 stuck += 1;
                 relax(stuck);
                 continue;
             }
-            let last = stuck >= PROOF_ROUNDS;
+            let last = stuck >= most;
             if let Some(found) = if last { by_bits() } else { attempt() } {
                 break Some(found);
             }

@@ -29,9 +29,10 @@
 //!
 //! - A heap that one of them opens is held at once, and let go with the others.
 //! - They start no background thread: the child would take it for its parent's, which has gone.
-//! - A refusal waits some 10 ms, not a good part of a second, for threads with pages on their way to the heap
-//!   (`heap/grow.rs`). Many of them wait for what this thread holds.
-//! - They must not wait for another thread that uses a heap: it waits for them.
+//! - A refusal hardly waits for other threads (`heap/grow.rs`, `object/reclaim.rs`): many of them wait for what this
+//!   thread holds.
+//! - They must not wait for another thread that uses a heap: it waits for them. Nor must the child of a fork that one
+//!   of them makes, before it has returned from there.
 //!
 //! (To register ours first, from a constructor with a number, would not do: the constructors of libraries come before
 //! any of the program's. The one section that comes before those is not for libraries.)
@@ -217,12 +218,16 @@ unsafe extern "C" fn parent() {
 }
 
 unsafe extern "C" fn child() {
-    if is_last() {
+    // Also in a child that a handler of a fork makes: it has one thread like any other, but is still in the middle of
+    // the fork that it was made in, which may have the locks held. What has been recovered is so a second time.
+    if is_forking() {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         source::recover_questions();
         let own = pthread::own();
         pthread::forget_leaving();
         heaps().for_each(|heap| heap.recover(own));
+    }
+    if is_last() {
         let_go();
     }
 }

@@ -395,16 +395,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         any
     }
 
-    /// Whether a thread is at work on a cache, or a cache holds pages. For a thread that has searched in vain: pages
-    /// that it missed because they were on their way from the set to a cache are seen here, in the one or the other.
+    /// Whether a thread is at work on a cache, and whether a cache holds pages. For a thread that has searched in vain:
+    /// pages that it missed because they were on their way from the set to a cache are seen here, in the one or the
+    /// other.
     ///
     /// Cost: 5 ns for each cache ever lent.
-    pub(crate) fn has_cached(&self) -> bool {
-        let mut any = false;
-        // In this order: who leaves has put into its slot what it claimed. And it entered before it claimed, which the
-        // search has seen (the words and summaries are read by Acquire).
-        self.for_each_handle(|slot| any |= !slot.is_left() || slot.holds_pages());
-        any
+    pub(crate) fn look_at_caches(&self) -> (bool, bool) {
+        let (mut busy, mut held) = (false, false);
+        self.for_each_handle(|slot| {
+            // In this order: who leaves has put into its slot what it claimed. And it entered before it claimed, which
+            // the search has seen (words and summaries are read by Acquire).
+            busy |= !slot.is_left();
+            held |= slot.holds_pages();
+        });
+        (busy, held)
     }
 
     /// As [`fence_heavy`], counted.
@@ -443,7 +447,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return self.ready_for(&request, start);
         }
         // Our own pages may be what is missing: flush them before the heap grows or refuses.
-        self.flush_slot(&slot);
+        self.flush_announced(&slot);
         drop((slot, pass));
         self.try_with(&request)
     }

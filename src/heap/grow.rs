@@ -25,9 +25,12 @@ const MOST_AHEAD: usize = 64 << 20;
 /// pauses, of whatever length those are.)
 const ROUNDS: u32 = 1 << 20;
 
-/// The same in a handler of a fork: some 10 ms. Many of those threads wait for what the caller holds for the fork, or,
-/// in the child, do not exist.
-const ROUNDS_FORKING: u32 = 1 << 14;
+/// The same in a handler of a fork: a few yields. Many of those threads wait for what the caller holds for the fork, or,
+/// in the child, do not exist; and all others wait meanwhile.
+const ROUNDS_FORKING: u32 = 1 << 4;
+
+/// How often it yields at last until nobody has pages in hand, after others have come and gone.
+const ROUNDS_TO_CALM: u32 = 1 << 12;
 
 /// How often an allocation that is about to be refused tries once more because one of those threads has entered or
 /// left.
@@ -159,7 +162,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // Each time somebody has come or gone. Who stayed meanwhile, unnoticed among them, has left when nobody is
         // inside.
-        while is_awaited(look()) && *waits <= most {
+        let most = most.min(waits.saturating_add(ROUNDS_TO_CALM));
+        while is_awaited(look()) && *waits < most {
             *waits += 1;
             relax(*waits);
         }

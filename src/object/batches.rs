@@ -67,7 +67,7 @@ impl Spans {
 
     /// Whether a batch of the class is stored, as far as can be seen. O(lanes).
     pub(super) fn has_batch(&self, class: SizeClass) -> bool {
-        self.store.count(class.index()) > 0
+        self.store.has_kind(class.index())
     }
 
     /// Whether any batch is stored, or in the hand of a thread that is about to put it back. O(lanes).

@@ -39,7 +39,7 @@ use core::time::Duration;
 use crate::heap::{Above, Clock};
 use crate::scavenge::pressure::Notices;
 use crate::source::Source;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, seize, wake};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, is_forking, seize, wake};
 use crate::units::PageCount;
 
 use super::register::{Listed, Registered, Rounds};
@@ -81,7 +81,7 @@ pub(super) const PART: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seized {
     /// It was done: the system has the fence that it needs.
-    fenced: bool,
+    pub(super) fenced: bool,
     /// No thread was at work on its structure.
     all: bool,
     /// One that was at work keeps slots, runs or pages for racks, or who is at work is not known.
@@ -176,11 +176,12 @@ impl Keeper {
             && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING << self.failures.load(Ordering::Relaxed)
     }
 
-    /// As [`is_wanted`](Self::is_wanted), for a caller that must check whether it may start one: yes only so often.
+    /// As [`is_wanted`](Self::is_wanted), for a caller that must check whether it may start one: yes only so often, and
+    /// not in a handler of a fork.
     #[inline]
     pub fn is_wanted_by_anybody(&self) -> bool {
         // Relaxed: as in `count`.
-        self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+        self.is_wanted() && !is_forking() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
     }
 
     /// The one that was being started could not be: the system refuses threads. The next attempt comes after twice as

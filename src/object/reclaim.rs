@@ -17,14 +17,17 @@
 //!   misses. So a refusal stands only when the next round has found nothing.
 //! - What is on its way into a cache of pages, or back to a store, is in neither place, and nobody announces that: it
 //!   happens too often. So caches and stores are looked at once more after the attempt. Who has pages in hand there is
-//!   marked as at work on its cache, and the bytes of a batch are counted until somebody keeps it.
+//!   marked as at work on its cache, and is waited for like one at work on its structure; the bytes of a batch are
+//!   counted until somebody keeps it. (A cache that gives pages back holds them until they are in the heap.)
 //! - A thread that releases memory may have slots in hand (`punch.rs`), and one that empties what it keeps has some on
 //!   their way to the heap: that one is waited for (`announce` in `threads.rs`).
 //!
 //! Two rounds are no proof: a thread that exchanges two runs between its shelf and the program, and does so again
 //! before the second round, has kept one all the time, and the rounds may have seen none.
 //!
-//! And one slot is not found if a thread was preempted between two certain instructions of a pop (`sync/owner.rs`).
+//! Nor is a new span found, for the slots that its taker leaves, if the taker keeps nothing and was preempted before
+//! the span is in its class. And one slot is not found if a thread was preempted between two certain instructions of a
+//! pop (`sync/owner.rs`).
 //!
 //! Worked: six threads on two processors, with 4 of 32 MiB in use. One of 150 runs of a million operations each had a
 //! request refused when all eight rounds only yielded, none of them now.
@@ -35,10 +38,11 @@
 
 #![forbid(unsafe_code)]
 
+use core::cell::Cell;
 use core::time::Duration;
 
 use crate::source::Source;
-use crate::sync::{relax, sleep};
+use crate::sync::{is_forking, relax, sleep};
 
 use super::{Objects, Thread};
 
@@ -63,8 +67,19 @@ struct Reclaimed {
     reached: bool,
     /// A thread was at work on its structure, and keeps something.
     missed: bool,
+    /// The system has the fence that it takes to reach threads and caches, as far as is known.
+    fenced: bool,
     /// Pages were found anywhere.
     found: bool,
+}
+
+/// What there is after an attempt.
+#[derive(Clone, Copy, Default)]
+struct Left {
+    /// A thread is at work on its cache of pages, and may have some in hand.
+    in_hand: bool,
+    /// Or a cache that can be reached holds pages, or there is a batch in a store, or on its way back there.
+    any: bool,
 }
 
 impl<S: Source + 'static> Objects<S> {
@@ -78,32 +93,48 @@ impl<S: Source + 'static> Objects<S> {
         if got.is_some() {
             return got;
         }
+        // In a handler of a fork, others wait for this thread: it does not sleep, or make more rounds, for them.
+        let may_sleep = thread.has_user() && !is_forking();
         let (mut was_reached, mut times_reached, mut waits) = (false, 0, 0);
         for round in 0..ROUNDS {
             let seen = self.heap.releases();
             let reclaimed = self.reclaim(thread);
+            let left = Cell::new(Left::default());
             // At once: until the thread yields, others rarely get to free anything.
-            let got = self.heap.at_last(&mut waits, || attempt(None));
-            let stands = was_reached && reclaimed.reached && !reclaimed.found;
-            // In this order: if a lot was there and is gone, who took it had come first. In caches and stores, or on
-            // their way there, may be what the round and the attempt missed.
-            let is_calm = !self.aside.has_any()
-                && self.heap.releases() == seen
-                && !self.heap.has_cached()
-                && !self.spans.has_stored();
-            times_reached += u32::from(reclaimed.reached || !thread.has_user());
+            let got = self.heap.at_last(&mut waits, || {
+                let got = attempt(None);
+                if got.is_none() {
+                    left.set(self.look_again(reclaimed.fenced));
+                }
+                got
+            });
+            let (left, missed) = (left.get(), reclaimed.missed || left.get().in_hand);
+            let reached = reclaimed.reached && !left.in_hand;
+            let stands = was_reached && reached && !reclaimed.found && !left.any;
+            // In this order: if a lot was there and is gone, who took it had come first.
+            let is_calm = !self.aside.has_any() && self.heap.releases() == seen;
+            times_reached += u32::from(reached || !may_sleep);
             if got.is_some() || stands && is_calm || times_reached == ROUNDS_REACHING {
                 return got;
             }
-            was_reached = reclaimed.reached;
+            was_reached = reached;
             // Let other threads run.
-            if reclaimed.missed && thread.has_user() && round >= ROUNDS_AWAKE {
+            if missed && may_sleep && round >= ROUNDS_AWAKE {
                 sleep(SLEEP);
             } else {
                 relax(YIELDING_ROUND);
             }
         }
         None
+    }
+
+    /// What an attempt may have missed because it was on its way into a cache or a store. To be called before
+    /// [`at_last`](crate::PageHeap::at_last) sees whether anybody has come or gone.
+    fn look_again(&self, fenced: bool) -> Left {
+        let (in_hand, held) = self.heap.look_at_caches();
+        // What nobody can reach is refused, not waited for.
+        let any = in_hand || held && fenced || self.spans.has_stored();
+        Left { in_hand, any }
     }
 
     /// Empties what it can reach.
@@ -117,13 +148,13 @@ impl<S: Source + 'static> Objects<S> {
         pages += self.flush(thread);
         pages += self.empty_vacant_by_one();
         // When many allocations fail at once, one round serves all that waited for it. Bounded.
-        let (begun, mut missed) = (self.register.begun(), false);
+        let (begun, mut missed, mut fenced) = (self.register.begun(), false, true);
         if let Some(rounds) = self.register.rounds_within(ROUND_MILLISECONDS)
             && self.register.begun() == begun
         {
             let seized = self.seize_threads(&rounds);
             pages += seized.pages;
-            missed = seized.missed;
+            (missed, fenced) = (seized.missed, seized.fenced);
             reached &= !missed;
         } else {
             reached = false;
@@ -133,6 +164,11 @@ impl<S: Source + 'static> Objects<S> {
         // Those of sleeping threads.
         let cached = self.heap.seize_caches();
         let found = pages > 0 || cached;
-        Reclaimed { reached, missed, found }
+        Reclaimed {
+            reached,
+            missed,
+            fenced,
+            found,
+        }
     }
 }

@@ -188,8 +188,8 @@ impl Stack {
     }
 
     fn take(&self, links: &impl BatchLinks) -> Option<BatchPlace> {
-        // A thread that comes too early goes without. Acquire: as in `take_all`, for one who goes on to ask `has_any`.
-        if Chain(self.word.load(Ordering::Acquire)) == Chain::EMPTY {
+        // A thread that comes too early goes without.
+        if self.is_empty() {
             return None;
         }
         let mut chain = self.take_all();
@@ -200,10 +200,16 @@ impl Stack {
         Some(batch)
     }
 
+    fn is_empty(&self) -> bool {
+        // Acquire: as in `take_all`, and pairs with its release, for one who goes on to ask `has_any`, or who is there.
+        Chain(self.word.load(Ordering::Acquire)) == Chain::EMPTY
+    }
+
     fn take_all(&self) -> Chain {
         // Acquire: pairs with the releases of `put` and `put_back`, those before the last included: each change of the
-        // word is a read-modify-write, and so continues the release sequence of the one before.
-        Chain(self.word.swap(0, Ordering::Acquire))
+        // word is a read-modify-write, and so continues the release sequence of the one before. Release: who finds the
+        // stack empty, by Acquire, sees that the taker had announced itself before, if it did (`Objects::announce`).
+        Chain(self.word.swap(0, Ordering::AcqRel))
     }
 
     fn put_back(&self, links: &impl BatchLinks, mut chain: Chain) {
@@ -316,8 +322,8 @@ impl Store {
         self.lanes.get(hint & (self.lanes.len() - 1))
     }
 
-    /// How many batches of a kind there are: a snapshot, without those that a thread is about to put back.
-    pub fn count(&self, kind: usize) -> u32 {
+    /// How many batches of a kind there are.
+    fn count(&self, kind: usize) -> u32 {
         let counts = self.lanes().map(|lane| lane.stacks[kind].chain().count());
         counts.fold(0, u32::saturating_add)
     }
@@ -338,11 +344,16 @@ impl Store {
         sum
     }
 
+    /// Whether there is a batch of a kind: a snapshot, without those that a thread is about to put back.
+    pub fn has_kind(&self, kind: usize) -> bool {
+        self.lanes().any(|lane| !lane.stacks[kind].is_empty())
+    }
+
     /// Whether any batch whose bytes are counted is here, or in the hand of a thread that is about to put it back. For
     /// one that has found none: it sees the bytes of those that it missed.
     pub fn has_any(&self) -> bool {
         // Relaxed: bytes are added before the batch is put, and less only after it is taken; who has found a stack
-        // empty (by Acquire, in `Stack::take`) sees that they were added.
+        // empty (by Acquire, in `is_empty`) sees that they were added.
         self.lanes().any(|lane| lane.bytes.load(Ordering::Relaxed) > 0)
     }
 

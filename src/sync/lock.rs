@@ -149,13 +149,15 @@ impl Lock {
     /// leaves what the lock protects as others may find it.
     pub(crate) fn keep(&self) {
         // Relaxed: only for this thread, in `take_kept`.
-        self.state.fetch_or(KEPT, Ordering::Relaxed);
+        let before = self.state.fetch_or(KEPT, Ordering::Relaxed);
+        debug_assert!(before & (KEPT | LENT) == 0);
     }
 
     /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child.
     pub(crate) fn let_go(&self) {
         // Relaxed: as in `keep`; what follows releases the lock.
-        self.state.fetch_and(!KEPT, Ordering::Relaxed);
+        let before = self.state.fetch_and(!KEPT, Ordering::Relaxed);
+        debug_assert!(before & (KEPT | LENT) == KEPT);
         self.unlock();
     }
 

@@ -17,6 +17,7 @@ use super::*;
 const BUSY: &str = "early_handlers::a_handler_that_comes_before_the_heaps_own_may_allocate_and_free";
 const FULL: &str = "early_handlers::in_a_full_heap_such_a_handler_is_refused_and_does_not_wait";
 const OPENED: &str = "early_handlers::a_heap_that_such_a_handler_opens_is_held_too";
+const NESTED: &str = "early_handlers::a_child_that_such_a_handler_makes_is_like_any_other";
 const FRESH: &str = "early_handlers::such_a_handler_may_be_the_first_that_a_thread_allocates_in";
 
 // SAFETY: the section holds pointers to functions, which are called once, with arguments that this one does not take.
@@ -58,6 +59,7 @@ extern "C" fn constructor() {
         Some(name) if name == BUSY.as_bytes() || name == FRESH.as_bytes() => [prepare, parent, child],
         Some(name) if name == FULL.as_bytes() => [try_all, try_all, try_all],
         Some(name) if name == OPENED.as_bytes() => [open, look, look],
+        Some(name) if name == NESTED.as_bytes() => [nothing, fork_again, nothing],
         _ => return,
     };
     // The first allocation opens the heap.
@@ -169,7 +171,7 @@ fn a_handler_that_comes_before_the_heaps_own_may_allocate_and_free() {
     }
 }
 
-/// Whether the heap's own thread starts, and works.
+/// Whether the heap's own thread starts, and works, in a process of one other thread.
 fn has_keeper() -> bool {
     let begin = Instant::now();
     while !HEAP.has_background_thread() {
@@ -179,7 +181,8 @@ fn has_keeper() -> bool {
         }
     }
     thread::sleep(Duration::from_millis(5));
-    work(3)
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    work(3) && threads == 2
 }
 
 /// A thread gets its structure in the handler: in each of the places.
@@ -215,6 +218,7 @@ fn such_a_handler_may_be_the_first_that_a_thread_allocates_in() {
 /// The heap that `open` has made, and whether another thread has had a block of it.
 static MADE: AtomicPtr<Heap<System>> = AtomicPtr::new(ptr::null_mut());
 static IS_USED: AtomicBool = AtomicBool::new(false);
+static IS_WAITING: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn open() {
     let heap = Heap::new(System, Config::new(1 << 24)).unwrap();
@@ -240,6 +244,7 @@ fn a_heap_that_such_a_handler_opens_is_held_too() {
     let layout = Layout::new::<u64>();
     thread::scope(|scope| {
         let other = scope.spawn(|| {
+            IS_WAITING.store(true, Ordering::Relaxed);
             while MADE.load(Ordering::Relaxed).is_null() {
                 std::hint::spin_loop();
             }
@@ -249,11 +254,55 @@ fn a_heap_that_such_a_handler_opens_is_held_too() {
             IS_USED.store(true, Ordering::Relaxed);
             got
         });
+        while !IS_WAITING.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
         // SAFETY: as above; the heap is made by then, before the fork.
         let has_memory = || unsafe { &*MADE.load(Ordering::Relaxed) }.allocate(layout).is_some();
         assert!(ended_well(fork(has_memory)));
         assert!(other.join().unwrap() && has_memory());
     });
+}
+
+/// The child that `fork_again` has made, and whether this is it.
+static MADE_AGAIN: AtomicUsize = AtomicUsize::new(0);
+static IS_NESTED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn nothing() {}
+
+/// Once, in the parent. Its child goes on as if it were the parent of the first fork.
+unsafe extern "C" fn fork_again() {
+    if !IS_USED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the child uses no locks of other threads.
+        let id = unsafe { libc::fork() };
+        IS_NESTED.store(id == 0, Ordering::Relaxed);
+        MADE_AGAIN.store(id as usize, Ordering::Relaxed);
+        assert!(work(1));
+    }
+}
+
+/// It took its parent's threads for its own: the heap's, too, so that it never got one.
+#[test]
+fn a_child_that_such_a_handler_makes_is_like_any_other() {
+    if !is_child() {
+        return assert!(run(NESTED));
+    }
+    // SAFETY: as above.
+    unsafe { libc::alarm(240) };
+    assert!(ARE_EARLY.load(Ordering::Relaxed));
+    while !HEAP.has_background_thread() {
+        drop(vec![1_u8; 3 << 20]);
+    }
+    let _load = Load::new(3);
+    let id = fork(|| work(2));
+    if IS_NESTED.load(Ordering::Relaxed) {
+        let is_alone = !HEAP.has_background_thread() && HEAP.snapshot().stats.threads == 1;
+        HEAP.check().unwrap();
+        let sound = is_alone && is_good(1) && has_keeper() && ended_well(fork(|| work(3)));
+        // SAFETY: runs no handlers and no destructors.
+        unsafe { libc::_exit(i32::from(!sound)) };
+    }
+    assert!(ended_well(id) && ended_well(MADE_AGAIN.load(Ordering::Relaxed) as libc::pid_t));
 }
 
 /// Blocks of several lengths, if there are any.

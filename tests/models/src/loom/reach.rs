@@ -10,10 +10,12 @@
 //!   requester            caches: none ── search: no ── and again ──── caches now?
 //! ```
 
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
-use pageheap::internals::{Shape, Table};
+use loom::sync::atomic::AtomicUsize;
+use pageheap::internals::{Shape, Table, Turnstile};
 use pageheap::object::{BatchLinks, BatchPlace, Chain, Store};
 
 use super::paper::{Heap, finish, give_to, heap_of_no_shards_with, run, take, take_from};
@@ -30,14 +32,14 @@ enum Asks {
 }
 
 /// As `Objects::try_at_last`: whether the request is not refused, and how many pages it got.
-fn request<G: Shape>(heap: &Heap<G>, asks: Asks) -> (bool, usize) {
+fn request<G: Shape>(heap: &Heap<G>, pages: usize, asks: Asks) -> (bool, usize) {
     let mut was_bare = false;
     for _ in 0..ROUNDS {
         let found = heap.seize_as_a_layer();
-        if take(heap, 1).is_some() {
-            return (true, 1);
+        if take(heap, pages).is_some() {
+            return (true, pages);
         }
-        let is_bare = || asks == Asks::NotAgain || !heap.has_cached_as_a_layer();
+        let is_bare = || asks == Asks::NotAgain || heap.look_as_a_layer() == (false, false);
         if was_bare && !found && is_bare() {
             return (false, 0);
         }
@@ -48,11 +50,11 @@ fn request<G: Shape>(heap: &Heap<G>, asks: Asks) -> (bool, usize) {
 
 /// Two pages are free. A cache takes their word, and gives out one.
 fn refilled(asks: Asks) {
-    explore(4, move || {
+    explore(3, move || {
         let heap = heap_of_no_shards_with::<One>(1, &[(60, 1), (62, 1)]);
         let other = Arc::clone(&heap);
         let cache = heap.cache().unwrap();
-        let thread = spawn(move || request(&other, asks));
+        let thread = spawn(move || request(&other, 1, asks));
         let mine = usize::from(take_from(&cache, 1).is_some());
         let (served, theirs) = thread.join().unwrap();
         assert!(served, "refused for what was on its way to a cache");
@@ -73,13 +75,14 @@ fn who_does_not_look_for_caches_again_is_refused() {
 }
 
 /// A cache collects a freed page, and gives it back when it collects one of another word. (Its own word is the first.)
-fn turned_over(asks: Asks) {
-    explore(3, move || {
+#[test]
+fn nobody_is_refused_for_what_is_on_its_way_from_a_cache() {
+    explore(3, || {
         let heap = heap_of_no_shards_with::<Two>(2, &[]);
         let other = Arc::clone(&heap);
         let cache = heap.cache().unwrap();
         give_to(&cache, run(70, 1));
-        let thread = spawn(move || request(&other, asks));
+        let thread = spawn(move || request(&other, 1, Asks::NotAgain));
         give_to(&cache, run(133, 1));
         let (served, theirs) = thread.join().unwrap();
         assert!(served, "refused for what was on its way from a cache");
@@ -88,15 +91,22 @@ fn turned_over(asks: Asks) {
     });
 }
 
+/// A cache has collected two pages, and gives them back when it takes the word with the only free page, which leaves it
+/// empty.
 #[test]
-fn nobody_is_refused_for_what_is_on_its_way_from_a_cache() {
-    turned_over(Asks::Again);
-}
-
-#[test]
-#[should_panic(expected = "refused for what was on its way from a cache")]
-fn who_does_not_look_for_caches_again_is_refused_for_what_comes_back() {
-    turned_over(Asks::NotAgain);
+fn nobody_is_refused_for_what_a_cache_gives_back_before_it_is_refilled() {
+    explore(2, || {
+        let heap = heap_of_no_shards_with::<One>(1, &[(5, 1)]);
+        let other = Arc::clone(&heap);
+        let cache = heap.cache().unwrap();
+        give_to(&cache, run(70, 2));
+        let thread = spawn(move || request(&other, 2, Asks::Again));
+        let mine = usize::from(take_from(&cache, 1).is_some());
+        let (served, theirs) = thread.join().unwrap();
+        assert!(served, "refused for what was on its way from a cache");
+        drop(cache);
+        finish(&heap, 3 - mine - theirs, 0, None);
+    });
 }
 
 /// A store of one lane, and the words that link its batches, of a byte each.
@@ -141,6 +151,35 @@ impl BatchLinks for Shelf {
         // SAFETY: as above.
         self.word(batch).with_mut(|word| unsafe { *word = behind.into_bits() });
     }
+}
+
+/// A thread takes the only batch, announced, and sends it home. Who finds the store empty, and then that nobody is
+/// there, sees it at home.
+#[test]
+fn nobody_is_refused_for_a_batch_on_its_way_home() {
+    explore(4, || {
+        let (shelf, movers, home) = (
+            Shelf::new(),
+            Arc::new(Turnstile::<1>::new()),
+            Arc::new(AtomicUsize::new(0)),
+        );
+        shelf.put(1);
+        let (other, turnstile, at_home) = (Arc::clone(&shelf), Arc::clone(&movers), Arc::clone(&home));
+        // As `Objects::take_announced`.
+        let thread = spawn(move || {
+            let _pass = turnstile.enter(0);
+            if other.take() {
+                at_home.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        if !shelf.take() {
+            let seen = movers.look();
+            let got = home.fetch_add(0, Ordering::AcqRel) > 0;
+            let stands = seen.1 == 0 && movers.look() == seen && !shelf.store.has_any();
+            assert!(got || !stands, "refused for a batch on its way home");
+        }
+        thread.join().unwrap();
+    });
 }
 
 /// Of two stored batches a thread takes one, and puts the other back.
