@@ -57,7 +57,8 @@ impl ArenaConfig {
     }
 
     /// Preallocates `bytes` bytes when the arena is made; if that fails, so does making the arena. The arena keeps them
-    /// until it is told to shrink.
+    /// until it is told to shrink. In a list they are the first slab, and may have no more slots than a list:
+    /// 4,026,531,839.
     #[must_use]
     pub const fn prealloc(mut self, bytes: usize) -> Self {
         self.prealloc = bytes;

@@ -18,7 +18,8 @@ pub enum Reason {
     /// The backing has no pages: its own limit is reached, or the machine's memory is used up. Also for free lists; or
     /// it has fewer in a row than a list must take that has taken many short slabs (see [`FreeList`](super::FreeList)).
     NoPages,
-    /// Nothing so large can exist, whatever the limit: it would have more bytes than addresses can count.
+    /// Nothing so large can exist, whatever the limit: it would have more bytes than addresses can count; or a
+    /// preallocation would have more slots than any list.
     TooLarge,
     /// All slots are taken, and the list may not grow any further: its limit has no room for a slot, or it has as many
     /// slots as any list can have.
@@ -101,7 +102,7 @@ impl ArenaError {
 
     /// Bytes left of what ran out: of the limit for [`Reason::Limit`], [`Reason::NoPages`] and [`Reason::NoSlots`]
     /// (`usize::MAX` if there is none); of a slot for [`Reason::SlotTooSmall`]. For [`Reason::TooLarge`] the most bytes
-    /// that any objects can have, `isize::MAX`. For [`Reason::NoShards`], shards.
+    /// that any objects can have, `isize::MAX`, or that any list of such slots can. For [`Reason::NoShards`], shards.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.left

@@ -148,8 +148,9 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         let huge = config.slab.is_none() && config.whole_huge_pages;
         let least = config.prealloc.max(if huge { HUGE_BYTES } else { 0 });
         let first = match least.div_ceil(one) {
-            0 => 1 << (config.slab.unwrap_or(FIRST_BYTES) / one).max(1).ilog2(),
-            slots => slots.checked_next_power_of_two().ok_or(too_large)?,
+            0 => (config.slab.unwrap_or(FIRST_BYTES) / one).max(1).ilog2(),
+            // Rounded up.
+            slots => usize::BITS - (slots - 1).leading_zeros(),
         };
         Ok(Self {
             account: Account::new(backing, config),
@@ -157,7 +158,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             bytes,
             shift: bytes.trailing_zeros(),
             inverse: inverse(bytes >> bytes.trailing_zeros()),
-            first: first.min(MAX_SLOTS as usize / 2 + 1).ilog2(),
+            first: first.min(u32::BITS),
             directory: UnsafeCell::new([Slab::NONE; MAX_SLABS + 1]),
             slabs: AtomicUsize::new(0),
             fresh: AtomicU64::new(0),
@@ -179,6 +180,11 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         let too_large = ArenaError::too_large::<u8>(bytes);
         let (_, one) = self.shape(1).ok_or(too_large)?;
         let layout = Layout::from_size_align(bytes.max(one.size()), one.align()).map_err(|_| too_large)?;
+        // All slots that a list can have.
+        let most = (self.bytes + size_of::<T>()).saturating_mul(MAX_SLOTS as usize);
+        if layout.size() > most {
+            return Err(ArenaError::new(Reason::TooLarge, layout, most));
+        }
         let block = self.account.take(layout)?;
         let slab = self.divide(block, 0, 1, self.room(0));
         self.publish(slab);

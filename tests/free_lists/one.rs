@@ -7,7 +7,11 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use pageheap::arena::{Arena, ArenaConfig, FreeList, Reason, ShardedFreeList, SlotBox};
+#[cfg(target_pointer_width = "64")]
+use pageheap::arena::{Backing, Block};
 use pageheap::source::System;
+#[cfg(target_pointer_width = "64")]
+use pageheap::source::{Purpose, Reservation, Source};
 use pageheap::{Config, PageCount, PageHeap};
 
 fn layout(size: usize, align: usize) -> Layout {
@@ -291,6 +295,59 @@ fn the_slot_in_the_pocket_of_a_list_is_free() {
     list.reset();
     assert_eq!(list.stats().allocated, 0);
     assert_eq!([(); 3].map(|()| list.allocate().unwrap().cast()), slots);
+}
+
+/// Addresses without memory: a list does not touch what nobody has allocated.
+#[derive(Debug)]
+#[cfg(target_pointer_width = "64")]
+struct Bare(Reservation);
+
+// SAFETY: it would not be memory, if anything were allocated. Gives one block, once; nobody writes to it, so it counts
+// as zero.
+#[cfg(target_pointer_width = "64")]
+unsafe impl Backing for Bare {
+    fn page_bytes(&self) -> usize {
+        1 << 16
+    }
+
+    fn take(&self, bytes: usize, _: usize) -> Option<Block> {
+        assert!(bytes <= self.0.bytes);
+        Some(Block {
+            memory: NonNull::slice_from_raw_parts(self.0.base, bytes),
+            zeroed: true,
+        })
+    }
+
+    unsafe fn give(&self, _: NonNull<[u8]>) {}
+}
+
+/// The first slab had 2³⁰ slots at the most, and the rest of its memory was never used.
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn all_of_a_large_preallocation_is_for_slots() {
+    const BYTES: usize = 32 << 30;
+    let Some(reservation) = System.reserve(Purpose::Pages, BYTES, 1 << 16) else {
+        println!("skipped: no addresses");
+        return;
+    };
+    let base = reservation.base;
+    let config = ArenaConfig::new().prealloc(BYTES).limit(BYTES);
+    let list = FreeList::with_config_in(layout(8, 8), config, Bare(reservation)).unwrap();
+    let last = BYTES / (8 + 4) - 1;
+    let owns = |slot: usize| list.owns(base.as_ptr().wrapping_add(8 * slot));
+    assert!(owns(0) && owns(1 << 30) && owns(last) && !owns(last + 1));
+    assert_eq!(list.stats().reserved, BYTES);
+    // More slots than there are numbers.
+    let config = ArenaConfig::new().prealloc(2 * BYTES);
+    let error = FreeList::with_config_in(layout(8, 8), config, Bare(reservation)).unwrap_err();
+    let most = 4_026_531_839 * (8 + 4);
+    assert_eq!(
+        (error.reason(), error.asked(), error.left()),
+        (Reason::TooLarge, 2 * BYTES, most)
+    );
+    drop(list);
+    // SAFETY: reserved above, for pages, and nothing uses it.
+    unsafe { System.unreserve(Purpose::Pages, reservation) };
 }
 
 /// What was too much is the preallocation, not a slot.
