@@ -382,8 +382,9 @@ impl<B: Backing> ShardedFreeList<B> {
         self.shards.reset(Slots::reset);
     }
 
-    /// Returns statistics, in bytes. Takes 1.5 ns for each slot ever used. `peak` is the largest number of bytes that
-    /// were allocated, retired or held by shards at one time.
+    /// Returns statistics, in bytes. Takes 1.5 ns for each slot ever used. `committed` and `peak` both count all slots
+    /// that shards, or the depot between them, have ever had at one time: allocated, retired or waiting there. Some of
+    /// these may never have been handed out.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slots().stats(self.shards.count_live())

@@ -35,11 +35,13 @@ pub struct ArenaStats {
     pub reserved: usize,
     /// The part of `reserved` that has been handed out at least once since it was taken: an upper bound on resident
     /// memory, if the system provides memory on first touch. It excludes what an arena keeps for itself: a page at the
-    /// end of each slab, and the nodes of a list's slots.
+    /// end of each slab, and the nodes of a list's slots. For a sharded list, all slots that its shards, or the
+    /// depot between them, have ever had are included, also those never handed out.
     pub committed: usize,
     /// Handed out at present, including padding between objects.
     pub allocated: usize,
-    /// The maximum that `allocated` has reached. For a sharded list, slots held by its shards are included.
+    /// The maximum that `allocated` has reached. For a sharded list, slots in its shards and in the depot between
+    /// them are included, so it is the same as `committed`.
     pub peak: usize,
     /// Blocks taken from the backing and not returned.
     pub slabs: usize,
