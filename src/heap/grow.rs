@@ -25,8 +25,8 @@ const MOST_AHEAD: usize = 64 << 20;
 /// pauses, of whatever length those are.)
 const ROUNDS: u32 = 1 << 20;
 
-/// The same in a handler of a fork: a few yields. Many of those threads wait for what the caller holds for the fork, or,
-/// in the child, do not exist; and all others wait meanwhile.
+/// The same in a handler of a fork: a few yields. Many of those threads wait for what the caller holds for the fork,
+/// or, in the child, do not exist; and all others wait meanwhile.
 const ROUNDS_FORKING: u32 = 1 << 4;
 
 /// How often it yields at last until nobody has pages in hand, after others have come and gone.
