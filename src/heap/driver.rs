@@ -282,7 +282,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// One step of the scavenger, for programs with a loop of their own. Returns how long to wait before the next step;
-    /// calling earlier or later does no harm. [`Duration::ZERO`] means more to do, after a step in no time by the clock.
+    /// calling earlier or later does no harm. [`Duration::ZERO`] means more to do, and that the step took no time.
     /// [`Duration::MAX`] means that everything has been given back, and nothing needs to be done until pages are
     /// allocated and freed again. Nothing reports that: so a loop must look again after a second, say.
     ///
