@@ -145,8 +145,8 @@ impl Slot {
         self.busy.load(Ordering::Acquire) == 0
     }
 
-    /// Whether it holds pages, read from any thread: a momentary view. Who finds that it holds none sees, in the set,
-    /// those that it has given back.
+    /// Whether it holds pages, read from any thread: a momentary view. Who finds that it holds none, because its owner
+    /// is giving them back, then sees the owner at work ([`is_left`](Self::is_left)), or sees them in the set.
     pub(crate) fn holds_pages(&self) -> bool {
         // Acquire, both: pairs with the releases in `flush` and `flush_buffer`.
         self.free.load(Ordering::Acquire) | self.buffer.load(Ordering::Acquire) != 0
@@ -281,16 +281,15 @@ impl Slot {
             return Ok(());
         }
         let index = self.buffer_word.load(Ordering::Relaxed);
+        // First, as the owner may end in the middle, and nothing may be in two places then. Release: after the mark of
+        // an owner at work, for who finds nothing here; partner: `holds_pages`.
+        self.buffer.store(0, Ordering::Release);
         bump(&self.flushes);
-        let given = set.release_word(Word {
+        set.release_word(Word {
             index,
             free,
             scavenged: 0,
-        });
-        // Release, and only now: they are always seen in one of the two places; partner: `holds_pages`. Nobody else
-        // takes them from here meanwhile.
-        self.buffer.store(0, Ordering::Release);
-        given
+        })
     }
 
     /// Gives everything back to the heap: at most two read-modify-writes on the bitmap.
@@ -306,12 +305,11 @@ impl Slot {
         let owned = if word.free == 0 {
             Ok(())
         } else {
-            bump(&self.flushes);
-            let given = set.release_word(word);
-            self.scavenged.store(0, Ordering::Relaxed);
-            // Release, and only now: as in `flush_buffer`.
+            // First, and Release: as in `flush_buffer`.
             self.free.store(0, Ordering::Release);
-            given
+            self.scavenged.store(0, Ordering::Relaxed);
+            bump(&self.flushes);
+            set.release_word(word)
         };
         self.flush_buffer(set).and(owned)
     }

@@ -129,6 +129,7 @@ impl fmt::Display for ArenaError {
                 f,
                 "the backing has no such pages, though the arena's limit leaves {left} bytes"
             ),
+            Reason::TooLarge if *left < isize::MAX as usize => write!(f, "such a list has {left} bytes at the most"),
             Reason::TooLarge => write!(f, "nothing can have more than {left} bytes"),
             Reason::NoSlots if *left == usize::MAX => write!(f, "no slot is free, and no list can have more"),
             Reason::NoSlots => write!(

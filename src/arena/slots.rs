@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A slot is known by its number, from 1. Because slabs double, the highest bit of a number gives its slab. Finding the
-//! slot at an address takes two looks on average, since half of all slots lie in the last slab.
+//! slot at an address takes two looks on average, since half of all slots lie in the last slab, if none was cut short.
 //!
 //! **Short slabs.** If the limit or the backing has no room for a whole slab, the slab is as long as possible, and the
 //! next one begins with the number behind its end. The slab of a number is then the one that its highest bit gives, or
@@ -198,7 +198,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         self.directory.get().cast::<Slab>().wrapping_add(index)
     }
 
-    /// The last slab, which has half of all slots; an entry without slots if there is no slab.
+    /// The last slab, which as a rule has half of all slots; an entry without slots if there is no slab.
     #[inline(always)]
     fn last(&self) -> &Slab {
         // Acquire: pairs with the Release of `publish`.
@@ -224,9 +224,9 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         let mut at = (u64::BITS - (u64::from(index) >> self.first).leading_zeros()) as usize + 1;
         loop {
             debug_assert!(at <= MAX_SLABS);
-            // SAFETY: those before have at most `1 << (first + at - 2)` slots, as each at most doubles their number,
-            // and the index is no less. So it is in this slab or in one behind it. A slot's number became known after
-            // its slab was written, as were all before that; entries are written once.
+            // SAFETY: there are none before, or those have at most `1 << (first + at - 2)` slots, as each at most
+            // doubles their number, and the index is no less. So it is in this slab or in one behind it. A slot's
+            // number became known after its slab was written, as were all before that; entries are written once.
             let slab = unsafe { &*self.entry(at) };
             if index.wrapping_sub(slab.start) < slab.count {
                 return (slab, (index - slab.start) as usize);

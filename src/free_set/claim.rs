@@ -266,9 +266,9 @@ impl<G: Shape> FreeSet<G> {
     /// for ever. The answer is then not proved: that many searches found nothing, each of them disturbed.
     ///
     /// If no thread passes but one stays inside (it was preempted there), there is nothing new to search for. We only
-    /// read the turnstile, at most [`PROOF_ROUNDS`] times over all searches. Then the bits decide, provided that no
-    /// thread passes while they are read. That answer can be wrong in one way only: by pages of a long run that the
-    /// thread inside holds and will give back.
+    /// read the turnstile, at most [`PROOF_ROUNDS`] times over all searches (16 in a handler of a fork). Then the bits
+    /// decide, provided that no thread passes while they are read. That answer can be wrong in one way only: by pages
+    /// of a long run that the thread inside holds and will give back.
     #[cold]
     fn claim_or_prove<T>(
         &self,

@@ -29,8 +29,8 @@
 //!
 //! - A heap that one of them opens is held at once, and let go with the others.
 //! - They start no background thread: the child would take it for its parent's, which has gone.
-//! - A refusal hardly waits for other threads (`heap/grow.rs`, `object/reclaim.rs`): many of them wait for what this
-//!   thread holds.
+//! - A refusal hardly waits for other threads (`heap/grow.rs`, `object/reclaim.rs`, `free_set/claim.rs`): many of them
+//!   wait for what this thread holds.
 //! - They must not wait for another thread that uses a heap: it waits for them. Nor must the child of a fork that one
 //!   of them makes, before it has returned from there.
 //!

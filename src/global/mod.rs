@@ -127,7 +127,7 @@ const CACHES: usize = 1 << 14;
 /// * `fork`: the child can allocate, free what it inherited, start threads and fork again, whatever the parent's other
 ///   threads were doing. What those threads held in caches and magazines is lost to the child. Handlers of
 ///   `pthread_atfork` may use the heap too. (One that a constructor has registered before the process's first
-///   allocation must not wait for other threads that use it.)
+///   allocation must not wait for other threads that use it, and nor must a child that it makes, before it returns.)
 ///
 /// # What it takes
 ///

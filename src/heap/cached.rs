@@ -363,7 +363,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Takes the pages in caches whose owners are not working on them, including those of sleeping threads, back into
     /// the set. Only flushes wait for this. Does nothing if the system has no suitable fence. Returns whether any cache
-    /// held pages, as far as could be seen.
+    /// held pages, or may have had some in hand, as far as could be seen.
     ///
     /// Cost: one system call (some microseconds), 5 ns for each cache ever lent, two read-modify-writes for each one
     /// that holds pages.
@@ -371,10 +371,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let Some(_guard) = self.driver.seizer.try_lock() else {
             return true;
         };
-        let mut any = false;
-        self.for_each_handle(|slot| any |= slot.holds_pages());
-        if !any || !self.barrier() {
-            return false;
+        let (mut held, mut busy) = (false, false);
+        self.for_each_handle(|slot| {
+            // In this order: who has given back what is no longer here, and has left, is acquired from.
+            held |= slot.holds_pages();
+            busy |= !slot.is_left();
+        });
+        if !held || !self.barrier() {
+            return busy;
         }
         // Held until the pages are back: a thread that is about to report that there is no room waits for them.
         let _pass = self.pass();
@@ -392,7 +396,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // Release: pairs with the acquire of `Slot::own`.
         self.driver.seizing.store(0, Ordering::Release);
-        any
+        true
     }
 
     /// Whether a thread is at work on a cache, and whether a cache holds pages. For a thread that has searched in vain:

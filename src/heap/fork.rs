@@ -38,6 +38,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.scavengers.clear();
         self.movers.clear();
         self.set.recover();
+        // Whoever was at work on a cache or a shard is gone, and may have left it half changed: its pages are lost.
+        self.for_each_slot(|slot| {
+            if !slot.is_left() {
+                slot.forget();
+            }
+        });
         // Marks have gone with their pages, and a thread may have been between a mark and its count.
         let (grown, _, mut scavenged) = self.set.count();
         self.for_each_slot(|slot| scavenged += slot.state().scavenged);
@@ -87,6 +93,24 @@ mod tests {
         let found = heap.allocate(PageCount(8)).unwrap();
         assert_eq!(found.start().0, word * WORD_PAGES + 8);
         assert!(heap.allocate(PageCount(1)).is_none());
+    }
+
+    /// Whoever was at work on a cache when the process forked does not exist in the child. A request that fails there
+    /// waited for it, each time.
+    #[test]
+    fn nobody_is_at_work_on_a_cache() {
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(4 << 20).caches(2).shards(1)).unwrap();
+        let cache = heap.cache().unwrap();
+        cache.allocate(PageCount(1)).unwrap();
+        heap.for_each_slot(|slot| core::mem::forget(slot.try_enter()));
+        assert_eq!(heap.look_at_caches(), (true, true));
+        heap.hold();
+        heap.recover();
+        heap.let_go();
+        assert_eq!(heap.look_at_caches(), (false, false), "its pages are lost");
+        heap.check().unwrap();
+        assert!(heap.allocate_on(0, PageCount(1)).is_some() && cache.allocate(PageCount(1)).is_some());
+        heap.check().unwrap();
     }
 
     #[test]

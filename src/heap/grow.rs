@@ -153,7 +153,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             while look() == seen {
-                if !is_awaited(seen) || *waits > most {
+                if !is_awaited(seen) || *waits >= most {
                     return None;
                 }
                 *waits += 1;

@@ -298,6 +298,7 @@ impl<S: Source + 'static> Objects<S> {
         };
         // Once, before any thread is barred: the first barrier of a process may take long.
         if !self.reaches_threads() {
+            sum.fenced = false;
             return sum;
         }
         // Until the slots are back: a thread that is about to report failure waits for them.
@@ -308,6 +309,7 @@ impl<S: Source + 'static> Objects<S> {
             sum.all &= seized.all;
             sum.missed |= seized.missed;
             sum.pages += seized.pages;
+            sum.fenced &= seized.fenced;
             seized.fenced
         });
         sum

@@ -18,12 +18,13 @@
 //! - What is on its way into a cache of pages, or back to a store, is in neither place, and nobody announces that: it
 //!   happens too often. So caches and stores are looked at once more after the attempt. Who has pages in hand there is
 //!   marked as at work on its cache, and is waited for like one at work on its structure; the bytes of a batch are
-//!   counted until somebody keeps it. (A cache that gives pages back holds them until they are in the heap.)
+//!   counted until somebody keeps it.
 //! - A thread that releases memory may have slots in hand (`punch.rs`), and one that empties what it keeps has some on
 //!   their way to the heap: that one is waited for (`announce` in `threads.rs`).
 //!
 //! Two rounds are no proof: a thread that exchanges two runs between its shelf and the program, and does so again
-//! before the second round, has kept one all the time, and the rounds may have seen none.
+//! before the second round, has kept one all the time, and the rounds may have seen none. And when others come and go
+//! during sixteen attempts, the last one is believed.
 //!
 //! Nor is a new span found, for the slots that its taker leaves, if the taker keeps nothing and was preempted before
 //! the span is in its class. And one slot is not found if a thread was preempted between two certain instructions of a
@@ -108,7 +109,8 @@ impl<S: Source + 'static> Objects<S> {
                 }
                 got
             });
-            let (left, missed) = (left.get(), reclaimed.missed || left.get().in_hand);
+            let left = left.get();
+            let missed = reclaimed.missed || left.in_hand;
             let reached = reclaimed.reached && !left.in_hand;
             let stands = was_reached && reached && !reclaimed.found && !left.any;
             // In this order: if a lot was there and is gone, who took it had come first.

@@ -188,9 +188,9 @@ fn batches_that_nobody_needed_are_taken_once() {
     });
 }
 
-/// A store by itself, and the words that link its batches: cells that detect two owners.
-struct Shelf {
-    store: Store,
+/// A store of one lane by itself, and the words that link its batches, of a byte each: cells that detect two owners.
+pub struct Shelf {
+    pub store: Store,
     words: [UnsafeCell<u64>; 3],
 }
 
@@ -200,7 +200,7 @@ unsafe impl Sync for Shelf {}
 unsafe impl Send for Shelf {}
 
 impl Shelf {
-    fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         // SAFETY: under a checker the address means nothing.
         let store = Store::new(unsafe { Table::new(core::ptr::NonNull::dangling(), 1) });
         let words = [0; 3].map(UnsafeCell::new);
@@ -211,12 +211,13 @@ impl Shelf {
         &self.words[batch.number() as usize - 1]
     }
 
-    fn put(&self, batch: u64) {
-        self.store.put(self, 0, 0, BatchPlace::new(batch), 0);
+    pub fn put(&self, batch: u64) {
+        self.store.put(self, 0, 0, BatchPlace::new(batch), 1);
     }
 
-    fn take(&self) -> usize {
-        self.store.take(self, 0, 0, 0).into_iter().count()
+    /// How many batches it got: one or none.
+    pub fn take(&self) -> usize {
+        self.store.take(self, 0, 0, 1).into_iter().count()
     }
 }
 

@@ -13,11 +13,10 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicUsize;
-use pageheap::internals::{Shape, Table, Turnstile};
-use pageheap::object::{BatchLinks, BatchPlace, Chain, Store};
+use pageheap::internals::{Shape, Turnstile};
 
+use super::objects::Shelf;
 use super::paper::{Heap, finish, give_to, heap_of_no_shards_with, run, take, take_from};
 use super::world::{One, Two};
 use super::{explore, spawn};
@@ -109,50 +108,6 @@ fn nobody_is_refused_for_what_a_cache_gives_back_before_it_is_refilled() {
     });
 }
 
-/// A store of one lane, and the words that link its batches, of a byte each.
-struct Shelf {
-    store: Store,
-    words: [UnsafeCell<u64>; 2],
-}
-
-// SAFETY: the cells are loom's: loom reports it if a thread accesses one at a wrong time.
-unsafe impl Sync for Shelf {}
-// SAFETY: as above.
-unsafe impl Send for Shelf {}
-
-impl Shelf {
-    fn new() -> Arc<Self> {
-        // SAFETY: under a checker the address means nothing.
-        let store = Store::new(unsafe { Table::new(core::ptr::NonNull::dangling(), 1) });
-        let words = [0; 2].map(UnsafeCell::new);
-        Arc::new(Self { store, words })
-    }
-
-    fn word(&self, batch: BatchPlace) -> &UnsafeCell<u64> {
-        &self.words[batch.number() as usize - 1]
-    }
-
-    fn put(&self, batch: u64) {
-        self.store.put(self, 0, 0, BatchPlace::new(batch), 1);
-    }
-
-    fn take(&self) -> bool {
-        self.store.take(self, 0, 0, 1).is_some()
-    }
-}
-
-impl BatchLinks for Shelf {
-    fn read(&self, batch: BatchPlace) -> Chain {
-        // SAFETY: loom checks that no other thread writes at this time.
-        Chain::from_bits(self.word(batch).with(|word| unsafe { *word }))
-    }
-
-    fn write(&self, batch: BatchPlace, behind: Chain) {
-        // SAFETY: as above.
-        self.word(batch).with_mut(|word| unsafe { *word = behind.into_bits() });
-    }
-}
-
 /// A thread takes the only batch, announced, and sends it home. Who finds the store empty, and then that nobody is
 /// there, sees it at home.
 #[test]
@@ -168,11 +123,11 @@ fn nobody_is_refused_for_a_batch_on_its_way_home() {
         // As `Objects::take_announced`.
         let thread = spawn(move || {
             let _pass = turnstile.enter(0);
-            if other.take() {
+            if other.take() > 0 {
                 at_home.fetch_add(1, Ordering::AcqRel);
             }
         });
-        if !shelf.take() {
+        if shelf.take() == 0 {
             let seen = movers.look();
             let got = home.fetch_add(0, Ordering::AcqRel) > 0;
             let stands = seen.1 == 0 && movers.look() == seen && !shelf.store.has_any();
@@ -189,10 +144,10 @@ fn stored(asks: Asks) {
         [1, 2].into_iter().for_each(|batch| shelf.put(batch));
         let other = Arc::clone(&shelf);
         let thread = spawn(move || other.take());
-        let got = shelf.take() || asks == Asks::Again && shelf.store.has_any();
+        let got = shelf.take() > 0 || asks == Asks::Again && shelf.store.has_any();
         assert!(got, "refused for what was on its way to the store");
-        assert!(thread.join().unwrap() || shelf.take());
-        while shelf.take() {}
+        assert!(thread.join().unwrap() + shelf.take() > 0);
+        while shelf.take() > 0 {}
         assert!(!shelf.store.has_any(), "bytes of batches that nobody has");
     });
 }
