@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn a_lock_is_not_left_reserved_for_nobody() {
         for state in [HELD, AWAITED, STARVED] {
-            let lock = lock(state);
+            let lock = lock(state | KEPT);
             lock.let_go();
             // Relaxed: one thread.
             assert_eq!(lock.state.load(Ordering::Relaxed), FREE);
