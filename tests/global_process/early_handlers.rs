@@ -286,6 +286,7 @@ unsafe extern "C" fn fork_again() {
 
 /// It took its parent's threads for its own: the heap's, too, so that it never got one.
 #[test]
+#[cfg_attr(target_env = "musl", ignore = "musl has a lock of its own while handlers run")]
 fn a_child_that_such_a_handler_makes_is_like_any_other() {
     if !is_child() {
         return assert!(run(NESTED));
