@@ -457,6 +457,10 @@ impl<S: Source + 'static> Plain for GlobalHeap<S> {
     fn place(&self, address: usize) -> Option<Place> {
         self.opened()?.place(address)
     }
+
+    fn has_memory(&self, address: usize) -> bool {
+        self.opened().is_some_and(|objects| objects.has_memory(address))
+    }
 }
 
 // SAFETY:

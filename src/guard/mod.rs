@@ -45,6 +45,11 @@ pub trait Plain {
     /// What is at an address; `None` outside the heap.
     #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
     fn place(&self, address: usize) -> Option<Place>;
+
+    /// Whether there is memory at an address of the heap: not on a page that is free, and was never used or went back
+    /// to the system.
+    #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
+    fn has_memory(&self, address: usize) -> bool;
 }
 
 /// Where an address lies in a heap.
@@ -54,6 +59,4 @@ pub struct Place {
     pub class: usize,
     /// The first page of the span; the page itself if there is none.
     pub span: usize,
-    /// Whether there is memory: not on a page that is free, and was never used or went back to the system.
-    pub has_memory: bool,
 }

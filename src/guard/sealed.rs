@@ -241,11 +241,7 @@ pub unsafe fn resize<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout, si
 fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
     let (address, size, align) = (memory.addr().get(), layout.size(), layout.align());
     let header = address.wrapping_sub(HEADER);
-    let place = heap.place(header).and_then(|before| {
-        let place = heap.place(address)?;
-        let has_memory = before.has_memory && place.has_memory;
-        Some(Place { has_memory, ..place })
-    });
+    let place = heap.place(address).filter(|_| heap.place(header).is_some());
     let Some(place) = place.filter(|_| address.is_multiple_of(align_of::<Header>())) else {
         wrong(
             "a block was freed that is not of this heap",
@@ -254,7 +250,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
         );
     };
     // Not touched: where the source commits, it is an access violation.
-    if !place.has_memory {
+    if ![header, address].into_iter().all(|at| heap.has_memory(at)) {
         wrong(
             "a block was freed that is not allocated: its page has no memory",
             address,
@@ -299,7 +295,7 @@ fn inspect<P: Plain>(heap: &P, memory: NonNull<u8>, layout: Layout) {
 #[cold]
 #[inline(never)]
 fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
-    let Some(Place { class, span, .. }) = place else {
+    let Some(Place { class, span }) = place else {
         fatal::abort_about(what, &[("address", Number::Address(address))]);
     };
     fatal::abort_about(

@@ -369,6 +369,10 @@ impl<S: Source + 'static> Plain for Heap<S> {
     fn place(&self, address: usize) -> Option<Place> {
         self.objects().place(address)
     }
+
+    fn has_memory(&self, address: usize) -> bool {
+        self.objects().has_memory(address)
+    }
 }
 
 impl<S: Source + 'static> Drop for Heap<S> {

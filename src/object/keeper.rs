@@ -174,14 +174,15 @@ impl Keeper {
         // Relaxed, throughout: as in `count`.
         self.state.load(Ordering::Relaxed) == ABSENT
             && self.to_find.load(Ordering::Relaxed) >= BYTES_TO_RING << self.failures.load(Ordering::Relaxed)
+            // In the child of a fork a handler would start one before the child knows that there is none.
+            && !is_forking()
     }
 
-    /// As [`is_wanted`](Self::is_wanted), for a caller that must check whether it may start one: yes only so often, and
-    /// not in a handler of a fork.
+    /// As [`is_wanted`](Self::is_wanted), for a caller that must check whether it may start one: yes only so often.
     #[inline]
     pub fn is_wanted_by_anybody(&self) -> bool {
         // Relaxed: as in `count`.
-        self.is_wanted() && !is_forking() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+        self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
     }
 
     /// The one that was being started could not be: the system refuses threads. The next attempt comes after twice as

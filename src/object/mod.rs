@@ -434,12 +434,14 @@ impl<S: Source + 'static> Objects<S> {
         let tag = (page.0 < self.spans.covered()).then(|| self.span_at(page)).flatten();
         let (class, back) = tag.map_or((0, 0), |(class, back)| (class.bytes(), back));
         let span = page.0.saturating_sub(back);
-        let has_memory = !self.heap.lacks_memory(page);
-        Some(Place {
-            class,
-            span,
-            has_memory,
-        })
+        Some(Place { class, span })
+    }
+
+    /// Whether there is memory at an address of the heap.
+    #[cfg_attr(not(feature = "checks"), allow(dead_code, reason = "for the checked build"))]
+    pub fn has_memory(&self, address: usize) -> bool {
+        let page = self.heap.memory_page_of(ptr::without_provenance(address));
+        page.is_some_and(|page| !self.heap.lacks_memory(page))
     }
 
     /// The usable bytes of a block of this layout: its slot, or its pages. Freeing it with that size names the same

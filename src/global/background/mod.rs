@@ -49,7 +49,7 @@ use crate::heap::Clock;
 use crate::object::{ABSENT, ASLEEP, AWAKE, Keeper, OFF, Objects};
 use crate::scavenge::pressure::Patience;
 use crate::source::{KeepErrno, Source, System};
-use crate::sync::{fence_heavy, is_forking, wait_for};
+use crate::sync::{fence_heavy, wait_for};
 use crate::units::PageCount;
 
 #[cfg(unix)]
@@ -92,8 +92,7 @@ pub(super) fn forbid() -> bool {
 /// that may.
 #[cold]
 pub(super) fn start<S: Source + Send + Sync + 'static>(objects: &'static Objects<S>) {
-    // A handler of a fork that starts one in the child would do so before the child knows that there is none.
-    if is_forking() || !host::constructors_have_run() || !objects.keeper().change(ABSENT, AWAKE) {
+    if !host::constructors_have_run() || !objects.keeper().change(ABSENT, AWAKE) {
         return;
     }
     // SeqCst, twice: as in `forbid`.
