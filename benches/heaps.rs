@@ -58,6 +58,35 @@ fn pairs(criterion: &mut Criterion) {
     }
 }
 
+/// Several threads on one heap: the time of a pair in each of them. A flat line would be perfect, as far as there are
+/// processors.
+fn threads(criterion: &mut Criterion) {
+    const PAIRS: u64 = 1000;
+    let layout = Layout::new::<[u64; 8]>();
+    let mut group = criterion.benchmark_group("pair-64B-threads");
+    for threads in [1, 2, 4, 8] {
+        let heap = heap();
+        let measure = |rounds: u64, work: &(dyn Fn() + Sync)| {
+            let begin = std::time::Instant::now();
+            thread::scope(|scope| {
+                (0..threads).for_each(|_| _ = scope.spawn(|| (0..rounds * PAIRS).for_each(|_| work())));
+            });
+            begin.elapsed() / PAIRS as u32
+        };
+        let name = |what: &str| format!("{what}/{threads}");
+        group.bench_function(name("one-heap"), |bench| {
+            bench.iter_custom(|rounds| measure(rounds, &|| pair(&heap, layout)));
+        });
+        group.bench_function(name("global-heap"), |bench| {
+            bench.iter_custom(|rounds| measure(rounds, &|| global_pair(&GLOBAL, layout)));
+        });
+        group.bench_function(name("system"), |bench| {
+            bench.iter_custom(|rounds| measure(rounds, &|| global_pair(&Malloc, layout)));
+        });
+    }
+    group.finish();
+}
+
 fn lives(criterion: &mut Criterion) {
     let layout = Layout::new::<[u64; 8]>();
     criterion.bench_function("made-used-100-times-and-dropped", |bench| {
@@ -68,5 +97,5 @@ fn lives(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, pairs, lives);
+criterion_group!(benches, pairs, threads, lives);
 criterion_main!(benches);

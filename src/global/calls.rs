@@ -293,7 +293,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     pub(super) fn alloc_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        let attempt = || self.with_thread(objects, |thread| objects.allocate(thread, layout));
+        let attempt = || {
+            let own = self.with_own(objects, |thread| objects.allocate(thread, layout));
+            own.unwrap_or_else(|| objects.take_shared(layout, false))
+        };
         let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
         self.call_keeper_alone(objects);
         memory.or_else(|| objects.refuse())
@@ -302,9 +305,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        let attempt = || {
-            let fresh = self.with_thread(objects, |thread| objects.allocate_to_zero(thread, layout))?;
-            Some(objects.zero(fresh, layout))
+        let attempt = || match self.with_own(objects, |thread| objects.allocate_to_zero(thread, layout)) {
+            Some(fresh) => Some(objects.zero(fresh?, layout)),
+            None => objects.take_shared(layout, true),
         };
         let memory = attempt().or_else(|| self.retry(objects, layout, attempt));
         self.call_keeper_alone(objects);
@@ -336,7 +339,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
         let objects = self.opened_for(memory);
         // SAFETY: the caller's promise.
-        self.with_thread(objects, |thread| unsafe { objects.free(thread, memory, layout) });
+        unsafe {
+            let own = self.with_own(objects, |thread| objects.free(thread, memory, layout));
+            own.unwrap_or_else(|| objects.free_shared(memory, layout));
+        }
         self.call_keeper(objects);
     }
 
@@ -346,15 +352,10 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     unsafe fn realloc_slow(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
-        let attempt = || match self.own(objects) {
-            Some(thread) => {
-                // SAFETY: the caller's promise; a failed attempt changes nothing.
-                let moved = unsafe { objects.resize(&thread.stay(), memory, layout, size) };
-                objects.settle_debts();
-                moved
-            }
-            // SAFETY: as above.
-            None => unsafe { objects.resize_shared(memory, layout, size) },
+        // SAFETY: the caller's promise; a failed attempt changes nothing.
+        let attempt = || unsafe {
+            let own = self.with_own(objects, |thread| objects.resize(thread, memory, layout, size));
+            own.unwrap_or_else(|| objects.resize_shared(memory, layout, size))
         };
         let moved = attempt().or_else(|| {
             let layout = Layout::from_size_align(size, layout.align()).ok()?;

@@ -566,15 +566,20 @@ impl<S: Source + 'static> GlobalHeap<S> {
         })
     }
 
-    /// Works with this thread's structure, or with the shared one.
+    /// Works with this thread's structure. `None` if it cannot have one, or not at the moment.
     #[inline]
-    fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> R {
-        let Some(thread) = self.own(objects) else {
-            return work(&objects.shared());
-        };
+    fn with_own<R>(&self, objects: &'static Objects<S>, work: impl FnOnce(&Thread) -> R) -> Option<R> {
+        let thread = self.own(objects)?;
         let result = work(&thread.stay());
         objects.settle_debts();
-        result
+        Some(result)
+    }
+
+    /// Works with this thread's structure, or with a shared one.
+    #[inline]
+    fn with_thread<R>(&self, objects: &'static Objects<S>, work: impl Fn(&Thread) -> R) -> R {
+        let done = self.with_own(objects, &work);
+        done.unwrap_or_else(|| work(&objects.shared()))
     }
 }
 

@@ -10,6 +10,7 @@
 //!                     .release_lazily(true) released memory may stay resident until the system wants it
 //!                     .wait_for_release(true) an allocation waits for pages that return in a moment
 //!                     .sparse_zeroing(false) no file is opened to find out what is zero
+//!                     .processors(4, f)  in a kernel: f tells which processor calls
 //! ```
 
 #![forbid(unsafe_code)]
@@ -214,6 +215,27 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[must_use]
     pub const fn sparse_zeroing(mut self, on: bool) -> Self {
         self.config = self.config.sparse_zeroing(on);
+        self
+    }
+
+    /// Tells a heap in a kernel which processor it is called by, so that each has a structure with a lock of its own,
+    /// and processors do not wait for one another: see [`Config::processors`](crate::Config::processors). Where threads
+    /// have structures of their own (with the feature `std`, on Unix and Windows) only those use this that have none.
+    ///
+    /// ```
+    /// use pageheap::GlobalHeap;
+    /// use pageheap::source::Region;
+    ///
+    /// /// The number of the processor that runs this: a register, in a kernel.
+    /// fn processor() -> usize {
+    ///     0
+    /// }
+    ///
+    /// static HEAP: GlobalHeap<Region> = GlobalHeap::empty().processors(4, processor);
+    /// ```
+    #[must_use]
+    pub const fn processors(mut self, count: usize, current: fn() -> usize) -> Self {
+        self.config = self.config.processors(count, current);
         self
     }
 

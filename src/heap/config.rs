@@ -2,8 +2,33 @@
 
 #![forbid(unsafe_code)]
 
+use core::hash::{Hash, Hasher};
+use core::ptr;
+
 use crate::source::HugePages;
 use crate::units::PageCount;
+
+/// Which of several structures a caller uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Processors {
+    pub(crate) count: usize,
+    pub(crate) current: fn() -> usize,
+}
+
+impl PartialEq for Processors {
+    fn eq(&self, other: &Self) -> bool {
+        self.count == other.count && ptr::fn_addr_eq(self.current, other.current)
+    }
+}
+
+impl Eq for Processors {}
+
+impl Hash for Processors {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.count.hash(state);
+        ptr::hash(self.current as *const (), state);
+    }
+}
 
 /// The configuration of a heap: how much address space it reserves, how far it may grow, how many caches it lends.
 ///
@@ -16,6 +41,7 @@ use crate::units::PageCount;
 /// | [`caches`](Self::caches) | yes | always one | how many threads may have one at a time |
 /// | [`shards`](Self::shards) | yes | unused | unused |
 /// | [`sparse_zeroing`](Self::sparse_zeroing) | unused: it clears nothing | yes | yes |
+/// | [`processors`](Self::processors) | unused | yes | where threads have no structures of their own |
 /// | everything else | yes | yes | yes |
 ///
 /// Pages of a `Heap` or a `GlobalHeap` are 8 KiB, fewer than 2^32 of them. `GlobalHeap::new` and
@@ -33,6 +59,7 @@ pub struct Config {
     pub(crate) lazily: bool,
     pub(crate) patient: bool,
     pub(crate) sparse: bool,
+    pub(crate) processors: Option<Processors>,
 }
 
 impl Config {
@@ -57,6 +84,7 @@ impl Config {
             lazily: false,
             patient: false,
             sparse: true,
+            processors: None,
         }
     }
 
@@ -160,6 +188,24 @@ impl Config {
     #[must_use]
     pub const fn caches(mut self, caches: usize) -> Self {
         self.caches = caches;
+        self
+    }
+
+    /// Gives a `Heap` or a `GlobalHeap` several structures for its callers, each with a lock of its own, and `current`
+    /// to tell which one a caller is to use: for kernels, in which threads have none of their own. `current` returns
+    /// the number of the processor that runs it. `count` is how many there are: up to 64 have a structure of their own;
+    /// of more each shares one with some others, as do those with numbers that are too large.
+    ///
+    /// Any answer of `current` is right: a thread may be moved to another processor at any time, and then waits for a
+    /// lock, or keeps others waiting. `current` is called with each call of the heap, must neither unwind nor use the
+    /// heap, and should take a nanosecond. A structure takes 4 KiB of the heap once somebody uses it, and all of them a
+    /// 32nd of its limit at the most; those for which there is no room share the first.
+    ///
+    /// Without this, threads of a program with an operating system are told apart by themselves, and those of a kernel
+    /// share one structure. For pages alone there are [`shards`](Self::shards).
+    #[must_use]
+    pub const fn processors(mut self, count: usize, current: fn() -> usize) -> Self {
+        self.processors = Some(Processors { count, current });
         self
     }
 

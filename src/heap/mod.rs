@@ -44,6 +44,7 @@ pub(crate) use above::Above;
 pub use allocation::Allocation;
 pub use cached::Cache;
 pub use config::Config;
+pub(crate) use config::Processors;
 pub(crate) use driver::Beside;
 pub use driver::Clock;
 use driver::Driver;

@@ -159,20 +159,6 @@ impl<S: Source + 'static> Heap<S> {
         unsafe { self.objects.as_ref() }
     }
 
-    /// What a thread does that is not alone with the heap, or finds nothing. Not inlined: so the short way
-    /// saves no registers.
-    #[inline(never)]
-    fn take_with_lock(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let objects = self.objects();
-        let memory = if zeroed {
-            let fresh = objects.allocate_to_zero(&objects.shared_often(), layout);
-            fresh.map(|fresh| objects.zero(fresh, layout))
-        } else {
-            objects.take_with_lock(layout)
-        };
-        memory.or_else(|| objects.refuse())
-    }
-
     // ---- blocks
     // -------------------------------------------------------------------------------------------------------------
 
@@ -340,18 +326,8 @@ impl<S: Source + 'static> Heap<S> {
 
 impl<S: Source + 'static> Plain for Heap<S> {
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        // A large block may be known to be zero, in part.
-        if zeroed && SizeClass::is_exceeded_by(layout.size()) {
-            return self.take_with_lock(layout, true);
-        }
-        let Some(block) = self.objects().take_alone(layout) else {
-            return self.take_with_lock(layout, zeroed);
-        };
-        if zeroed {
-            // SAFETY: a block of at least that many bytes.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        Some(block)
+        let objects = self.objects();
+        objects.take_shared(layout, zeroed).or_else(|| objects.refuse())
     }
 
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {

@@ -63,8 +63,8 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Returns what threads hold to the classes, and what is free there to the heap, the structures included.
-    fn settle_up(&self) {
-        let shared = self.shared();
+    pub(super) fn settle_up(&self) {
+        let shared = self.shared_first();
         self.register.for_each(|thread| {
             // Its user may have been stopped in the middle of a call.
             thread.settle();
@@ -77,6 +77,10 @@ impl<S: Source + 'static> Objects<S> {
                 unsafe { self.give_slot(shared.cache(), class, NonNull::from(thread).cast()) };
             });
         }
+        for common in self.other_commons() {
+            self.flush(&common.thread);
+        }
+        self.give_commons(shared.cache());
         self.flush(&shared);
         self.empty_stores(shared.cache());
         self.flush(&shared);

@@ -1,8 +1,8 @@
 //! The object layer across a `fork`, in both processes; see `heap/fork.rs` for the pages below.
 //!
-//! All locks are held across the fork, taken outermost first: the scavenger's, the shared thread's, the rounds lock,
+//! All locks are held across the fork, taken outermost first: the scavenger's, the shared structures', the rounds lock,
 //! the classes', the register's, the tables', then the heap's. So in the child every list is intact. (Taking the
-//! shared thread's lock bars a thread that was alone with the heap.) The threads that do not exist in the child may
+//! lock of a shared structure bars a thread that was alone with it.) The threads that do not exist in the child may
 //! have been anywhere outside the locks:
 //!
 //! * A slot or span that such a thread had in hand stays out: the child loses it. The same is true of slots in the
@@ -26,7 +26,7 @@ use core::fmt;
 use core::ptr::{self, NonNull};
 
 use crate::source::Source;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, thread};
 
 use super::batches::batch_bytes;
 use super::size_class::{CLASSES, SizeClass};
@@ -98,7 +98,8 @@ impl<S: Source + 'static> Forks for Objects<S> {
     }
 
     fn hold(&self) {
-        self.shared.hold(self.shared.me());
+        self.commons.making.hold();
+        self.commons().for_each(|common| common.lock.hold(thread()));
         self.register.rounds.hold();
         SizeClass::all().for_each(|class| self.central(class).lock.hold());
         self.register.lock.hold();
@@ -112,7 +113,8 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.register.lock.let_go();
         SizeClass::all().for_each(|class| self.central(class).lock.let_go());
         self.register.rounds.let_go();
-        self.shared.let_go();
+        self.commons().for_each(|common| common.lock.let_go());
+        self.commons.making.let_go();
     }
 
     fn recover(&self, own: Option<NonNull<Thread>>) {
@@ -129,10 +131,15 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.keeper.has_gone();
         // What the keeper, now gone, had been told of is counted by nobody.
         own.into_iter().for_each(Thread::shut);
-        // Its lock is held.
-        let shared = self.shared_thread();
-        shared.shut();
-        self.hoard.recount(shared.demanded() + own.map_or(0, Thread::demanded));
+        // Their locks are held.
+        let shared: usize = self
+            .commons()
+            .map(|common| {
+                common.thread.shut();
+                common.thread.demanded()
+            })
+            .sum();
+        self.hoard.recount(shared + own.map_or(0, Thread::demanded));
         let cached = own.is_some_and(|own| own.cache().is_some());
         // Relaxed: a number by itself.
         self.cached.store(cached.into(), Ordering::Relaxed);
@@ -266,7 +273,7 @@ mod tests {
         // SAFETY: freed with its layout, under the lock.
         unsafe { objects.free(&shared, block, layout) };
         drop(shared);
-        let magazine = objects.shared_thread().magazine(class());
+        let magazine = objects.first().thread.magazine(class());
         assert!(magazine.room() > 0 && !magazine.is_shut());
         be_forked(objects, None);
         assert!(magazine.room() > 0 && magazine.is_shut());

@@ -265,12 +265,10 @@ impl<S: Source + 'static> Objects<S> {
         self.punch_for(pages, released, || ())
     }
 
-    /// Empties what any thread may empty at any time: what lies aside, the shared structure, vacant ones, stores.
+    /// Empties what any thread may empty at any time: what lies aside, shared structures, vacant ones, stores.
     fn empty_unshared(&self) {
         self.clear_aside();
-        if let Some(shared) = self.try_shared() {
-            self.flush(&shared);
-        }
+        self.try_commons(None, |shared| _ = self.flush(shared));
         self.empty_vacant_by_one();
         self.empty_stores(None);
     }
@@ -388,17 +386,13 @@ impl<S: Source + 'static> Above for Objects<S> {
     }
 
     /// Returns what lies here to the heap: what was put aside, what ended threads have left, spare spans, batches that
-    /// nobody has needed since the last call, and what the shared thread keeps. If `all` (the program is silent, or
+    /// nobody has needed since the last call, and what shared structures keep. If `all` (the program is silent, or
     /// everything must go), also all batches and what sleeping threads keep. Returns whether no magazine is left into
     /// which a block can be freed unseen.
     fn trim(&self, all: bool) -> bool {
         self.clear_aside();
         self.forget_asked();
-        let shared = self.try_shared();
-        let mut bare = shared.is_some();
-        if let Some(shared) = shared {
-            self.flush(&shared);
-        }
+        let mut bare = self.try_commons(None, |shared| _ = self.flush(shared));
         let rounds = self.register.rounds();
         self.empty_vacant(&rounds);
         if all {

@@ -28,12 +28,12 @@
 //! caches it can reach, calls on all other threads to flush theirs when they next take a slow path, and asks the heap
 //! once more.
 //!
-//! **Locks.** Each is held for one batch at most. From the outermost in: the scavenger's turn, the shared thread's
-//! lock (who takes it also waits for a thread that is alone with the heap, which takes no lock meanwhile), the rounds
-//! lock; then one lock per class, the register's, the tables' and the heap's. These last four kinds never nest, except
-//! under the rounds lock, in two places: a fork takes them all in this order, and a thread that empties sleeping
-//! threads takes class locks under the register's. Memory is released under none of these locks but the first, which
-//! no allocation takes.
+//! **Locks.** Each is held for one batch at most. From the outermost in: the scavenger's turn; the lock under which
+//! shared structures are made, and theirs, by number (who takes one also waits for a thread that is alone with it,
+//! which takes no lock meanwhile); the rounds lock; then one lock per class, the register's, the tables', the heap's.
+//! These last four kinds never nest, except under the rounds lock, in two places: a fork takes them all in this order,
+//! and a thread that empties sleeping threads takes class locks under the register's. Memory is released under none of
+//! these locks but the first, which no allocation takes.
 
 mod size_class;
 mod length;
@@ -58,6 +58,7 @@ mod aside;
 mod shelf;
 mod hoard;
 mod thread;
+mod commons;
 mod tables;
 mod stats;
 mod snapshot;
@@ -82,6 +83,8 @@ mod fork;
 mod preempted;
 #[cfg(test)]
 mod ended;
+#[cfg(test)]
+mod meeting;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};
@@ -111,12 +114,13 @@ use crate::fatal;
 use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicU64, AtomicUsize, BiasedLock, Table};
+use crate::sync::{AtomicU64, AtomicUsize, Table};
 use crate::units::{PageIndex, PageRun};
 
 use aside::Aside;
 use central::Central;
 use clear::Patience;
+use commons::Commons;
 use hoard::Hoard;
 use magazine::Magazine;
 use rack::Blanks;
@@ -137,9 +141,8 @@ pub struct Objects<S: Source> {
     blanks: Blanks,
     register: Register<Thread>,
     tables: Tables,
-    /// Guards the shared thread. A thread that is alone with a `Heap` uses that without it.
-    shared: BiasedLock,
-    /// Threads that have a cache of pages, without the shared one.
+    commons: Commons,
+    /// Threads that have a cache of pages, without the first shared one.
     cached: AtomicUsize,
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
@@ -202,7 +205,7 @@ impl<S: Source + 'static> Objects<S> {
                     };
                     match PageHeap::try_new(source, config) {
                         Ok(heap) if heap.capacity().0 >= pages / 2 || wish <= LEAST_BYTES => {
-                            return Ok(Self::settle(heap, tables, keeper, config.sparse));
+                            return Ok(Self::settle(heap, tables, keeper, &config));
                         }
                         Ok(heap) => source = heap.into_source(),
                         Err(other) => (source, failure) = other,
@@ -220,11 +223,11 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Writes the layer into its tables.
-    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper, sparse: bool) -> &'static Self {
+    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper, config: &Config) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the only call.
         let (centrals, spans) = unsafe { tables.tables(&heap) };
-        // SAFETY: it lies in the tables, zeroed; nobody else has it yet.
-        unsafe { tables.shared_thread().as_ref() }.forget();
+        // SAFETY: it lies in the tables, and nobody else has it yet.
+        let commons = unsafe { Commons::new(tables.common(), config.processors) };
         heap.driver().set_beside(tables.beside());
         let place = tables.place::<S>();
         // SAFETY: there is room for it, aligned, and nobody else uses it. It is written once and stays forever.
@@ -236,19 +239,20 @@ impl<S: Source + 'static> Objects<S> {
                 blanks: Blanks::new(),
                 register: Register::new(),
                 tables,
-                shared: BiasedLock::new(),
+                commons,
                 cached: AtomicUsize::new(0),
                 roomy: AtomicUsize::new(0),
                 aside: Aside::new(),
                 asked: AtomicU64::new(0),
                 hoard: Hoard::new(),
-                patience: Patience::new(sparse),
+                patience: Patience::new(config.sparse),
                 keeper,
                 kin: Kin::default(),
             });
             place.as_ref()
         };
-        objects.shared().set_cache(objects.heap.lend());
+        objects.shared_first().set_cache(objects.heap.lend());
+        objects.begin_commons();
         objects
     }
 
@@ -408,11 +412,11 @@ impl<S: Source + 'static> Objects<S> {
         unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size)) };
     }
 
-    /// Visits every thread's structure, including the shared one. Only the counts of its magazines may be read. When
+    /// Visits every thread's structure, including the shared ones. Only the counts of its magazines may be read. When
     /// the process ends, none: the thread that stopped may hold their locks, and may be the one that asks.
     fn for_each_thread(&self, mut visit: impl FnMut(&Thread)) {
         if !fatal::is_ending() {
-            visit(self.shared_thread());
+            self.commons().for_each(|common| visit(&common.thread));
             self.register.for_each(visit);
         }
     }

@@ -6,13 +6,14 @@
 //!                              └─ a thread was at work, and keeps something: sleep, and another round
 //! ```
 //!
-//! A round empties the shared structure, those of ended threads, those of all threads that are not at work on theirs,
+//! A round empties the shared structures, those of ended threads, those of all threads that are not at work on theirs,
 //! the stores, and caches of pages. It may come too early, or too late:
 //!
 //! - A thread that is at work cannot be emptied. If it was preempted there, its shelf may hold most of a small heap.
 //!   And a yield seldom helps: who has had its share of the processor gets no more of it as long as those who yield
 //!   have had less. So from the fifth round on the caller sleeps.
-//! - Nor can the shared structure while its lock is held. Who holds it itself never sleeps: others wait for that lock.
+//! - Nor can a shared structure while its lock is held. Who holds one itself never sleeps: others wait for that lock.
+//!   It makes a last attempt with the locks of all (`commons.rs`).
 //! - If the caller is preempted between a round and its attempt, the others free to their shelves what the attempt then
 //!   misses. So a refusal stands only when the next round has found nothing.
 //! - What is on its way into a cache of pages, or back to a store, is in neither place, and nobody announces that: it
@@ -142,11 +143,10 @@ impl<S: Source + 'static> Objects<S> {
     /// Empties what it can reach.
     fn reclaim(&self, thread: &Thread) -> Reclaimed {
         let cache = thread.cache();
-        let shared = self.try_shared();
-        let mut pages = shared.as_ref().map_or(0, |shared| self.flush(shared));
-        // Or the caller is the shared thread: it holds this lock already, and its structure is emptied now.
-        let mut reached = shared.is_some() || !thread.has_user();
-        drop(shared);
+        let mut pages = 0;
+        // If the caller holds the lock of a shared structure, that one is emptied now.
+        let own = (!thread.has_user()).then_some(thread);
+        let mut reached = self.try_commons(own, |shared| pages += self.flush(shared));
         pages += self.flush(thread);
         pages += self.empty_vacant_by_one();
         // When many allocations fail at once, one round serves all that waited for it. Bounded.

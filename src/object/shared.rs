@@ -1,13 +1,13 @@
-//! The shared structure: for threads that have none of their own, and for all threads of a [`Heap`](crate::Heap).
+//! The structures that threads share which have none of their own, and all threads of a [`Heap`](crate::Heap).
 //!
 //! ```text
-//!   lock ─▶ magazines, classes, pages ─▶ unlock ─▶ assist, zeroes, copies
+//!   which? ─▶ lock ─▶ magazines, classes, pages ─▶ unlock ─▶ assist, zeroes, copies
 //! ```
 //!
-//! There is one structure with one lock, and all its users wait for the holder. (A thread that is alone with a `Heap`
-//! uses magazines and shelf without the lock: `sync/bias.rs`.) So nothing slow is done under the lock: memory is
-//! zeroed and copied after it is released, and so is the release that a thread owes the heap's soft limit. No
-//! allocation waits for another thread's release.
+//! There is one, or a few (`commons.rs`), each with a lock, for whose holder its other users may have to wait. (A
+//! thread that is alone with one uses magazines and shelf without the lock: `sync/bias.rs`.) So nothing slow is done
+//! under a lock: memory is zeroed and copied after it is released, and so is the release that a thread owes the heap's
+//! soft limit. No allocation waits for another thread's release.
 //!
 //! Worked: two threads of one `Heap` ask for a zeroed 64 MiB and for 16 bytes. The first holds the lock for 100 ns,
 //! and then zeroes its block for 10 ms; the second waits for those 100 ns.
@@ -16,14 +16,15 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::source::Source;
-use crate::sync::{Alone, Held};
+use crate::sync::{Alone, Held, thread};
 
+use super::commons::Common;
 use super::length::Length;
 use super::mark;
 use super::size_class::SizeClass;
 use super::{Moved, Objects, Thread};
 
-/// The shared thread, locked.
+/// A shared structure, locked.
 #[derive(Debug)]
 pub struct Shared<'a, S: Source + 'static> {
     objects: &'a Objects<S>,
@@ -44,7 +45,10 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
     #[inline]
     fn drop(&mut self) {
         let heap = &self.objects.heap;
-        heap.assist_at_once(true);
+        // Where there are several, another may be held: from then on all threads owe, and pay when their call ends.
+        if !self.objects.commons.is_spread() {
+            heap.assist_at_once(true);
+        }
         // The debt is ours as long as we hold the lock.
         let debt = heap.take_debt();
         self.guard = None;
@@ -53,50 +57,67 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// The shared thread's structure, for threads that have none of their own. Waits for the thread that uses it.
+    /// A shared structure, for threads that have none of their own. Waits for the thread that uses it.
     pub fn shared(&self) -> Shared<'_, S> {
-        self.hold_shared(self.shared.lock(self.shared.me()))
+        let me = thread();
+        let common = self.common_to_lock(me);
+        self.hold_shared(common, common.lock.lock(me))
     }
 
-    /// The shared thread's structure, if nobody holds its lock. Waits for a thread that is alone with it.
-    pub(super) fn try_shared(&self) -> Option<Shared<'_, S>> {
-        Some(self.hold_shared(self.shared.try_lock(self.shared.me())?))
+    /// The first one.
+    pub(super) fn shared_first(&self) -> Shared<'_, S> {
+        let first = self.first();
+        self.hold_shared(first, first.lock.lock(thread()))
     }
 
     #[inline]
-    fn hold_shared<'a>(&'a self, guard: Held<'a>) -> Shared<'a, S> {
+    fn hold_shared<'a>(&'a self, common: &'a Common, guard: Held<'a>) -> Shared<'a, S> {
         self.heap.assist_at_once(false);
         Shared {
             objects: self,
-            thread: self.shared_thread(),
+            thread: &common.thread,
             guard: Some(guard),
         }
     }
 
-    /// The shared thread's structure. Whoever holds its lock, or is alone with it, may use it; others may read the
-    /// counts of its magazines.
-    pub(super) fn shared_thread(&self) -> &Thread {
-        // SAFETY: in the tables, a structure ever since `settle` has made it one.
-        unsafe { self.tables.shared_thread().as_ref() }
+    /// As [`shared`](Self::shared), for allocations and frees: a thread that makes all of them soon does without the
+    /// lock.
+    #[inline]
+    fn shared_often(&self) -> Shared<'_, S> {
+        let me = thread();
+        let common = self.common_to_lock(me);
+        self.hold_shared(common, common.lock.lock_often(me))
     }
 
-    /// As [`shared`](Self::shared), for the calls of a [`Heap`](crate::Heap): a thread that makes all of them soon does
-    /// without the lock, in [`take_alone`](Self::take_alone) and when it frees.
+    /// A block for the layout, `zeroed` or not, for threads without a structure of their own.
     #[inline]
-    pub fn shared_often(&self) -> Shared<'_, S> {
-        self.hold_shared(self.shared.lock_often(self.shared.me()))
-    }
-
-    /// Fast path of a [`Heap`](crate::Heap): a block for the layout from a shared magazine or the shared shelf, if the
-    /// calling thread is alone with them and there is one.
-    #[inline]
-    pub fn take_alone(&self, layout: Layout) -> Option<NonNull<u8>> {
-        // First: where other threads have come, this is all there is to do.
-        let alone = self.shared.enter(self.shared.me())?;
-        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
-            return self.take_run(alone, layout);
+    pub fn take_shared(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        // A large block may be known to be zero, in part.
+        if zeroed && SizeClass::is_exceeded_by(layout.size()) {
+            return self.take_with_lock(layout, true);
+        }
+        let Some(block) = self.take_alone(layout) else {
+            return self.take_with_lock(layout, zeroed);
         };
-        let slot = self.shared_thread().magazine(class).pop();
+        if zeroed {
+            // SAFETY: a block of at least that many bytes.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        Some(block)
+    }
+
+    /// Fast path: a block from a shared magazine or a shared shelf, if the calling thread is alone with them and there
+    /// is one.
+    #[inline]
+    fn take_alone(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let me = thread();
+        let common = self.common(me);
+        // First: where other threads have come, this is all there is to do.
+        let alone = common.lock.enter(me)?;
+        let Some(class) = SizeClass::of(layout.size(), layout.align()) else {
+            return self.take_run(&common.thread, alone, layout);
+        };
+        let slot = common.thread.magazine(class).pop();
         drop(alone);
         Some(self.hand_out(slot?, class))
     }
@@ -104,8 +125,8 @@ impl<S: Source + 'static> Objects<S> {
     /// The same for a large block. Not inlined: so the path of slots saves no registers. If there is none, the request
     /// is counted where the lock is taken, once.
     #[inline(never)]
-    fn take_run(&self, _alone: Alone<'_>, layout: Layout) -> Option<NonNull<u8>> {
-        let (thread, length) = (self.shared_thread(), Length::of(layout)?);
+    fn take_run(&self, thread: &Thread, _alone: Alone<'_>, layout: Layout) -> Option<NonNull<u8>> {
+        let length = Length::of(layout)?;
         // SAFETY: the caller is alone with the structure, as good as under its lock.
         let held = unsafe { self.take_from_hand(thread, length) };
         held.or_else(|| {
@@ -114,8 +135,20 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
-    /// What a thread does that is not alone with a [`Heap`](crate::Heap), or finds nothing there.
-    pub fn take_with_lock(&self, layout: Layout) -> Option<NonNull<u8>> {
+    /// What a thread does that is not alone with a structure, or finds nothing there. Not inlined: so the short way
+    /// saves no registers.
+    #[inline(never)]
+    fn take_with_lock(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        if zeroed {
+            let taken = self.allocate_to_zero(&self.shared_often(), layout);
+            let fresh = taken.or_else(|| self.with_all(|thread| self.allocate_to_zero(thread, layout)))?;
+            return Some(self.zero(fresh, layout));
+        }
+        let taken = self.take_from_shared(layout);
+        taken.or_else(|| self.with_all(|thread| self.allocate(thread, layout)))
+    }
+
+    fn take_from_shared(&self, layout: Layout) -> Option<NonNull<u8>> {
         let shared = self.shared_often();
         let length = if SizeClass::of(layout.size(), layout.align()).is_some() {
             None
@@ -127,7 +160,7 @@ impl<S: Source + 'static> Objects<S> {
             .or_else(|| self.allocate(&shared, layout))
     }
 
-    /// Fast path of a [`Heap`](crate::Heap): puts a slot back into a shared magazine, if the calling thread is alone
+    /// Fast path: puts a slot back into a shared magazine, if the calling thread is alone
     /// with them, there is room, and the slot does not look free. Returns whether it did.
     ///
     /// # Safety
@@ -135,10 +168,12 @@ impl<S: Source + 'static> Objects<S> {
     /// The caller owns the slot, of the class and of this heap; if this was done, the magazine does.
     #[inline]
     unsafe fn give_alone(&self, slot: NonNull<u8>, class: SizeClass) -> bool {
-        let Some(_alone) = self.shared.enter(self.shared.me()) else {
+        let me = thread();
+        let common = self.common(me);
+        let Some(_alone) = common.lock.enter(me) else {
             return false;
         };
-        let magazine = self.shared_thread().magazine(class);
+        let magazine = common.thread.magazine(class);
         // SAFETY: the caller's promise; a word long at least, and aligned for one. Nobody else is here to take
         // the slot out before it is marked as free.
         unsafe {
@@ -160,8 +195,10 @@ impl<S: Source + 'static> Objects<S> {
     /// The same for a large block, which goes onto the shared shelf.
     #[inline(never)]
     fn give_run_alone(&self, memory: NonNull<u8>, layout: Layout) -> bool {
-        let alone = self.shared.enter(self.shared.me());
-        alone.is_some() && self.shelve(self.shared_thread(), memory, Length::of(layout))
+        let me = thread();
+        let common = self.common(me);
+        let alone = common.lock.enter(me);
+        alone.is_some() && self.shelve(&common.thread, memory, Length::of(layout))
     }
 
     /// For a thread with a structure of its own, after a call: it may have found the shared one locked, and so owe the
@@ -234,9 +271,10 @@ impl<S: Source + 'static> Objects<S> {
     /// does; the returned memory does.
     pub unsafe fn resize_shared(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
         self.certify(memory, layout);
-        // SAFETY: the caller's promise; the structure is held to the end of the statement.
-        let placed = unsafe { self.place_resized(&self.shared(), memory, layout, size) }?;
-        match placed {
+        // SAFETY: the caller's promise; the structure is held meanwhile; an attempt that fails changes nothing.
+        let place = |thread: &Thread| unsafe { self.place_resized(thread, memory, layout, size) };
+        let placed = place(&self.shared());
+        match placed.or_else(|| self.with_all(place))? {
             Moved::Not => Some(memory),
             Moved::With(moved) => Some(moved),
             Moved::To(moved) => {

@@ -23,11 +23,11 @@ use crate::units::PageIndex;
 
 use super::Objects;
 use super::central::Central;
+use super::commons::Common;
 use super::size_class::CLASSES;
 use super::span::{Row, Span};
 use super::spans::{PAGE_FLAGS, Spans};
 use super::store::Lane;
-use super::thread::Thread;
 
 // SAFETY: atomic integers only, of which zero bytes are zero; `new` makes the same value.
 unsafe impl Zeroed for Lane {
@@ -72,14 +72,14 @@ const fn heap_at<S: Source>() -> usize {
 }
 
 // Every part of the reservation may begin wherever a line does.
-const _: () = assert!(align_of::<Thread>() <= LINE && align_of::<Central>() <= LINE && align_of::<Lane>() == LINE);
+const _: () = assert!(align_of::<Common>() <= LINE && align_of::<Central>() <= LINE && align_of::<Lane>() == LINE);
 
 /// The object layer's reservation, and where things lie in it.
 #[derive(Debug)]
 pub struct Tables {
     reservation: Reservation,
     base: NonNull<u8>,
-    thread: usize,
+    common: usize,
     lanes: usize,
     /// How many there are.
     lane_count: usize,
@@ -110,8 +110,8 @@ impl Tables {
     /// How many bytes the tables would have had, if there can be so many.
     pub fn reserve<S: Source>(source: &S, pages: usize) -> Result<(Self, Reservation), Option<usize>> {
         let granule = source.granule();
-        let thread = heap_at::<S>() + size_of::<Objects<S>>().next_multiple_of(LINE);
-        let lanes = thread + size_of::<Thread>().next_multiple_of(LINE);
+        let common = heap_at::<S>() + size_of::<Objects<S>>().next_multiple_of(LINE);
+        let lanes = common + size_of::<Common>().next_multiple_of(LINE);
         let lane_count = if pages < PAGES_FOR_LANES { 1 } else { LANES };
         let (mut first, step) = (lanes + lane_count * size_of::<Lane>(), granule.max(LINE));
         let (mut beside, mut bytes) = lay(first, pages, LINE).ok_or(None)?;
@@ -133,7 +133,7 @@ impl Tables {
         let tables = Self {
             reservation,
             base: reservation.base,
-            thread,
+            common,
             lanes,
             lane_count,
             first,
@@ -159,11 +159,10 @@ impl Tables {
         unsafe { self.base.add(heap_at::<S>()) }.cast()
     }
 
-    /// The structure shared by threads that have none of their own: zeroed at first, and then
-    /// [forgotten](Thread::forget).
-    pub fn shared_thread(&self) -> NonNull<Thread> {
+    /// The first structure that threads share: room for one, which [`Common::make`] makes one.
+    pub fn common(&self) -> NonNull<Common> {
         // SAFETY: inside the reservation, on a line.
-        unsafe { self.base.add(self.thread) }.cast()
+        unsafe { self.base.add(self.common) }.cast()
     }
 
     /// The classes, and the spans of the pages of `heap`. Called once.

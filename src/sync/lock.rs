@@ -100,6 +100,12 @@ impl Lock {
         self.lock_slow()
     }
 
+    /// Whether a thread that came now would find it held, or reserved for another.
+    pub fn is_held(&self) -> bool {
+        // Relaxed: only a look.
+        self.state.load(Ordering::Relaxed) != FREE
+    }
+
     /// Acquires the lock if it is free now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_>> {

@@ -40,6 +40,7 @@ use model as imp;
 use native as imp;
 
 pub use barrier::Barrier;
+pub(crate) use bias::UNKNOWN;
 pub use bias::{Alone, BiasedLock, Held};
 pub(crate) use forking::is_forking;
 #[cfg(all(unix, feature = "std"))]
