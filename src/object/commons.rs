@@ -309,6 +309,16 @@ impl<S: Source + 'static> Objects<S> {
         Some(self.take_slot(None, class)?.cast())
     }
 
+    /// How many slots of a class are structures that threads share, or the plan.
+    pub(super) fn commons_in(&self, class: SizeClass) -> usize {
+        let is_of = |bytes, align| SizeClass::of(bytes, align) == Some(class);
+        let mut slots = usize::from(self.commons.is_spread() && is_of(size_of::<Plan>(), align_of::<Plan>()));
+        if is_of(size_of::<Common>(), align_of::<Common>()) {
+            slots += self.other_commons().count();
+        }
+        slots
+    }
+
     /// At the end of a heap that nobody uses any more: gives back what is in a slot, the others and the plan, without
     /// what they keep.
     pub(super) fn give_commons(&self, cache: Option<usize>) {

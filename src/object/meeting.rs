@@ -64,7 +64,8 @@ fn each_processor_has_a_structure_of_its_own_and_what_lies_there() {
         }
     }
     assert_eq!(made(objects), 3);
-    assert!(objects.stats().magazine_bytes >= 4 * 200);
+    assert!(objects.stats().magazine_bytes >= 4 * 200 && objects.stats().bytes_in_use() == 0);
+    assert!(objects.snapshot(0).classes().iter().all(|class| class.live == 0));
     objects.release(PageCount(usize::MAX));
     assert_eq!(objects.stats().magazine_bytes, 0);
     objects.check().unwrap();

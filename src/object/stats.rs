@@ -49,7 +49,7 @@ pub struct GlobalStats {
     pub span_pages: PageCount,
     /// Spans.
     pub spans: usize,
-    /// Slots in use, rounded up to their classes, and threads' structures.
+    /// Slots in use, rounded up to their classes, and threads' structures (but not those that threads share).
     pub slot_bytes: usize,
     /// Free slots in threads' magazines.
     pub magazine_bytes: usize,
@@ -74,7 +74,7 @@ pub struct GlobalStats {
 }
 
 impl GlobalStats {
-    /// Bytes in blocks of the program, rounded up to slots and pages, and in threads' structures, 3 KiB each.
+    /// Bytes in blocks of the program, rounded up to slots and pages, and in threads' own structures, 3 KiB each.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         let large = self
@@ -180,7 +180,7 @@ impl<S: Source + 'static> Objects<S> {
             let state = self.central(class).state(&self.spans, class);
             stats.spans += state.spans as usize;
             stats.span_pages.0 += state.spans as usize * class.pages();
-            stats.slot_bytes += state.out as usize * class.bytes();
+            stats.slot_bytes += (state.out as usize).saturating_sub(self.commons_in(class)) * class.bytes();
             stats.stored_bytes += state.stored as usize * class.bytes();
             stats.rack_bytes += self.blanks.of_class(class) * class.bytes();
             stats.batches += state.refills + state.flushes;
