@@ -5,7 +5,7 @@
 //!                      │ no                       │ empty, or no class
 //!                      ▼                          ▼
 //!             first use: make one         Objects: class, span, pages, source
-//!             ended, or another heap's: the shared structure, under its lock
+//!             ended, or another heap's: a shared structure, under its lock
 //! ```
 //!
 //! [`GlobalHeap`] states what it promises its callers. The heap opens at the first call; threads that race to open it
@@ -149,8 +149,8 @@ const CACHES: usize = 1 << 14;
 /// # Several
 ///
 /// A program may have several, each complete in itself. But a thread has its own magazines in only one of them, the
-/// first it calls, for as long as it lives. In the others it works under a lock shared by all such threads, which takes
-/// some ten times as long for a small block (30 ns instead of 3).
+/// first it calls, for as long as it lives. In the others it shares some with other such threads, as in a
+/// [`Heap`](crate::Heap), which takes some ten times as long for a small block (a pair 32 ns instead of 3).
 pub struct GlobalHeap<
     #[cfg(all(any(unix, windows), feature = "std"))] S: Source + 'static = System,
     #[cfg(not(all(any(unix, windows), feature = "std")))] S: Source + 'static,
@@ -214,7 +214,8 @@ impl<const GAPS: usize> GlobalHeap<Region<GAPS>> {
     /// are not known until the program runs, see [`empty`](Self::empty). They belong to the heap for ever, even if this
     /// value is dropped.
     ///
-    /// Without `std`, all threads share one structure under a spin lock, so an interrupt handler must not use the heap.
+    /// Without `std`, all threads share one structure under a spin lock, or those of each [processor](Self::processors)
+    /// do. So an interrupt handler must not use the heap.
     /// (With `std` each thread has its own: 3 KiB, 8 to 170 for tables, and what its magazines hold.)
     #[must_use]
     pub const fn in_region(region: Region<GAPS>) -> Self {

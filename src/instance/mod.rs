@@ -1,17 +1,18 @@
 //! [`Heap`]: an object heap as a value, with pages and a limit of its own, gone at once when it is dropped.
 //!
 //! ```text
-//!   Heap ── lock, or alone ──▶ one structure: magazines, shelf, cache ──▶ classes, spans ──▶ pages of its own
+//!   Heap ── lock, or alone ──▶ a structure: magazines, shelf, cache ──▶ classes, spans ──▶ pages of its own
 //!     └── drop: every reservation goes back to the source, blocks and all
 //! ```
 //!
 //! The object layer is that of [`GlobalHeap`](crate::GlobalHeap): the same classes, spans and checks. Two things
-//! differ. Threads have no magazines of their own, because those would have to disappear when the heap is dropped; they
-//! share one set under a lock, which a thread need not take as long as it is the only one (`sync/bias.rs`). And a free
-//! checks whether the block belongs to this heap and this layout: the blocks of two heaps are easily mixed up.
+//! differ. Threads have no magazines of their own, because those would have to disappear when the heap is dropped. They
+//! share a set under a lock, or several if they meet there (`object/commons.rs`); a thread that is alone with one need
+//! not take its lock (`sync/bias.rs`). And a free checks whether the block belongs to this heap and this layout: the
+//! blocks of two heaps are easily mixed up.
 //!
 //! Worked example: a `Heap` of 1 MiB allocates 100 bytes, frees them, and allocates 100 again. The second block is the
-//! first one, from the magazine, for 7 ns with the free, or 30 with the lock, once several threads use the heap.
+//! first one, from the magazine, for 11 ns with the free, or 49 with the lock.
 //! Dropping the heap takes two `munmap` calls for the pages and their tables and one for the classes, however many
 //! blocks there are.
 //!
@@ -98,12 +99,14 @@ mod api2;
 ///
 /// # What it costs
 ///
-/// An allocate-free pair of up to 1 MiB takes 7 ns while one thread uses the heap, and ~30 ns with the lock: all
-/// threads share one set of magazines and one shelf, under a lock that a thread need not take while it is alone (where
-/// the system has a fence through all threads: Linux and Windows, but not Wine). The first call of another thread takes
-/// some microseconds more; after at most three such calls the lock stays. [`tick`](Self::tick),
-/// [`release`](Self::release), [`scavenge`](Self::scavenge) and a fork count as use, [`stats`](Self::stats) and
-/// [`check`](Self::check) do not. Threads that allocate all the time should have a heap each, or use the global one. To
+/// An allocate-free pair of up to 1 MiB takes 12 ns while one thread uses the heap, and 14 in each of several, as long
+/// as there are processors for them (Emerald Rapids; the system's allocator took 11). Threads share a set of magazines
+/// and a shelf, under a lock that one which is alone with them need not take (where the system has a fence through all
+/// threads: Linux and Windows, but not Wine). With the lock a pair takes 49 ns. Threads that meet there get sets of
+/// their own, up to 16, whose tables take a 32nd of the heap's limit at the most, for ever: in a heap of less than some
+/// 1.5 MiB they go on sharing. The first call of another thread to a set that one had to itself takes some microseconds
+/// more; after twelve such calls the lock stays. [`tick`](Self::tick), [`release`](Self::release),
+/// [`scavenge`](Self::scavenge) and a fork count as use, [`stats`](Self::stats) and [`check`](Self::check) do not. To
 /// make and drop a heap takes ~15 system calls.
 ///
 /// A refusal takes some 30 µs, since everything that is kept somewhere is emptied first. So a cache that makes room
@@ -163,10 +166,9 @@ impl<S: Source + 'static> Heap<S> {
     // -------------------------------------------------------------------------------------------------------------
 
     /// Allocates a block for `layout`, with arbitrary contents. It is there until it is freed or the heap is dropped.
-    /// Returns `None` if there is no room, or no such layout. A pair with `free` takes some 7 ns up to 64 KiB for a
-    /// thread that is alone with the heap, some 30 ns beside others; more if pages have to be found. A layout of zero
-    /// bytes gets a block of its own. (Not through the trait `Allocator`, which gives it none: free a block through the
-    /// interface that allocated it.)
+    /// Returns `None` if there is no room, or no such layout. A pair with `free` takes some 12 ns up to 64 KiB; more if
+    /// pages have to be found. A layout of zero bytes gets a block of its own. (Not through the trait `Allocator`,
+    /// which gives it none: free a block through the interface that allocated it.)
     #[must_use]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         guard::allocate(self, layout, false)

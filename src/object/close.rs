@@ -80,7 +80,8 @@ impl<S: Source + 'static> Objects<S> {
         for common in self.other_commons() {
             self.flush(&common.thread);
         }
-        self.give_commons(shared.cache());
+        // SAFETY: nobody is left who might.
+        unsafe { self.give_commons(shared.cache()) };
         self.flush(&shared);
         self.empty_stores(shared.cache());
         self.flush(&shared);

@@ -13,8 +13,9 @@
 //! **Meeting.** Threads that find the first one's lock held count that. The thread that does so for the [`MEETINGS`]th
 //! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. After that,
 //! a thread whose structure is locked, or which another is alone with, looks for one where neither is the case, makes
-//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it; and those beyond
-//! the 64th share. A heap that is told the number of the [processor](crate::Config::processors) uses that instead.
+//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it. Beyond sixteen, a
+//! thread comes to one that another has had, which may have ended, or sleep. A heap that is told the number of the
+//! [processor](crate::Config::processors) uses that instead.
 //!
 //! **All of them.** What lies in a structure whose lock another thread holds cannot be reached. So before a request is
 //! refused, its thread takes the locks of all, in the order of their numbers, empties them, and tries once more
@@ -25,23 +26,29 @@
 //! Then one of them makes a structure for itself, and so do the next two that meet. A pair of `allocate` and `free`
 //! takes each of them 12 ns again, as it takes a thread that has the heap to itself, instead of 350.
 //!
-//! Cost: one load and one comparison for each call; 4 KiB of the heap for each structure, a 32nd of its limit at the
-//! most; and what lies in their magazines, until it is needed elsewhere.
+//! Cost: one load and one comparison for each call; 4 KiB for each structure, in spans that take a 32nd of the heap's
+//! limit at the most, for ever; and what lies in their magazines and on their shelves, until it is needed elsewhere.
 
 use core::ptr::{self, NonNull};
 
 use crate::heap::Processors;
 use crate::source::Source;
-use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, BiasedLock, Held, Lock, Ordering, UNKNOWN, is_forking, thread};
+use crate::sync::{AtomicPtr, AtomicU16, AtomicU32, BiasedLock, Held, Lock, Ordering, UNKNOWN, is_forking, thread};
 
-use super::size_class::{PAGE_BYTES, SizeClass};
+use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
-/// How many there are at the most, without the first.
+/// How many there are at the most, without the first: for processors,
 pub(super) const OTHERS: usize = 63;
 
-/// How many seats threads have, by their identities: a power of two. Two with the same one go to the same structure.
-pub(super) const SEATS: usize = 256;
+/// and for threads.
+pub(super) const OTHERS_BY_SEAT: usize = 15;
+
+/// How many seats threads have, by their identities: a power of two.
+const SEATS: usize = 256;
+
+/// After one could not be made for want of memory: how often nobody tries.
+const REST: u32 = 256;
 
 /// How often threads meet at the first one before there is another.
 pub(super) const MEETINGS: u32 = 64;
@@ -80,8 +87,9 @@ impl Common {
 pub(super) struct Plan {
     /// Null: not made yet. Written under [`Commons::making`].
     others: [AtomicPtr<Common>; OTHERS],
-    /// The numbers of the structures that threads go to, by their seats; 0 is the first.
-    seats: [AtomicU8; SEATS],
+    /// Where threads go, by their seats. Two threads with the same seat are told apart by a tag; one of them has the
+    /// seat beside it.
+    seats: [AtomicU16; SEATS],
 }
 
 /// All of them.
@@ -95,6 +103,8 @@ pub struct Commons {
     pub(super) making: Lock,
     /// How often threads have met at the first one.
     met: AtomicU32,
+    /// How often nobody tries to make one.
+    rest: AtomicU32,
     /// 1 while one thread holds the locks of all. Written under all of them.
     is_whole: AtomicU32,
 }
@@ -114,6 +124,7 @@ impl Commons {
             processors: processors.filter(|processors| processors.count > 1),
             making: Lock::new(),
             met: AtomicU32::new(0),
+            rest: AtomicU32::new(0),
             is_whole: AtomicU32::new(0),
         }
     }
@@ -146,8 +157,7 @@ impl Commons {
     pub(super) fn number(&self, me: usize) -> usize {
         match (self.plan(), self.processors) {
             (None, _) => 0,
-            // Relaxed: any answer will do.
-            (Some(plan), None) => plan.seats[seat_of(me)].load(Ordering::Relaxed).into(),
+            (Some(plan), None) => plan.number_of(me),
             (Some(_), Some(processors)) => (processors.current)() % processors.count.min(OTHERS + 1),
         }
     }
@@ -164,23 +174,59 @@ impl Commons {
     /// The thread `me` goes to this structure from now on.
     fn go_to(&self, me: usize, number: usize) {
         if let Some(plan) = self.plan() {
-            // Relaxed: any answer will do. One that is not made yet is made by whoever comes.
-            plan.seats[seat_of(me)].store(number as u8, Ordering::Relaxed);
+            plan.seat(me, number);
         }
     }
 
     /// Whether threads have met often enough, counting this time, for another structure.
     fn have_met(&self) -> bool {
-        // Relaxed: a count that decides nothing but when.
-        self.is_spread() || self.met.fetch_add(1, Ordering::Relaxed) + 1 >= MEETINGS
+        // Relaxed, twice: a count that decides nothing but when. It is not raised further, so it does not overflow.
+        let has_met = || self.met.load(Ordering::Relaxed) + 1 >= MEETINGS;
+        self.is_spread() || has_met() || {
+            self.met.fetch_add(1, Ordering::Relaxed);
+            false
+        }
     }
 }
 
-/// The seat of the thread `me`: the upper bits of a product with an odd number, in which those of an address are mixed.
-#[inline(always)]
-pub(super) fn seat_of(me: usize) -> usize {
-    (me as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> (usize::BITS - SEATS.ilog2())
+impl Plan {
+    /// The number of the structure that the thread `me` goes to; 0, the first, if it has no seat.
+    #[inline(always)]
+    pub(super) fn number_of(&self, me: usize) -> usize {
+        let (seat, tag) = seat_of(me);
+        // Relaxed: any answer will do.
+        let entry = |seat: usize| self.seats[seat].load(Ordering::Relaxed);
+        let own = entry(seat);
+        if own >> 8 == tag {
+            return usize::from(own & 0xff);
+        }
+        let beside = entry(seat ^ 1);
+        if beside >> 8 == tag {
+            usize::from(beside & 0xff)
+        } else {
+            0
+        }
+    }
+
+    /// The thread `me` goes to the structure of this number.
+    pub(super) fn seat(&self, me: usize, number: usize) {
+        let (seat, tag) = seat_of(me);
+        // Relaxed, twice: any answer will do. One that is not made yet is made by whoever comes.
+        let own = self.seats[seat].load(Ordering::Relaxed);
+        let seat = if own == 0 || own >> 8 == tag { seat } else { seat ^ 1 };
+        self.seats[seat].store(tag << 8 | number as u16, Ordering::Relaxed);
+    }
 }
+
+/// The seat and the tag of the thread `me`: the upper bits of a product with an odd number, in which those of an
+/// address are mixed.
+#[inline(always)]
+pub(super) fn seat_of(me: usize) -> (usize, u16) {
+    let mixed = (me as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
+    (mixed as usize >> 8, mixed as u16 & 0xff)
+}
+
+const _: () = assert!(SEATS == 1 << 8);
 
 /// The locks of all shared structures.
 struct Whole<'a> {
@@ -241,9 +287,14 @@ impl<S: Source + 'static> Objects<S> {
         if commons.processors.is_some() || me == UNKNOWN {
             return free.and_then(|number| commons.other(number)).unwrap_or(own);
         }
-        let next = || (1..=OTHERS).find(|&number| commons.other(number).is_none());
-        let Some(number) = free.or_else(|| next().filter(|_| commons.have_met())) else {
-            return own;
+        let next = || (1..=OTHERS_BY_SEAT).find(|&number| commons.other(number).is_none());
+        let next = || next().filter(|_| commons.have_met());
+        let by_chance = 1 + seat_of(me).0 % OTHERS_BY_SEAT;
+        let number = match free.or_else(next) {
+            Some(number) => number,
+            // Whoever was alone with that one may have ended, or sleep.
+            None if ptr::eq(own, self.first()) && commons.is_spread() => by_chance,
+            None => return own,
         };
         let common = self.common_made(number);
         // Where there is no room for another, nobody waits for one.
@@ -257,22 +308,40 @@ impl<S: Source + 'static> Objects<S> {
     /// Makes the structure of this number, or returns the first.
     #[cold]
     fn make_common(&self, number: usize) -> &Common {
+        // Relaxed, twice: how often does not matter.
+        let rest = self.commons.rest.load(Ordering::Relaxed);
+        if rest > 0 {
+            self.commons.rest.store(rest - 1, Ordering::Relaxed);
+            return self.first();
+        }
         // A handler of a fork makes none: its locks would not be held, but let go.
         if !self.affords(number) || is_forking() {
             return self.first();
         }
-        let _making = self.commons.making.lock();
-        if let Some(common) = self.commons.other(number) {
-            return common;
+        // What is owed for its pages is paid later: others may wait for this lock.
+        self.heap.assist_at_once(false);
+        let making = self.commons.making.lock();
+        let common = self.commons.other(number).or_else(|| self.new_common(number));
+        drop(making);
+        if common.is_none() {
+            self.commons.rest.store(REST, Ordering::Relaxed);
         }
-        let (Some(plan), Some(slot)) = (self.make_plan(), self.slot_for::<Common>()) else {
-            return self.first();
+        common.unwrap_or_else(|| self.first())
+    }
+
+    /// With the lock under which structures are made.
+    fn new_common(&self, number: usize) -> Option<&Common> {
+        let slot = self.slot_for::<Common>()?;
+        let Some(plan) = self.make_plan() else {
+            // SAFETY: a slot for one that was just taken.
+            unsafe { self.give_back(None, slot) };
+            return None;
         };
         // SAFETY: a slot of its size and alignment, ours for ever.
         let common = unsafe { Common::make(slot) };
         // Release: pairs with the acquire in `other`.
         plan.others[number - 1].store(ptr::from_ref(common).cast_mut(), Ordering::Release);
-        common
+        Some(common)
     }
 
     /// The plan, made if there is none. With the lock under which structures are made.
@@ -285,7 +354,7 @@ impl<S: Source + 'static> Objects<S> {
         let plan: &Plan = unsafe {
             place.write(Plan {
                 others: [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS],
-                seats: [const { AtomicU8::new(0) }; SEATS],
+                seats: [const { AtomicU16::new(0) }; SEATS],
             });
             place.as_ref()
         };
@@ -319,28 +388,44 @@ impl<S: Source + 'static> Objects<S> {
         slots
     }
 
-    /// At the end of a heap that nobody uses any more: gives back what is in a slot, the others and the plan, without
-    /// what they keep.
-    pub(super) fn give_commons(&self, cache: Option<usize>) {
-        let give = |slot: NonNull<u8>, bytes, align| {
-            if let Some(class) = SizeClass::of(bytes, align) {
-                // SAFETY: a slot of this class that nobody uses any more; the caller's promise.
-                unsafe { self.give_slot(cache, class, slot) };
-            }
-        };
+    /// # Safety
+    ///
+    /// The slot was [taken](Self::slot_for) for one of these, and nobody uses it any more.
+    unsafe fn give_back<T>(&self, cache: Option<usize>, slot: NonNull<T>) {
+        if let Some(class) = SizeClass::of(size_of::<T>(), align_of::<T>()) {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_slot(cache, class, slot.cast()) };
+        }
+    }
+
+    /// At the end of a heap: gives back what is in a slot, the others and the plan, without what they keep.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses them any more.
+    pub(super) unsafe fn give_commons(&self, cache: Option<usize>) {
         for common in self.other_commons() {
-            give(NonNull::from(common).cast(), size_of::<Common>(), align_of::<Common>());
+            // SAFETY: the caller's promise. The plan says where the next one is, not this.
+            unsafe { self.give_back(cache, NonNull::from(common)) };
         }
         // Acquire: as in `plan`.
-        let plan = NonNull::new(self.commons.plan.swap(ptr::null_mut(), Ordering::Acquire));
-        plan.into_iter()
-            .for_each(|plan| give(plan.cast(), size_of::<Plan>(), align_of::<Plan>()));
+        if let Some(plan) = NonNull::new(self.commons.plan.swap(ptr::null_mut(), Ordering::Acquire)) {
+            // SAFETY: the caller's promise.
+            unsafe { self.give_back(cache, plan) };
+        }
     }
 
     /// Whether the heap is large enough for so many structures besides the first.
     fn affords(&self, count: usize) -> bool {
-        let most = self.heap.limit().0.saturating_mul(PAGE_BYTES) / PART;
-        size_of::<Common>().saturating_mul(count) <= most
+        let class =
+            |bytes, align| SizeClass::of(bytes, align).map_or((usize::MAX, 1), |class| (class.pages(), class.slots()));
+        let (pages, slots) = class(size_of::<Common>(), align_of::<Common>());
+        let (plan, _) = class(size_of::<Plan>(), align_of::<Plan>());
+        let taken = count
+            .div_ceil(slots as usize)
+            .saturating_mul(pages)
+            .saturating_add(plan);
+        taken.saturating_mul(PART) <= self.heap.limit().0
     }
 
     /// All shared structures, in the order of their numbers.
@@ -373,25 +458,30 @@ impl<S: Source + 'static> Objects<S> {
     /// Before a request is refused that was made with a shared structure: once more, with the first one, while nobody
     /// else uses any, and the others are empty. `None`, at once, if there are no others. The caller holds none.
     #[cold]
-    pub fn with_all<R>(&self, work: impl FnOnce(&Thread) -> Option<R>) -> Option<R> {
+    pub(super) fn with_all<R>(&self, work: impl FnOnce(&Thread) -> Option<R>) -> Option<R> {
         if !self.commons.is_spread() {
             return None;
         }
-        let _making = self.commons.making.lock();
-        let (shared, me) = (self.shared_first(), thread());
+        let (making, me, first) = (self.commons.making.lock(), thread(), self.first());
+        let held = first.lock.lock(me);
         let mut others = [const { None }; OTHERS];
         for (held, common) in others.iter_mut().zip(self.other_commons()) {
             *held = Some(common.lock.lock(me));
         }
         // Relaxed: under all locks.
         self.commons.is_whole.store(1, Ordering::Relaxed);
-        let _whole = Whole {
+        let whole = Whole {
             commons: &self.commons,
             _others: others,
         };
         for common in self.other_commons() {
             self.flush(&common.thread);
         }
-        work(&shared)
+        let done = work(&first.thread);
+        // As where one is released (`shared.rs`): the debt is ours before that, and paid after it.
+        let debt = self.heap.take_debt();
+        drop((whole, held, making));
+        self.settle_debt(debt);
+        done
     }
 }

@@ -12,8 +12,8 @@ use crate::source::Region;
 use crate::sync::thread;
 use crate::units::PageCount;
 
-use super::commons::{Common, MEETINGS, OTHERS, SEATS, seat_of};
-use super::{Keeper, Objects};
+use super::commons::{MEETINGS, OTHERS, OTHERS_BY_SEAT, seat_of};
+use super::{Forks, Keeper, Objects, SizeClass};
 
 std::thread_local! {
     static PROCESSOR: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };
@@ -88,20 +88,24 @@ fn many_processors_share_what_there_is_and_a_small_heap_has_no_room_for_structur
         }
         assert_eq!(made(objects), most);
     }
-    let objects = heap(1 << 20, 100);
+    let objects = heap(3 << 20, 100);
     for number in 0..100 {
         at(number);
         use_once(objects, layout);
     }
-    let structures = made(objects) * size_of::<Common>();
-    assert!((1 << 14..=1 << 15).contains(&structures), "{structures}");
+    objects.release(PageCount(usize::MAX));
+    let (structures, pages) = (made(objects), objects.stats().pages.in_use.0);
+    assert!(
+        (1..OTHERS).contains(&structures) && pages <= objects.heap.limit().0 / 32,
+        "{structures}: {pages}"
+    );
 }
 
 /// Each does so while the structure that it would use is locked.
 #[test]
 fn threads_that_meet_get_structures_of_their_own() {
     let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
-    // Whether it stays where it was, though the lock is held: by another, which soon releases it.
+    // Whether it stays where it was, though another thread holds the lock.
     let meet = |objects: &Objects<Region>, number: usize| {
         let held = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
@@ -109,18 +113,20 @@ fn threads_that_meet_get_structures_of_their_own() {
                 let lock = &objects.common_made(number).lock;
                 let _held = lock.lock(thread());
                 held.wait();
-                std::thread::sleep(Duration::from_millis(1));
+                held.wait();
             });
             held.wait();
             let own = objects.common_made(number);
-            ptr::eq(own, objects.common_to_lock(thread()))
+            let stays = ptr::eq(own, objects.common_to_lock(thread()));
+            held.wait();
+            stays
         })
     };
     assert_eq!(objects.commons.number(thread()), 0);
     for _ in 1..MEETINGS {
         assert!(meet(objects, 0) && !objects.commons.is_spread(), "not yet");
     }
-    for number in 0..OTHERS {
+    for number in 0..OTHERS_BY_SEAT {
         assert_eq!((objects.commons.number(thread()), made(objects)), (number, number));
         // Others use those that there are.
         let held: std::vec::Vec<_> = objects.other_commons().map(|common| common.lock.lock(1)).collect();
@@ -132,12 +138,15 @@ fn threads_that_meet_get_structures_of_their_own() {
         drop(held);
         use_once(objects, layout);
     }
-    assert_eq!((objects.commons.number(thread()), made(objects)), (OTHERS, OTHERS));
+    assert_eq!(
+        (objects.commons.number(thread()), made(objects)),
+        (OTHERS_BY_SEAT, OTHERS_BY_SEAT)
+    );
     // There are no more: it goes to one that is free, and stays there.
-    for (own, other) in [(OTHERS, 1), (1, 2), (2, 1)] {
+    for (own, other) in [(OTHERS_BY_SEAT, 1), (1, 2), (2, 1)] {
         assert_eq!((meet(objects, own), objects.commons.number(thread())), (false, other));
     }
-    assert_eq!(made(objects), OTHERS);
+    assert_eq!(made(objects), OTHERS_BY_SEAT);
     objects.check().unwrap();
     let small = Objects::for_test(96 << 10, 1, false);
     for _ in 0..2 * MEETINGS {
@@ -165,22 +174,100 @@ fn a_thread_goes_where_nobody_else_is_alone() {
             assert!(!ptr::eq(own, objects.first()) && own.lock.enter(thread()).is_some());
         });
     });
-    assert!(ptr::eq(objects.common(thread()), first) && first.lock.enter(thread()).is_some());
+    // Nor if this one's own is locked, which no other thread takes long for.
+    let held = first.lock.lock(64);
+    assert!(!objects.common_to_lock(thread()).lock.is_anothers(thread()) && made(objects) == 2);
+    drop(held);
 }
 
-/// Most of them, at least.
+/// Even if two have the same one.
 #[test]
 fn threads_have_seats_of_their_own() {
     // As threads with stacks of 8 MiB, 2 MiB and 64 KiB, guards included; and as small numbers.
     for distance in [0x80_1000_usize, 0x20_1000, 0x1_1000, 4] {
+        let objects = heap(16 << 20, 2);
+        let plan = objects.make_plan().unwrap();
         let first = (usize::MAX / 3) & !0xfff;
-        let mut seats: std::vec::Vec<_> = (0..16)
-            .map(|number| seat_of(!first.wrapping_sub(number * distance)))
-            .collect();
-        assert!(seats.iter().all(|&seat| seat < SEATS));
-        seats.sort_unstable();
-        seats.dedup();
-        assert!(seats.len() >= 12, "{distance:#x}: {seats:?}");
+        let threads: std::vec::Vec<_> = (1..=16).map(|number| !first.wrapping_sub(number * distance)).collect();
+        (1..).zip(&threads).for_each(|(number, &me)| plan.seat(me, number));
+        let found = (1..)
+            .zip(&threads)
+            .filter(|&(number, &me)| plan.number_of(me) == number);
+        assert!(found.count() >= 15, "{distance:#x}");
+    }
+    let objects = heap(16 << 20, 2);
+    let plan = objects.make_plan().unwrap();
+    let one = 0x1000_usize;
+    let other = (one + 1..).find(|&other| seat_of(other).0 == seat_of(one).0 && seat_of(other) != seat_of(one));
+    let other = other.unwrap();
+    for (number, another) in [(1, 2), (3, 4), (0, 5)] {
+        plan.seat(one, number);
+        plan.seat(other, another);
+        assert_eq!((plan.number_of(one), plan.number_of(other)), (number, another));
+    }
+}
+
+/// There are no more, and somebody has had each of them: may be none of these lives.
+#[test]
+fn a_thread_that_finds_none_for_itself_does_not_stay_with_all_others() {
+    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
+    (1..=OTHERS_BY_SEAT).for_each(|number| assert!(!ptr::eq(objects.common_made(number), objects.first())));
+    if !crate::sync::fence_heavy() {
+        return;
+    }
+    for common in objects.commons() {
+        // As another thread.
+        (0..100).for_each(|_| drop(common.lock.lock_often(64)));
+        assert!(common.lock.is_anothers(thread()));
+    }
+    (0..1000).for_each(|_| _ = use_once(objects, layout));
+    let own = objects.common(thread());
+    assert!(!ptr::eq(own, objects.first()) && own.lock.enter(thread()).is_some());
+    let left = objects.commons().filter(|common| common.lock.is_anothers(thread()));
+    assert_eq!(left.count(), OTHERS_BY_SEAT);
+}
+
+/// In the child of a fork.
+#[test]
+fn a_childs_structures_are_shut_and_counted() {
+    let (objects, layout) = (heap(16 << 20, 2), Layout::new::<[u8; 200]>());
+    at(1);
+    use_once(objects, layout);
+    let (other, class) = (objects.commons.other(1).unwrap(), SizeClass::of(200, 1).unwrap());
+    let magazine = other.thread.magazine(class);
+    other.thread.demand(1000, &objects.hoard);
+    assert!(magazine.count(class) > 0 && !magazine.is_shut());
+    let counted = objects.stats().magazine_bytes;
+    assert_eq!(counted, magazine.count(class) as usize * class.bytes());
+    assert!(objects.try_hold_driver());
+    objects.hold();
+    assert!(objects.commons().all(|common| common.lock.is_held()) && objects.commons.making.try_lock().is_none());
+    objects.recover(None);
+    objects.let_go();
+    objects.let_go_driver();
+    assert!(objects.commons().all(|common| !common.lock.is_held()) && objects.commons.making.try_lock().is_some());
+    assert!(magazine.is_shut() && magazine.count(class) > 0);
+    // The rest of what may be hoarded, and no more.
+    let rest = (0..).take_while(|_| objects.hoard.take(1000)).count();
+    assert_eq!(rest, ((32 << 20) - 1000) / 1000);
+    objects.check().unwrap();
+}
+
+/// Several come to the same one that is not there.
+#[test]
+fn a_structure_is_made_once() {
+    for _ in 0..50 {
+        let (objects, ready) = (heap(16 << 20, 2), std::sync::Barrier::new(4));
+        let make = || {
+            ready.wait();
+            ptr::from_ref(objects.common_made(1)).addr()
+        };
+        let made: std::vec::Vec<_> = std::thread::scope(|scope| {
+            let makers: std::vec::Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+            makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|&address| address == made[0]));
+        assert_eq!(objects.stats().bytes_in_use(), 0, "no slot is lost");
     }
 }
 

@@ -141,11 +141,17 @@ impl<S: Source + 'static> Objects<S> {
     fn take_with_lock(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if zeroed {
             let taken = self.allocate_to_zero(&self.shared_often(), layout);
-            let fresh = taken.or_else(|| self.with_all(|thread| self.allocate_to_zero(thread, layout)))?;
+            let again = || self.with_all_for(layout, |thread| self.allocate_to_zero(thread, layout));
+            let fresh = taken.or_else(again)?;
             return Some(self.zero(fresh, layout));
         }
         let taken = self.take_from_shared(layout);
-        taken.or_else(|| self.with_all(|thread| self.allocate(thread, layout)))
+        taken.or_else(|| self.with_all_for(layout, |thread| self.allocate(thread, layout)))
+    }
+
+    /// [`with_all`](Self::with_all), unless the request can never be met.
+    fn with_all_for<R>(&self, layout: Layout, work: impl FnOnce(&Thread) -> Option<R>) -> Option<R> {
+        self.fits(layout).then(|| self.with_all(work)).flatten()
     }
 
     fn take_from_shared(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -210,7 +216,7 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Pays the caller's debt, with nothing held.
     #[inline]
-    fn settle_debt(&self, debt: usize) {
+    pub(super) fn settle_debt(&self, debt: usize) {
         if debt > 0 {
             self.heap.settle(debt);
             self.punch_over();
@@ -274,7 +280,8 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: the caller's promise; the structure is held meanwhile; an attempt that fails changes nothing.
         let place = |thread: &Thread| unsafe { self.place_resized(thread, memory, layout, size) };
         let placed = place(&self.shared());
-        match placed.or_else(|| self.with_all(place))? {
+        let new = Layout::from_size_align(size, layout.align()).ok()?;
+        match placed.or_else(|| self.with_all_for(new, place))? {
             Moved::Not => Some(memory),
             Moved::With(moved) => Some(moved),
             Moved::To(moved) => {

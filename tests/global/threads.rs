@@ -78,6 +78,35 @@ fn threads_leave_nothing_behind() {
     HEAP.check().unwrap();
 }
 
+/// By the paths of a `Heap`.
+#[test]
+fn a_second_heap_serves_every_kind_of_request() {
+    static FIRST: GlobalHeap = new_heap();
+    static SECOND: GlobalHeap = new_heap();
+    on_threads(3, |_| {
+        Block::new(&FIRST, layout(100, 8), 1).unwrap().free(&FIRST);
+        for size in [40, 700, 5000, 100_000, 1 << 20, 3 << 20] {
+            for _ in 0..50 {
+                // SAFETY: not of zero bytes; blocks of these sizes, each freed once.
+                unsafe {
+                    let used = SECOND.alloc(layout(size, 8));
+                    used.write_bytes(0xEE, size);
+                    SECOND.dealloc(used, layout(size, 8));
+                    let zeroed = SECOND.alloc_zeroed(layout(size, 8));
+                    assert!(!zeroed.is_null());
+                    assert!(std::slice::from_raw_parts(zeroed, size).iter().all(|&byte| byte == 0));
+                    zeroed.write_bytes(0xAA, size);
+                    let moved = SECOND.realloc(zeroed, layout(size, 8), 2 * size);
+                    assert!(std::slice::from_raw_parts(moved, size).iter().all(|&byte| byte == 0xAA));
+                    SECOND.dealloc(moved, layout(2 * size, 8));
+                }
+            }
+        }
+    });
+    assert_eq!(SECOND.stats().thread_structures, 0);
+    SECOND.check().unwrap();
+}
+
 #[test]
 fn a_thread_has_a_structure_of_one_heap_and_shares_the_others() {
     static FIRST: GlobalHeap = new_heap();

@@ -130,6 +130,71 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
     }
 }
 
+/// The heaps of the next test: one with room, and one that refuses most of what is asked of it.
+static MET: std::sync::OnceLock<[Heap<System>; 2]> = std::sync::OnceLock::new();
+
+/// Allocates from both, and frees. Returns whether the first refused nothing.
+fn use_both(round: usize) -> bool {
+    let [heap, full] = MET.get().unwrap();
+    let layout = |size| Layout::from_size_align(size, 8).unwrap();
+    let pair = |heap: &Heap<System>, layout| {
+        let block = heap.allocate(layout);
+        // SAFETY: just allocated, with this layout.
+        block.inspect(|&block| unsafe { heap.free(block, layout) }).is_some()
+    };
+    let sizes = [40, 700, 5000, 100_000, 1 << 20].map(|size| pair(heap, layout(size)));
+    if round.is_multiple_of(16) {
+        pair(full, layout(7 << 20));
+    }
+    sizes.into_iter().all(|done| done)
+}
+
+extern "C" fn handler() {
+    assert!(use_both(0));
+}
+
+/// Threads that meet in a heap get structures of their own there. A fork holds all of them, and whoever is refused does
+/// so too. Handlers of the fork use the heaps.
+#[test]
+fn a_fork_finds_all_structures_that_threads_share() {
+    if !is_child() {
+        return assert!(run("forks::a_fork_finds_all_structures_that_threads_share"));
+    }
+    let heap = |limit| Heap::new(System, Config::new(1 << 28).limit(PageCount(limit))).unwrap();
+    assert!(MET.set([heap(8192), heap(1024)]).is_ok());
+    let handlers = Some(handler as unsafe extern "C" fn());
+    // SAFETY: functions that stay, and allocate from a heap that may be used in a handler.
+    assert_eq!(unsafe { libc::pthread_atfork(handlers, handlers, handlers) }, 0);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for seed in 0..5 {
+            let over = &over;
+            scope.spawn(move || {
+                let mut round = seed;
+                while !over.load(Ordering::Relaxed) {
+                    round += 1;
+                    assert!(use_both(round));
+                    if round % 1000 == 0 {
+                        MET.get().unwrap()[0].release(1 << 20);
+                    }
+                }
+            });
+        }
+        let forks = if cfg!(debug_assertions) && !is_full() { 20 } else { 150 };
+        for round in 0..forks {
+            let id = fork(|| {
+                let used = (0..20).all(use_both);
+                let sound = MET.get().unwrap().iter().all(|heap| heap.check().is_ok());
+                let threads = thread::spawn(|| (0..20).all(use_both)).join().unwrap();
+                used && sound && threads
+            });
+            let done = ended_well(id);
+            over.store(!done || round + 1 == forks, Ordering::Relaxed);
+            assert!(done, "child {round}");
+        }
+    });
+}
+
 /// The child's heap is consistent, wherever the parent's threads were.
 #[test]
 fn in_the_child_every_page_that_is_free_is_found() {

@@ -20,7 +20,7 @@ use core::cell::Cell;
 use core::fmt::Write;
 use core::mem::MaybeUninit;
 use core::ops::Range;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 
 use pageheap::arena::{Arena, ArenaConfig, FreeList, Pool, ShardedFreeList, SlotBox};
@@ -39,7 +39,14 @@ static mut PAGES: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 static mut OBJECTS: Bytes = Bytes([MaybeUninit::uninit(); BYTES]);
 
 #[global_allocator]
-static HEAP: GlobalHeap<Region<1>> = GlobalHeap::empty();
+static HEAP: GlobalHeap<Region<1>> = GlobalHeap::empty().processors(2, processor);
+
+/// The processor that this program pretends to run on.
+static PROCESSOR: AtomicUsize = AtomicUsize::new(0);
+
+fn processor() -> usize {
+    PROCESSOR.load(Ordering::Relaxed)
+}
 
 /// Bytes of OBJECTS that are not the heap's, as between two pieces of RAM; and what they hold.
 const GAP: Range<usize> = BYTES / 8..BYTES / 4;
@@ -55,6 +62,9 @@ fn main() {
         "heap and arenas allocate nothing but from what they stand on"
     );
     collections();
+    each_processor_has_its_own();
+    collections();
+    PROCESSOR.store(0, Ordering::Relaxed);
     assert!(HEAP.stats().pages.growths > 0, "and that would have been seen");
     let blocks = HEAP.stats().bytes_in_use();
     rests(|clock| HEAP.tick(clock));
@@ -215,6 +225,30 @@ fn arenas() {
     assert!(many > 4000, "all of a list can be had");
     drop((arena, pool, list, sharded));
     assert!(heap.stats().in_use == PageCount::ZERO, "all pages came back");
+}
+
+/// What one processor frees, it gets again, and the other does not. Ends on the second one.
+fn each_processor_has_its_own() {
+    let layout = Layout::new::<[u64; 24]>();
+    let at = |processor| PROCESSOR.store(processor, Ordering::Relaxed);
+    // SAFETY: the size is not zero.
+    let take = || unsafe { core::hint::black_box(alloc::alloc::alloc(layout)) };
+    // SAFETY: blocks of this layout, which nothing uses any more.
+    let give = |block| unsafe { alloc::alloc::dealloc(core::hint::black_box(block), layout) };
+    let (first, second) = (take(), take());
+    give(first);
+    at(1);
+    let other = take();
+    assert!(
+        !other.is_null() && other != first,
+        "the first processor keeps what it has freed"
+    );
+    give(second);
+    assert!(take() == second, "a processor may free what another has allocated");
+    at(0);
+    assert!(take() == first, "and it is still there");
+    at(1);
+    [first, second, other].into_iter().for_each(give);
 }
 
 /// What `alloc` offers, on the global heap.

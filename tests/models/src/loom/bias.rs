@@ -16,7 +16,7 @@ const ONE: usize = 64;
 const OTHER: usize = 128;
 const THIRD: usize = 192;
 
-/// How often a thread takes the lock to become the one.
+/// How often a thread takes the lock to become the one, in the first turn; in the second, twice as often.
 const OFTEN: usize = 16;
 
 struct Desk {
@@ -139,7 +139,7 @@ fn a_second_one_comes_while_the_first_may_still_be_on_its_way_in() {
         let desk = Desk::taken(OFTEN);
         let other = desk.clone();
         let thread = spawn(move || {
-            other.take(OTHER, OFTEN);
+            other.take(OTHER, 2 * OFTEN);
             other.add_somehow(OTHER);
         });
         desk.add_somehow(ONE);
@@ -156,7 +156,7 @@ fn two_are_about_to_become_the_one() {
         let desk = Desk::taken(OFTEN - 1);
         let other = desk.clone();
         let thread = spawn(move || {
-            other.take(OTHER, OFTEN);
+            other.take(OTHER, 2 * OFTEN);
             other.add_somehow(OTHER);
             other.add_somehow(OTHER);
         });
@@ -177,7 +177,7 @@ fn the_same_thread_becomes_the_one_again() {
             other.add_with_lock(OTHER);
         });
         desk.add_somehow(ONE);
-        desk.take(ONE, OFTEN);
+        desk.take(ONE, 2 * OFTEN);
         desk.add_somehow(ONE);
         desk.add_somehow(ONE);
         thread.join().unwrap();
