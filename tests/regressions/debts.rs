@@ -38,7 +38,7 @@ unsafe impl Verbs for Counted {
 }
 
 /// A thread that left the structure shared by all threads of a `Heap` left its debt there, and the next thread paid it.
-/// (Threads that meet get structures of their own, and with them a few pages, for which they pay.)
+/// (Threads that meet get structures of their own, and with them a few pages, for which they release 256 at the most.)
 #[test]
 fn who_takes_little_does_not_release_for_who_takes_much() {
     let source: &OverSystem<Counted> = Box::leak(Box::default());
@@ -78,7 +78,7 @@ fn who_takes_little_does_not_release_for_who_takes_much() {
         over.store(true, Ordering::Relaxed);
     });
     let [much, little] = [&source.by_much, &source.by_little].map(|pages| pages.load(Ordering::Relaxed));
-    assert!(much > 50 * little, "{much} and {little} pages");
+    assert!(much > 4 * little, "{much} and {little} pages");
 }
 
 /// A heap that once exceeded its limit, because everything was live, never again released anything below that size.
