@@ -13,9 +13,9 @@
 //! **Meeting.** Threads that find the first one's lock held count that. The thread that does so for the [`MEETINGS`]th
 //! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. After that,
 //! a thread whose structure is locked, or which another is alone with, looks for one where neither is the case, makes
-//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it. Beyond sixteen, a
-//! thread comes to one that another has had, which may have ended, or sleep. A heap that is told the number of the
-//! [processor](crate::Config::processors) uses that instead.
+//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it. Beyond sixteen, or
+//! where there is no room, a thread comes to one that another has had, which may have ended, or sleep. A heap that is
+//! told the number of the [processor](crate::Config::processors) uses that instead.
 //!
 //! **All of them.** What lies in a structure whose lock another thread holds cannot be reached. So before a request is
 //! refused, its thread takes the locks of all, in the order of their numbers, empties them, and tries once more
@@ -263,7 +263,9 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn common_to_lock(&self, me: usize) -> &Common {
         let common = self.common_made(self.commons.number(me));
-        if common.lock.is_held() || self.commons.is_spread() && common.lock.is_anothers(me) {
+        // A thread that its processor has brought to where another was alone stays: that one has gone elsewhere.
+        let may_go = || self.commons.is_spread() && self.commons.processors.is_none();
+        if common.lock.is_held() || may_go() && common.lock.is_anothers(me) {
             return self.another_common(common, me);
         }
         common
@@ -281,26 +283,29 @@ impl<S: Source + 'static> Objects<S> {
     /// where it goes from now on, unless it is told by its processor.
     #[cold]
     fn another_common<'a>(&'a self, own: &'a Common, me: usize) -> &'a Common {
-        let commons = &self.commons;
-        let is_free = |common: &Common| !common.lock.is_held() && !common.lock.is_anothers(me);
-        let free = (1..=OTHERS).find(|&number| commons.other(number).is_some_and(is_free));
-        if commons.processors.is_some() || me == UNKNOWN {
-            return free.and_then(|number| commons.other(number)).unwrap_or(own);
-        }
-        let next = || (1..=OTHERS_BY_SEAT).find(|&number| commons.other(number).is_none());
-        let next = || next().filter(|_| commons.have_met());
-        let by_chance = 1 + seat_of(me).0 % OTHERS_BY_SEAT;
-        let number = match free.or_else(next) {
-            Some(number) => number,
-            // Whoever was alone with that one may have ended, or sleep.
-            None if ptr::eq(own, self.first()) && commons.is_spread() => by_chance,
-            None => return own,
-        };
-        let common = self.common_made(number);
-        // Where there is no room for another, nobody waits for one.
-        if ptr::eq(common, self.first()) {
+        // To a handler of a fork all locks look held, and none of them is to it.
+        if is_forking() {
             return own;
         }
+        let (commons, first) = (&self.commons, self.first());
+        let is_told = commons.processors.is_some() || me == UNKNOWN;
+        let count = if is_told { OTHERS } else { OTHERS_BY_SEAT };
+        // From a place of its own: else all that meet would come to the same one.
+        let mut round = (0..count).map(|step| 1 + (seat_of(me).0 + step) % count);
+        let is_free = |common: &Common| !common.lock.is_held() && !common.lock.is_anothers(me);
+        let free = round.clone().find(|&number| commons.other(number).is_some_and(is_free));
+        if is_told {
+            return free.and_then(|number| commons.other(number)).unwrap_or(own);
+        }
+        let next = || (1..=count).find(|&number| commons.other(number).is_none());
+        let next = || next().filter(|&number| commons.have_met() && self.affords(number));
+        let chosen = free.or_else(next).map(|number| (number, self.common_made(number)));
+        let chosen = chosen.filter(|&(_, common)| !ptr::eq(common, first)).or_else(|| {
+            // There is none, and no room for another. Whoever is alone with the next may have ended, or sleep.
+            let is_lost = ptr::eq(own, first) && commons.is_spread();
+            round.find_map(|number| Some((number, commons.other(number).filter(|_| is_lost)?)))
+        });
+        let Some((number, common)) = chosen else { return own };
         commons.go_to(me, number);
         common
     }
@@ -478,7 +483,7 @@ impl<S: Source + 'static> Objects<S> {
             self.flush(&common.thread);
         }
         let done = work(&first.thread);
-        // As where one is released (`shared.rs`): the debt is ours before that, and paid after it.
+        // As where one is released (`shared.rs`): taken before that, and paid after it.
         let debt = self.heap.take_debt();
         drop((whole, held, making));
         self.settle_debt(debt);

@@ -1,9 +1,9 @@
 //! The object layer across a `fork`, in both processes; see `heap/fork.rs` for the pages below.
 //!
-//! All locks are held across the fork, taken outermost first: the scavenger's, the shared structures', the rounds lock,
-//! the classes', the register's, the tables', then the heap's. So in the child every list is intact. (Taking the
-//! lock of a shared structure bars a thread that was alone with it.) The threads that do not exist in the child may
-//! have been anywhere outside the locks:
+//! All locks are held across the fork, taken outermost first: the scavenger's, that under which shared structures are
+//! made, theirs, the rounds lock, the classes', the register's, the tables', then the heap's. So in the child every
+//! list is intact. (Taking the lock of a shared structure bars a thread that was alone with it.) The threads that do
+//! not exist in the child may have been anywhere outside the locks:
 //!
 //! * A slot or span that such a thread had in hand stays out: the child loses it. The same is true of slots in the
 //!   hands of a thread that was punching holes, and the holes it had count as memory.

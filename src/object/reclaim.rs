@@ -34,7 +34,8 @@
 //! Worked: six threads on two processors, with 4 of 32 MiB in use. One of 150 runs of a million operations each had a
 //! request refused when all eight rounds only yielded, none of them now.
 //!
-//! Cost of a refusal: two rounds, 20 to 40 µs, if nobody is at work; up to eight if others keep freeing, and 28 ms of
+//! Cost of a refusal: two rounds, 20 to 40 µs, if nobody is at work, and as much again where threads share several
+//! structures; up to eight if others keep freeing, and 28 ms of
 //! sleep if there is always somebody at work. Threads with pages on their way to the heap are waited for as in a heap
 //! of pages, for a good part of a second in all (`heap/grow.rs`).
 
@@ -146,7 +147,8 @@ impl<S: Source + 'static> Objects<S> {
         let mut pages = 0;
         // If the caller holds the lock of a shared structure, that one is emptied now.
         let own = (!thread.has_user()).then_some(thread);
-        let mut reached = self.try_commons(own, |shared| pages += self.flush(shared));
+        let all = self.try_commons(own, |shared| pages += self.flush(shared));
+        let mut reached = all;
         pages += self.flush(thread);
         pages += self.empty_vacant_by_one();
         // When many allocations fail at once, one round serves all that waited for it. Bounded.
@@ -166,6 +168,8 @@ impl<S: Source + 'static> Objects<S> {
         // Those of sleeping threads.
         let cached = self.heap.seize_caches();
         let found = pages > 0 || cached;
+        // Whoever holds such a lock may have been preempted. (Others that hold one do not wait for this thread.)
+        missed |= own.is_none() && !all;
         Reclaimed {
             reached,
             missed,

@@ -49,7 +49,8 @@ impl<S: Source + 'static> Drop for Shared<'_, S> {
         if !self.objects.commons.is_spread() {
             heap.assist_at_once(true);
         }
-        // The debt is ours as long as we hold the lock.
+        // Where there is one structure, the debt is ours as long as we hold its lock. Where there are several, it may
+        // be that of another for once, or another pays ours.
         let debt = heap.take_debt();
         self.guard = None;
         self.objects.settle_debt(debt);
@@ -207,8 +208,8 @@ impl<S: Source + 'static> Objects<S> {
         alone.is_some() && self.shelve(&common.thread, memory, Length::of(layout))
     }
 
-    /// For a thread with a structure of its own, after a call: it may have found the shared one locked, and so owe the
-    /// soft limit a release that it would otherwise have made at once.
+    /// For a thread with a structure of its own, after a call: it may have found a shared one locked, or there are
+    /// several, and so owe the soft limit a release that it would otherwise have made at once.
     #[inline]
     pub fn settle_debts(&self) {
         self.settle_debt(self.heap.take_debt());
