@@ -134,7 +134,7 @@ impl Commons {
     fn first(&self) -> &Common {
         // Relaxed: never written after `new`. (Atomic because that is `Sync`.)
         let first = self.first.load(Ordering::Relaxed);
-        // SAFETY: made by `new`, and never destroyed.
+        // SAFETY: made by `new`, in the heap's tables, which stay as long as the heap.
         unsafe { &*first }
     }
 
@@ -142,7 +142,7 @@ impl Commons {
     fn plan(&self) -> Option<&Plan> {
         // Acquire: pairs with the release in `make_plan`; it is complete.
         let plan = self.plan.load(Ordering::Acquire);
-        // SAFETY: null, or never destroyed.
+        // SAFETY: null, or in a slot that is given back when nobody uses the heap any more (`give_commons`).
         unsafe { plan.as_ref() }
     }
 
@@ -165,9 +165,9 @@ impl Commons {
     /// The structure of this number, from 1, if it has been made.
     #[inline(always)]
     pub(super) fn other(&self, number: usize) -> Option<&Common> {
-        // Acquire: pairs with the release in `make_common`; it is complete.
+        // Acquire: pairs with the release in `new_common`; it is complete.
         let common = self.plan()?.others.get(number - 1)?.load(Ordering::Acquire);
-        // SAFETY: null, or never destroyed.
+        // SAFETY: null, or in a slot that is given back when nobody uses the heap any more (`give_commons`).
         unsafe { common.as_ref() }
     }
 
