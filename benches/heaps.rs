@@ -38,20 +38,34 @@ fn global_pair(allocator: &impl GlobalAlloc, layout: Layout) {
     }
 }
 
+/// After 100,000 pairs another thread does this, twenty times.
+fn in_between(heap: &Heap<System>, layout: Layout, work: impl Fn() + Sync) {
+    for _ in 0..20 {
+        (0..100_000).for_each(|_| pair(heap, layout));
+        thread::scope(|scope| _ = scope.spawn(&work));
+    }
+}
+
 fn pairs(criterion: &mut Criterion) {
     for (name, size) in [("64B", 64), ("4KiB", 4096), ("64KiB", 1 << 16)] {
         let layout = Layout::from_size_align(size, 8).expect("a layout");
-        let (alone, shared) = (heap(), heap());
-        // Handed over often enough that no thread is thought to be alone any more.
-        for _ in 0..4 {
-            (0..100).for_each(|_| pair(&shared, layout));
-            thread::scope(|scope| {
-                scope.spawn(|| pair(&shared, layout));
-            });
-        }
+        let [alone, released, visited] = [(); 3].map(|()| heap());
+        // What a scavenger's thread does.
+        in_between(&released, layout, || _ = released.release(usize::MAX));
+        in_between(&visited, layout, || pair(&visited, layout));
+        // By processors, so threads that meet do not part; often enough that none is thought to be alone any more.
+        let config = Config::new(1 << 30).processors(2, || 0);
+        let shared = Heap::new(System, config).expect("addresses");
+        in_between(&shared, layout, || pair(&shared, layout));
         let mut group = criterion.benchmark_group(format!("pair-{name}"));
-        group.bench_function("heap-of-one-thread", |bench| bench.iter(|| pair(&alone, layout)));
-        group.bench_function("heap-with-lock", |bench| bench.iter(|| pair(&shared, layout)));
+        for (name, heap) in [
+            ("heap-of-one-thread", &alone),
+            ("heap-released-by-another", &released),
+            ("heap-visited-by-another", &visited),
+            ("heap-with-lock", &shared),
+        ] {
+            group.bench_function(name, |bench| bench.iter(|| pair(heap, layout)));
+        }
         group.bench_function("global-heap", |bench| bench.iter(|| global_pair(&GLOBAL, layout)));
         group.bench_function("system", |bench| bench.iter(|| global_pair(&Malloc, layout)));
         group.finish();

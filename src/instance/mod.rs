@@ -105,9 +105,9 @@ mod api2;
 /// threads: Linux and Windows, but not Wine). With the lock a pair takes 49 ns. Threads that meet there get sets of
 /// their own, up to 16, whose tables take a 32nd of the heap's limit at the most, for ever: in a heap of less than some
 /// 1.5 MiB they go on sharing. The first call of another thread to a set that one had to itself takes some microseconds
-/// more; after twelve such calls the lock stays. [`tick`](Self::tick), [`release`](Self::release),
-/// [`scavenge`](Self::scavenge), a refusal and a fork count as use, [`stats`](Self::stats) and [`check`](Self::check)
-/// do not. To make and drop a heap takes ~15 system calls.
+/// more; where that has happened twelve times, the lock stays. [`tick`](Self::tick), [`release`](Self::release),
+/// [`scavenge`](Self::scavenge), a refusal and a fork wait for a thread that has a set to itself, and leave it to that
+/// thread. To make and drop a heap takes ~15 system calls.
 ///
 /// A refusal takes some 30 µs, since everything that is kept somewhere is emptied first. So a cache that makes room
 /// when it is refused should free several blocks at a time: with 16, a block costs a tenth of what it costs with one.

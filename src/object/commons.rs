@@ -11,11 +11,12 @@
 //! slots, made when somebody comes who would use them, and never destroyed.
 //!
 //! **Meeting.** Threads that find the first one's lock held count that. The thread that does so for the [`MEETINGS`]th
-//! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. After that,
-//! a thread whose structure is locked, or which another is alone with, looks for one where neither is the case, makes
-//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it. Beyond sixteen, or
-//! where there is no room, a thread comes to one that another has had, which may have ended, or sleep. A heap that is
-//! told the number of the [processor](crate::Config::processors) uses that instead.
+//! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. (To find
+//! another thread alone with the first one, again, counts as sixteen times.) After that, a thread whose structure is
+//! locked, or which another is alone with, looks for one where neither is the case, makes one if there is none, and
+//! goes there. So each thread gets its own, and may soon be alone with it. Beyond sixteen, or where there is no room, a
+//! thread comes to one that another has had, which may have ended, or sleep. A heap that is told the number of the
+//! [processor](crate::Config::processors) uses that instead.
 //!
 //! **All of them.** What lies in a structure whose lock another thread holds cannot be reached. So before a request is
 //! refused, its thread takes the locks of all, in the order of their numbers, empties them, and tries once more
@@ -52,6 +53,11 @@ const REST: u32 = 256;
 
 /// How often threads meet at the first one before there is another.
 pub(super) const MEETINGS: u32 = 64;
+
+/// As how many meetings it counts if a thread comes to the first one while another is alone with it that has come back
+/// after it lost a turn to be: it costs a heavy fence, and there are few turns (`sync/bias.rs`). Threads that use the
+/// heap one after another, each for good, count nothing.
+pub(super) const INTRUSION: u32 = MEETINGS / 4;
 
 /// All structures but the first take at most this part of the heap's limit: a 32nd.
 const PART: usize = 32;
@@ -178,12 +184,12 @@ impl Commons {
         }
     }
 
-    /// Whether threads have met often enough, counting this time, for another structure.
-    fn have_met(&self) -> bool {
+    /// Whether threads have met often enough, counting so many for this time, for another structure.
+    fn have_met(&self, times: u32) -> bool {
         // Relaxed, twice: a count that decides nothing but when. It is not raised further, so it does not overflow.
-        let has_met = || self.met.load(Ordering::Relaxed) + 1 >= MEETINGS;
+        let has_met = || self.met.load(Ordering::Relaxed) + times >= MEETINGS;
         self.is_spread() || has_met() || {
-            self.met.fetch_add(1, Ordering::Relaxed);
+            self.met.fetch_add(times, Ordering::Relaxed);
             false
         }
     }
@@ -263,9 +269,15 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn common_to_lock(&self, me: usize) -> &Common {
         let common = self.common_made(self.commons.number(me));
+        let lock = &common.lock;
+        // Who is alone with it waits for who visits it. Elsewhere it might end another thread's turn.
+        if lock.is_mine(me) {
+            return common;
+        }
         // A thread that its processor has brought to where another was alone stays: that one has gone elsewhere.
-        let may_go = || self.commons.is_spread() && self.commons.processors.is_none();
-        if common.lock.is_held() || may_go() && common.lock.is_anothers(me) {
+        let may_go = || self.commons.processors.is_none();
+        let is_anothers = || lock.is_anothers(me) && !(self.commons.is_spread() && lock.is_deserted());
+        if lock.is_held() || may_go() && is_anothers() {
             return self.another_common(common, me);
         }
         common
@@ -292,13 +304,20 @@ impl<S: Source + 'static> Objects<S> {
         let count = if is_told { OTHERS } else { OTHERS_BY_SEAT };
         // From a place of its own: else all that meet would come to the same one.
         let mut round = (0..count).map(|step| 1 + (seat_of(me).0 + step) % count);
-        let is_free = |common: &Common| !common.lock.is_held() && !common.lock.is_anothers(me);
-        let free = round.clone().find(|&number| commons.other(number).is_some_and(is_free));
+        let any = |is_free: &dyn Fn(&BiasedLock) -> bool| {
+            let is_free = |common: &Common| !common.lock.is_held() && is_free(&common.lock);
+            round.clone().find(|&number| commons.other(number).is_some_and(is_free))
+        };
+        let free = any(&|lock| !lock.is_anothers(me)).or_else(|| any(&BiasedLock::is_deserted));
         if is_told {
             return free.and_then(|number| commons.other(number)).unwrap_or(own);
         }
+        let times = match (own.lock.is_held(), own.lock.is_back()) {
+            (true, _) => 1,
+            (false, is_back) => u32::from(is_back) * INTRUSION,
+        };
         let next = || (1..=count).find(|&number| commons.other(number).is_none());
-        let next = || next().filter(|&number| commons.have_met() && self.affords(number));
+        let next = || next().filter(|&number| commons.have_met(times) && self.affords(number));
         let chosen = free.or_else(next).map(|number| (number, self.common_made(number)));
         let chosen = chosen.filter(|&(_, common)| !ptr::eq(common, first)).or_else(|| {
             // There is none, and no room for another. Whoever is alone with the next may have ended, or sleep.
@@ -451,7 +470,7 @@ impl<S: Source + 'static> Objects<S> {
             if own.is_some_and(|own| ptr::eq(own, &raw const common.thread)) {
                 continue;
             }
-            match common.lock.try_lock(me) {
+            match common.lock.try_visit(me) {
                 Some(_held) => visit(&common.thread),
                 // Relaxed: 1 only if the caller has written it, which holds the lock of its own structure: the first.
                 None => all &= own.is_some() && self.commons.is_whole.load(Ordering::Relaxed) == 1,
@@ -468,10 +487,10 @@ impl<S: Source + 'static> Objects<S> {
             return None;
         }
         let (making, me, first) = (self.commons.making.lock(), thread(), self.first());
-        let held = first.lock.lock(me);
+        let held = first.lock.visit(me);
         let mut others = [const { None }; OTHERS];
         for (held, common) in others.iter_mut().zip(self.other_commons()) {
-            *held = Some(common.lock.lock(me));
+            *held = Some(common.lock.visit(me));
         }
         // Relaxed: under all locks.
         self.commons.is_whole.store(1, Ordering::Relaxed);

@@ -114,7 +114,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.register.lock.let_go();
         SizeClass::all().for_each(|class| self.central(class).lock.let_go());
         self.register.rounds.let_go();
-        self.commons().for_each(|common| common.lock.let_go());
+        self.commons().for_each(|common| common.lock.let_go(thread()));
         self.commons.making.let_go();
     }
 
@@ -136,6 +136,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         let shared: usize = self
             .commons()
             .map(|common| {
+                common.lock.recover();
                 common.thread.shut();
                 common.thread.demanded()
             })

@@ -12,7 +12,7 @@ use crate::source::Region;
 use crate::sync::thread;
 use crate::units::PageCount;
 
-use super::commons::{MEETINGS, OTHERS, OTHERS_BY_SEAT, seat_of};
+use super::commons::{INTRUSION, MEETINGS, OTHERS, OTHERS_BY_SEAT, seat_of};
 use super::{Forks, Keeper, Objects, SizeClass};
 
 std::thread_local! {
@@ -179,6 +179,107 @@ fn a_thread_goes_where_nobody_else_is_alone() {
     let held = first.lock.lock(64);
     assert!(!objects.common_to_lock(thread()).lock.is_anothers(thread()) && made(objects) == 2);
     drop(held);
+}
+
+/// However often others release memory, fork, or are refused.
+#[test]
+fn a_thread_stays_alone_where_others_come_to_empty_it() {
+    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
+    let is_alone = || {
+        use_once(objects, layout);
+        objects.first().lock.enter(thread()).is_some()
+    };
+    (0..100).for_each(|_| _ = is_alone());
+    if !is_alone() {
+        return;
+    }
+    drop(objects.commons.making.lock());
+    assert!(objects.make_plan().is_some());
+    let most = Layout::new::<[u8; 10 << 20]>();
+    let kept = objects.take_shared(most, false).unwrap();
+    let visits: [&(dyn Fn() + Sync); 4] = [
+        &|| _ = objects.release(PageCount(usize::MAX)),
+        &|| _ = objects.scavenge(PageCount(usize::MAX)),
+        &|| assert!(objects.take_shared(most, false).is_none()),
+        &|| {
+            assert!(objects.try_hold_driver());
+            objects.hold();
+            objects.let_go();
+            objects.let_go_driver();
+        },
+    ];
+    for _ in 0..20 {
+        for visit in visits {
+            std::thread::scope(|scope| _ = scope.spawn(visit));
+            assert!(objects.first().lock.enter(thread()).is_none(), "not visited");
+            assert!(is_alone());
+        }
+    }
+    // SAFETY: freed with its layout.
+    unsafe { objects.free_shared(kept, most) };
+}
+
+/// A visitor holds the lock meanwhile. Elsewhere a thread would end another's turn.
+#[test]
+fn who_is_alone_waits_for_a_visitor() {
+    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
+    (0..100).for_each(|_| _ = use_once(objects, layout));
+    let first = objects.first();
+    if first.lock.enter(thread()).is_none() {
+        return;
+    }
+    for number in 0..3 {
+        _ = objects.common_made(number);
+        let _visit = first.lock.visit(64);
+        assert!(ptr::eq(objects.common_to_lock(thread()), first));
+    }
+    use_once(objects, layout);
+    assert!(!ptr::eq(objects.common_to_lock(72), first), "another one");
+}
+
+/// At first it is the one alone that has to give way, whether it was visited or not.
+#[test]
+fn who_comes_again_to_where_another_is_alone_goes_elsewhere() {
+    let layout = Layout::new::<[u8; 100]>();
+    for visits in 0..3 {
+        let objects = Objects::for_test(16 << 20, 1, false);
+        for times in 0..=MEETINGS / INTRUSION {
+            (0..100 << times).for_each(|_| _ = use_once(objects, layout));
+            if objects.first().lock.enter(thread()).is_none() {
+                return assert_eq!(times, 0, "there is no heavy fence");
+            }
+            (0..visits).for_each(|_| drop(objects.first().lock.visit(64)));
+            std::thread::scope(|scope| _ = scope.spawn(|| _ = use_once(objects, layout)));
+            let parts = times == MEETINGS / INTRUSION;
+            assert_eq!(made(objects), usize::from(parts));
+            assert_eq!(objects.first().lock.is_mine(thread()), parts);
+        }
+    }
+}
+
+/// The latter keep in one structure what they would otherwise keep in sixteen.
+#[test]
+fn threads_that_use_a_heap_by_turns_part_and_those_that_do_so_one_after_another_do_not() {
+    if !crate::sync::fence_heavy() {
+        return;
+    }
+    // How many of a heap's threads find another alone with the first structure, and stay.
+    let stays = |identity: &dyn Fn(usize) -> usize| {
+        let objects = Objects::for_test(16 << 20, 1, false);
+        let first = objects.first();
+        let comes = |&time: &usize| {
+            let me = identity(time);
+            let stays = ptr::eq(objects.common_to_lock(me), first);
+            (0..100 << time).for_each(|_| drop(first.lock.lock_often(me)));
+            stays
+        };
+        (0..10).take_while(comes).count()
+    };
+    assert_eq!(stays(&|time| 64 + 8 * time), 10);
+    for threads in 2..=4 {
+        let most = threads + MEETINGS as usize / INTRUSION as usize;
+        assert_eq!(stays(&|time| 64 + 8 * (time % threads)), most, "{threads}");
+    }
 }
 
 /// Even if two have the same one.

@@ -18,6 +18,11 @@
 //! has to take the lock twice as often as the one before. After that it is a lock. So what is handed over now and then
 //! stays quick, who stays gets its turn, and threads that come and go pay two dozen heavy fences, not two each.
 //!
+//! **Visits.** A thread that only looks after what is here, as a scavenger or a fork does, [visits](BiasedLock::visit):
+//! it bars the one in the same way, but the turn goes on. The one stays barred until it takes the lock itself, which it
+//! mostly would anyway: a scavenger leaves nothing here to use. So nobody ever lets another thread in, and of several
+//! visits to a thread that sleeps only the first needs a fence.
+//!
 //! Worked: a `Heap` is filled by one thread, 16 times with the lock and then without, and handed to another. That one's
 //! first call takes some microseconds, once; 32 calls later it does without the lock too. With the lock, an allocation
 //! and its free take 49 ns instead of 11 (Emerald Rapids).
@@ -53,13 +58,17 @@ const PAUSES_WITHOUT_FENCE: u32 = 1 << 8;
 #[derive(Debug)]
 pub struct BiasedLock {
     lock: Lock,
-    /// One for each turn. The key of the present one is the one's identity while the lock is free; all others are
-    /// [`SEIZED`]. So keys are written under the lock.
+    /// One for each turn. The key of the present one is the one's identity from when that unlocks until somebody locks;
+    /// all others are [`SEIZED`]. So keys are written under the lock, and none but the one lets itself in.
     owners: [Owner; TURNS],
     /// How many turns are over; all of them where there is no fence. Written under the lock, and only ever raised.
     turn: AtomicUsize,
     /// Below: only under the lock. The one, or [`NOBODY`].
     one: AtomicUsize,
+    /// 1 if the one has not been back between two visits.
+    is_deserted: AtomicU32,
+    /// Who was the one in each turn that is over, if anybody.
+    losers: [AtomicUsize; TURNS],
     /// Who took the lock last by `lock_often`, and how often in a row.
     last: AtomicUsize,
     times: AtomicU32,
@@ -80,6 +89,8 @@ impl BiasedLock {
             owners: core::array::from_fn(|_| Owner::new(SEIZED)),
             turn: AtomicUsize::new(0),
             one: AtomicUsize::new(NOBODY),
+            is_deserted: AtomicU32::new(0),
+            losers: core::array::from_fn(|_| AtomicUsize::new(NOBODY)),
             last: AtomicUsize::new(NOBODY),
             times: AtomicU32::new(0),
         }
@@ -113,15 +124,49 @@ impl BiasedLock {
         one != NOBODY && one != me
     }
 
-    /// Waits until the lock is free and the one is not at work.
+    /// Whether the thread `me`, which calls this, is the one.
+    #[inline]
+    pub fn is_mine(&self, me: usize) -> bool {
+        // Relaxed: only a look. `me` is never `NOBODY`.
+        self.one.load(Ordering::Relaxed) == me
+    }
+
+    /// Whether the one, if there is one, has not been back between two visits: it may have ended.
+    #[inline]
+    pub fn is_deserted(&self) -> bool {
+        // Relaxed: only a look.
+        self.is_deserted.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the one has lost a turn before, and has come back.
+    pub fn is_back(&self) -> bool {
+        // Relaxed, twice: only a look.
+        let one = self.one.load(Ordering::Relaxed);
+        let is_one = |loser: &AtomicUsize| loser.load(Ordering::Relaxed) == one;
+        one != NOBODY && self.losers.iter().any(is_one)
+    }
+
+    /// Waits until the lock is free and the one is not at work. Another one than the caller is the one no longer.
     #[inline]
     pub fn lock(&self, me: usize) -> Held<'_> {
+        let held = self.visit(me);
+        // Relaxed: under the lock.
+        let one = self.one.load(Ordering::Relaxed);
+        if one != NOBODY && one != me {
+            self.end_turn();
+        }
+        held
+    }
+
+    /// The same for a visit: who is the one remains it.
+    #[inline]
+    pub fn visit(&self, me: usize) -> Held<'_> {
         self.held(me, self.lock.lock())
     }
 
     /// The same, if the lock is free now.
     #[inline]
-    pub fn try_lock(&self, me: usize) -> Option<Held<'_>> {
+    pub fn try_visit(&self, me: usize) -> Option<Held<'_>> {
         Some(self.held(me, self.lock.try_lock()?))
     }
 
@@ -174,35 +219,41 @@ impl BiasedLock {
         held
     }
 
-    /// The owner of this turn. With the lock held.
+    /// The owner of this turn.
     #[inline]
     fn owner(&self) -> Option<&Owner> {
-        // Relaxed: under the lock.
+        // Relaxed: under the lock, or only to have a look.
         self.owners.get(self.turn.load(Ordering::Relaxed))
     }
 
-    /// With the lock held: bars the one. If that is another thread, it is the one no longer.
+    /// With the lock held: bars the one. If that is another thread, waits until it has left.
     #[inline]
     fn held<'a>(&'a self, me: usize, guard: Guard<'a>) -> Held<'a> {
-        // Relaxed: under the lock.
+        // Relaxed, twice: under the lock.
         let one = self.one.load(Ordering::Relaxed);
         if one != NOBODY
             && let Some(owner) = self.owner()
         {
-            owner.bar();
-            if one != me {
-                self.revoke(owner);
+            if one == me {
+                owner.bar();
+            } else if owner.is_for(one) {
+                self.shut_out(owner);
+            } else {
+                // Barred by an earlier visitor, who has waited for it, under this lock.
+                self.is_deserted.store(1, Ordering::Relaxed);
             }
         }
         // Dropping the `Held` unlocks.
         forget(guard);
-        Held { lock: self }
+        Held { lock: self, me }
     }
 
-    /// Waits until the one, which is barred, has left.
+    /// Bars the one and waits until it has left.
     #[cold]
-    fn revoke(&self, owner: &Owner) {
-        if !fence_heavy() {
+    fn shut_out(&self, owner: &Owner) {
+        owner.bar();
+        let has_fence = fence_heavy();
+        if !has_fence {
             // It could be granted when the one was made. What the fence would have made visible is a store that the one
             // made before it read its key: no processor keeps a store to itself for as long as this takes.
             (0..PAUSES_WITHOUT_FENCE).for_each(|_| relax(6));
@@ -211,42 +262,68 @@ impl BiasedLock {
         while !owner.is_left() {
             round = rest(round);
         }
-        // Relaxed: under the lock.
-        self.one.store(NOBODY, Ordering::Relaxed);
-        self.end_turn();
-    }
-
-    /// The next thread to become the one has the next owner.
-    fn end_turn(&self) {
-        // Relaxed, throughout: under the lock. See `enter` for who reads the turn without it.
-        self.turn
-            .store(self.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.times.store(0, Ordering::Relaxed);
-    }
-
-    /// Lets the one in again, if there is one: before the lock is released.
-    #[inline]
-    fn unbar(&self) {
-        // Relaxed: under the lock.
-        let one = self.one.load(Ordering::Relaxed);
-        if one != NOBODY
-            && let Some(owner) = self.owner()
-        {
-            // The lock's holder is the one, or has just made it: nobody else is let in by this key.
-            owner.set(one);
+        if !has_fence {
+            // Not again: it is a lock from now on.
+            self.end_turn();
+            // Relaxed: under the lock.
+            self.turn.store(TURNS, Ordering::Relaxed);
         }
     }
 
-    /// Waits as [`lock`](Self::lock) does, then holds the lock until [`let_go`](Self::let_go): for `fork`.
+    /// Nobody is the one, and the next to become it has the next owner. With the lock held, and the one barred.
+    #[cold]
+    fn end_turn(&self) {
+        // Relaxed, throughout: under the lock. See `enter` for who reads the turn without it.
+        let (turn, one) = (
+            self.turn.load(Ordering::Relaxed),
+            self.one.swap(NOBODY, Ordering::Relaxed),
+        );
+        if let Some(loser) = self.losers.get(turn) {
+            loser.store(one, Ordering::Relaxed);
+        }
+        self.turn.store(turn + 1, Ordering::Relaxed);
+        self.times.store(0, Ordering::Relaxed);
+        self.is_deserted.store(0, Ordering::Relaxed);
+    }
+
+    /// The thread `me`, before it releases the lock: if it is the one, it may enter again.
+    #[inline]
+    fn unbar(&self, me: usize) {
+        if self.is_mine(me)
+            && let Some(owner) = self.owner()
+        {
+            // Relaxed: under the lock.
+            self.is_deserted.store(0, Ordering::Relaxed);
+            // By this thread, and nobody else is let in by this key.
+            owner.set(me);
+        }
+    }
+
+    /// Waits as [`visit`](Self::visit) does, then holds the lock until [`let_go`](Self::let_go): for `fork`.
     pub(crate) fn hold(&self, me: usize) {
-        forget(self.lock(me));
+        forget(self.visit(me));
         self.lock.keep();
     }
 
-    /// Releases what [`hold`](Self::hold) acquired, in the same process or in its child.
-    pub(crate) fn let_go(&self) {
-        self.unbar();
+    /// Releases what [`hold`](Self::hold) acquired for the same thread, in the same process or in its child.
+    pub(crate) fn let_go(&self, me: usize) {
+        self.unbar(me);
         self.lock.let_go();
+    }
+
+    /// As if the one were about to see that it is barred, which it is.
+    #[cfg(test)]
+    pub(crate) fn announce(&self) {
+        // Relaxed: one thread.
+        assert!(self.owners[self.turn.load(Ordering::Relaxed)].enter(SEIZED));
+    }
+
+    /// In the child of a fork, with the lock held: the one may have been about to see that it is barred. If it is not
+    /// this thread, it is not here, and another may get its identity.
+    pub(crate) fn recover(&self) {
+        if let Some(owner) = self.owner() {
+            owner.clear();
+        }
     }
 }
 
@@ -267,12 +344,13 @@ impl Drop for Alone<'_> {
 #[derive(Debug)]
 pub struct Held<'a> {
     lock: &'a BiasedLock,
+    me: usize,
 }
 
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.unbar();
+        self.lock.unbar(self.me);
         self.lock.lock.unlock();
     }
 }
@@ -321,9 +399,58 @@ mod tests {
         drop(held);
         assert_eq!(lock.enter(A).is_some(), fence_heavy());
         lock.hold(A);
-        assert!(lock.enter(A).is_none() && lock.try_lock(B).is_none());
-        lock.let_go();
+        assert!(lock.enter(A).is_none() && lock.try_visit(B).is_none());
+        lock.let_go(A);
         assert_eq!(lock.enter(A).is_some(), fence_heavy());
+    }
+
+    /// However often.
+    #[test]
+    fn who_is_visited_is_let_in_again_when_it_has_taken_the_lock() {
+        let lock = BiasedLock::new();
+        become_the_one(&lock, A);
+        for visits in 0..3 * TURNS {
+            if lock.enter(A).is_none() {
+                return assert!(!fence_heavy() && !lock.is_anothers(B));
+            }
+            // The second one finds it barred.
+            for visit in 0..visits % 3 {
+                assert_eq!(lock.is_deserted(), visit > 1);
+                drop(if visit == 1 {
+                    lock.try_visit(UNKNOWN)
+                } else {
+                    Some(lock.visit(B))
+                });
+                assert!(lock.enter(A).is_none() && lock.is_anothers(B) && lock.is_mine(A));
+            }
+            drop(lock.lock_often(A));
+            assert!(!lock.is_deserted() && !lock.is_back());
+        }
+        drop(lock.visit(B));
+        drop(lock.lock(B));
+        become_the_one(&lock, A);
+        assert!(lock.enter(A).is_none() && !lock.is_back(), "its turn has ended");
+        become_the_one(&lock, A);
+        assert!(lock.enter(A).is_some() && lock.is_back());
+    }
+
+    /// A new thread, with the identity of one that only the parent has.
+    #[test]
+    fn in_a_child_nobody_waits_for_a_thread_that_is_not_there() {
+        let lock = BiasedLock::new();
+        become_the_one(&lock, A);
+        if lock.enter(A).is_none() {
+            // No heavy fence.
+            return;
+        }
+        lock.hold(B);
+        lock.announce();
+        lock.recover();
+        assert!(lock.owner().unwrap().is_left());
+        lock.let_go(B);
+        assert!(lock.enter(A).is_none());
+        drop(lock.lock_often(A));
+        drop(lock.visit(B));
     }
 
     /// For so long that the waiter sleeps (`rest.rs`).
@@ -367,7 +494,7 @@ mod tests {
             }
             assert!(lock.enter(me).is_some() && lock.enter(other).is_none());
             assert!(lock.is_anothers(other) && !lock.is_anothers(me));
-            drop(lock.try_lock(other));
+            drop(lock.lock(other));
             assert!(lock.enter(me).is_none() && !lock.is_anothers(other));
         }
         (0..IN_A_ROW << TURNS).for_each(|_| drop(lock.lock_often(A)));

@@ -9,11 +9,7 @@ use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Pocket, Shards
 use pageheap::internals::{Barrier, Table};
 
 #[cfg(target_os = "linux")]
-use super::child;
-
-#[cfg(target_os = "linux")]
-#[path = "../common/filter.rs"]
-mod filter;
+use super::{child, filter};
 
 const SLOTS: u32 = 8;
 

@@ -10,6 +10,9 @@ mod commit;
 #[path = "../common/mod.rs"]
 mod common;
 mod debts;
+#[cfg(target_os = "linux")]
+#[path = "../common/filter.rs"]
+mod filter;
 mod gather;
 mod holes;
 mod idle;

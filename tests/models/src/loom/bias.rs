@@ -71,6 +71,11 @@ impl Desk {
         self.add();
     }
 
+    fn add_in_passing(&self, me: usize) {
+        let _held = self.lock.visit(me);
+        self.add();
+    }
+
     /// All papers, when no other thread is left.
     fn count(&self) -> usize {
         // SAFETY: as in `add`.
@@ -97,7 +102,7 @@ fn the_one_that_holds_the_lock_keeps_others_out_and_is_let_in_again() {
     explore(4, || {
         let desk = Desk::taken(OFTEN);
         let other = desk.clone();
-        let thread = spawn(move || other.lock.try_lock(OTHER).map(|_held| other.add()).is_some());
+        let thread = spawn(move || other.lock.try_visit(OTHER).map(|_held| other.add()).is_some());
         desk.add_with_lock(ONE);
         let alone = desk.try_add(ONE);
         let came = thread.join().unwrap();
@@ -185,6 +190,59 @@ fn the_same_thread_becomes_the_one_again() {
     });
 }
 
+/// It stays barred until it has taken the lock, which it may do while the visitor comes again.
+#[test]
+fn the_one_is_at_work_or_a_visitor_is_and_it_remains_the_one() {
+    explore(4, || {
+        let desk = Desk::taken(OFTEN);
+        let other = desk.clone();
+        let thread = spawn(move || {
+            other.add_in_passing(OTHER);
+            other.add_in_passing(OTHER);
+        });
+        desk.add_somehow(ONE);
+        desk.add_somehow(ONE);
+        desk.add_somehow(ONE);
+        thread.join().unwrap();
+        desk.add_with_lock(ONE);
+        assert!(desk.try_add(ONE), "its turn has ended");
+        assert_eq!(desk.count(), 7);
+    });
+}
+
+/// The second one finds it barred, and does not wait for it.
+#[test]
+fn two_visitors_come_at_once() {
+    explore(2, || {
+        let desk = Desk::taken(OFTEN);
+        let threads = [OTHER, THIRD].map(|me| {
+            let desk = desk.clone();
+            spawn(move || desk.add_in_passing(me))
+        });
+        desk.add_somehow(ONE);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(desk.count(), 3);
+    });
+}
+
+/// The latter finds it barred, or let in again.
+#[test]
+fn a_visitor_comes_and_then_one_who_ends_the_turn() {
+    explore(3, || {
+        let desk = Desk::taken(OFTEN);
+        let other = desk.clone();
+        let thread = spawn(move || {
+            other.add_in_passing(OTHER);
+            other.add_with_lock(THIRD);
+        });
+        desk.add_somehow(ONE);
+        desk.add_somehow(ONE);
+        thread.join().unwrap();
+        assert!(!desk.try_add(ONE), "another has come");
+        assert_eq!(desk.count(), 4);
+    });
+}
+
 /// A thread that was stopped on its way to become the one does not, if another has come often meanwhile.
 #[test]
 fn who_becomes_the_one_has_come_often_with_no_other_in_between() {
@@ -232,6 +290,8 @@ enum Missing {
     Wait,
     /// That there is only ever one: who ends it becomes the next.
     Only,
+    /// That nobody but the one lets itself in: a visitor does, by a relaxed store.
+    Itself,
 }
 
 /// A copy of the protocol, with one thing omitted.
@@ -280,6 +340,9 @@ impl Copied {
         self.add();
         if self.missing == Missing::Only {
             self.key.store(me, Ordering::Relaxed);
+        }
+        if self.missing == Missing::Itself {
+            self.key.store(ONE, Ordering::Relaxed);
         }
     }
 }
@@ -335,4 +398,10 @@ fn without_waiting_it_fails() {
 #[should_panic(expected = "Causality violation")]
 fn with_a_second_one_it_fails() {
     a_copy_without(Missing::Only);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn if_a_visitor_lets_the_one_in_by_a_relaxed_store_it_fails() {
+    a_copy_without(Missing::Itself);
 }
