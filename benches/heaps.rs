@@ -49,10 +49,10 @@ fn in_between(heap: &Heap<System>, layout: Layout, work: impl Fn() + Sync) {
 fn pairs(criterion: &mut Criterion) {
     for (name, size) in [("64B", 64), ("4KiB", 4096), ("64KiB", 1 << 16)] {
         let layout = Layout::from_size_align(size, 8).expect("a layout");
-        let [alone, released, visited] = [(); 3].map(|()| heap());
+        let [alone, released, used] = [(); 3].map(|()| heap());
         // What a scavenger's thread does.
         in_between(&released, layout, || _ = released.release(usize::MAX));
-        in_between(&visited, layout, || pair(&visited, layout));
+        in_between(&used, layout, || pair(&used, layout));
         // By processors, so threads that meet do not part; often enough that none is thought to be alone any more.
         let config = Config::new(1 << 30).processors(2, || 0);
         let shared = Heap::new(System, config).expect("addresses");
@@ -61,7 +61,7 @@ fn pairs(criterion: &mut Criterion) {
         for (name, heap) in [
             ("heap-of-one-thread", &alone),
             ("heap-released-by-another", &released),
-            ("heap-visited-by-another", &visited),
+            ("heap-used-by-another", &used),
             ("heap-with-lock", &shared),
         ] {
             group.bench_function(name, |bench| bench.iter(|| pair(heap, layout)));

@@ -11,12 +11,12 @@
 //! slots, made when somebody comes who would use them, and never destroyed.
 //!
 //! **Meeting.** Threads that find the first one's lock held count that. The thread that does so for the [`MEETINGS`]th
-//! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. (To find
-//! another thread alone with the first one, again, counts as sixteen times.) After that, a thread whose structure is
-//! locked, or which another is alone with, looks for one where neither is the case, makes one if there is none, and
-//! goes there. So each thread gets its own, and may soon be alone with it. Beyond sixteen, or where there is no room, a
-//! thread comes to one that another has had, which may have ended, or sleep. A heap that is told the number of the
-//! [processor](crate::Config::processors) uses that instead.
+//! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. After that,
+//! a thread whose structure is locked, or which another is alone with, looks for one where neither is the case, makes
+//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it. One that its
+//! thread has not come back to between two rounds of a scavenger counts as free. Beyond sixteen, or where there is no
+//! room, a thread comes to one that another has had, which may have ended, or sleep. A heap that is told the number of
+//! the [processor](crate::Config::processors) uses that instead.
 //!
 //! **All of them.** What lies in a structure whose lock another thread holds cannot be reached. So before a request is
 //! refused, its thread takes the locks of all, in the order of their numbers, empties them, and tries once more
@@ -53,11 +53,6 @@ const REST: u32 = 256;
 
 /// How often threads meet at the first one before there is another.
 pub(super) const MEETINGS: u32 = 64;
-
-/// As how many meetings it counts if a thread comes to the first one while another is alone with it that has come back
-/// after it lost a turn to be: it costs a heavy fence, and there are few turns (`sync/bias.rs`). Threads that use the
-/// heap one after another, each for good, count nothing.
-pub(super) const INTRUSION: u32 = MEETINGS / 4;
 
 /// All structures but the first take at most this part of the heap's limit: a 32nd.
 const PART: usize = 32;
@@ -184,12 +179,12 @@ impl Commons {
         }
     }
 
-    /// Whether threads have met often enough, counting so many for this time, for another structure.
-    fn have_met(&self, times: u32) -> bool {
+    /// Whether threads have met often enough, counting this time, for another structure.
+    fn have_met(&self) -> bool {
         // Relaxed, twice: a count that decides nothing but when. It is not raised further, so it does not overflow.
-        let has_met = || self.met.load(Ordering::Relaxed) + times >= MEETINGS;
+        let has_met = || self.met.load(Ordering::Relaxed) + 1 >= MEETINGS;
         self.is_spread() || has_met() || {
-            self.met.fetch_add(times, Ordering::Relaxed);
+            self.met.fetch_add(1, Ordering::Relaxed);
             false
         }
     }
@@ -275,9 +270,8 @@ impl<S: Source + 'static> Objects<S> {
             return common;
         }
         // A thread that its processor has brought to where another was alone stays: that one has gone elsewhere.
-        let may_go = || self.commons.processors.is_none();
-        let is_anothers = || lock.is_anothers(me) && !(self.commons.is_spread() && lock.is_deserted());
-        if lock.is_held() || may_go() && is_anothers() {
+        let may_go = || self.commons.is_spread() && self.commons.processors.is_none();
+        if lock.is_held() || may_go() && lock.is_anothers(me) && !lock.is_deserted() {
             return self.another_common(common, me);
         }
         common
@@ -292,7 +286,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// For a caller whose own structure is locked, or another thread is alone with it: one where neither is the case,
-    /// where it goes from now on, unless it is told by its processor.
+    /// or that its thread seems to have deserted. It goes there from now on, unless it is told by its processor.
     #[cold]
     fn another_common<'a>(&'a self, own: &'a Common, me: usize) -> &'a Common {
         // To a handler of a fork all locks look held, and none of them is to it.
@@ -308,16 +302,16 @@ impl<S: Source + 'static> Objects<S> {
             let is_free = |common: &Common| !common.lock.is_held() && is_free(&common.lock);
             round.clone().find(|&number| commons.other(number).is_some_and(is_free))
         };
-        let free = any(&|lock| !lock.is_anothers(me)).or_else(|| any(&BiasedLock::is_deserted));
+        // Where it may soon be alone, then where it may be after a while, then where it cannot be.
+        let free = any(&BiasedLock::is_vacant)
+            .or_else(|| any(&BiasedLock::is_deserted))
+            .or_else(|| any(&|lock| !lock.is_anothers(me)));
+
         if is_told {
             return free.and_then(|number| commons.other(number)).unwrap_or(own);
         }
-        let times = match (own.lock.is_held(), own.lock.is_back()) {
-            (true, _) => 1,
-            (false, is_back) => u32::from(is_back) * INTRUSION,
-        };
         let next = || (1..=count).find(|&number| commons.other(number).is_none());
-        let next = || next().filter(|&number| commons.have_met(times) && self.affords(number));
+        let next = || next().filter(|&number| commons.have_met() && self.affords(number));
         let chosen = free.or_else(next).map(|number| (number, self.common_made(number)));
         let chosen = chosen.filter(|&(_, common)| !ptr::eq(common, first)).or_else(|| {
             // There is none, and no room for another. Whoever is alone with the next may have ended, or sleep.
@@ -465,13 +459,25 @@ impl<S: Source + 'static> Objects<S> {
     /// Passes each shared structure that nobody uses at the moment to `visit`, under its lock, but not `own`: the
     /// caller may hold that lock. Waits for threads that are alone with one. Returns whether none was out of reach.
     pub(super) fn try_commons(&self, own: Option<&Thread>, mut visit: impl FnMut(&Thread)) -> bool {
+        self.try_held_commons(own, |thread, _| visit(thread))
+    }
+
+    /// The same without an own one, in a round of the scavenger.
+    pub(super) fn flush_commons(&self) -> bool {
+        self.try_held_commons(None, |thread, held| {
+            self.flush(thread);
+            held.count_round();
+        })
+    }
+
+    fn try_held_commons(&self, own: Option<&Thread>, mut visit: impl FnMut(&Thread, &Held<'_>)) -> bool {
         let (mut all, me) = (true, thread());
         for common in self.commons() {
             if own.is_some_and(|own| ptr::eq(own, &raw const common.thread)) {
                 continue;
             }
             match common.lock.try_visit(me) {
-                Some(_held) => visit(&common.thread),
+                Some(held) => visit(&common.thread, &held),
                 // Relaxed: 1 only if the caller has written it, which holds the lock of its own structure: the first.
                 None => all &= own.is_some() && self.commons.is_whole.load(Ordering::Relaxed) == 1,
             }

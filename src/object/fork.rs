@@ -136,7 +136,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         let shared: usize = self
             .commons()
             .map(|common| {
-                common.lock.recover();
+                common.lock.recover(thread());
                 common.thread.shut();
                 common.thread.demanded()
             })

@@ -268,7 +268,7 @@ impl<S: Source + 'static> Objects<S> {
     /// Empties what any thread may empty at any time: what lies aside, shared structures, vacant ones, stores.
     fn empty_unshared(&self) {
         self.clear_aside();
-        self.try_commons(None, |shared| _ = self.flush(shared));
+        self.flush_commons();
         self.empty_vacant_by_one();
         self.empty_stores(None);
     }
@@ -392,7 +392,7 @@ impl<S: Source + 'static> Above for Objects<S> {
     fn trim(&self, all: bool) -> bool {
         self.clear_aside();
         self.forget_asked();
-        let mut bare = self.try_commons(None, |shared| _ = self.flush(shared));
+        let mut bare = self.flush_commons();
         let rounds = self.register.rounds();
         self.empty_vacant(&rounds);
         if all {

@@ -12,7 +12,7 @@ use crate::source::Region;
 use crate::sync::thread;
 use crate::units::PageCount;
 
-use super::commons::{INTRUSION, MEETINGS, OTHERS, OTHERS_BY_SEAT, seat_of};
+use super::commons::{MEETINGS, OTHERS, OTHERS_BY_SEAT, seat_of};
 use super::{Forks, Keeper, Objects, SizeClass};
 
 std::thread_local! {
@@ -233,53 +233,41 @@ fn who_is_alone_waits_for_a_visitor() {
         let _visit = first.lock.visit(64);
         assert!(ptr::eq(objects.common_to_lock(thread()), first));
     }
-    use_once(objects, layout);
     assert!(!ptr::eq(objects.common_to_lock(72), first), "another one");
 }
 
-/// At first it is the one alone that has to give way, whether it was visited or not.
+/// It may have ended.
 #[test]
-fn who_comes_again_to_where_another_is_alone_goes_elsewhere() {
-    let layout = Layout::new::<[u8; 100]>();
-    for visits in 0..3 {
-        let objects = Objects::for_test(16 << 20, 1, false);
-        for times in 0..=MEETINGS / INTRUSION {
-            (0..100 << times).for_each(|_| _ = use_once(objects, layout));
-            if objects.first().lock.enter(thread()).is_none() {
-                return assert_eq!(times, 0, "there is no heavy fence");
-            }
-            (0..visits).for_each(|_| drop(objects.first().lock.visit(64)));
-            std::thread::scope(|scope| _ = scope.spawn(|| _ = use_once(objects, layout)));
-            let parts = times == MEETINGS / INTRUSION;
-            assert_eq!(made(objects), usize::from(parts));
-            assert_eq!(objects.first().lock.is_mine(thread()), parts);
-        }
-    }
-}
-
-/// The latter keep in one structure what they would otherwise keep in sixteen.
-#[test]
-fn threads_that_use_a_heap_by_turns_part_and_those_that_do_so_one_after_another_do_not() {
-    if !crate::sync::fence_heavy() {
+fn a_structure_is_taken_over_whose_thread_has_missed_two_rounds() {
+    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
+    (0..100).for_each(|_| _ = use_once(objects, layout));
+    let (first, second) = (objects.first(), objects.common_made(1));
+    if first.lock.enter(thread()).is_none() {
         return;
     }
-    // How many of a heap's threads find another alone with the first structure, and stay.
-    let stays = |identity: &dyn Fn(usize) -> usize| {
-        let objects = Objects::for_test(16 << 20, 1, false);
-        let first = objects.first();
-        let comes = |&time: &usize| {
-            let me = identity(time);
-            let stays = ptr::eq(objects.common_to_lock(me), first);
-            (0..100 << time).for_each(|_| drop(first.lock.lock_often(me)));
-            stays
-        };
-        (0..10).take_while(comes).count()
+    (0..100).for_each(|_| drop(second.lock.lock_often(64)));
+    let number = |me| {
+        objects
+            .commons()
+            .position(|common| ptr::eq(common, objects.common_to_lock(me)))
     };
-    assert_eq!(stays(&|time| 64 + 8 * time), 10);
-    for threads in 2..=4 {
-        let most = threads + MEETINGS as usize / INTRUSION as usize;
-        assert_eq!(stays(&|time| 64 + 8 * (time % threads)), most, "{threads}");
+    let release = || std::thread::scope(|scope| _ = scope.spawn(|| objects.release(PageCount(usize::MAX))));
+    // Refusals and forks are not rounds.
+    for _ in 0..3 {
+        objects.try_commons(None, |_| ());
     }
+    assert_eq!(number(72), Some(2), "a new one");
+    release();
+    use_once(objects, layout);
+    release();
+    assert!(second.lock.is_deserted() && !first.lock.is_deserted());
+    _ = objects.common_made(2).lock.lock(72);
+    assert_eq!(number(80), Some(2), "where nobody is alone");
+    (0..100).for_each(|_| drop(objects.common_made(2).lock.lock_often(72)));
+    assert_eq!(number(88), Some(1), "where nobody has been for long");
+    // The first, too.
+    release();
+    assert_eq!((number(96), made(objects)), (Some(0), 2));
 }
 
 /// Even if two have the same one.

@@ -35,7 +35,7 @@
 //! request refused when all eight rounds only yielded, none of them now.
 //!
 //! Cost of a refusal: two rounds, 20 to 40 µs, if nobody is at work, and as much again where threads share several
-//! structures, with a heavy fence for each that a thread at work is alone with: 0.3 ms with eight. Up to eight rounds
+//! structures, with a heavy fence for each that a thread at work is alone with: 0.4 ms with eight. Up to eight rounds
 //! if others keep freeing, and 28 ms of sleep if there is always somebody at work. Threads with pages on their way to
 //! the heap are waited for as in a heap of pages, for a good part of a second in all (`heap/grow.rs`).
 

@@ -44,6 +44,9 @@ const IN_A_ROW: u32 = 16;
 /// How many threads can become the one at most, one after another.
 const TURNS: usize = 12;
 
+/// After how many rounds in a row that it has missed the one is thought to be gone.
+const ROUNDS: u32 = 2;
+
 /// [`BiasedLock::one`]: nobody, at the moment or any more.
 const NOBODY: usize = 0;
 
@@ -63,12 +66,10 @@ pub struct BiasedLock {
     owners: [Owner; TURNS],
     /// How many turns are over; all of them where there is no fence. Written under the lock, and only ever raised.
     turn: AtomicUsize,
-    /// Below: only under the lock. The one, or [`NOBODY`].
+    /// Below: written only under the lock. The one, or [`NOBODY`].
     one: AtomicUsize,
-    /// 1 if the one has not been back between two visits.
-    is_deserted: AtomicU32,
-    /// Who was the one in each turn that is over, if anybody.
-    losers: [AtomicUsize; TURNS],
+    /// How many rounds in a row the one has missed.
+    missed: AtomicU32,
     /// Who took the lock last by `lock_often`, and how often in a row.
     last: AtomicUsize,
     times: AtomicU32,
@@ -89,8 +90,7 @@ impl BiasedLock {
             owners: core::array::from_fn(|_| Owner::new(SEIZED)),
             turn: AtomicUsize::new(0),
             one: AtomicUsize::new(NOBODY),
-            is_deserted: AtomicU32::new(0),
-            losers: core::array::from_fn(|_| AtomicUsize::new(NOBODY)),
+            missed: AtomicU32::new(0),
             last: AtomicUsize::new(NOBODY),
             times: AtomicU32::new(0),
         }
@@ -131,19 +131,18 @@ impl BiasedLock {
         self.one.load(Ordering::Relaxed) == me
     }
 
-    /// Whether the one, if there is one, has not been back between two visits: it may have ended.
+    /// Whether the one, if there is one, has not been back between two [rounds](Held::count_round): it may have ended.
     #[inline]
     pub fn is_deserted(&self) -> bool {
         // Relaxed: only a look.
-        self.is_deserted.load(Ordering::Relaxed) != 0
+        self.missed.load(Ordering::Relaxed) >= ROUNDS
     }
 
-    /// Whether the one has lost a turn before, and has come back.
-    pub fn is_back(&self) -> bool {
-        // Relaxed, twice: only a look.
-        let one = self.one.load(Ordering::Relaxed);
-        let is_one = |loser: &AtomicUsize| loser.load(Ordering::Relaxed) == one;
-        one != NOBODY && self.losers.iter().any(is_one)
+    /// Whether a thread can become the one now, as far as is known.
+    #[inline]
+    pub fn is_vacant(&self) -> bool {
+        // Relaxed, twice: under the lock, or only a look.
+        self.one.load(Ordering::Relaxed) == NOBODY && self.turn.load(Ordering::Relaxed) < TURNS
     }
 
     /// Waits until the lock is free and the one is not at work. Another one than the caller is the one no longer.
@@ -178,13 +177,6 @@ impl BiasedLock {
             return self.count(me, held);
         }
         held
-    }
-
-    /// Whether a thread can become the one now. With the lock held.
-    #[inline]
-    fn is_vacant(&self) -> bool {
-        // Relaxed, twice: under the lock.
-        self.one.load(Ordering::Relaxed) == NOBODY && self.turn.load(Ordering::Relaxed) < TURNS
     }
 
     #[cold]
@@ -229,7 +221,7 @@ impl BiasedLock {
     /// With the lock held: bars the one. If that is another thread, waits until it has left.
     #[inline]
     fn held<'a>(&'a self, me: usize, guard: Guard<'a>) -> Held<'a> {
-        // Relaxed, twice: under the lock.
+        // Relaxed: under the lock.
         let one = self.one.load(Ordering::Relaxed);
         if one != NOBODY
             && let Some(owner) = self.owner()
@@ -238,10 +230,8 @@ impl BiasedLock {
                 owner.bar();
             } else if owner.is_for(one) {
                 self.shut_out(owner);
-            } else {
-                // Barred by an earlier visitor, who has waited for it, under this lock.
-                self.is_deserted.store(1, Ordering::Relaxed);
             }
+            // Else it is barred by an earlier visitor, who has waited for it, under this lock.
         }
         // Dropping the `Held` unlocks.
         forget(guard);
@@ -274,16 +264,11 @@ impl BiasedLock {
     #[cold]
     fn end_turn(&self) {
         // Relaxed, throughout: under the lock. See `enter` for who reads the turn without it.
-        let (turn, one) = (
-            self.turn.load(Ordering::Relaxed),
-            self.one.swap(NOBODY, Ordering::Relaxed),
-        );
-        if let Some(loser) = self.losers.get(turn) {
-            loser.store(one, Ordering::Relaxed);
-        }
-        self.turn.store(turn + 1, Ordering::Relaxed);
+        self.one.store(NOBODY, Ordering::Relaxed);
+        self.turn
+            .store(self.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.times.store(0, Ordering::Relaxed);
-        self.is_deserted.store(0, Ordering::Relaxed);
+        self.missed.store(0, Ordering::Relaxed);
     }
 
     /// The thread `me`, before it releases the lock: if it is the one, it may enter again.
@@ -293,7 +278,7 @@ impl BiasedLock {
             && let Some(owner) = self.owner()
         {
             // Relaxed: under the lock.
-            self.is_deserted.store(0, Ordering::Relaxed);
+            self.missed.store(0, Ordering::Relaxed);
             // By this thread, and nobody else is let in by this key.
             owner.set(me);
         }
@@ -318,11 +303,15 @@ impl BiasedLock {
         assert!(self.owners[self.turn.load(Ordering::Relaxed)].enter(SEIZED));
     }
 
-    /// In the child of a fork, with the lock held: the one may have been about to see that it is barred. If it is not
-    /// this thread, it is not here, and another may get its identity.
-    pub(crate) fn recover(&self) {
+    /// In the child of a fork, with the lock held by its thread, `me`. If that is not the one, the one is not here; it
+    /// may have been about to see that it is barred, and a new thread may get its identity.
+    pub(crate) fn recover(&self, me: usize) {
         if let Some(owner) = self.owner() {
             owner.clear();
+        }
+        // Relaxed: under the lock.
+        if self.is_anothers(me) {
+            self.missed.store(ROUNDS, Ordering::Relaxed);
         }
     }
 }
@@ -345,6 +334,18 @@ impl Drop for Alone<'_> {
 pub struct Held<'a> {
     lock: &'a BiasedLock,
     me: usize,
+}
+
+impl Held<'_> {
+    /// A round of a scavenger, which comes to all locks, and seldom. The one misses it unless it has been here since
+    /// the last.
+    pub fn count_round(&self) {
+        let missed = &self.lock.missed;
+        if self.lock.is_anothers(self.me) {
+            // Relaxed, twice: under the lock. Since each visit bars the one, it has taken the lock if it was here.
+            missed.store((missed.load(Ordering::Relaxed) + 1).min(ROUNDS), Ordering::Relaxed);
+        }
+    }
 }
 
 impl Drop for Held<'_> {
@@ -414,24 +415,44 @@ mod tests {
                 return assert!(!fence_heavy() && !lock.is_anothers(B));
             }
             // The second one finds it barred.
-            for visit in 0..visits % 3 {
-                assert_eq!(lock.is_deserted(), visit > 1);
-                drop(if visit == 1 {
-                    lock.try_visit(UNKNOWN)
-                } else {
-                    Some(lock.visit(B))
-                });
+            for _ in 0..visits % 3 {
+                drop(lock.visit(B));
+                drop(lock.try_visit(UNKNOWN));
                 assert!(lock.enter(A).is_none() && lock.is_anothers(B) && lock.is_mine(A));
             }
             drop(lock.lock_often(A));
-            assert!(!lock.is_deserted() && !lock.is_back());
         }
         drop(lock.visit(B));
         drop(lock.lock(B));
+        drop(lock.lock_often(A));
+        assert!(lock.enter(A).is_none() && !lock.is_mine(A), "its turn has ended");
+    }
+
+    #[test]
+    fn who_misses_two_rounds_is_thought_to_be_gone() {
+        let lock = BiasedLock::new();
+        lock.visit(B).count_round();
+        lock.visit(B).count_round();
+        assert!(lock.is_vacant() && !lock.is_deserted(), "there was nobody");
         become_the_one(&lock, A);
-        assert!(lock.enter(A).is_none() && !lock.is_back(), "its turn has ended");
-        become_the_one(&lock, A);
-        assert!(lock.enter(A).is_some() && lock.is_back());
+        if lock.enter(A).is_none() {
+            return;
+        }
+        for _ in 0..3 {
+            lock.visit(B).count_round();
+            drop(lock.visit(B));
+            assert!(!lock.is_deserted(), "one round");
+            lock.lock(A).count_round();
+        }
+        lock.visit(B).count_round();
+        lock.visit(B).count_round();
+        assert!(lock.is_deserted() && !lock.is_vacant());
+        drop(lock.lock_often(A));
+        assert!(!lock.is_deserted() && lock.enter(A).is_some());
+        lock.visit(B).count_round();
+        lock.visit(B).count_round();
+        drop(lock.lock(B));
+        assert!(!lock.is_deserted() && lock.is_vacant(), "the next turn");
     }
 
     /// A new thread, with the identity of one that only the parent has.
@@ -445,8 +466,8 @@ mod tests {
         }
         lock.hold(B);
         lock.announce();
-        lock.recover();
-        assert!(lock.owner().unwrap().is_left());
+        lock.recover(B);
+        assert!(lock.owner().unwrap().is_left() && lock.is_deserted());
         lock.let_go(B);
         assert!(lock.enter(A).is_none());
         drop(lock.lock_often(A));

@@ -2,7 +2,7 @@
 //! policy, on the processor that the other one was to run on, it never left: of 150 such threads 31 waited until the
 //! system took the processor from them, after a second. And a thread that was about to be alone passed the first heavy
 //! fence of the process, which takes some 10 ms if there are other threads, with the lock held. And where the fence was
-//! refused after it had been granted, each visit would have spun for 0.2 ms with the lock held.
+//! refused after it had been granted, each visit would have spun with the lock held.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
