@@ -306,7 +306,6 @@ impl<S: Source + 'static> Objects<S> {
         let free = any(&BiasedLock::is_vacant)
             .or_else(|| any(&BiasedLock::is_deserted))
             .or_else(|| any(&|lock| !lock.is_anothers(me)));
-
         if is_told {
             return free.and_then(|number| commons.other(number)).unwrap_or(own);
         }

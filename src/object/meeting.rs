@@ -44,6 +44,15 @@ fn use_once(objects: &Objects<Region>, layout: Layout) -> NonNull<u8> {
     block
 }
 
+/// A heap with whose first structure this thread is alone. `None` where there is no heavy fence: nobody ever is.
+fn alone(layout: Layout) -> Option<&'static Objects<Region>> {
+    let objects = Objects::for_test(16 << 20, 1, false);
+    (0..100).for_each(|_| _ = use_once(objects, layout));
+    let is_alone = objects.first().lock.enter(thread()).is_some();
+    assert_eq!(is_alone, crate::sync::fence_heavy());
+    is_alone.then_some(objects)
+}
+
 fn made(objects: &Objects<Region>) -> usize {
     objects.other_commons().count()
 }
@@ -158,13 +167,9 @@ fn threads_that_meet_get_structures_of_their_own() {
 /// Who is alone with a structure is not disturbed, if there are others.
 #[test]
 fn a_thread_goes_where_nobody_else_is_alone() {
-    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
-    (0..100).for_each(|_| _ = use_once(objects, layout));
+    let layout = Layout::new::<[u8; 100]>();
+    let Some(objects) = alone(layout) else { return };
     let first = objects.first();
-    if first.lock.enter(thread()).is_none() {
-        // Where there is no heavy fence, nobody ever is.
-        return;
-    }
     drop(objects.commons.making.lock());
     assert!(objects.make_plan().is_some());
     std::thread::scope(|scope| {
@@ -184,15 +189,12 @@ fn a_thread_goes_where_nobody_else_is_alone() {
 /// However often others release memory, fork, or are refused.
 #[test]
 fn a_thread_stays_alone_where_others_come_to_empty_it() {
-    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
+    let layout = Layout::new::<[u8; 100]>();
+    let Some(objects) = alone(layout) else { return };
     let is_alone = || {
         use_once(objects, layout);
         objects.first().lock.enter(thread()).is_some()
     };
-    (0..100).for_each(|_| _ = is_alone());
-    if !is_alone() {
-        return;
-    }
     drop(objects.commons.making.lock());
     assert!(objects.make_plan().is_some());
     let most = Layout::new::<[u8; 10 << 20]>();
@@ -222,12 +224,10 @@ fn a_thread_stays_alone_where_others_come_to_empty_it() {
 /// A visitor holds the lock meanwhile. Elsewhere a thread would end another's turn.
 #[test]
 fn who_is_alone_waits_for_a_visitor() {
-    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
-    (0..100).for_each(|_| _ = use_once(objects, layout));
-    let first = objects.first();
-    if first.lock.enter(thread()).is_none() {
+    let Some(objects) = alone(Layout::new::<[u8; 100]>()) else {
         return;
-    }
+    };
+    let first = objects.first();
     for number in 0..3 {
         _ = objects.common_made(number);
         let _visit = first.lock.visit(64);
@@ -239,12 +239,9 @@ fn who_is_alone_waits_for_a_visitor() {
 /// It may have ended.
 #[test]
 fn a_structure_is_taken_over_whose_thread_has_missed_two_rounds() {
-    let (objects, layout) = (Objects::for_test(16 << 20, 1, false), Layout::new::<[u8; 100]>());
-    (0..100).for_each(|_| _ = use_once(objects, layout));
+    let layout = Layout::new::<[u8; 100]>();
+    let Some(objects) = alone(layout) else { return };
     let (first, second) = (objects.first(), objects.common_made(1));
-    if first.lock.enter(thread()).is_none() {
-        return;
-    }
     (0..100).for_each(|_| drop(second.lock.lock_often(64)));
     let number = |me| {
         objects
