@@ -5,10 +5,10 @@
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 use std::thread;
 
-use pageheap::source::{OverSystem, Purpose, Region, Reservation, Source, System, Verbs};
+use pageheap::source::{Contents, OverSystem, Purpose, Refused, Region, Reservation, Source, System, Verbs};
 use pageheap::{Config, GlobalHeap, Heap, MapEntry, PageCount, PageUse};
 
 use common::addresses;
@@ -772,4 +772,78 @@ fn a_check_beside_work_does_no_harm() {
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     heap.check().unwrap();
+}
+
+thread_local! {
+    static PROCESSOR: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// The system; what is asked for next after the heap itself, it does not reserve, or not prepare.
+struct Stingy {
+    reserves: bool,
+    refuses: AtomicBool,
+    made: AtomicUsize,
+    balance: &'static AtomicIsize,
+}
+
+// SAFETY: the system's verbs, some of which are refused.
+unsafe impl Verbs for Stingy {
+    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
+        let is_later = self.made.fetch_add(1, Ordering::Relaxed) >= 3;
+        let reservation = System
+            .reserve(purpose, bytes, align)
+            .filter(|_| !is_later || self.reserves)?;
+        self.balance.fetch_add(reservation.bytes as isize, Ordering::Relaxed);
+        Some(reservation)
+    }
+
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        let is_later = self.made.load(Ordering::Relaxed) == 4;
+        if is_later && self.refuses.swap(false, Ordering::Relaxed) {
+            return Err(Refused);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+
+    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
+        self.balance.fetch_sub(reservation.bytes as isize, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.unreserve(purpose, reservation) };
+    }
+}
+
+/// They are made whatever the source refuses, and go back with the heap.
+#[test]
+fn structures_for_processors_lie_beside_the_tables_or_in_the_first_pages() {
+    for (reserves, prepares) in [(true, true), (true, false), (false, true)] {
+        let balance: &AtomicIsize = Box::leak(Box::default());
+        let source = OverSystem(Stingy {
+            reserves,
+            refuses: AtomicBool::new(!prepares),
+            made: AtomicUsize::new(0),
+            balance,
+        });
+        let config = Config::new(addresses(1 << 30)).processors(4, || PROCESSOR.get());
+        let heap = Heap::new(source, config).unwrap();
+        let layout = Layout::new::<[u8; 100]>();
+        let blocks = [0, 1, 2, 3].map(|number| {
+            PROCESSOR.set(number);
+            heap.allocate(layout).unwrap()
+        });
+        let (stats, is_apart) = (heap.stats(), reserves && prepares);
+        assert_eq!(stats.bytes_in_use(), 4 * heap.usable_size(layout), "{stats}");
+        assert_eq!(
+            (stats.structure_pages.0 == 0, stats.pages.calls.reserve == 4),
+            (is_apart, is_apart)
+        );
+        for (number, block) in blocks.into_iter().enumerate() {
+            PROCESSOR.set(3 - number);
+            // SAFETY: allocated with this layout, and freed once.
+            unsafe { heap.free(block, layout) };
+        }
+        heap.check().unwrap();
+        drop(heap);
+        assert_eq!(balance.load(Ordering::Relaxed), 0);
+    }
 }

@@ -75,6 +75,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/instance/api2.rs",
     "src/instance/mod.rs",
     "src/metadata.rs",
+    "src/object/annex.rs",
     "src/object/central.rs",
     "src/object/close.rs",
     "src/object/commons.rs",

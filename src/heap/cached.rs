@@ -279,13 +279,20 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     /// Gives back what the caches of all shards hold, except those that a thread is using at the moment.
     pub fn flush_shards(&self) {
-        // Held until the pages are back: a thread that is about to report that there is no room waits for them.
-        let _pass = (self.shards > 0).then(|| self.pass());
+        self.flush_free_shards();
+    }
+
+    /// The same. Returns whether a thread was using one, which may have pages in hand too.
+    pub(super) fn flush_free_shards(&self) -> bool {
+        let mut is_any_busy = false;
         for index in 0..self.shards {
-            if let Some(slot) = self.slots.get(index).try_enter() {
-                self.flush_slot(&slot);
-            }
+            let Some(slot) = self.slots.get(index).try_enter() else {
+                is_any_busy = true;
+                continue;
+            };
+            self.flush_announced(&slot);
         }
+        is_any_busy
     }
 
     /// Allocates pages of the slot's own word, and commits them if the source requires it. If that fails, they stay in

@@ -37,6 +37,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         allocation
     }
 
+    /// The same before a refusal: others may keep pages that need not be committed.
+    #[inline(always)]
+    pub(super) fn ready_at_last(&self, request: &Request, start: usize) -> Option<Allocation> {
+        let allocation = self.ready_for(request, start);
+        if S::COMMITS && allocation.is_none() {
+            return self.at_last(&mut 0, || self.take_committed(request));
+        }
+        allocation
+    }
+
     /// Whether a grown page is free and has no memory behind it at this moment. If the source commits, it must then not
     /// be touched. An allocated page never lacks memory.
     ///

@@ -33,8 +33,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.lending.let_go();
     }
 
-    /// In the child, before it lets go: no other thread exists, and those that were inside will not return.
-    pub(crate) fn recover(&self) {
+    /// In the child, before it lets go: no other thread exists, and those that were inside will not return. Allocated
+    /// pages have so many bytes in holes.
+    pub(crate) fn recover(&self, holes: usize) {
         self.scavengers.clear();
         self.movers.clear();
         self.set.recover();
@@ -47,9 +48,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Marks have gone with their pages, and a thread may have been between a mark and its count.
         let (grown, _, mut scavenged) = self.set.count();
         self.for_each_slot(|slot| scavenged += slot.state().scavenged);
+        let gone = scavenged + (holes >> G::PAGE_SHIFT);
         self.driver
             .ceiling
-            .recount(self.memory_in(grown).saturating_sub(scavenged));
+            .recount(self.memory_in(grown).saturating_sub(gone), holes);
     }
 
     /// In the child, before it lets go: takes back the cache of a thread that does not exist in the child. Its pages
@@ -85,7 +87,7 @@ mod tests {
         heap.set.scavenged.mark(word + 1, 0xff);
         core::mem::forget(heap.scavengers.enter(0));
         heap.hold();
-        heap.recover();
+        heap.recover(0);
         heap.let_go();
         assert!(heap.scavengers.calm().is_some());
         heap.check().unwrap();
@@ -105,12 +107,28 @@ mod tests {
         heap.for_each_slot(|slot| core::mem::forget(slot.try_enter()));
         assert_eq!(heap.look_at_caches(), (true, true));
         heap.hold();
-        heap.recover();
+        heap.recover(0);
         heap.let_go();
         assert_eq!(heap.look_at_caches(), (false, false), "its pages are lost");
         heap.check().unwrap();
         assert!(heap.allocate_on(0, PageCount(1)).is_some() && cache.allocate(PageCount(1)).is_some());
         heap.check().unwrap();
+    }
+
+    /// What is said to have had memory at most had it at some time.
+    #[test]
+    fn holes_are_not_counted_as_memory() {
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(4 << 20)).unwrap();
+        let _run = heap.allocate(PageCount(100)).unwrap();
+        let before = heap.backed();
+        heap.count_holes(50 * heap.page_bytes(), 0);
+        assert_eq!((heap.backed().0, heap.peak_backed()), (before.0 - 50, before));
+        heap.hold();
+        heap.recover(50 * heap.page_bytes());
+        heap.let_go();
+        assert_eq!((heap.backed().0, heap.peak_backed()), (before.0 - 50, before));
+        heap.count_holes(0, 50 * heap.page_bytes());
+        assert_eq!((heap.backed(), heap.hole_bytes()), (before, 0));
     }
 
     #[test]
@@ -122,7 +140,7 @@ mod tests {
         heap.allocate(PageCount(200)).unwrap();
         let before = heap.backed();
         heap.hold();
-        heap.recover();
+        heap.recover(0);
         heap.let_go();
         assert_eq!(heap.backed(), before);
     }

@@ -29,7 +29,8 @@ const ROUNDS: u32 = 1 << 20;
 /// or, in the child, do not exist; and all others wait meanwhile.
 const ROUNDS_FORKING: u32 = 1 << 4;
 
-/// How often it yields at last until nobody has pages in hand, after others have come and gone.
+/// How often it yields at last until nobody has pages in hand, after others have come and gone; and for a shard that a
+/// thread is using.
 const ROUNDS_TO_CALM: u32 = 1 << 12;
 
 /// How often an allocation that is about to be refused tries once more because one of those threads has entered or
@@ -41,21 +42,22 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// not count a refusal. The caller may still find a way ([`at_last`](Self::at_last)).
     #[inline]
     pub(crate) fn try_with(&self, request: &Request) -> Option<Allocation> {
-        self.serve(request, Self::find_or_prove)
+        self.serve(request, Self::ready_for, Self::find_or_prove)
     }
 
-    /// Allocates where the hint leads, or `otherwise`.
+    /// Allocates where the hint leads, and makes these pages `ready`; or `otherwise`.
     #[inline(always)]
     pub(super) fn serve(
         &self,
         request: &Request,
+        ready: impl FnOnce(&Self, &Request, usize) -> Option<Allocation>,
         otherwise: impl FnOnce(&Self, &Request) -> Option<Allocation>,
     ) -> Option<Allocation> {
         if request.pages == 0 || request.pages > self.capacity {
             return None;
         }
         if let Some(start) = self.set.hold_from_hint(request) {
-            return self.ready_for(request, start);
+            return ready(self, request, start);
         }
         otherwise(self, request)
     }
@@ -72,7 +74,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.find_or_grow(request, SEARCHES_TO_GROW)
         };
         match found {
-            Some(start) => self.ready_for(request, start),
+            Some(start) => self.ready_at_last(request, start),
             None => self.allocate_last(request),
         }
     }
@@ -119,11 +121,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return None;
         }
         let start = self.at_last(&mut 0, || self.find_or_grow(request, u32::MAX))?;
-        self.ready_for(request, start)
+        self.ready_at_last(request, start)
     }
 
     /// The last attempts before a refusal: after every reachable cache has given back its pages, and after threads that
-    /// were carrying pages from caches and stores to the set have arrived. An attempt also grows, because returned
+    /// were carrying pages from caches and stores to the set have arrived, or have left the shard that they were using,
+    /// which is then emptied. An attempt also grows, because returned
     /// pages may lie at the end of the heap, so that the request lacks less.
     ///
     /// Threads that are releasing pages are not waited for: their pages are missed, unless such a thread enters or
@@ -139,7 +142,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// is waited for.
     #[cold]
     pub(crate) fn at_last<R>(&self, waits: &mut u32, attempt: impl Fn() -> Option<R>) -> Option<R> {
-        self.flush_shards();
+        let mut is_shard_busy = self.flush_free_shards();
         // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
         let most = if is_forking() { ROUNDS_FORKING } else { ROUNDS };
@@ -153,11 +156,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             while look() == seen {
-                if !is_awaited(seen) || *waits >= most {
+                is_shard_busy &= *waits < most.min(ROUNDS_TO_CALM);
+                if !(is_awaited(seen) || is_shard_busy) || *waits >= most {
                     return None;
                 }
                 *waits += 1;
                 relax(*waits);
+                is_shard_busy = is_shard_busy && self.flush_free_shards();
             }
         }
         // Each time somebody has come or gone. Who stayed meanwhile, unnoticed among them, has left when nobody is
@@ -229,9 +234,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// Whether every page from `page` to the end of the grown part is free at this moment.
-    pub(crate) fn is_free_from(&self, page: PageIndex) -> bool {
+    pub(super) fn is_free_from(&self, page: PageIndex) -> bool {
         let behind = self.set.grown().saturating_sub(page.0);
-        self.set.free_at_end(behind) == behind
+        self.set.free_at_end(behind) >= behind
     }
 
     /// Under the lock. `end` is above `grown` and at most the limit.
@@ -269,5 +274,43 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let contents = unsafe { self.source.prepare(Purpose::Pages, start, bytes) }.ok()?;
         self.prepared.store(target, Ordering::Relaxed);
         Some(contents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use crate::heap::Config;
+    use crate::source::Simulated;
+    use std::sync::Barrier;
+
+    /// What a thread has in the shard that it is using cannot be taken before it has left.
+    #[test]
+    fn who_is_refused_waits_for_who_is_using_a_shard() {
+        let config = Config::new(1 << 19).caches(0).shards(2);
+        let heap = PageHeap::new(Simulated::new(4096), config).unwrap();
+        let first = heap.allocate_on(1, PageCount(1)).unwrap();
+        assert_eq!(heap.stats().cached, PageCount(63));
+        let (is_inside, before) = (Barrier::new(2), heap.flush_calls());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let using = heap.slots.get(1).try_enter().unwrap();
+                is_inside.wait();
+                while heap.flush_calls() == before {
+                    std::thread::yield_now();
+                }
+                drop(using);
+            });
+            is_inside.wait();
+            assert_eq!(
+                heap.allocate(PageCount(63)).map(|run| run.start().0),
+                Some(first.start().0 + 1)
+            );
+        });
+        // Not for ever.
+        let _using = heap.slots.get(0).try_enter().unwrap();
+        assert!(heap.allocate(PageCount(1)).is_none());
     }
 }

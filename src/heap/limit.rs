@@ -88,26 +88,31 @@ impl Ceiling {
         let before = self.backed.fetch_add(more.wrapping_sub(fewer), Ordering::Relaxed);
         self.peak.fetch_max(before.wrapping_add(more), Ordering::Relaxed);
         if fewer > more {
-            // Perhaps all was live when there was more; that says nothing about now.
-            let backed = before.wrapping_add(more).saturating_sub(fewer);
-            let soft = self.soft.load(Ordering::Relaxed);
-            // Release: either a thread whose assistance fails meanwhile sees that there is less, or our minimum comes
-            // after what it computed from more; partner: `aim`. (All others change the word by read-modify-writes too.)
-            self.next
-                .fetch_min(a_step_above(backed, soft).max(soft), Ordering::Release);
-            self.round
-                .fetch_min(a_round_above(backed.max(soft), soft), Ordering::Relaxed);
+            self.lower(before.wrapping_add(more).saturating_sub(fewer));
         }
+    }
+
+    /// After there is less memory. Perhaps all was live when there was more; that says nothing about now.
+    fn lower(&self, backed: usize) {
+        let soft = self.soft.load(Ordering::Relaxed);
+        // Release: either a thread whose assistance fails meanwhile sees that there is less, or our minimum comes
+        // after what it computed from more; partner: `aim`. (All others change the word by read-modify-writes too.)
+        self.next
+            .fetch_min(a_step_above(backed, soft).max(soft), Ordering::Release);
+        self.round
+            .fetch_min(a_round_above(backed.max(soft), soft), Ordering::Relaxed);
     }
 
     pub(super) fn backed(&self) -> usize {
         self.backed.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of backed pages after a recount.
-    pub(super) fn recount(&self, backed: usize) {
+    /// Sets the number of backed pages and the bytes in holes after a recount.
+    pub(super) fn recount(&self, backed: usize, holes: usize) {
+        self.holes.store(holes, Ordering::Relaxed);
         self.backed.store(backed, Ordering::Relaxed);
         self.peak.fetch_max(backed, Ordering::Relaxed);
+        self.lower(backed);
     }
 
     /// The scavenger's goal: 95 % of the limit.
@@ -199,12 +204,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (gone, come) = (after.saturating_sub(before), before.saturating_sub(after));
         self.driver.ceiling.change(come, gone);
         self.counters.released.add(gone as u64);
-    }
-
-    /// In the child of a fork, after [`recover`](Self::recover): sets the number of hole bytes.
-    pub(crate) fn recount_holes(&self, bytes: usize) {
-        self.driver.ceiling.holes.store(bytes, Ordering::Relaxed);
-        self.driver.ceiling.change(0, bytes >> G::PAGE_SHIFT);
     }
 
     /// Bytes of allocated pages that have no memory behind them. O(1).

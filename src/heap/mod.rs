@@ -250,7 +250,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[inline]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
-        match self.serve(&Request::of(pages.0), Self::allocate_or_grow) {
+        match self.serve(&Request::of(pages.0), Self::ready_at_last, Self::allocate_or_grow) {
             Some(allocation) => Some(allocation.run),
             None => self.refuse(pages.0),
         }
@@ -300,6 +300,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[must_use]
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
+        // It does not grow for a run that has a page in use.
+        if self.set.grown() < end && !self.is_free_from(run.start()) {
+            return None;
+        }
         while self.set.grown() < end {
             self.grow_to(end)?;
         }
@@ -320,7 +324,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
     #[inline]
     fn allocate_with(&self, request: &Request) -> Option<Allocation> {
-        match self.serve(request, Self::allocate_or_grow) {
+        match self.serve(request, Self::ready_at_last, Self::allocate_or_grow) {
             None => self.refuse(request.pages),
             some => some,
         }

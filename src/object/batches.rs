@@ -83,10 +83,17 @@ impl Spans {
         Some(Heads(self).full(place, class.batch()))
     }
 
-    /// An upper bound on the batches in the store, including those that a thread has in hand and is about to put back.
+    /// An upper bound on the batches of a class in the store, including those that a thread has in hand and is about to
+    /// put back. O(lanes).
     pub fn most_stored(&self, class: SizeClass) -> usize {
-        let count = self.store.batches(class.index()).count as usize;
-        count.saturating_add(self.store.most(STORE_BYTES / batch_bytes(class)))
+        self.store.bytes() / batch_bytes(class)
+    }
+
+    /// Whether the store has twice as much as it may have: so much that it is worth waiting to bring a batch home.
+    /// O(lanes).
+    pub(super) fn is_overfull(&self, class: SizeClass) -> bool {
+        let most = 2 * STORE_BYTES / batch_bytes(class);
+        self.store.batches(class.index()).count as usize > most || self.store.exceeds(2 * STORES_BYTES)
     }
 
     /// Whether the slot is in one of the batches stored last in the lane of `hint`. O(their slots).

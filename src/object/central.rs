@@ -58,6 +58,9 @@ pub struct Central {
     released: AtomicU64,
 }
 
+/// How many milliseconds a thread waits for a class's lock where the store has far too much.
+const WAITS: u32 = 4;
+
 /// A class's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CentralState {
@@ -104,6 +107,13 @@ impl Central {
     /// Like [`hold`](Self::hold), if the lock is free now or soon.
     fn hold_soon(&self, spans: &Spans, class: SizeClass) -> Option<Guard<'_>> {
         let guard = self.lock.lock_soon()?;
+        self.receive(spans, class);
+        Some(guard)
+    }
+
+    /// The same, if the lock is free within so many milliseconds.
+    fn hold_within(&self, spans: &Spans, class: SizeClass, waits: u32) -> Option<Guard<'_>> {
+        let guard = self.lock.lock_within(waits)?;
         self.receive(spans, class);
         Some(guard)
     }
@@ -238,7 +248,9 @@ impl Central {
     }
 
     /// Returns a batch that the store refused to the spans, as [`give`](Self::give) does, and hands back the empty
-    /// rack. If the lock is held for long, stores the batch after all and returns `None`.
+    /// rack. If the lock is held for long, stores the batch after all and returns `None`. Where the store has far too
+    /// much already, the thread waits for the lock first, some milliseconds at most: the holder may have no processor,
+    /// and threads that free all that others allocated would fill the store without end.
     #[must_use]
     pub fn give_batch(
         &self,
@@ -248,7 +260,13 @@ impl Central {
         hint: usize,
     ) -> Option<(Rack, Option<PageIndex>)> {
         let mut batch = batch;
-        if let Some(leaving) = self.give_soon(spans, class, &mut batch) {
+        let wait = || {
+            spans
+                .is_overfull(class)
+                .then(|| self.hold_within(spans, class, WAITS))?
+        };
+        if let Some(_guard) = self.hold_soon(spans, class).or_else(wait) {
+            let leaving = self.give_held(spans, class, &mut batch);
             return Some((batch, leaving));
         }
         spans.store_batch_anyway(class, batch, hint);

@@ -43,6 +43,9 @@ impl<S: Source + 'static> Objects<S> {
         // SAFETY: as promised; what is moved out is no longer used at its old place. The tables are given up once:
         // after what was reserved after them, so that a source which stacks reservations has the room again at once.
         unsafe {
+            let objects = this.as_ref();
+            // Pages of the heap's go back with all others.
+            _ = objects.commons.give_others(objects.heap.source());
             let (heap, tables) = Self::move_out(this);
             heap.into_source().unreserve(Purpose::Metadata, tables);
         }
@@ -80,8 +83,10 @@ impl<S: Source + 'static> Objects<S> {
         for common in self.other_commons() {
             self.flush(&common.thread);
         }
-        // SAFETY: nobody is left who might.
-        unsafe { self.give_commons(shared.cache()) };
+        // SAFETY: nobody is left who might use them.
+        if let Some(run) = unsafe { self.commons.give_others(self.heap.source()) } {
+            self.free_run(shared.cache(), run);
+        }
         self.flush(&shared);
         self.empty_stores(shared.cache());
         self.flush(&shared);

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Each has a lock of its own ([`BiasedLock`]), so who uses which is a question of time only: any thread may use any.
-//! A slot that was allocated from one may be freed into another. The first lies in the heap's tables, the others are
-//! slots, made when somebody comes who would use them, and never destroyed.
+//! A slot that was allocated from one may be freed into another. The first lies in the heap's tables, the others in
+//! its [annex](super::annex), made when somebody comes who would use them, and never destroyed.
 //!
 //! **Meeting.** Threads that find the first one's lock held count that. The thread that does so for the [`MEETINGS`]th
 //! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. After that,
@@ -27,26 +27,21 @@
 //! Then one of them makes a structure for itself, and so do the next two that meet. A pair of `allocate` and `free`
 //! takes each of them 12 ns again, as it takes a thread that has the heap to itself, instead of 350.
 //!
-//! Cost: one load and one comparison for each call; 4 KiB for each structure, in spans that take a 32nd of the heap's
-//! limit at the most, for ever; and what lies in their magazines and on their shelves, until it is needed elsewhere.
+//! Cost: one load and one comparison for each call; 3.3 KiB for each structure, a 32nd of the heap's limit at the most,
+//! for ever; and what lies in their magazines and on their shelves, until it is needed elsewhere.
 
 use core::ptr::{self, NonNull};
 
 use crate::heap::Processors;
 use crate::source::Source;
-use crate::sync::{AtomicPtr, AtomicU16, AtomicU32, BiasedLock, Held, Lock, Ordering, UNKNOWN, is_forking, thread};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicUsize, BiasedLock, Held, Lock, Ordering, UNKNOWN, is_forking, thread};
+use crate::units::{PageCount, PageRun};
 
-use super::size_class::SizeClass;
+use super::annex::{Annex, Common, OTHERS, Plan, seat_of};
 use super::{Objects, Thread};
 
-/// How many there are at the most, without the first: for processors,
-pub(super) const OTHERS: usize = 63;
-
-/// and for threads.
+/// How many there are for threads at the most, without the first. (For processors, [`OTHERS`].)
 pub(super) const OTHERS_BY_SEAT: usize = 15;
-
-/// How many seats threads have, by their identities: a power of two.
-const SEATS: usize = 256;
 
 /// After one could not be made for want of memory: how often nobody tries.
 const REST: u32 = 256;
@@ -54,56 +49,19 @@ const REST: u32 = 256;
 /// How often threads meet at the first one before there is another.
 pub(super) const MEETINGS: u32 = 64;
 
-/// All structures but the first take at most this part of the heap's limit: a 32nd.
-const PART: usize = 32;
-
-/// A structure that several threads share, and the lock under which they use it.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub struct Common {
-    pub(super) lock: BiasedLock,
-    pub(super) thread: Thread,
-}
-
-impl Common {
-    /// Makes one. It has no cache of pages.
-    ///
-    /// # Safety
-    ///
-    /// There is room for one, aligned, which the caller owns for as long as the heap lives.
-    pub(super) unsafe fn make<'a>(place: NonNull<Self>) -> &'a Self {
-        // SAFETY: the caller's promise. All-zero bytes are a valid thread's structure, to be made empty by `forget`.
-        let common: &Self = unsafe {
-            place.write_bytes(0, 1);
-            (&raw mut (*place.as_ptr()).lock).write(BiasedLock::new());
-            place.as_ref()
-        };
-        common.thread.forget();
-        common
-    }
-}
-
-/// All but the first, and who goes where. In a slot of its own, made when there is to be a second.
-#[derive(Debug)]
-pub(super) struct Plan {
-    /// Null: not made yet. Written under [`Commons::making`].
-    others: [AtomicPtr<Common>; OTHERS],
-    /// Where threads go, by their seats. Two threads with the same seat are told apart by a tag; one of them has the
-    /// seat beside it.
-    seats: [AtomicU16; SEATS],
-}
-
 /// All of them.
 #[derive(Debug)]
 pub struct Commons {
-    /// Null: all use the first. Written under `making`, once.
-    plan: AtomicPtr<Plan>,
+    /// If there is none yet, all use the first. Made under `making`.
+    annex: Annex,
     first: AtomicPtr<Common>,
     processors: Option<Processors>,
     /// Held while one is made, and by who holds the locks of all.
     pub(super) making: Lock,
     /// How often threads have met at the first one.
     met: AtomicU32,
+    /// How many have been made, but for the first. Written under `making`.
+    made: AtomicUsize,
     /// How often nobody tries to make one.
     rest: AtomicU32,
     /// 1 while one thread holds the locks of all. Written under all of them.
@@ -120,11 +78,12 @@ impl Commons {
         // SAFETY: the caller's promise.
         let first = ptr::from_ref(unsafe { Common::make(first) }).cast_mut();
         Self {
-            plan: AtomicPtr::new(ptr::null_mut()),
+            annex: Annex::new(),
             first: AtomicPtr::new(first),
             processors: processors.filter(|processors| processors.count > 1),
             making: Lock::new(),
             met: AtomicU32::new(0),
+            made: AtomicUsize::new(0),
             rest: AtomicU32::new(0),
             is_whole: AtomicU32::new(0),
         }
@@ -141,10 +100,7 @@ impl Commons {
 
     #[inline(always)]
     fn plan(&self) -> Option<&Plan> {
-        // Acquire: pairs with the release in `make_plan`; it is complete.
-        let plan = self.plan.load(Ordering::Acquire);
-        // SAFETY: null, or in a slot that is given back when nobody uses the heap any more (`give_commons`).
-        unsafe { plan.as_ref() }
+        self.annex.plan()
     }
 
     /// Whether there may be others than the first.
@@ -166,10 +122,31 @@ impl Commons {
     /// The structure of this number, from 1, if it has been made.
     #[inline(always)]
     pub(super) fn other(&self, number: usize) -> Option<&Common> {
-        // Acquire: pairs with the release in `new_common`; it is complete.
-        let common = self.plan()?.others.get(number - 1)?.load(Ordering::Acquire);
-        // SAFETY: null, or in a slot that is given back when nobody uses the heap any more (`give_commons`).
-        unsafe { common.as_ref() }
+        self.plan()?.other(number)
+    }
+
+    /// How many shelves there are in them, for a heap that shares among shelves what these may hold; 0 if there is only
+    /// the first, which threads that have one of their own seldom use.
+    pub(super) fn shelves(&self) -> usize {
+        // Relaxed: a number by itself.
+        let made = self.made.load(Ordering::Relaxed);
+        made + usize::from(made > 0)
+    }
+
+    /// Bytes of all but the first beside the heap's tables, and pages of the heap's.
+    pub(super) fn annex_size(&self) -> (usize, PageCount) {
+        self.annex.size()
+    }
+
+    /// At the end of a heap: gives up all but the first, with what is in them. Returns pages of the heap's, if they lie
+    /// there.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses them any more.
+    pub(super) unsafe fn give_others<S: Source>(&self, source: &S) -> Option<PageRun> {
+        // SAFETY: the caller's promise.
+        unsafe { self.annex.give(source) }
     }
 
     /// The thread `me` goes to this structure from now on.
@@ -189,45 +166,6 @@ impl Commons {
         }
     }
 }
-
-impl Plan {
-    /// The number of the structure that the thread `me` goes to; 0, the first, if it has no seat.
-    #[inline(always)]
-    pub(super) fn number_of(&self, me: usize) -> usize {
-        let (seat, tag) = seat_of(me);
-        // Relaxed: any answer will do.
-        let entry = |seat: usize| self.seats[seat].load(Ordering::Relaxed);
-        let own = entry(seat);
-        if own >> 8 == tag {
-            return usize::from(own & 0xff);
-        }
-        let beside = entry(seat ^ 1);
-        if beside >> 8 == tag {
-            usize::from(beside & 0xff)
-        } else {
-            0
-        }
-    }
-
-    /// The thread `me` goes to the structure of this number.
-    pub(super) fn seat(&self, me: usize, number: usize) {
-        let (seat, tag) = seat_of(me);
-        // Relaxed, twice: any answer will do. One that is not made yet is made by whoever comes.
-        let own = self.seats[seat].load(Ordering::Relaxed);
-        let seat = if own == 0 || own >> 8 == tag { seat } else { seat ^ 1 };
-        self.seats[seat].store(tag << 8 | number as u16, Ordering::Relaxed);
-    }
-}
-
-/// The seat and the tag of the thread `me`: the upper bits of a product with an odd number, in which those of an
-/// address are mixed.
-#[inline(always)]
-pub(super) fn seat_of(me: usize) -> (usize, u16) {
-    let mixed = (me as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
-    (mixed as usize >> 8, mixed as u16 & 0xff)
-}
-
-const _: () = assert!(SEATS == 1 << 8);
 
 /// The locks of all shared structures.
 struct Whole<'a> {
@@ -310,7 +248,7 @@ impl<S: Source + 'static> Objects<S> {
             return free.and_then(|number| commons.other(number)).unwrap_or(own);
         }
         let next = || (1..=count).find(|&number| commons.other(number).is_none());
-        let next = || next().filter(|&number| commons.have_met() && self.affords(number));
+        let next = || next().filter(|&number| commons.have_met() && number <= self.room_for_others());
         let chosen = free.or_else(next).map(|number| (number, self.common_made(number)));
         let chosen = chosen.filter(|&(_, common)| !ptr::eq(common, first)).or_else(|| {
             // There is none, and no room for another. Whoever is alone with the next may have ended, or sleep.
@@ -332,13 +270,19 @@ impl<S: Source + 'static> Objects<S> {
             return self.first();
         }
         // A handler of a fork makes none: its locks would not be held, but let go.
-        if !self.affords(number) || is_forking() {
+        if number > self.room_for_others() || is_forking() {
             return self.first();
         }
         // What is owed for its pages is paid later: others may wait for this lock.
         self.heap.assist_at_once(false);
         let making = self.commons.making.lock();
-        let common = self.commons.other(number).or_else(|| self.new_common(number));
+        let make = || {
+            let common = self.make_plan()?.make_other(number)?;
+            // Relaxed: a number by itself.
+            self.commons.made.fetch_add(1, Ordering::Relaxed);
+            Some(common)
+        };
+        let common = self.commons.other(number).or_else(make);
         drop(making);
         if common.is_none() {
             self.commons.rest.store(REST, Ordering::Relaxed);
@@ -346,103 +290,33 @@ impl<S: Source + 'static> Objects<S> {
         common.unwrap_or_else(|| self.first())
     }
 
-    /// With the lock under which structures are made.
-    fn new_common(&self, number: usize) -> Option<&Common> {
-        let slot = self.slot_for::<Common>()?;
-        let Some(plan) = self.make_plan() else {
-            // SAFETY: a slot for one that was just taken.
-            unsafe { self.give_back(None, slot) };
-            return None;
-        };
-        // SAFETY: a slot of its size and alignment, ours for ever.
-        let common = unsafe { Common::make(slot) };
-        // Release: pairs with the acquire in `other`.
-        plan.others[number - 1].store(ptr::from_ref(common).cast_mut(), Ordering::Release);
-        Some(common)
-    }
-
     /// The plan, made if there is none. With the lock under which structures are made.
     pub(super) fn make_plan(&self) -> Option<&Plan> {
-        if let Some(plan) = self.commons.plan() {
-            return Some(plan);
-        }
-        let place = self.slot_for::<Plan>()?;
-        // SAFETY: a slot of its size and alignment, ours for ever.
-        let plan: &Plan = unsafe {
-            place.write(Plan {
-                others: [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS],
-                seats: [const { AtomicU16::new(0) }; SEATS],
-            });
-            place.as_ref()
+        let annex = &self.commons.annex;
+        let make = || {
+            let room = self.room_for_others();
+            let pages = |pages| {
+                let run = self.pages_to_spare(None, pages)?.run;
+                Some((run, self.heap.address(run.start())))
+            };
+            (room > 0).then(|| annex.make(self.heap.source(), room, pages))?
         };
-        // Release: pairs with the acquire in `plan`.
-        self.commons
-            .plan
-            .store(ptr::from_ref(plan).cast_mut(), Ordering::Release);
-        Some(plan)
+        annex.plan().or_else(make)
     }
 
     /// In a heap that was just opened: it knows its processors from the beginning.
     pub(super) fn begin_commons(&self) {
-        if self.commons.processors.is_some() && self.affords(1) {
+        if self.commons.processors.is_some() {
             let _making = self.commons.making.lock();
             self.make_plan();
         }
     }
 
-    fn slot_for<T>(&self) -> Option<NonNull<T>> {
-        let class = SizeClass::of(size_of::<T>(), align_of::<T>())?;
-        Some(self.take_slot(None, class)?.cast())
-    }
-
-    /// How many slots of a class are structures that threads share, or the plan.
-    pub(super) fn commons_in(&self, class: SizeClass) -> usize {
-        let is_of = |bytes, align| SizeClass::of(bytes, align) == Some(class);
-        let mut slots = usize::from(self.commons.is_spread() && is_of(size_of::<Plan>(), align_of::<Plan>()));
-        if is_of(size_of::<Common>(), align_of::<Common>()) {
-            slots += self.other_commons().count();
-        }
-        slots
-    }
-
-    /// # Safety
-    ///
-    /// The slot was [taken](Self::slot_for) for one of these, and nobody uses it any more.
-    unsafe fn give_back<T>(&self, cache: Option<usize>, slot: NonNull<T>) {
-        if let Some(class) = SizeClass::of(size_of::<T>(), align_of::<T>()) {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_slot(cache, class, slot.cast()) };
-        }
-    }
-
-    /// At the end of a heap: gives back what is in a slot, the others and the plan, without what they keep.
-    ///
-    /// # Safety
-    ///
-    /// Nobody uses them any more.
-    pub(super) unsafe fn give_commons(&self, cache: Option<usize>) {
-        for common in self.other_commons() {
-            // SAFETY: the caller's promise. The plan says where the next one is, not this.
-            unsafe { self.give_back(cache, NonNull::from(common)) };
-        }
-        // Acquire: as in `plan`.
-        if let Some(plan) = NonNull::new(self.commons.plan.swap(ptr::null_mut(), Ordering::Acquire)) {
-            // SAFETY: the caller's promise.
-            unsafe { self.give_back(cache, plan) };
-        }
-    }
-
-    /// Whether the heap is large enough for so many structures besides the first.
-    fn affords(&self, count: usize) -> bool {
-        let class =
-            |bytes, align| SizeClass::of(bytes, align).map_or((usize::MAX, 1), |class| (class.pages(), class.slots()));
-        let (pages, slots) = class(size_of::<Common>(), align_of::<Common>());
-        let (plan, _) = class(size_of::<Plan>(), align_of::<Plan>());
-        let taken = count
-            .div_ceil(slots as usize)
-            .saturating_mul(pages)
-            .saturating_add(plan);
-        taken.saturating_mul(PART) <= self.heap.limit().0
+    /// How many structures the heap is large enough for, besides the first.
+    fn room_for_others(&self) -> usize {
+        let processors = self.commons.processors;
+        let most = processors.map_or(OTHERS_BY_SEAT, |processors| processors.count - 1);
+        self.commons.annex.room(self.heap.limit(), most.min(OTHERS))
     }
 
     /// All shared structures, in the order of their numbers.

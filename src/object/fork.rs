@@ -30,6 +30,7 @@ use crate::source::Source;
 use crate::sync::{Ordering, thread};
 
 use super::batches::batch_bytes;
+use super::rack::Heads;
 use super::size_class::{CLASSES, SizeClass};
 use super::{Keeper, Objects, Thread};
 
@@ -119,8 +120,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
     }
 
     fn recover(&self, own: Option<NonNull<Thread>>) {
-        self.heap.recover();
-        self.heap.recount_holes(self.spans.hole_bytes(self.heap.grown().0));
+        self.heap.recover(self.spans.hole_bytes(self.heap.grown().0));
         self.clear_aside();
         let is_own = |thread: &Thread| own.is_some_and(|own| ptr::eq(own.as_ptr(), thread));
         let own = self.register.bereave(is_own, |thread| {
@@ -147,7 +147,7 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.cached.store(cached.into(), Ordering::Relaxed);
         let mut bytes = [0; CLASSES];
         SizeClass::all().for_each(|class| bytes[class.index()] = batch_bytes(class));
-        self.spans.store.recount(&bytes);
+        self.spans.store.recount(&Heads(&self.spans), &bytes);
     }
 
     fn abandon(&self) -> unsafe fn(NonNull<()>) {
@@ -163,7 +163,6 @@ mod tests {
 
     use super::*;
     use crate::object::length::Length;
-    use crate::object::rack::Heads;
     use crate::object::{Hold, Magazine};
     use crate::source::Region;
     use crate::units::PageCount;

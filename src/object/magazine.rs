@@ -349,9 +349,10 @@ impl Magazine {
         self.has_any_rack() || !self.spares.is_empty()
     }
 
-    /// Whether there is a slot. A snapshot for other threads; a rack that they see half-way may count as one.
+    /// Whether there is a slot. A snapshot for other threads, so no rack is read; one half-way may count as a slot.
     pub fn has_any_slot(&self) -> bool {
-        self.has_rack() && self.top.get() > self.floor() || !self.spares.is_empty()
+        let floor = self.floor();
+        floor != NOWHERE && !self.limit().is_null() && self.top.get() > floor || !self.spares.is_empty()
     }
 
     /// Whether there is a rack, or half of one.

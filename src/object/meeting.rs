@@ -8,11 +8,12 @@ use core::time::Duration;
 
 use crate::heap::Config;
 use crate::scavenge::pressure::Notices;
-use crate::source::Region;
+use crate::source::{Purpose, Region, Source};
 use crate::sync::thread;
 use crate::units::PageCount;
 
-use super::commons::{MEETINGS, OTHERS, OTHERS_BY_SEAT, seat_of};
+use super::annex::{OTHERS, seat_of};
+use super::commons::{MEETINGS, OTHERS_BY_SEAT};
 use super::{Forks, Keeper, Objects, SizeClass};
 
 std::thread_local! {
@@ -294,11 +295,34 @@ fn threads_have_seats_of_their_own() {
     }
 }
 
+/// Even if some that had theirs have ended.
+#[test]
+fn threads_that_live_find_their_seats_in_the_end() {
+    let objects = heap(16 << 20, 2);
+    drop(objects.commons.making.lock());
+    let plan = objects.make_plan().unwrap();
+    let (bucket, _) = seat_of(0x1000);
+    let mut found = (0x1000..).filter(|&me| seat_of(me).0 == bucket);
+    let mut tags = std::collections::BTreeSet::new();
+    let threads: std::vec::Vec<usize> = found
+        .by_ref()
+        .filter(|&me| tags.insert(seat_of(me).1))
+        .take(12)
+        .collect();
+    let (ended, alive) = threads.split_at(8);
+    (1..).zip(ended).for_each(|(number, &me)| plan.seat(me, number));
+    let lost = || (1..).zip(alive).filter(|&(number, &me)| plan.number_of(me) != number);
+    for _ in 0..16 {
+        lost().for_each(|(number, &me)| plan.seat(me, number));
+    }
+    assert_eq!(lost().count(), 0);
+}
+
 /// There are no more, and somebody has had each of them: may be none of these lives.
 #[test]
 fn a_thread_that_finds_none_for_itself_does_not_stay_with_all_others() {
-    // The second has no room for so many: 2 MiB, or 1 MiB where structures are half as large.
-    for (bytes, most) in [(16 << 20, OTHERS_BY_SEAT), (size_of::<usize>() << 18, 12)] {
+    // The second has no room for so many: 1 MiB, or half of that where structures are half as large.
+    for (bytes, most) in [(16 << 20, OTHERS_BY_SEAT), (size_of::<usize>() << 17, 9)] {
         let (objects, layout) = (Objects::for_test(bytes, 1, false), Layout::new::<[u8; 100]>());
         (1..=OTHERS_BY_SEAT).for_each(|number| _ = objects.common_made(number));
         let made = made(objects);
@@ -395,6 +419,33 @@ fn what_another_structure_keeps_is_found_though_its_lock_is_held() {
     objects.check().unwrap();
 }
 
+/// What idle threads keep does not count towards a soft limit for long, nor does it grow with their number.
+#[test]
+fn what_other_structures_keep_goes_first_over_a_soft_limit() {
+    let (objects, large) = (heap(32 << 20, 4), Layout::new::<[u8; 256 << 10]>());
+    let share = objects.share_of_shelf();
+    for number in 1..4 {
+        at(number);
+        let blocks: std::vec::Vec<_> = (0..10).map(|_| objects.take_shared(large, false).unwrap()).collect();
+        // SAFETY: freed with its layout.
+        blocks
+            .into_iter()
+            .for_each(|block| unsafe { objects.free_shared(block, large) });
+    }
+    assert_eq!(objects.share_of_shelf().0, share.0 / 4);
+    let kept = || -> usize {
+        objects
+            .other_commons()
+            .map(|common| common.thread.shelf().pages().0)
+            .sum()
+    };
+    assert!(kept() >= 3 * 32, "in their hands at least");
+    objects.heap.set_soft_limit(PageCount(1));
+    at(0);
+    (0..40).for_each(|_| _ = objects.take_shared(large, false).unwrap());
+    assert_eq!(kept(), 0);
+}
+
 /// Nobody waits for who releases memory for a soft limit.
 #[test]
 fn nothing_is_released_under_the_lock_of_one_of_several() {
@@ -404,6 +455,54 @@ fn nothing_is_released_under_the_lock_of_one_of_several() {
         drop(objects.shared());
         assert!(objects.heap.owes(1), "from the first lock on");
         assert_eq!(objects.heap.take_debt(), 1);
+    }
+}
+
+/// There they are in no long block's way, whatever was in use when they were made.
+#[test]
+fn structures_lie_beside_the_tables_if_the_source_has_room() {
+    let memory = std::vec![core::mem::MaybeUninit::uninit(); 8 << 20].leak();
+    let region: &Region = std::boxed::Box::leak(std::boxed::Box::new(Region::from_static(memory)));
+    let budget = region.budget();
+    // The first half, the middle, and the rest.
+    let layouts = [2 << 20, 100_000, 1 << 20].map(|size| Layout::from_size_align(size, 8).unwrap());
+    let all = Layout::from_size_align(3800 << 10, 8).unwrap();
+    for room_for_table in [true, false] {
+        let config = Config::new(4 << 20).caches(1);
+        let objects = Objects::open(region, config, Keeper::new(false, Notices::NONE, "")).unwrap();
+        let taken = (!room_for_table).then(|| {
+            let (bytes, granule) = (region.budget(), region.granule());
+            region
+                .reserve(Purpose::Metadata, bytes & !(granule - 1), granule)
+                .unwrap()
+        });
+        let [first, middle, rest] = layouts.map(|layout| objects.take_shared(layout, false).unwrap());
+        // SAFETY: freed with its layout, here and below.
+        unsafe { objects.free_shared(middle, layouts[1]) };
+        let empty = objects.stats();
+        (1..=3).for_each(|number| assert!(!ptr::eq(objects.common_made(number), objects.first())));
+        let stats = objects.stats();
+        assert_eq!(stats.bytes_in_use(), empty.bytes_in_use(), "{stats}");
+        assert_eq!(
+            (stats.structure_pages.0 == 0, stats.pages.in_use == empty.pages.in_use),
+            (room_for_table, room_for_table)
+        );
+        assert_eq!(stats.pages.metadata_bytes > empty.pages.metadata_bytes, room_for_table);
+        // SAFETY: as above.
+        unsafe {
+            objects.free_shared(first, layouts[0]);
+            objects.free_shared(rest, layouts[2]);
+        }
+        assert_eq!(objects.take_shared(all, false).is_some(), room_for_table);
+        objects.check().unwrap();
+        // SAFETY: reserved above; and nobody uses the heap.
+        unsafe {
+            taken
+                .into_iter()
+                .for_each(|taken| region.unreserve(Purpose::Metadata, taken));
+            Objects::close(NonNull::from(objects));
+        }
+        assert_eq!(region.budget(), budget, "all of it is given up");
     }
 }
 

@@ -15,6 +15,7 @@ pub(super) mod holes;
 pub(super) mod link;
 pub(super) mod span;
 pub(super) mod mark;
+pub(super) mod chain;
 pub(super) mod store;
 pub(super) mod flag;
 pub(super) mod spans;
@@ -44,6 +45,7 @@ use store::{Lane, Walk};
 
 pub use aside::{Aside, Lot};
 pub use central::CentralState;
+pub use chain::{BatchLinks, BatchPlace, Chain};
 pub use holes::Claim;
 pub use length::Length;
 pub use link::Link;
@@ -51,7 +53,7 @@ pub use presence::Caller;
 pub use register::{Listed, Listing, Register, Registered};
 pub use size_class::SizeClass;
 pub use span::Span;
-pub use store::{BatchLinks, BatchPlace, Chain, Store};
+pub use store::Store;
 
 // SAFETY: the trait's promise is not relied on in a model.
 unsafe impl Zeroed for Lane {

@@ -70,6 +70,32 @@ fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
     }
 }
 
+/// But not without end: then it waits, some milliseconds for each batch.
+#[test]
+fn who_finds_the_lock_held_does_not_fill_the_store_without_end() {
+    const MIB: usize = 1 << 20;
+    let (objects, layout) = (Objects::for_test(128 * MIB, 1, true), Layout::new::<[u8; 64]>());
+    let mut blocks: Vec<_> = (0..80 * MIB / 64).map(|_| take(objects, layout)).collect();
+    let class = SizeClass::of(64, 8).unwrap();
+    let held = objects.central(class).lock.lock();
+    // Twice what the store may have, and one more batch for each wait.
+    while blocks.len() * 64 > 46 * MIB {
+        give(objects, blocks.pop().unwrap(), layout);
+    }
+    let (begin, before) = (std::time::Instant::now(), blocks.len());
+    while begin.elapsed() < Duration::from_millis(50) && !blocks.is_empty() {
+        give(objects, blocks.pop().unwrap(), layout);
+    }
+    let batches = (before - blocks.len()) / class.batch() as usize;
+    drop(held);
+    assert!(batches < 40, "{batches} of {}", before / class.batch() as usize);
+    blocks.into_iter().for_each(|block| give(objects, block, layout));
+    assert!(objects.stats().stored_bytes < 33 * MIB);
+    objects.scavenge(PageCount::ZERO);
+    assert_eq!(objects.stats().spans, 0);
+    objects.check().unwrap();
+}
+
 #[test]
 fn who_finds_the_lock_of_the_racks_class_held_keeps_his_racks() {
     let (objects, layout) = (heap(), Layout::from_size_align(8, 8).unwrap());

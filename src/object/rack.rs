@@ -31,11 +31,12 @@ use core::slice;
 
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 
+use super::chain::{BatchLinks, BatchPlace, Chain};
 use super::mark;
 use super::order::straighten;
 use super::size_class::{BATCH_SLOTS, CLASSES, SizeClass};
 use super::spans::Spans;
-use super::store::{BatchLinks, BatchPlace, Chain, OTHER_STACKS};
+use super::store::OTHER_STACKS;
 
 /// An entry of a rack: a slot's address.
 pub type Entry = *mut u8;

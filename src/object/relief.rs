@@ -137,7 +137,7 @@ impl<S: Source + 'static> Objects<S> {
         let mut freed = self.aside.pages().0;
         self.clear_aside();
         freed += self.clear_shelf_alone(thread, None);
-        let mut asks_others = false;
+        let (mut is_short, mut asks_others) = (false, false);
         // A thread that finds another making a round has not asked for anything yet.
         if let Some(rounds) = self.register.try_rounds()
             && self.heap.wants_round()
@@ -147,14 +147,19 @@ impl<S: Source + 'static> Objects<S> {
             drop(pass);
             self.flush_cache(thread);
             let over = self.heap.backed().0.saturating_sub(self.heap.soft_limit().0);
+            is_short = freed < over;
             // Not while holding the lock of the shared structure: other threads may be waiting for it.
-            asks_others = thread.has_user() && freed < over;
+            asks_others = thread.has_user() && is_short;
             if asks_others && self.heap.barrier() {
                 let _pass = self.heap.pass();
                 rounds.go_on(PART, |part| freed += self.seize_part(part).pages);
             }
         }
-        // After the rounds lock is released: a fork takes it after the right to seize caches.
+        // After the rounds lock is released: a fork takes it after these locks, and after the right to seize caches.
+        if is_short {
+            let own = (!thread.has_user()).then_some(thread);
+            self.try_commons(own, |shared| freed += self.flush(shared));
+        }
         if asks_others {
             self.empty_stores(None);
             self.heap.seize_caches();

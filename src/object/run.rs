@@ -371,12 +371,6 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Extends a run in place. The pages behind it may be in the thread's own cache.
     fn grow_run(&self, thread: &Thread, run: PageRun, to: PageCount) -> bool {
-        // The heap does not grow for a run that has a neighbour in use.
-        let reach = run.start().0.saturating_add(to.0);
-        let room = reach <= self.heap.grown().0 || reach <= self.heap.limit().0 && self.heap.is_free_from(run.end());
-        if !room {
-            return false;
-        }
         let grow = || self.heap.grow_in_place(run, to).is_some();
         grow()
             || thread.cache().is_some_and(|cache| {

@@ -18,7 +18,7 @@ use core::ptr::NonNull;
 use crate::source::Source;
 use crate::sync::{Alone, Held, thread};
 
-use super::commons::Common;
+use super::annex::Common;
 use super::length::Length;
 use super::mark;
 use super::size_class::SizeClass;

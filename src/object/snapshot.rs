@@ -298,7 +298,7 @@ impl<S: Source + 'static> Objects<S> {
                 spans,
                 span_pages: spans * class.pages(),
                 peak_span_pages: state.peak_spans as usize * class.pages(),
-                live: out.saturating_sub(cached[index] + racks + self.commons_in(class)),
+                live: out.saturating_sub(cached[index] + racks),
                 cached: cached[index],
                 racks,
                 free: (spans * class.slots() as usize).saturating_sub(out),

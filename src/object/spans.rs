@@ -14,13 +14,14 @@ use crate::metadata::offset;
 use crate::sync::{AtomicUsize, Ordering, Table, Zeroed};
 use crate::units::{PageIndex, PageRun};
 
+use super::chain::BatchPlace;
 use super::flag::{Flag, MOST_MOVES};
 use super::holes::bytes_of;
 use super::length::Length;
 use super::link::Nth;
 use super::size_class::{FLAG_SHIFT, MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT, SizeClass};
 use super::span::{Row, Slots, Span, has_row};
-use super::store::{BatchPlace, Lane, Store};
+use super::store::{Lane, Store};
 
 // SAFETY: atomic integers only, of which zero bytes are zero; `vacant` makes the same value. (A model does not rely on
 // the bytes.)

@@ -42,8 +42,9 @@ const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazine
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct GlobalStats {
-    /// The pages. [`Stats::in_use`] counts those of spans and of large blocks, [`shelf_pages`](Self::shelf_pages) and
-    /// [`rack_pages`](Self::rack_pages); calls and metadata are those of both layers.
+    /// The pages. [`Stats::in_use`] counts those of spans and of large blocks, [`shelf_pages`](Self::shelf_pages),
+    /// [`rack_pages`](Self::rack_pages) and [`structure_pages`](Self::structure_pages); calls and metadata are those of
+    /// both layers.
     pub pages: Stats,
     /// Pages cut into slots.
     pub span_pages: PageCount,
@@ -62,6 +63,9 @@ pub struct GlobalStats {
     pub rack_bytes: usize,
     /// Pages with the tables of free slots' addresses that threads' magazines use.
     pub rack_pages: PageCount,
+    /// Pages with structures that threads share, in a heap whose source had no more room for tables. (Elsewhere these
+    /// structures are part of [`Stats::metadata_bytes`].)
+    pub structure_pages: PageCount,
     /// Slots and pages that hold blocks with room: these blocks have grown and may grow on, or were shortened when
     /// there was no memory. A part of what is in use.
     pub roomy_bytes: usize,
@@ -81,7 +85,7 @@ impl GlobalStats {
             .pages
             .in_use
             .0
-            .saturating_sub(self.span_pages.0 + self.shelf_pages.0 + self.rack_pages.0);
+            .saturating_sub(self.span_pages.0 + self.shelf_pages.0 + self.rack_pages.0 + self.structure_pages.0);
         large * self.pages.page_bytes + self.slot_bytes
     }
 
@@ -155,7 +159,7 @@ impl<S: Source + 'static> Objects<S> {
             },
             is => is,
         });
-        let tables = self.heap.table_bytes() + self.tables.state().1;
+        let tables = self.heap.table_bytes() + self.tables.state().1 + self.commons.annex_size().0;
         Joined::with_tables(pages, tables, PAGE_BYTES)
     }
 
@@ -180,7 +184,7 @@ impl<S: Source + 'static> Objects<S> {
             let state = self.central(class).state(&self.spans, class);
             stats.spans += state.spans as usize;
             stats.span_pages.0 += state.spans as usize * class.pages();
-            stats.slot_bytes += (state.out as usize).saturating_sub(self.commons_in(class)) * class.bytes();
+            stats.slot_bytes += state.out as usize * class.bytes();
             stats.stored_bytes += state.stored as usize * class.bytes();
             stats.rack_bytes += self.blanks.of_class(class) * class.bytes();
             stats.batches += state.refills + state.flushes;
@@ -194,7 +198,12 @@ impl<S: Source + 'static> Objects<S> {
         let (prepare, bytes) = self.tables.state();
         stats.pages.calls.prepare += prepare;
         stats.pages.calls.reserve += 1;
-        stats.pages.metadata_bytes += bytes;
+        let (annex, pages) = self.commons.annex_size();
+        let is_apart = u64::from(annex > 0);
+        stats.pages.calls.prepare += is_apart;
+        stats.pages.calls.reserve += is_apart;
+        stats.pages.metadata_bytes += bytes + annex;
+        stats.structure_pages = pages;
         stats
     }
 }

@@ -35,17 +35,8 @@
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, Table};
 
+use super::chain::{BatchLinks, BatchPlace, Chain};
 use super::size_class::{BATCH_SLOTS, CLASSES};
-
-/// The bits of a word that hold a place, the low-water mark above them, and the count at the top.
-const PLACE_BITS: u32 = 44;
-const LOW_BITS: u32 = 8;
-
-/// The largest count; it saturates. More batches than the limits of a class allow.
-const MOST: u32 = (1 << (u64::BITS - PLACE_BITS - LOW_BITS)) - 1;
-
-/// The largest low-water mark; it saturates.
-const MOST_LOW: u32 = (1 << LOW_BITS) - 1;
 
 /// Stacks that are not of a class: one for each kind of blank racks.
 pub const OTHER_STACKS: usize = ((BATCH_SLOTS[2] + 2).ilog2() - (BATCH_SLOTS[0] + 2).ilog2()) as usize + 1;
@@ -55,102 +46,6 @@ const STACKS: usize = CLASSES + OTHER_STACKS;
 
 /// A lane accepts this part of what all lanes may hold, whatever the others hold: with 16 lanes, half of that in all.
 const SHARE: usize = 32;
-
-/// Where a batch is: a number that the user chooses, not 0, below 2⁴⁴.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchPlace(u64);
-
-impl BatchPlace {
-    /// The place with this number.
-    pub const fn new(number: u64) -> Self {
-        debug_assert!(number != 0 && number >> PLACE_BITS == 0);
-        Self(number)
-    }
-
-    /// Its number.
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-}
-
-/// The first batch of a stack, how many there are, and how few there have been. 0: none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chain(u64);
-
-impl Chain {
-    /// No batches.
-    pub const EMPTY: Self = Self(0);
-
-    const fn new(count: u32, low: u32, first: u64) -> Self {
-        Self((count as u64) << (PLACE_BITS + LOW_BITS) | (low as u64) << PLACE_BITS | first)
-    }
-
-    /// How many.
-    pub const fn count(self) -> u32 {
-        (self.0 >> (PLACE_BITS + LOW_BITS)) as u32
-    }
-
-    /// The fewest there have been since the mark was last set, or 255 if that is less.
-    const fn low(self) -> u32 {
-        (self.0 >> PLACE_BITS) as u32 & MOST_LOW
-    }
-
-    /// The same chain, marked anew.
-    fn marked(self) -> Self {
-        let first = self.0 & ((1 << PLACE_BITS) - 1);
-        Self::new(self.count(), self.count().min(MOST_LOW), first)
-    }
-
-    /// The first.
-    pub const fn first(self) -> Option<BatchPlace> {
-        let number = self.0 & ((1 << PLACE_BITS) - 1);
-        if number == 0 { None } else { Some(BatchPlace(number)) }
-    }
-
-    /// Pushes a batch.
-    fn push(&mut self, links: &impl BatchLinks, batch: BatchPlace) {
-        links.write(batch, *self);
-        let count = (self.count() + 1).min(MOST);
-        *self = Self::new(count, self.low(), batch.0);
-    }
-
-    /// Pops the first batch.
-    pub fn pop(&mut self, links: &impl BatchLinks) -> Option<BatchPlace> {
-        let batch = self.first()?;
-        let rest = links.read(batch).first();
-        let count = self.count().saturating_sub(1);
-        *self = rest.map_or(Self::EMPTY, |first| Self::new(count, self.low().min(count), first.0));
-        Some(batch)
-    }
-}
-
-/// A chain that begins with this batch; its counts are unknown.
-impl From<Option<BatchPlace>> for Chain {
-    fn from(first: Option<BatchPlace>) -> Self {
-        Self(first.map_or(0, BatchPlace::number))
-    }
-}
-
-/// Access to one word in each batch, for the owner of the batch.
-pub trait BatchLinks {
-    /// The chain written last; its counts need not be kept.
-    fn read(&self, batch: BatchPlace) -> Chain;
-
-    /// Writes the chain behind a batch.
-    fn write(&self, batch: BatchPlace, behind: Chain);
-}
-
-impl Chain {
-    /// As a number, which can be stored in a batch.
-    pub const fn into_bits(self) -> u64 {
-        self.0
-    }
-
-    /// The chain that [`into_bits`](Self::into_bits) gave.
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-}
 
 /// One stack. All-zero bytes: empty.
 #[derive(Debug)]
@@ -372,9 +267,16 @@ impl Store {
         own <= most / SHARE || all().fold(bytes, usize::saturating_add) <= most
     }
 
-    /// The most batches of a kind that there can be if [`has_room`](Self::has_room) is asked for `most`.
-    pub fn most(&self, most: usize) -> usize {
-        most + self.lanes.len() * (most / SHARE)
+    /// Whether there are more bytes than `most`.
+    pub fn exceeds(&self, most: usize) -> bool {
+        self.bytes() > most
+    }
+
+    /// Bytes of all batches, those included that a thread is about to put back.
+    pub fn bytes(&self) -> usize {
+        // Relaxed: a sum that publishes nothing.
+        let bytes = self.lanes().map(|lane| lane.bytes.load(Ordering::Relaxed));
+        bytes.fold(0, usize::saturating_add)
     }
 
     /// Puts a batch of a kind, of `bytes` bytes, on the lane that `hint` picks. Lock-free.
@@ -438,9 +340,9 @@ impl Store {
 
     /// In the child of a fork: counts the bytes anew, given those of a batch of each kind. Batches that a thread had in
     /// hand are in no store.
-    pub fn recount(&self, bytes: &[usize]) {
+    pub fn recount(&self, links: &impl BatchLinks, bytes: &[usize]) {
         for lane in self.lanes() {
-            let counts = lane.stacks.iter().map(|stack| stack.chain().count() as usize);
+            let counts = lane.stacks.iter().map(|stack| stack.chain().len(links));
             let sum = counts.zip(bytes).map(|(count, bytes)| count * bytes).sum();
             // Relaxed, twice: the child has one thread. A line that is not written is not copied.
             if lane.bytes.load(Ordering::Relaxed) != sum {
@@ -460,6 +362,7 @@ mod tests {
 
     use super::*;
     use crate::object::Spans;
+    use crate::object::chain::{MOST, MOST_LOW, PLACE_BITS};
 
     #[derive(Default)]
     struct Links(RefCell<BTreeMap<u64, Chain>>);
@@ -540,10 +443,9 @@ mod tests {
         store.put(&links, KIND, 1, place(1001), BYTES);
         store.put(&links, KIND, 1, place(1002), BYTES);
         assert_eq!(has_room(1), (false, false));
-        assert_eq!(store.most(most), most + 4 * 2);
         let mut of_kind = [0; KIND + 1];
         of_kind[KIND] = 50;
-        store.recount(&of_kind);
+        store.recount(&links, &of_kind);
         assert_eq!((bytes(&store, 0), bytes(&store, 1)), (50 * most, 100));
     }
 
@@ -568,12 +470,35 @@ mod tests {
         // More than a mark can say; and one batch was needed.
         assert_eq!(unneeded(), [255, 9]);
         assert_eq!((unneeded(), count(&store)), ([45, 1], 0));
-        // A count that saturates loses no batch.
-        (501..=501 + MOST).for_each(|number| store.put(&links, KIND, 1, place(number.into()), BYTES));
-        assert_eq!(store.lane(1).stacks[KIND].chain().count(), MOST);
-        assert_eq!(
-            core::iter::from_fn(|| store.take(&links, KIND, 1, BYTES)).count(),
-            MOST as usize + 1
-        );
+    }
+
+    /// It then says so until it has none.
+    #[test]
+    fn a_lane_with_more_batches_than_can_be_counted_hides_none() {
+        let (links, store) = (Links::default(), store(2));
+        let all = 2 * u64::from(MOST);
+        let fill = || (1..=all).for_each(|number| store.put(&links, KIND, 1, place(number), BYTES));
+        let number = || store.lane(1).stacks[KIND].chain().count();
+        fill();
+        for left in (1..all).rev() {
+            assert!(store.take(&links, KIND, 0, BYTES).is_some());
+            assert_eq!(number(), MOST, "{left}");
+        }
+        store.take(&links, KIND, 1, BYTES);
+        assert_eq!((number(), bytes(&store, 1)), (0, 0));
+        fill();
+        let mut of_kind = [0; KIND + 1];
+        of_kind[KIND] = 3;
+        store.recount(&links, &of_kind);
+        assert_eq!(bytes(&store, 1), 3 * all as usize);
+        // The scavenger finds all of them.
+        let mut walks = 0;
+        while number() > 0 {
+            let mut walk = Walk::default();
+            while store.take_unneeded(&links, KIND, &mut walk, 3).is_some() {}
+            walks += 1;
+        }
+        assert_eq!(walks, 1 + all.div_ceil(MOST_LOW.into()));
+        assert_eq!(bytes(&store, 1), 0);
     }
 }

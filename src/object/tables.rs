@@ -22,8 +22,8 @@ use crate::sync::{AtomicU64, AtomicUsize, Lock, Ordering, Table, Zeroed};
 use crate::units::PageIndex;
 
 use super::Objects;
+use super::annex::Common;
 use super::central::Central;
-use super::commons::Common;
 use super::size_class::CLASSES;
 use super::span::{Row, Span};
 use super::spans::{PAGE_FLAGS, Spans};

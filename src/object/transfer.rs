@@ -148,7 +148,8 @@ impl<S: Source + 'static> Objects<S> {
     #[inline]
     pub(super) fn share_of_shelf(&self) -> PageCount {
         // Relaxed: a number by itself.
-        Shelf::share_of(self.heap.limit(), self.cached.load(Ordering::Relaxed))
+        let shelves = self.cached.load(Ordering::Relaxed) + self.commons.shelves();
+        Shelf::share_of(self.heap.limit(), shelves)
     }
 
     /// Gives what lies aside back to the heap: pages are needed, or somebody looks for free ones. Called before each

@@ -157,6 +157,18 @@ fn a_heap_can_be_aligned() {
 }
 
 #[test]
+fn a_heap_does_not_grow_for_a_run_that_it_cannot_have() {
+    let heap = heap(4096);
+    let [first, second] = [(); 2].map(|()| heap.allocate(PageCount(1)).unwrap());
+    let grown = heap.stats().grown;
+    assert!(grown.0 < 2048);
+    assert!(heap.grow_in_place(first, PageCount(2048)).is_none());
+    assert!(heap.allocate_at(run(second.start().0, 2048)).is_none());
+    assert_eq!(heap.stats().grown, grown);
+    assert!(heap.grow_in_place(second, PageCount(2048)).is_some());
+}
+
+#[test]
 fn allocate_at_takes_exactly_these() {
     let heap = heap(4096);
     assert_eq!(taken(heap.allocate_at(run(1000, 50))), Some((1000, 50)));

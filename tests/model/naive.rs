@@ -225,10 +225,13 @@ impl Model {
     }
 
     pub fn allocate_at(&mut self, start: usize, pages: usize) -> Option<Taken> {
+        // The heap does not grow for a run that it cannot have.
+        let is_free = |model: &Self, end: usize| (start..end).all(|page| model.is_free(page));
+        if !is_free(self, self.pages.len().min(start + pages)) {
+            return None;
+        }
         self.grow_to(start + pages)?;
-        (start..start + pages)
-            .all(|page| self.is_free(page))
-            .then(|| self.take(start, pages, State::Used))
+        is_free(self, start + pages).then(|| self.take(start, pages, State::Used))
     }
 
     /// Frees pages, or returns the first page that is free already.

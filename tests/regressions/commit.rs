@@ -73,6 +73,31 @@ fn a_handle_is_not_refused_for_pages_of_its_own() {
     assert!(cache.allocate(PageCount(1)).is_none());
 }
 
+/// Nor are others, for what lies in a shard.
+#[test]
+fn pages_with_memory_are_found_in_a_shard() {
+    let run = |start, pages| PageRun::new(PageIndex(start), PageCount(pages)).unwrap();
+    for has_grown in [true, false] {
+        let limit = PageCount(if has_grown { 128 } else { 1024 });
+        let config = Config::new(1 << 24).caches(0).shards(1).limit(limit);
+        let heap = PageHeap::new(Simulated::<true>::committing(4096), config).expect("a heap");
+        assert_eq!(heap.allocate(PageCount(128)), Some(run(0, 128)));
+        // SAFETY: parts of that run, each freed once.
+        unsafe {
+            heap.free(run(0, 64));
+            assert_eq!(heap.scavenge(PageCount(64)), PageCount(64));
+            heap.free_on(0, run(64, 64));
+        }
+        heap.source().fail(Verb::Commit, Failure::Every(1));
+        for page in 64..128 {
+            let found = heap.allocate(PageCount(1)).expect("a page with memory");
+            assert_eq!(found.start(), PageIndex(page));
+            assert_ready(&heap, found);
+        }
+        assert!(heap.allocate(PageCount(1)).is_none());
+    }
+}
+
 /// The bit that says a page is zero also says that it needs a commit: a source that does not promise zero was never
 /// asked.
 #[test]
