@@ -97,6 +97,13 @@ impl<B: Backing> Account<B> {
         }
     }
 
+    /// So many bytes, less what would use only a part of a last huge page, if there are to be whole ones: for blocks
+    /// that may be shorter.
+    pub(super) fn whole(&self, bytes: usize) -> usize {
+        let unit = if self.is_huge(bytes) { self.unit(bytes) } else { 1 };
+        bytes & !(unit - 1)
+    }
+
     /// The size and alignment of the block that holds `layout`.
     pub(super) fn rounded(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
         let (huge, unit) = (self.is_huge(layout.size()), self.unit(layout.size()));

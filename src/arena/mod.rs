@@ -89,6 +89,7 @@ mod hyaline;
 #[allow(clippy::modulo_one, reason = "under a model there is one lane")]
 mod shards;
 mod free_slots;
+mod numbers;
 mod slots;
 mod slot_error;
 mod slot_box;

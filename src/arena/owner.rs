@@ -221,7 +221,9 @@ impl<'l, B: Backing> Owner<'l, B> {
         }
     }
 
-    /// Like [`ShardedFreeList::boxed`]: the slot comes from the shard and goes back to it.
+    /// Like [`ShardedFreeList::boxed`]: the slot comes from the shard and goes back to it. The box stays in this
+    /// thread, as the owner does. For another thread, make it a box of the list: [`SlotBox::into_raw`], then
+    /// [`SlotBox::from_raw`] with the list.
     ///
     /// # Errors
     /// As for [`ShardedFreeList::boxed`].

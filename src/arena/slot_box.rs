@@ -258,9 +258,9 @@ impl<T: ?Sized, P: ListHandle> SlotBox<T, P> {
     ///
     /// # Safety
     ///
-    /// The address came from `into_raw` of a box of this list, or from `allocate` of this list or of any of its owners,
-    /// and a `T` is there. Both slot and value are the caller's, which passes them to the box. The list has been there
-    /// since, and was not reset.
+    /// The address came from `into_raw` of a box of this list or of one of its owners, or from `allocate` of any of
+    /// these, and a `T` is there. Both slot and value are the caller's, which passes them to the box. The list has been
+    /// there since, and was not reset.
     #[must_use]
     pub unsafe fn from_raw(list: P, value: NonNull<T>) -> Self {
         let slot = list.list().number(value.cast());

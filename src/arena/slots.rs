@@ -43,6 +43,7 @@ use super::config::ArenaConfig;
 use super::error::{ArenaError, Reason};
 use super::hyaline::{MAX_SLOTS, Record};
 use super::node::{Node, Nodes};
+use super::numbers::{inverse, pack, unpack};
 use super::shards::Shard;
 use super::stats::ArenaStats;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Lock, Ordering, Zeroed};
@@ -147,8 +148,9 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         // smaller than a huge page could never be one.
         let huge = config.slab.is_none() && config.whole_huge_pages;
         let least = config.prealloc.max(if huge { HUGE_BYTES } else { 0 });
+        let slab = config.slab.unwrap_or(FIRST_BYTES.max(backing.page_bytes()));
         let first = match least.div_ceil(one) {
-            0 => (config.slab.unwrap_or(FIRST_BYTES) / one).max(1).ilog2(),
+            0 => (slab / one).max(1).ilog2(),
             // Rounded up.
             slots => usize::BITS - (slots - 1).leading_zeros(),
         };
@@ -428,21 +430,36 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     /// Takes a slab of up to `room` slots: as many as possible, and at least `least`, unless the limit leaves fewer.
     fn take_slab(&self, start: u32, room: u32, mut least: u32) -> Option<Slab> {
-        let mut count = room;
+        // How many slots, and how many bytes for them at the least.
+        let (mut count, mut padded) = (room, 0);
+        if let Some((_, layout)) = self.shape(room) {
+            // Less, rather than use a small part of its last huge page.
+            let whole = self.account.whole(layout.size());
+            if whole < layout.size() {
+                (count, padded) = (self.fitting(whole).max(least), whole);
+            }
+        }
         while count >= least {
             let halved = if count > least { (count / 2).max(least) } else { 0 };
             let Some((_, layout)) = self.shape(count) else {
                 count = halved;
                 continue;
             };
+            let size = layout.size().max(core::mem::take(&mut padded));
+            let layout = Layout::from_size_align(size, layout.align()).unwrap_or(layout);
             let error = match self.account.take(layout) {
                 Ok(block) => return Some(self.divide(block, start, count, room)),
                 Err(error) => error,
             };
             count = match error.reason() {
                 Reason::Limit => {
-                    let pages = error.left() & !(self.account.page_bytes() - 1);
-                    let count = (pages / (self.bytes + size_of::<T>())).min(count as usize - 1) as u32;
+                    let left = error.left() & !(self.account.unit(error.left()) - 1);
+                    padded = if self.account.unit(left) > self.account.page_bytes() {
+                        left
+                    } else {
+                        0
+                    };
+                    let count = self.fitting(left).min(count - 1);
                     least = least.min(count).max(1);
                     count
                 }
@@ -452,13 +469,18 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         None
     }
 
+    /// As many slots as fit into so many bytes for certain, whatever lies between slots and nodes.
+    fn fitting(&self, bytes: usize) -> u32 {
+        let count = bytes.saturating_sub(align_of::<T>()) / (self.bytes + size_of::<T>());
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
     /// Makes a block a slab of `count` slots, or of as many as its pages have room for.
     fn divide(&self, block: Block, start: u32, mut count: u32, room: u32) -> Slab {
         let bytes = block.memory.len();
         let fits = |count: u32| self.shape(count).is_some_and(|(_, layout)| layout.size() <= bytes);
-        // As many as fit for certain, whatever lies between slots and nodes; then the last one or two.
-        let certain = bytes.saturating_sub(align_of::<T>()) / (self.bytes + size_of::<T>());
-        count = count.max(certain.min(room as usize) as u32);
+        // As many as fit for certain; then the last one or two.
+        count = count.max(self.fitting(bytes).min(room));
         while count < room && fits(count + 1) {
             count += 1;
         }
@@ -512,28 +534,6 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             self.open(1);
         }
     }
-}
-
-#[inline(always)]
-fn pack(next: u32, end: u32) -> u64 {
-    u64::from(end) << 32 | u64::from(next)
-}
-
-#[inline(always)]
-fn unpack(range: u64) -> (u32, u32) {
-    (range as u32, (range >> 32) as u32)
-}
-
-/// The inverse of an odd number modulo a power of two, by Newton's iteration: each round doubles the number of correct
-/// bits, of which the number itself has three.
-const fn inverse(odd: usize) -> usize {
-    let mut inverse = odd;
-    let mut bits = 3;
-    while bits < usize::BITS {
-        inverse = inverse.wrapping_mul(2_usize.wrapping_sub(odd.wrapping_mul(inverse)));
-        bits *= 2;
-    }
-    inverse
 }
 
 impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {

@@ -8,7 +8,8 @@
 //!
 //! An arena says how it cuts memory ([`Raw`]); the macro `typed_methods` adds the methods. Nothing here drops what it
 //! has put into an arena, with one exception: if building a slice fails or panics half way, the elements built so far
-//! are dropped, and their memory is returned if nothing was allocated behind it.
+//! are dropped, and their memory is returned if nothing was allocated behind it, and it is no block or piece of its
+//! own.
 //!
 //! Worked: an iterator of ten `u32` that does not report its length. Room is made for four (16 bytes), then eight, then
 //! sixteen, each time by moving the end. In an arena that no other thread uses, the last two doublings copy nothing,

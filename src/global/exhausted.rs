@@ -8,8 +8,8 @@
 //!
 //! The hook runs on the allocating thread, in the middle of its call, with none of this crate's locks held. It may
 //! free, drop the program's caches, and call `release`. It may allocate; if there is no room it gets null, and the hook
-//! is not called again for that. It must not wait for a lock that an allocating thread may hold. If it unwinds, the
-//! process ends.
+//! is not called again for that (but where threads cannot be told apart, and it must not allocate). It must not wait
+//! for a lock that an allocating thread may hold. If it unwinds, the process ends.
 //!
 //! Worked: a cache of 600 entries of 100 kB, a request for 8 MiB, and a hook that drops one entry: 84 calls, and
 //! attempts, of some 30 µs each. (At most 16 attempts were refused with 584 entries left.)

@@ -91,8 +91,8 @@ impl Config {
     /// Limits the heap to `pages` pages, however much is reserved. A limit above the reservation counts as the
     /// reservation.
     ///
-    /// A page is 8 KiB unless the heap's [`Geometry`](crate::Geometry) says otherwise. [`PageCount::holding`] converts
-    /// bytes to pages, rounding up:
+    /// A page is 8 KiB unless the heap's [`Geometry`](crate::Geometry) says otherwise: `PageCount(64 << 20)` would be
+    /// no limit of 64 MiB but of 512 GiB, and so none. [`PageCount::holding`] converts bytes to pages, rounding up:
     ///
     /// ```
     /// use pageheap::{Config, Geometry, PageCount};

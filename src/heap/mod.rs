@@ -88,6 +88,18 @@ use stats::Counters;
 ///
 /// A `PageHeap` is not notified of forks. In the child of a multi-threaded process, use it only if no other thread was
 /// using it at the moment of the fork: otherwise a thread that does not exist in the child may hold one of its locks.
+///
+/// # Interrupts and signals
+///
+/// A handler may have interrupted a thread that holds one of the heap's locks, and would wait for it for ever. So there
+/// * [`free`](Self::free), [`free_on`](Self::free_on) and [`shrink`](Self::shrink) may be called;
+/// * [`allocate`](Self::allocate), [`allocate_on`](Self::allocate_on), [`allocate_at`](Self::allocate_at) and their kin
+///   once the heap has grown to its limit, since it grows under a lock, and if it has no soft limit;
+/// * a [`Cache`] may be used that nothing but this handler uses;
+/// * [`cache`](Self::cache), dropping a `Cache`, [`tick`](Self::tick) and [`scavenge`](Self::scavenge) may not.
+///
+/// To let a heap grow at boot: `allocate_at` of its last page, and free that. Before a refusal there is a wait for
+/// threads that have pages in hand: where these cannot run meanwhile, as in a handler, of up to a second.
 pub struct PageHeap<S: Source, G: Shape = Geometry> {
     set: FreeSet<G>,
     slots: Table<Slot>,

@@ -236,6 +236,7 @@ impl Central {
     /// `Span::behind`: their pages are the caller's, and their entries say which grains are holes.
     #[must_use]
     pub fn give(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<PageIndex> {
+        spans.prefetch(class, rack.slots());
         let _guard = self.hold(spans, class);
         self.give_held(spans, class, rack)
     }
@@ -243,6 +244,7 @@ impl Central {
     /// Like [`give`](Self::give), unless the lock is held for long.
     #[must_use]
     pub fn give_soon(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<Option<PageIndex>> {
+        spans.prefetch(class, rack.slots());
         let _guard = self.hold_soon(spans, class)?;
         Some(self.give_held(spans, class, rack))
     }
@@ -260,6 +262,7 @@ impl Central {
         hint: usize,
     ) -> Option<(Rack, Option<PageIndex>)> {
         let mut batch = batch;
+        spans.prefetch(class, batch.slots());
         let wait = || {
             spans
                 .is_overfull(class)

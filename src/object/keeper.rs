@@ -182,7 +182,13 @@ impl Keeper {
     #[inline]
     pub fn is_wanted_by_anybody(&self) -> bool {
         // Relaxed: as in `count`.
-        self.is_wanted() && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+        let may_look = || {
+            // More of them the more there is to find, as a program may have one thread only later.
+            let more = self.to_find.load(Ordering::Relaxed).checked_ilog2().unwrap_or(0);
+            let may_look = self.looks.load(Ordering::Relaxed) < MOST_LOOKS + more;
+            may_look && self.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS + more
+        };
+        self.is_wanted() && may_look()
     }
 
     /// The one that was being started could not be: the system refuses threads. The next attempt comes after twice as
@@ -222,6 +228,8 @@ impl Keeper {
         if self.state.load(Ordering::Relaxed) != OFF {
             self.state.store(ABSENT, Ordering::Relaxed);
             self.to_find.store(0, Ordering::Relaxed);
+            self.looks.store(0, Ordering::Relaxed);
+            self.failures.store(0, Ordering::Relaxed);
             let [thread, stack, bytes] = &self.marks;
             thread.store(0, Ordering::Relaxed);
             // The keeper itself forked, in a hook. So it lives on, on this stack, which must not be used for another
@@ -448,5 +456,19 @@ mod tests {
             assert!(!keeper.is_wanted());
             keeper.has_failed();
         }
+    }
+    /// The program may have one only later; and the child of a fork has one.
+    #[test]
+    fn whether_there_is_one_thread_is_looked_at_again_when_there_is_more_to_find() {
+        let keeper = Keeper::new(true, Notices::NONE, "");
+        let looks = || (0..).take_while(|_| keeper.is_wanted_by_anybody()).count() as u32;
+        assert_eq!(looks(), 0);
+        keeper.count(BYTES_TO_RING);
+        assert_eq!(looks(), MOST_LOOKS + BYTES_TO_RING.ilog2());
+        keeper.count(BYTES_TO_RING);
+        assert_eq!((looks(), looks()), (1, 0));
+        keeper.has_gone();
+        keeper.count(BYTES_TO_RING);
+        assert!(looks() >= MOST_LOOKS);
     }
 }

@@ -116,7 +116,7 @@ use crate::fatal;
 use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
-use crate::sync::{AtomicU64, AtomicUsize, Table};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Table};
 use crate::units::{PageIndex, PageRun};
 
 use aside::Aside;
@@ -146,6 +146,8 @@ pub struct Objects<S: Source> {
     commons: Commons,
     /// Threads that have a cache of pages, without the first shared one.
     cached: AtomicUsize,
+    /// How often no thread tries to get a structure (`threads.rs`).
+    unlisted: AtomicU32,
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
     roomy: AtomicUsize,
     aside: Aside,
@@ -243,6 +245,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 commons,
                 cached: AtomicUsize::new(0),
+                unlisted: AtomicU32::new(0),
                 roomy: AtomicUsize::new(0),
                 aside: Aside::new(),
                 asked: AtomicU64::new(0),

@@ -45,10 +45,10 @@ pub struct ClassStats {
     pub racks: usize,
     /// Free slots in the spans.
     pub free: usize,
-    /// Bytes of the heap's tables that describe its spans: 32 a page, and 8 flags where slots have more than 1 KiB; a
-    /// part of [`Stats::metadata_bytes`](crate::Stats::metadata_bytes). Excludes what every class has, used or not (64
-    /// bytes, and 24 in each lane of the store), magazines, and the tables of its free slots, which count as
-    /// [`racks`](Self::racks) of their own class.
+    /// Bytes of the heap's tables that describe its spans: 32 a page, 128 more where slots have less than 64 bytes, and
+    /// 8 flags where they have more than 1 KiB; a part of [`Stats::metadata_bytes`](crate::Stats::metadata_bytes).
+    /// Excludes what every class has, used or not (64 bytes, and 24 in each lane of the store), magazines, and the
+    /// tables of its free slots, which count as [`racks`](Self::racks) of their own class.
     pub metadata_bytes: usize,
     /// How often a magazine was refilled.
     pub refills: u64,

@@ -78,7 +78,10 @@ pub struct GlobalStats {
 }
 
 impl GlobalStats {
-    /// Bytes in blocks of the program, rounded up to slots and pages, and in threads' own structures, 3 KiB each.
+    /// Bytes in blocks of the program, rounded up to slots and pages, and in threads' own structures, 3 KiB each. As
+    /// text, in JSON and for Prometheus: `live_bytes`. (`in_use_bytes` there is [`Stats::in_use`], whole pages, with
+    /// what magazines and shelves keep; `released_bytes` is [`Stats::scavenged`]; `cached_bytes` are pages in page
+    /// caches alone.)
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         let large = self

@@ -24,16 +24,33 @@ const CACHED_PART: usize = 8;
 /// The span in which threads' structures lie is at most this fraction of the heap's limit: a quarter.
 const OWN_PART: usize = 4;
 
+/// After there was no memory for one: how often no thread tries to get a structure. Each of its calls would, with some
+/// system calls, and a search for ended threads under the register's lock.
+const REST: u32 = 256;
+
 /// A thread that ends leaves at most this many bytes of slots of a class to the next.
 const INHERITED_BYTES: usize = 16 << 10;
 
 impl<S: Source + 'static> Objects<S> {
-    /// A structure for the calling thread. `None` if there is no memory for one.
+    /// A structure for the calling thread. `None` if there is no memory for one, or was none a while ago.
     #[cold]
     pub fn enlist(&self) -> Option<NonNull<Thread>> {
+        // Relaxed, here and below: how often does not matter.
+        let rest = self.unlisted.load(Ordering::Relaxed);
+        if rest > 0 {
+            self.unlisted.store(rest - 1, Ordering::Relaxed);
+            return None;
+        }
         let caller = Caller::current();
         let taken = self.register.take(caller);
-        let (thread, has_ended) = taken.or_else(|| Some((self.new_thread(caller)?, false)))?;
+        let made = || {
+            let made = self.new_thread(caller);
+            if made.is_none() {
+                self.unlisted.store(REST, Ordering::Relaxed);
+            }
+            Some((made?, false))
+        };
+        let (thread, has_ended) = taken.or_else(made)?;
         // SAFETY: never destroyed, and ours until we leave it.
         let own = unsafe { thread.as_ref() };
         // Another thread may be about to empty it.
@@ -282,6 +299,18 @@ mod tests {
         // SAFETY: freed with its layout, by a thread that has entered.
         unsafe { objects.free(&staying, block, layout) };
         (own, block)
+    }
+
+    /// Each of its calls would ask again, with system calls, and search under the register's lock.
+    #[test]
+    fn where_there_is_no_memory_for_a_structure_threads_do_not_ask_with_each_call() {
+        let objects = Objects::for_test(1 << 20, 1, false);
+        let runs: std::vec::Vec<_> = core::iter::from_fn(|| objects.heap.allocate(PageCount(1))).collect();
+        assert!(objects.enlist().is_none());
+        // SAFETY: each is freed once.
+        runs.into_iter().for_each(|run| unsafe { objects.heap.free(run) });
+        assert_eq!((0..).find(|_| objects.enlist().is_some()), Some(REST));
+        assert!(objects.enlist().is_some());
     }
 
     /// No fence through all threads is needed for that, and no silence.

@@ -39,9 +39,10 @@
 //! **Zero, and the proof of it.** Reserved memory was never writable, so it was never written, and anonymous memory
 //! that was never written reads as zero. Hence `prepare` returns [`Contents::Zero`]. After `release`, Linux promises
 //! zero if `madvise(MADV_DONTNEED)` returned 0, and only then. User-mode emulators that ignore the advice (qemu-user
-//! before 8.0) return 0 without keeping that promise. So the first `release` of a process tries the advice on a page of
-//! its own, and believes what it reads there. macOS and the BSDs do not promise zero: their `MADV_FREE` lets the kernel
-//! take the pages at any time, and until then the old bytes are still there, so the result is [`Contents::Unknown`].
+//! before 8.0) return 0 without keeping that promise. So the first `release` of a process writes to what it releases,
+//! and believes what it reads there afterwards. macOS and the BSDs do not promise zero: their `MADV_FREE` lets the
+//! kernel take the pages at any time, and until then the old bytes are still there, so the result is
+//! [`Contents::Unknown`].
 //!
 //! **Only on request**: `MADV_FREE` on Linux, because the resident set does not fall, and whatever watches it kills the
 //! process. The old bytes stay for an unknown time, so this too is [`Contents::Unknown`]. Also huge-page advice of
@@ -150,18 +151,48 @@ unsafe impl Source for System {
     /// Refused for locked memory (`mlock`, `mlockall`), by filters, and if the advice is known to be ignored.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let _errno = KeepErrno::new();
-        let effect = effect_of_advice();
-        if effect == Effect::Nothing {
+        // Relaxed, here and below: see there.
+        let effect = if os::PROMISES_ZERO {
+            EFFECT.load(Ordering::Relaxed)
+        } else {
+            UNTRIED
+        };
+        if effect == NOTHING {
             return Err(Refused);
+        }
+        let is_to_be_tried = os::PROMISES_ZERO && effect == UNTRIED;
+        let mut first = 0;
+        if is_to_be_tried {
+            // SAFETY: the caller promises a range that is Ready, and so may be read and written, here and below.
+            unsafe {
+                first = start.read_volatile();
+                start.write_volatile(1);
+            }
         }
         // SAFETY: the caller promises a range of ours that nobody else uses and whose contents may be lost.
-        if !unsafe { advise(start, bytes) } {
+        let is_accepted = unsafe { advise(start, bytes) };
+        // SAFETY: as above.
+        if is_to_be_tried && unsafe { start.read_volatile() } != 0 {
+            // A refusal says nothing about the advice elsewhere: perhaps this range is locked (mlockall).
+            if is_accepted {
+                EFFECT.store(NOTHING, Ordering::Relaxed);
+            }
+            // SAFETY: as above.
+            unsafe { start.write_volatile(first) };
             return Err(Refused);
         }
-        match effect {
-            Effect::Discards => Ok(Contents::Zero),
-            _ => Ok(Contents::Unknown),
+        if !is_accepted {
+            return Err(Refused);
         }
+        if is_to_be_tried {
+            EFFECT.store(DISCARDS, Ordering::Relaxed);
+            return Ok(Contents::Zero);
+        }
+        Ok(if effect == DISCARDS {
+            Contents::Zero
+        } else {
+            Contents::Unknown
+        })
     }
 
     /// With `MADV_FREE`. Falls back to [`release`](Source::release) if the system has no such advice, or refuses it
@@ -319,68 +350,12 @@ fn page_size() -> usize {
     size
 }
 
-/// The effect of an advice that the system accepts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Effect {
-    /// It discards at once: the memory then reads as zero.
-    Discards,
-    /// It discards at some time, or we could not find out.
-    Uncertain,
-    /// It reports success and does nothing.
-    Nothing,
-}
-
-/// The effect of the advice on this system, tried out once per process, at the first call that can: one page, four
-/// system calls.
-fn effect_of_advice() -> Effect {
-    const UNTRIED: u8 = 0;
-    const DISCARDS: u8 = 1;
-    const NOTHING: u8 = 2;
-    static EFFECT: AtomicU8 = AtomicU8::new(UNTRIED);
-    if !os::PROMISES_ZERO {
-        return Effect::Uncertain;
-    }
-    // Relaxed, here and below: no partner is needed, since every thread that tries finds the same.
-    match EFFECT.load(Ordering::Relaxed) {
-        DISCARDS => return Effect::Discards,
-        NOTHING => return Effect::Nothing,
-        _ => {}
-    }
-    let effect = try_advice();
-    match effect {
-        Effect::Discards => EFFECT.store(DISCARDS, Ordering::Relaxed),
-        Effect::Nothing => EFFECT.store(NOTHING, Ordering::Relaxed),
-        Effect::Uncertain => {}
-    }
-    effect
-}
-
-/// Writes to a fresh page, gives the advice, and looks.
-fn try_advice() -> Effect {
-    let page = page_size();
-    let Some(place) = map(page) else {
-        return Effect::Uncertain;
-    };
-    let written = place.as_ptr();
-    // SAFETY: a page of our own that nobody else knows of, accessed only if it could be made accessible.
-    unsafe {
-        let accessible = libc::mprotect(written.cast(), page, PROT_READ | PROT_WRITE) == 0;
-        let mut effect = Effect::Uncertain;
-        if accessible {
-            written.write_volatile(1);
-            // A refusal may mean that this page is locked (mlockall), which says nothing about the advice elsewhere.
-            if advise(place, page) {
-                effect = if written.read_volatile() == 0 {
-                    Effect::Discards
-                } else {
-                    Effect::Nothing
-                };
-            }
-        }
-        unmap(place, page);
-        effect
-    }
-}
+/// What is known of the advice's effect on this system. Relaxed, wherever it is used: no partner is needed, since every
+/// thread that tries finds the same.
+static EFFECT: AtomicU8 = AtomicU8::new(UNTRIED);
+const UNTRIED: u8 = 0;
+const DISCARDS: u8 = 1;
+const NOTHING: u8 = 2;
 
 /// On drop, restores `errno` to what it was on creation: an allocator that succeeds must not change it.
 pub(crate) struct KeepErrno {

@@ -331,6 +331,17 @@ mod checks {
             assert!(stats.slabs >= 2 && stats.reserved % HUGE <= PAGE, "{stats}");
             assert!(stats.reserved <= 4 * count * size, "{stats}");
         }
+        // Nor is most of one wasted, if that is all that is left, or lists' nodes come on top of their slots.
+        for (size, pages) in [(64, 16), (4096, 1), (4096, 2), (4096, 4), (64 << 10, 3)] {
+            let config = ArenaConfig::new().whole_huge_pages(true).limit(pages * HUGE);
+            let arena = F::make(layout(size, 8), config, heap).unwrap();
+            let (count, _) = all(&arena);
+            assert!(
+                count * (size + 16) > pages * HUGE * 9 / 10,
+                "{count} in {}",
+                arena.counts()
+            );
+        }
         // A limit too small for a huge page is still used in full, and an explicit slab size is respected.
         let config = ArenaConfig::new().whole_huge_pages(true);
         for config in [config.limit(HUGE / 2), config.slab(HUGE / 4).limit(HUGE)] {

@@ -117,9 +117,11 @@ workloads! {
         "shrink" 2_000_000 single::shrink(400_000, 300);
         "pair-2m" 500_000 single::pair(2 << 20);
         "pair-64m" 50_000 single::pair(64 << 20);
-        "scattered-16" 4_000_000 single::scattered(16);
-        "scattered-48" 4_000_000 single::scattered(48);
-        "scattered-96" 4_000_000 single::scattered(96);
+        "scattered-16" 4_000_000 Box::new(single::scattered(16));
+        "scattered-48" 4_000_000 Box::new(single::scattered(48));
+        "scattered-96" 4_000_000 Box::new(single::scattered(96));
+        "scattered-64-2t" 8_000_000 threaded::scattered(2, 64);
+        "scattered-64-8t" 32_000_000 threaded::scattered(8, 64);
         "handoff-100k" 2_000_000 threaded::producer_consumer(1, 16, Some(100_000));
         "handoff-1m" 500_000 threaded::producer_consumer(1, 16, Some(1_000_000));
         "handoff-large" 500_000 threaded::large_buffers();

@@ -234,7 +234,7 @@ pub fn fragmentation() -> Work {
 
 /// Half a million blocks, allocated one after the other and freed in random order, again and again. An operation is an
 /// allocation and its free.
-pub fn scattered(size: usize) -> Work {
+pub fn scattered(size: usize) -> impl FnMut(u64) + Send {
     const BLOCKS: usize = 500_000;
     let mut random = Random::new(size as u64);
     let mut places: Vec<usize> = (0..BLOCKS).collect();
@@ -242,7 +242,7 @@ pub fn scattered(size: usize) -> Work {
         places.swap(last, random.below(last + 1));
     }
     let mut blocks: Vec<Option<Block>> = (0..BLOCKS).map(|_| None).collect();
-    Box::new(move |ops| {
+    move |ops| {
         let mut left = ops as usize;
         while left > 0 {
             let count = left.min(BLOCKS);
@@ -252,7 +252,7 @@ pub fn scattered(size: usize) -> Work {
             blocks.iter_mut().for_each(|block| *block = None);
             left -= count;
         }
-    })
+    }
 }
 
 /// A sawtooth: 64 MiB of blocks of 1..64 KiB filled, all freed, and a pause. An operation is a tooth. An allocator

@@ -38,6 +38,11 @@ pub fn bulk(threads: usize, size: usize, count: usize) -> Work {
     crew(threads, move |_| Box::new(single::bulk(size, count)))
 }
 
+/// As many blocks on each of several threads, which free theirs in random order at the same time.
+pub fn scattered(threads: usize, size: usize) -> Work {
+    crew(threads, move |_| Box::new(single::scattered(size)))
+}
+
 /// `random_mixed`, each thread with its own slots.
 pub fn mixed(threads: usize, slots: usize, smallest: usize, largest: usize) -> Work {
     crew(threads, move |index| {
