@@ -105,10 +105,10 @@ mod api2;
 /// threads: Linux and Windows, but not Wine). With the lock a pair takes 49 ns. Threads that meet there get sets of
 /// their own, up to 16, which lie beside the heap's tables (or, if its source has no more room, among its pages), and
 /// take a 32nd of its limit at the most, for ever: in a heap of less than 256 KiB they go on sharing. The first call of
-/// another thread to a set that one had to itself takes some microseconds more; where that has happened twelve times,
-/// the lock stays. [`tick`](Self::tick), [`release`](Self::release), [`scavenge`](Self::scavenge), a refusal and a fork
-/// wait for a thread that has a set to itself, and leave it to that thread. To make and drop a heap takes ~15 system
-/// calls.
+/// another thread to a set that one had to itself takes some microseconds more. Threads that meet in this way again and
+/// again get sets of their own, too, if there is room beside the tables; elsewhere the lock stays after the twelfth
+/// time. [`tick`](Self::tick), [`release`](Self::release), [`scavenge`](Self::scavenge), a refusal and a fork wait for
+/// a thread that has a set to itself, and leave it to that thread. To make and drop a heap takes ~15 system calls.
 ///
 /// A refusal takes some 30 µs, since everything that is kept somewhere is emptied first; 0.4 ms if eight threads at
 /// work have sets to themselves. So a cache that makes room when it is refused should free several blocks at a time:

@@ -170,6 +170,11 @@ impl Annex {
         unsafe { plan.as_ref() }
     }
 
+    /// How many bytes one for so many structures has.
+    pub(super) const fn bytes(room: usize) -> usize {
+        HEAD + room * size_of::<Common>()
+    }
+
     /// For how many structures, `most` or less, a heap of this limit has or may have an annex.
     pub(super) fn room(&self, limit: PageCount, most: usize) -> usize {
         let bytes = || (limit.0 / PART) << SizeClass::PAGE_SHIFT;
@@ -186,7 +191,7 @@ impl Annex {
         pages: impl FnOnce(PageCount) -> Option<(PageRun, NonNull<u8>)>,
     ) -> Option<&Plan> {
         let room = room.min(OTHERS);
-        let bytes = HEAD + room * size_of::<Common>();
+        let bytes = Self::bytes(room);
         let (place, start) = reserve(source, bytes).or_else(|| {
             let (run, start) = pages(PageCount::holding(bytes, SizeClass::PAGE_SHIFT))?;
             Some((Place::Pages(run), start))

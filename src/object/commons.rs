@@ -13,10 +13,12 @@
 //! **Meeting.** Threads that find the first one's lock held count that. The thread that does so for the [`MEETINGS`]th
 //! time makes a second structure, and goes there from then on: its *seat*, found by its identity, says so. After that,
 //! a thread whose structure is locked, or which another is alone with, looks for one where neither is the case, makes
-//! one if there is none, and goes there. So each thread gets its own, and may soon be alone with it. One that its
-//! thread has not come back to between two rounds of a scavenger counts as free. Beyond sixteen, or where there is no
-//! room, a thread comes to one that another has had, which may have ended, or sleep. A heap that is told the number of
-//! the [processor](crate::Config::processors) uses that instead.
+//! one if there is none, and goes there. (To find another thread alone with the first one that was so before, and has
+//! come back, counts as sixteen times, where the others would not lie among the heap's pages.) So each thread gets its
+//! own, and may soon be alone with it. One that its thread has not come back to between two rounds of a scavenger
+//! counts as free. Beyond sixteen, or where there is no room, a thread comes to one that another has had, which may
+//! have ended, or sleep. A heap that is told the number of the [processor](crate::Config::processors) uses that
+//! instead.
 //!
 //! **All of them.** What lies in a structure whose lock another thread holds cannot be reached. So before a request is
 //! refused, its thread takes the locks of all, in the order of their numbers, empties them, and tries once more
@@ -48,6 +50,11 @@ const REST: u32 = 256;
 
 /// How often threads meet at the first one before there is another.
 pub(super) const MEETINGS: u32 = 64;
+
+/// As how many meetings it counts if a thread comes to the first one while another is alone with it that has come back
+/// after it lost a turn to be: it costs a heavy fence, and there are few turns (`sync/bias.rs`). Threads that use the
+/// heap one after another, each for good, count nothing.
+pub(super) const INTRUSION: u32 = MEETINGS / 4;
 
 /// All of them.
 #[derive(Debug)]
@@ -156,12 +163,12 @@ impl Commons {
         }
     }
 
-    /// Whether threads have met often enough, counting this time, for another structure.
-    fn have_met(&self) -> bool {
+    /// Whether threads have met often enough, counting so many for this time, for another structure.
+    fn have_met(&self, times: u32) -> bool {
         // Relaxed, twice: a count that decides nothing but when. It is not raised further, so it does not overflow.
-        let has_met = || self.met.load(Ordering::Relaxed) + 1 >= MEETINGS;
-        self.is_spread() || has_met() || {
-            self.met.fetch_add(1, Ordering::Relaxed);
+        let has_met = || self.met.load(Ordering::Relaxed) + times >= MEETINGS;
+        self.is_spread() || times > 0 && has_met() || {
+            self.met.fetch_add(times, Ordering::Relaxed);
             false
         }
     }
@@ -208,8 +215,9 @@ impl<S: Source + 'static> Objects<S> {
             return common;
         }
         // A thread that its processor has brought to where another was alone stays: that one has gone elsewhere.
-        let may_go = || self.commons.is_spread() && self.commons.processors.is_none();
-        if lock.is_held() || may_go() && lock.is_anothers(me) && !lock.is_deserted() {
+        let may_go = || self.commons.processors.is_none();
+        let is_anothers = || lock.is_anothers(me) && !(self.commons.is_spread() && lock.is_deserted());
+        if lock.is_held() || may_go() && is_anothers() {
             return self.another_common(common, me);
         }
         common
@@ -247,8 +255,12 @@ impl<S: Source + 'static> Objects<S> {
         if is_told {
             return free.and_then(|number| commons.other(number)).unwrap_or(own);
         }
+        let times = match (own.lock.is_held(), own.lock.is_back()) {
+            (true, _) => 1,
+            (false, is_back) => u32::from(is_back && self.others_lie_apart()) * INTRUSION,
+        };
         let next = || (1..=count).find(|&number| commons.other(number).is_none());
-        let next = || next().filter(|&number| commons.have_met() && number <= self.room_for_others());
+        let next = || next().filter(|&number| commons.have_met(times) && number <= self.room_for_others());
         let chosen = free.or_else(next).map(|number| (number, self.common_made(number)));
         let chosen = chosen.filter(|&(_, common)| !ptr::eq(common, first)).or_else(|| {
             // There is none, and no room for another. Whoever is alone with the next may have ended, or sleep.
@@ -309,6 +321,14 @@ impl<S: Source + 'static> Objects<S> {
         if self.commons.processors.is_some() {
             let _making = self.commons.making.lock();
             self.make_plan();
+        }
+    }
+
+    /// Whether the others lie beside the heap's tables, or would.
+    fn others_lie_apart(&self) -> bool {
+        match self.commons.plan() {
+            Some(_) => self.commons.annex_size().0 > 0,
+            None => self.heap.source().budget() >= Annex::bytes(self.room_for_others()),
         }
     }
 

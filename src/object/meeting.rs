@@ -13,7 +13,7 @@ use crate::sync::thread;
 use crate::units::PageCount;
 
 use super::annex::{OTHERS, seat_of};
-use super::commons::{MEETINGS, OTHERS_BY_SEAT};
+use super::commons::{INTRUSION, MEETINGS, OTHERS_BY_SEAT};
 use super::{Forks, Keeper, Objects, SizeClass};
 
 std::thread_local! {
@@ -235,6 +235,67 @@ fn who_is_alone_waits_for_a_visitor() {
         assert!(ptr::eq(objects.common_to_lock(thread()), first));
     }
     assert!(!ptr::eq(objects.common_to_lock(72), first), "another one");
+}
+
+/// A heap whose source has room for more tables.
+fn with_room() -> &'static Objects<Region> {
+    let memory = std::vec![core::mem::MaybeUninit::uninit(); 16 << 20].leak();
+    let config = Config::new(8 << 20).caches(1);
+    Objects::open(
+        Region::from_static(memory),
+        config,
+        Keeper::new(false, Notices::NONE, ""),
+    )
+    .unwrap()
+}
+
+/// At first it is the one alone that has to give way, whether it was visited or not.
+#[test]
+fn who_comes_again_to_where_another_is_alone_goes_elsewhere() {
+    let layout = Layout::new::<[u8; 100]>();
+    for (visits, has_room) in [(0, true), (1, true), (2, true), (1, false)] {
+        let objects = if has_room {
+            with_room()
+        } else {
+            Objects::for_test(16 << 20, 1, false)
+        };
+        for times in 0..=MEETINGS / INTRUSION {
+            (0..100 << times).for_each(|_| _ = use_once(objects, layout));
+            if objects.first().lock.enter(thread()).is_none() {
+                return assert_eq!(times, 0, "there is no heavy fence");
+            }
+            (0..visits).for_each(|_| drop(objects.first().lock.visit(64)));
+            std::thread::scope(|scope| _ = scope.spawn(|| _ = use_once(objects, layout)));
+            let parts = has_room && times == MEETINGS / INTRUSION;
+            assert_eq!(made(objects), usize::from(parts));
+            assert_eq!(objects.first().lock.is_mine(thread()), parts);
+        }
+    }
+}
+
+/// The latter keep in one structure what they would otherwise keep in sixteen.
+#[test]
+fn threads_that_use_a_heap_by_turns_part_and_those_that_do_so_one_after_another_do_not() {
+    if !crate::sync::fence_heavy() {
+        return;
+    }
+    // How many of a heap's threads find another alone with the first structure, and stay.
+    let stays = |identity: &dyn Fn(usize) -> usize| {
+        let objects = with_room();
+        let first = objects.first();
+        let comes = |&time: &usize| {
+            let me = identity(time);
+            let stays = ptr::eq(objects.common_to_lock(me), first);
+            (0..100 << time).for_each(|_| drop(first.lock.lock_often(me)));
+            stays
+        };
+        (0..10).take_while(comes).count()
+    };
+    assert_eq!(stays(&|time| 64 + 8 * time), 10);
+    for threads in 2..=4 {
+        let most = threads + MEETINGS as usize / INTRUSION as usize;
+        assert_eq!(stays(&|time| 64 + 8 * (time % threads)), most, "{threads}");
+    }
 }
 
 /// It may have ended.

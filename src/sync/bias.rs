@@ -70,6 +70,8 @@ pub struct BiasedLock {
     one: AtomicUsize,
     /// How many rounds in a row the one has missed.
     missed: AtomicU32,
+    /// Who was the one in each turn that is over, if anybody.
+    losers: [AtomicUsize; TURNS],
     /// Who took the lock last by `lock_often`, and how often in a row.
     last: AtomicUsize,
     times: AtomicU32,
@@ -91,6 +93,7 @@ impl BiasedLock {
             turn: AtomicUsize::new(0),
             one: AtomicUsize::new(NOBODY),
             missed: AtomicU32::new(0),
+            losers: core::array::from_fn(|_| AtomicUsize::new(NOBODY)),
             last: AtomicUsize::new(NOBODY),
             times: AtomicU32::new(0),
         }
@@ -136,6 +139,14 @@ impl BiasedLock {
     pub fn is_deserted(&self) -> bool {
         // Relaxed: only a look.
         self.missed.load(Ordering::Relaxed) >= ROUNDS
+    }
+
+    /// Whether the one has lost a turn before, and has come back: a thread that is here now and then, as it is.
+    pub fn is_back(&self) -> bool {
+        // Relaxed, twice: only a look.
+        let one = self.one.load(Ordering::Relaxed);
+        let is_one = |loser: &AtomicUsize| loser.load(Ordering::Relaxed) == one;
+        one != NOBODY && self.losers.iter().any(is_one)
     }
 
     /// Whether a thread can become the one now, as far as is known.
@@ -264,9 +275,12 @@ impl BiasedLock {
     #[cold]
     fn end_turn(&self) {
         // Relaxed, throughout: under the lock. See `enter` for who reads the turn without it.
-        self.one.store(NOBODY, Ordering::Relaxed);
-        self.turn
-            .store(self.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let turn = self.turn.load(Ordering::Relaxed);
+        let one = self.one.swap(NOBODY, Ordering::Relaxed);
+        if let Some(loser) = self.losers.get(turn) {
+            loser.store(one, Ordering::Relaxed);
+        }
+        self.turn.store(turn + 1, Ordering::Relaxed);
         self.times.store(0, Ordering::Relaxed);
         self.missed.store(0, Ordering::Relaxed);
     }
@@ -426,6 +440,11 @@ mod tests {
         drop(lock.lock(B));
         drop(lock.lock_often(A));
         assert!(lock.enter(A).is_none() && !lock.is_mine(A), "its turn has ended");
+        assert!(!lock.is_back());
+        for (me, is_back) in [(B, false), (A, true), (B, true)] {
+            (0..IN_A_ROW << 4).for_each(|_| drop(lock.lock_often(me)));
+            assert_eq!((lock.is_mine(me), lock.is_back()), (true, is_back));
+        }
     }
 
     #[test]
