@@ -92,7 +92,8 @@ unsafe impl Source for System {
         page_size()
     }
 
-    /// Three quarters of `RLIMIT_AS` (`RLIMIT_DATA` on OpenBSD): the rest is for code, stacks and libraries.
+    /// Three quarters of what `RLIMIT_AS` (`RLIMIT_DATA` on OpenBSD) leaves besides all reservations that this crate has
+    /// made: the rest is for code, stacks and libraries.
     fn budget(&self) -> usize {
         let _errno = KeepErrno::new();
         let mut limit = libc::rlimit {
@@ -104,7 +105,10 @@ unsafe impl Source for System {
         if answer != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
             return usize::MAX;
         }
-        usize::try_from(limit.rlim_cur).map_or(usize::MAX, |bytes| bytes / 4 * 3)
+        // Relaxed: a number by itself.
+        let reserved = RESERVED.load(Ordering::Relaxed);
+        let left = |bytes: usize| bytes.saturating_sub(reserved) / 4 * 3;
+        usize::try_from(limit.rlim_cur).map_or(usize::MAX, left)
     }
 
     /// If 2 MiB more are negligible, pages begin on a huge-page border where possible: then what the scavenger takes
@@ -115,21 +119,12 @@ unsafe impl Source for System {
         if bytes == 0 || bytes & (page - 1) != 0 || !align.is_power_of_two() {
             return None;
         }
-        if purpose == Purpose::Pages
-            && bytes >= NEGLIGIBLE * HUGE_PAGE
-            && align < HUGE_PAGE
-            && let Some(found) = self.reserve(purpose, bytes, HUGE_PAGE)
-        {
-            return Some(found);
-        }
-        let exact = map(bytes)?;
-        if exact.addr().get() & (align - 1) == 0 {
-            return Some(Reservation { base: exact, bytes });
-        }
-        // The kernel aligns to pages, so `align` is more than a page here. If unmapping fails, only addresses are lost.
-        // SAFETY: mapped just above, and nobody else knows of it.
-        unsafe { unmap(exact, bytes) };
-        reserve_with_surplus(bytes, align, align.checked_sub(page)?)
+        let huge = purpose == Purpose::Pages && bytes >= NEGLIGIBLE * HUGE_PAGE && align < HUGE_PAGE;
+        let found = if huge { find(bytes, HUGE_PAGE, page) } else { None };
+        let found = found.or_else(|| find(bytes, align, page))?;
+        // Relaxed: a number by itself.
+        RESERVED.fetch_add(found.bytes, Ordering::Relaxed);
+        Some(found)
     }
 
     unsafe fn prepare(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
@@ -247,12 +242,16 @@ unsafe impl Source for System {
     /// If the kernel refuses (map count), the addresses stay taken until the process ends, without notice.
     unsafe fn unreserve(&self, _purpose: Purpose, reservation: Reservation) {
         let _errno = KeepErrno::new();
+        // Relaxed: a number by itself.
+        RESERVED.fetch_sub(reservation.bytes, Ordering::Relaxed);
         // SAFETY: the caller gives up a whole reservation, which is a part of a mapping of ours.
         unsafe { unmap(reservation.base, reservation.bytes) };
     }
 
     unsafe fn trim(&self, _purpose: Purpose, start: NonNull<u8>, bytes: usize) {
         let _errno = KeepErrno::new();
+        // Relaxed: a number by itself.
+        RESERVED.fetch_sub(bytes, Ordering::Relaxed);
         // SAFETY: the caller gives up a part of a mapping of ours.
         unsafe { unmap(start, bytes) };
     }
@@ -269,6 +268,21 @@ unsafe impl Source for System {
 
 // SAFETY: anonymous mappings are memory.
 unsafe impl Memory for System {}
+
+/// Bytes of all reservations: what counts against the limit of the address space already.
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+
+/// Maps addresses, aligned.
+fn find(bytes: usize, align: usize, page: usize) -> Option<Reservation> {
+    let exact = map(bytes)?;
+    if exact.addr().get() & (align - 1) == 0 {
+        return Some(Reservation { base: exact, bytes });
+    }
+    // The kernel aligns to pages, so `align` is more than a page here. If unmapping fails, only addresses are lost.
+    // SAFETY: mapped just above, and nobody else knows of it.
+    unsafe { unmap(exact, bytes) };
+    reserve_with_surplus(bytes, align, align.checked_sub(page)?)
+}
 
 /// Reserves `surplus` bytes more than requested and cuts out an aligned part.
 fn reserve_with_surplus(bytes: usize, align: usize, surplus: usize) -> Option<Reservation> {

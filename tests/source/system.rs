@@ -209,7 +209,10 @@ fn the_address_space_limit_is_the_budget() {
     let pages = System
         .reserve(Purpose::Pages, 256 << 20, 4 << 20)
         .expect("half the limit");
+    // What a first heap has reserved, a second one does not count on.
+    assert_eq!(System.budget(), (512 << 20) / 4 * 3 - pages.bytes / 4 * 3);
     give_back(pages);
+    assert_eq!(System.budget(), 384 << 20);
     // Aligning needs a surplus beyond the limit, so these fail; nothing must be left behind.
     for _ in 0..100 {
         let _ = System.reserve(Purpose::Pages, 64 << 20, 1 << 30).map(give_back);
