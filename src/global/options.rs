@@ -49,8 +49,8 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     /// [`has_background_thread`](Self::has_background_thread) says whether it is there. The variable
     /// `PAGEHEAP_BACKGROUND=0` switches it off; `1` does not switch it on.
     ///
-    /// The thread has the scheduling policy, the priority and the processors of the one that starts it. So a program with
-    /// real-time or pinned threads better has none, and calls `tick` from a thread of its choice.
+    /// The thread has the scheduling policy, the priority and the processors of the one that starts it. So a program
+    /// with real-time or pinned threads better has none, and calls `tick` from a thread of its choice.
     ///
     /// The methods of a source other than [`System`](crate::source::System) run on that thread too; its stack is then
     /// 256 KiB.

@@ -92,8 +92,8 @@ unsafe impl Source for System {
         page_size()
     }
 
-    /// Three quarters of what `RLIMIT_AS` (`RLIMIT_DATA` on OpenBSD) leaves besides all reservations that this crate has
-    /// made: the rest is for code, stacks and libraries.
+    /// Three quarters of what `RLIMIT_AS` (`RLIMIT_DATA` on OpenBSD) leaves besides all reservations that this crate
+    /// has made: the rest is for code, stacks and libraries.
     fn budget(&self) -> usize {
         let _errno = KeepErrno::new();
         let mut limit = libc::rlimit {
