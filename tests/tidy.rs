@@ -76,6 +76,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/instance/mod.rs",
     "src/metadata.rs",
     "src/object/annex.rs",
+    "src/object/annexed.rs",
     "src/object/central.rs",
     "src/object/close.rs",
     "src/object/commons.rs",

@@ -107,8 +107,9 @@ mod api2;
 /// take a 32nd of its limit at the most, for ever: in a heap of less than 256 KiB they go on sharing. The first call of
 /// another thread to a set that one had to itself takes some microseconds more. Threads that meet in this way again and
 /// again get sets of their own, too, if there is room beside the tables; elsewhere the lock stays after the twelfth
-/// time. [`tick`](Self::tick), [`release`](Self::release), [`scavenge`](Self::scavenge), a refusal and a fork wait for
-/// a thread that has a set to itself, and leave it to that thread. To make and drop a heap takes ~15 system calls.
+/// time. [`tick`](Self::tick), [`release`](Self::release), [`scavenge`](Self::scavenge), a refusal, a fork, and now and
+/// then an allocation above the soft limit wait for a thread that has a set to itself, and leave it to that thread. To
+/// make and drop a heap takes ~15 system calls.
 ///
 /// A refusal takes some 30 µs, since everything that is kept somewhere is emptied first; 0.4 ms if eight threads at
 /// work have sets to themselves. So a cache that makes room when it is refused should free several blocks at a time:

@@ -10,7 +10,7 @@
 //! [`Region`](crate::source::Region) that is all one heap's, leaves but the pages: there it is a run of them.
 //!
 //! Worked: a heap of 1 GiB that four threads use has an annex for 15 structures, 50 KiB, three of which are used, and
-//! so have memory behind them: 12 KiB. A heap that is limited to 1 MiB gets one of a 32nd of that, for 9.
+//! so have memory behind them: 12 KiB. One that is limited to 1 MiB uses a 32nd of that, for 9 of them.
 //!
 //! Cost: two calls of the source, once.
 
@@ -32,7 +32,10 @@ const SEATS: usize = 256;
 /// How many of them a thread may have: its own, and those beside it. A power of two.
 const CHOICE: usize = 4;
 
-const _: () = assert!(SEATS == 1 << 8 && CHOICE.is_power_of_two());
+/// The bits of an entry that hold a structure's number. The others tell threads with the same choice of seats apart.
+const NUMBER_BITS: u32 = 6;
+
+const _: () = assert!(SEATS == 1 << 8 && CHOICE == 4 && OTHERS < 1 << NUMBER_BITS);
 
 /// An annex takes at most this part of the heap's limit: a 32nd.
 const PART: usize = 32;
@@ -91,6 +94,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// How many structures there is room for.
+    pub(super) fn room(&self) -> usize {
+        self.room
+    }
+
     /// The structure of this number, from 1, if it has been made.
     #[inline(always)]
     pub(super) fn other(&self, number: usize) -> Option<&Common> {
@@ -119,8 +127,8 @@ impl Plan {
         let (seat, tag) = seat_of(me);
         // Relaxed: any answer will do.
         let entries = (0..CHOICE).map(|step| self.seats[seat ^ step].load(Ordering::Relaxed));
-        let own = entries.into_iter().find(|entry| entry >> 8 == tag);
-        own.map_or(0, |entry| usize::from(entry & 0xff))
+        let own = entries.into_iter().find(|&entry| is_of(entry, tag));
+        own.map_or(0, |entry| usize::from(entry & ((1 << NUMBER_BITS) - 1)))
     }
 
     /// The thread `me` goes to the structure of this number.
@@ -129,21 +137,30 @@ impl Plan {
         // Relaxed, throughout: any answer will do. One that is not made yet is made by whoever comes.
         let entry = |step: &usize| self.seats[seat ^ step].load(Ordering::Relaxed);
         let mut steps = 0..CHOICE;
-        let own = steps.clone().find(|step| entry(step) >> 8 == tag && entry(step) != 0);
+        let own = steps.clone().find(|step| is_of(entry(step), tag));
         let step = own.or_else(|| steps.find(|step| entry(step) == 0)).unwrap_or_else(|| {
             // By turns: of threads that are more than their seats, or none of which has ended, none stays without.
             usize::from(self.turn.fetch_add(1, Ordering::Relaxed)) % CHOICE
         });
-        self.seats[seat ^ step].store(tag << 8 | number as u16, Ordering::Relaxed);
+        self.seats[seat ^ step].store(tag << NUMBER_BITS | number as u16, Ordering::Relaxed);
     }
 }
 
 /// The seat and the tag of the thread `me`: the upper bits of a product with an odd number, in which those of an
-/// address are mixed.
+/// address are mixed. The tag has the two bits of the seat by which those of a choice differ.
 #[inline(always)]
 pub(super) fn seat_of(me: usize) -> (usize, u16) {
     let mixed = (me as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
-    (mixed as usize >> 8, mixed as u16 & 0xff)
+    (
+        mixed as usize >> 8,
+        mixed as u16 & ((1 << (u16::BITS - NUMBER_BITS)) - 1),
+    )
+}
+
+/// Whether this is the entry of a thread with that tag. (An empty one is none.)
+#[inline(always)]
+fn is_of(entry: u16, tag: u16) -> bool {
+    entry != 0 && entry >> NUMBER_BITS == tag
 }
 
 /// A heap's annex, if it has one.
@@ -175,27 +192,43 @@ impl Annex {
         HEAD + room * size_of::<Common>()
     }
 
-    /// For how many structures, `most` or less, a heap of this limit has or may have an annex.
-    pub(super) fn room(&self, limit: PageCount, most: usize) -> usize {
-        let bytes = || (limit.0 / PART) << SizeClass::PAGE_SHIFT;
-        let room = || bytes().saturating_sub(HEAD) / size_of::<Common>();
-        self.plan().map_or_else(|| room().min(most), |plan| plan.room)
+    /// For how many structures there is room in the part of so many pages that is for them.
+    pub(super) fn room(pages: PageCount) -> usize {
+        Self::part(pages).saturating_sub(HEAD) / size_of::<Common>()
     }
 
-    /// Makes an annex for `room` structures: of the source's, or else of what `pages` returns, pages of the heap. Only
-    /// under the lock, and if there is none.
-    pub(super) fn make<S: Source>(
-        &self,
-        source: &S,
-        room: usize,
-        pages: impl FnOnce(PageCount) -> Option<(PageRun, NonNull<u8>)>,
-    ) -> Option<&Plan> {
-        let room = room.min(OTHERS);
-        let bytes = Self::bytes(room);
-        let (place, start) = reserve(source, bytes).or_else(|| {
-            let (run, start) = pages(PageCount::holding(bytes, SizeClass::PAGE_SHIFT))?;
-            Some((Place::Pages(run), start))
-        })?;
+    fn part(pages: PageCount) -> usize {
+        (pages.0 / PART) << SizeClass::PAGE_SHIFT
+    }
+
+    /// Makes one for `room` structures beside the heap's tables, if the source has room there, and granules that do not
+    /// make it longer than its part of so many pages. Only under the lock, and if there is none.
+    pub(super) fn make_apart<S: Source>(&self, source: &S, room: usize, of: PageCount) -> Option<&Plan> {
+        let granule = source.granule();
+        let bytes = Self::bytes(room).checked_next_multiple_of(granule)?;
+        let bytes = Some(bytes).filter(|&bytes| bytes <= Self::part(of))?;
+        let reservation = Reservation::of(source, Purpose::Metadata, bytes, granule.max(align_of::<Common>()))?;
+        // SAFETY: granules just reserved, for metadata.
+        if unsafe { source.prepare(Purpose::Metadata, reservation.base, bytes) }.is_err() {
+            // SAFETY: just reserved, and nothing refers to it.
+            unsafe { source.unreserve(Purpose::Metadata, reservation) };
+            return None;
+        }
+        self.begin(room, reservation.base, Place::Apart(reservation))
+    }
+
+    /// Makes one of a run of the heap's pages, which begins there, for as many structures as fit. Only under the lock,
+    /// and if there is none.
+    pub(super) fn make_of(&self, (run, start): (PageRun, NonNull<u8>)) -> Option<&Plan> {
+        let bytes = run.pages().0 << SizeClass::PAGE_SHIFT;
+        self.begin(
+            bytes.saturating_sub(HEAD) / size_of::<Common>(),
+            start,
+            Place::Pages(run),
+        )
+    }
+
+    fn begin(&self, room: usize, start: NonNull<u8>, place: Place) -> Option<&Plan> {
         let plan = start.cast::<Plan>();
         // SAFETY: memory of that length, on a page or a granule, and so aligned; ours as long as the heap lives.
         let plan = unsafe {
@@ -203,7 +236,7 @@ impl Annex {
                 others: [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS],
                 seats: [const { AtomicU16::new(0) }; SEATS],
                 turn: AtomicU16::new(0),
-                room,
+                room: room.min(OTHERS),
                 place,
             });
             plan.as_ptr()
@@ -241,18 +274,4 @@ impl Annex {
             }
         }
     }
-}
-
-/// Reserves and prepares so many bytes beside the heap's tables.
-fn reserve<S: Source>(source: &S, bytes: usize) -> Option<(Place, NonNull<u8>)> {
-    let granule = source.granule();
-    let bytes = bytes.checked_next_multiple_of(granule)?;
-    let reservation = Reservation::of(source, Purpose::Metadata, bytes, granule.max(align_of::<Common>()))?;
-    // SAFETY: granules just reserved, for metadata.
-    if unsafe { source.prepare(Purpose::Metadata, reservation.base, bytes) }.is_err() {
-        // SAFETY: just reserved, and nothing refers to it.
-        unsafe { source.unreserve(Purpose::Metadata, reservation) };
-        return None;
-    }
-    Some((Place::Apart(reservation), reservation.base))
 }

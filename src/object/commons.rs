@@ -36,10 +36,11 @@ use core::ptr::{self, NonNull};
 
 use crate::heap::Processors;
 use crate::source::Source;
-use crate::sync::{AtomicPtr, AtomicU32, AtomicUsize, BiasedLock, Held, Lock, Ordering, UNKNOWN, is_forking, thread};
+use crate::sync::{AtomicPtr, AtomicU32, BiasedLock, Held, Lock, Ordering, UNKNOWN, is_forking, thread};
 use crate::units::{PageCount, PageRun};
 
 use super::annex::{Annex, Common, OTHERS, Plan, seat_of};
+use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
 /// How many there are for threads at the most, without the first. (For processors, [`OTHERS`].)
@@ -67,8 +68,8 @@ pub struct Commons {
     pub(super) making: Lock,
     /// How often threads have met at the first one.
     met: AtomicU32,
-    /// How many have been made, but for the first. Written under `making`.
-    made: AtomicUsize,
+    /// 1 if they are to be emptied by whoever ends a call next.
+    calls: AtomicU32,
     /// How often nobody tries to make one.
     rest: AtomicU32,
     /// 1 while one thread holds the locks of all. Written under all of them.
@@ -90,7 +91,7 @@ impl Commons {
             processors: processors.filter(|processors| processors.count > 1),
             making: Lock::new(),
             met: AtomicU32::new(0),
-            made: AtomicUsize::new(0),
+            calls: AtomicU32::new(0),
             rest: AtomicU32::new(0),
             is_whole: AtomicU32::new(0),
         }
@@ -132,12 +133,31 @@ impl Commons {
         self.plan()?.other(number)
     }
 
-    /// How many shelves there are in them, for a heap that shares among shelves what these may hold; 0 if there is only
-    /// the first, which threads that have one of their own seldom use.
+    /// How many of them have something on their shelves, if there are several.
     pub(super) fn shelves(&self) -> usize {
-        // Relaxed: a number by itself.
-        let made = self.made.load(Ordering::Relaxed);
-        made + usize::from(made > 0)
+        let others = |number| self.other(number).map(|common| &common.thread);
+        let all = || core::iter::once(&self.first().thread).chain((1..=OTHERS).filter_map(others));
+        let in_use = || all().filter(|thread| thread.shelf().pages() > PageCount::ZERO).count();
+        if self.is_spread() { in_use() } else { 0 }
+    }
+
+    /// Whoever ends a call next is to empty them: the heap is over its soft limit.
+    pub(super) fn call_round(&self) {
+        // Relaxed, here and below: whether it is this time or the next does not matter.
+        self.calls.store(u32::from(self.is_spread()), Ordering::Relaxed);
+    }
+
+    /// Whether that was said, and nobody has heeded it yet.
+    #[inline]
+    pub(super) fn is_called(&self) -> bool {
+        // Relaxed: as in `call_round`.
+        self.calls.load(Ordering::Relaxed) != 0
+    }
+
+    /// The same; the caller heeds it.
+    pub(super) fn heeds_call(&self) -> bool {
+        // Relaxed: as in `call_round`.
+        self.is_called() && self.calls.swap(0, Ordering::Relaxed) != 0
     }
 
     /// Bytes of all but the first beside the heap's tables, and pages of the heap's.
@@ -288,13 +308,10 @@ impl<S: Source + 'static> Objects<S> {
         // What is owed for its pages is paid later: others may wait for this lock.
         self.heap.assist_at_once(false);
         let making = self.commons.making.lock();
-        let make = || {
-            let common = self.make_plan()?.make_other(number)?;
-            // Relaxed: a number by itself.
-            self.commons.made.fetch_add(1, Ordering::Relaxed);
-            Some(common)
-        };
-        let common = self.commons.other(number).or_else(make);
+        let common = self
+            .commons
+            .other(number)
+            .or_else(|| self.make_plan()?.make_other(number));
         drop(making);
         if common.is_none() {
             self.commons.rest.store(REST, Ordering::Relaxed);
@@ -304,16 +321,27 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The plan, made if there is none. With the lock under which structures are made.
     pub(super) fn make_plan(&self) -> Option<&Plan> {
-        let annex = &self.commons.annex;
+        let (annex, room) = (&self.commons.annex, self.room_for_others());
         let make = || {
-            let room = self.room_for_others();
-            let pages = |pages| {
-                let run = self.pages_to_spare(None, pages)?.run;
-                Some((run, self.heap.address(run.start())))
-            };
-            (room > 0).then(|| annex.make(self.heap.source(), room, pages))?
+            if room == 0 {
+                return None;
+            }
+            // As many as there may be when the limit is raised. That takes addresses; pages are taken as the limit is.
+            let (capacity, most) = (self.heap.capacity(), self.most_others());
+            let apart = annex.make_apart(self.heap.source(), Annex::room(capacity).min(most), capacity);
+            apart.or_else(|| annex.make_of(self.pages_for_others(room)?))
         };
         annex.plan().or_else(make)
+    }
+
+    /// A run of pages for so many structures, or for as many as there is a run for; and where it begins.
+    fn pages_for_others(&self, room: usize) -> Option<(PageRun, NonNull<u8>)> {
+        let mut rooms = core::iter::successors(Some(room), |room| (room > &1).then_some(room / 2));
+        let run = rooms.find_map(|room| {
+            let pages = PageCount::holding(Annex::bytes(room), SizeClass::PAGE_SHIFT);
+            Some(self.pages_to_spare(None, pages)?.run)
+        })?;
+        Some((run, self.heap.address(run.start())))
     }
 
     /// In a heap that was just opened: it knows its processors from the beginning.
@@ -332,11 +360,16 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// How many structures the heap is large enough for, besides the first.
-    fn room_for_others(&self) -> usize {
+    /// How many structures there may be in a heap that is large enough, besides the first.
+    fn most_others(&self) -> usize {
         let processors = self.commons.processors;
-        let most = processors.map_or(OTHERS_BY_SEAT, |processors| processors.count - 1);
-        self.commons.annex.room(self.heap.limit(), most.min(OTHERS))
+        processors.map_or(OTHERS_BY_SEAT, |processors| (processors.count - 1).min(OTHERS))
+    }
+
+    /// How many structures this heap is large enough for, besides the first; or has room for, once it has a plan.
+    fn room_for_others(&self) -> usize {
+        let room = Annex::room(self.heap.limit()).min(self.most_others());
+        self.commons.plan().map_or(room, |plan| plan.room().min(room))
     }
 
     /// All shared structures, in the order of their numbers.

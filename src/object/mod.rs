@@ -87,6 +87,8 @@ mod preempted;
 mod ended;
 #[cfg(test)]
 mod meeting;
+#[cfg(test)]
+mod annexed;
 
 pub use check::ObjectFault;
 pub use fork::{Forks, Kin};

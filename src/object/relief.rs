@@ -22,7 +22,8 @@
 //! What is emptied must be refilled, at a cost to all threads. So there is one round for each further 64th of the
 //! limit that the heap is over it, or each MiB if that is more. The first thread to notice makes it, for 64 structures
 //! at a time: 2 system calls, and 7 µs for each full structure, besides the page faults of a MiB. A thread that cannot
-//! get the rounds lock does without.
+//! get the rounds lock does without. When its call ends, with nothing held, the structures that threads share are
+//! emptied too: that takes a fence for each that another thread is alone with, and waits for that thread.
 
 #![forbid(unsafe_code)]
 
@@ -155,11 +156,11 @@ impl<S: Source + 'static> Objects<S> {
                 rounds.go_on(PART, |part| freed += self.seize_part(part).pages);
             }
         }
-        // After the rounds lock is released: a fork takes it after these locks, and after the right to seize caches.
+        // Later, with nothing held: a thread that is alone with one of them is waited for.
         if is_short {
-            let own = (!thread.has_user()).then_some(thread);
-            self.try_commons(own, |shared| freed += self.flush(shared));
+            self.commons.call_round();
         }
+        // After the rounds lock is released: a fork takes it after the right to seize caches.
         if asks_others {
             self.empty_stores(None);
             self.heap.seize_caches();

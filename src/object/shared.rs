@@ -215,13 +215,22 @@ impl<S: Source + 'static> Objects<S> {
         self.settle_debt(self.heap.take_debt());
     }
 
-    /// Pays the caller's debt, with nothing held.
+    /// Pays the caller's debt, with nothing held; and empties what threads share, if that was called for.
     #[inline]
     pub(super) fn settle_debt(&self, debt: usize) {
-        if debt > 0 {
-            self.heap.settle(debt);
-            self.punch_over();
+        if debt > 0 || self.commons.is_called() {
+            self.pay(debt);
         }
+    }
+
+    #[cold]
+    fn pay(&self, debt: usize) {
+        let mut freed = 0;
+        if self.commons.heeds_call() {
+            self.try_commons(None, |shared| freed += self.flush(shared));
+        }
+        self.heap.settle(debt + freed);
+        self.punch_over();
     }
 
     /// Like [`free`](Self::free), with the shared structure. Aborts if no block of the layout's class begins there.

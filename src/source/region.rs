@@ -45,7 +45,9 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 ///
 /// **Several heaps** may share it, by reference. Each end has room for 255 reservations at a time. A
 /// [`PageHeap`](crate::PageHeap) takes one at the bottom and one at the top, a [`Heap`](crate::Heap) a second one at
-/// the top, and a third one there once several threads use it at the same time, if there is room. A reservation that is
+/// the top, and a third one there once several threads use it at the same time, if there is room. (So does a
+/// `GlobalHeap`. If another heap was made in between, whose tables lie around that third one, they become available
+/// with the first heap.) A reservation that is
 /// given back becomes available at once if it was the last one taken at its end, otherwise when that end is empty. So
 /// drop heaps in the reverse order of their creation.
 ///
