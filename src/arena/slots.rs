@@ -430,13 +430,13 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     /// Takes a slab of up to `room` slots: as many as possible, and at least `least`, unless the limit leaves fewer.
     fn take_slab(&self, start: u32, room: u32, mut least: u32) -> Option<Slab> {
-        // How many slots, and how many bytes for them at the least.
         let (mut count, mut padded) = (room, 0);
         if let Some((_, layout)) = self.shape(room) {
-            // Less, rather than use a small part of its last huge page.
-            let whole = self.account.whole(layout.size());
-            if whole < layout.size() {
-                (count, padded) = (self.fitting(whole).max(least), whole);
+            // Fewer, but in whole huge pages, if the last one would have fewer slots for each byte.
+            let (size, whole) = (layout.size(), self.account.whole(layout.size()));
+            let (fits, longer) = (self.fitting(whole), whole.saturating_add(self.account.unit(size)));
+            if whole < size && u128::from(fits) * longer as u128 > u128::from(room) * whole as u128 {
+                (count, padded) = (fits.max(least), whole);
             }
         }
         while count >= least {

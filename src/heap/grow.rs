@@ -29,8 +29,11 @@ const ROUNDS: u32 = 1 << 20;
 /// or, in the child, do not exist; and all others wait meanwhile.
 const ROUNDS_FORKING: u32 = 1 << 4;
 
-/// How often it yields at last until nobody has pages in hand, after others have come and gone; and for a shard that a
-/// thread is using.
+/// How often it yields for a shard that a thread is using, in all: long enough for that thread to leave, unless it has
+/// no processor.
+const ROUNDS_FOR_SHARDS: u32 = 1 << 8;
+
+/// How often it yields at last until nobody has pages in hand, after others have come and gone.
 const ROUNDS_TO_CALM: u32 = 1 << 12;
 
 /// How often an allocation that is about to be refused tries once more because one of those threads has entered or
@@ -142,27 +145,33 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// is waited for.
     #[cold]
     pub(crate) fn at_last<R>(&self, waits: &mut u32, attempt: impl Fn() -> Option<R>) -> Option<R> {
-        let mut is_shard_busy = self.flush_free_shards();
+        self.flush_free_shards();
         // Relaxed: a request, heeded when its readers next pass by.
         self.flush_calls.fetch_add(1, Ordering::Relaxed);
         let most = if is_forking() { ROUNDS_FORKING } else { ROUNDS };
         let look = || [self.movers.look(), self.scavengers.look()];
         let is_awaited = |[(_, moving), (_, releasing)]: [(Calm, u32); 2]| moving > 0 || releasing > 0 && self.patient;
+        let mut rounds_for_shards = 0;
         for _ in 0..TRIES {
             let seen = look();
             let got = attempt();
             if got.is_some() {
                 return got;
             }
+            // The attempt may have missed what was on its way into a shard, or came there after they were flushed.
+            let mut is_shard_busy = self.flush_free_shards();
             // What they hold may be what is missing: nothing changes until one of them enters or leaves.
             while look() == seen {
-                is_shard_busy &= *waits < most.min(ROUNDS_TO_CALM);
+                is_shard_busy &= rounds_for_shards < ROUNDS_FOR_SHARDS.min(most);
                 if !(is_awaited(seen) || is_shard_busy) || *waits >= most {
                     return None;
                 }
                 *waits += 1;
                 relax(*waits);
-                is_shard_busy = is_shard_busy && self.flush_free_shards();
+                if is_shard_busy {
+                    rounds_for_shards += 1;
+                    is_shard_busy = self.flush_free_shards();
+                }
             }
         }
         // Each time somebody has come or gone. Who stayed meanwhile, unnoticed among them, has left when nobody is
@@ -202,20 +211,33 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.grow_ahead(ahead.min(limit), end)
     }
 
-    /// Grows to at least `end` pages.
+    /// Grows to at least `end` pages, for a run that begins at `start`: not if a page of that is in use.
     #[cold]
-    pub(super) fn grow_to(&self, end: usize) -> Option<()> {
-        let _guard = self.lock.lock();
-        // Read once: it may change meanwhile.
+    pub(super) fn grow_to(&self, start: PageIndex, end: usize) -> Option<()> {
+        // Read once: it may change meanwhile. Before the lock is taken, as in `grow_for`.
         let limit = self.limit().0;
+        if end > limit {
+            return None;
+        }
+        let _guard = self.lock.lock();
         if self.set.grown() >= end {
             return Some(());
         }
-        if end > limit {
+        if !self.is_free_from(start) {
             return None;
         }
         let whole = end.checked_next_multiple_of(G::CHUNK_PAGES).unwrap_or(end);
         self.grow_ahead(whole.min(limit), end)
+    }
+
+    /// For pages that were not all free: takes them once more if the heap has just been growing, as it says how far it
+    /// has grown before all of these pages are free.
+    #[cold]
+    pub(super) fn hold_after_growth(&self, start: usize, pages: usize) -> bool {
+        self.lock.is_held() && {
+            drop(self.lock.lock());
+            self.set.hold(start, pages).is_ok()
+        }
     }
 
     /// Under the lock: grows to `ahead` or, if the source refuses that, to `end`.
@@ -233,8 +255,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.set.grown().saturating_add(pages.0) > self.limit().0 || self.stuck.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether every page from `page` to the end of the grown part is free at this moment.
-    pub(super) fn is_free_from(&self, page: PageIndex) -> bool {
+    /// Whether every page from `page` to the end of the grown part is free at this moment. Under the lock.
+    fn is_free_from(&self, page: PageIndex) -> bool {
         let behind = self.set.grown().saturating_sub(page.0);
         self.set.free_at_end(behind) >= behind
     }
@@ -293,24 +315,60 @@ mod tests {
         let heap = PageHeap::new(Simulated::new(4096), config).unwrap();
         let first = heap.allocate_on(1, PageCount(1)).unwrap();
         assert_eq!(heap.stats().cached, PageCount(63));
-        let (is_inside, before) = (Barrier::new(2), heap.flush_calls());
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let using = heap.slots.get(1).try_enter().unwrap();
+        // Not for long: so on a busy machine it may have waited in vain.
+        let found = (0..100).find_map(|_| {
+            let (is_inside, before) = (Barrier::new(2), heap.flush_calls());
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let using = heap.slots.get(1).try_enter().unwrap();
+                    is_inside.wait();
+                    while heap.flush_calls() == before {
+                        std::thread::yield_now();
+                    }
+                    drop(using);
+                });
                 is_inside.wait();
-                while heap.flush_calls() == before {
-                    std::thread::yield_now();
-                }
-                drop(using);
-            });
-            is_inside.wait();
-            assert_eq!(
-                heap.allocate(PageCount(63)).map(|run| run.start().0),
-                Some(first.start().0 + 1)
-            );
+                heap.allocate(PageCount(63))
+            })
         });
-        // Not for ever.
+        assert_eq!(found.map(|run| run.start().0), Some(first.start().0 + 1));
+        // Nor for ever.
         let _using = heap.slots.get(0).try_enter().unwrap();
         assert!(heap.allocate(PageCount(1)).is_none());
+    }
+
+    /// Nor what comes there after shards were flushed, and before the attempt.
+    #[test]
+    fn pages_that_come_into_a_shard_meanwhile_are_found() {
+        let config = Config::new(1 << 19).caches(0).shards(2);
+        let heap = PageHeap::new(Simulated::new(4096), config).unwrap();
+        let all = heap.allocate(PageCount(64)).unwrap();
+        // SAFETY: freed once.
+        unsafe { heap.free(all) };
+        let has_come = core::cell::Cell::new(false);
+        let found = heap.at_last(&mut 0, || {
+            if !has_come.replace(true) {
+                // Another thread, just now.
+                heap.allocate_on(1, PageCount(1)).unwrap();
+            }
+            heap.find_or_grow(&Request::of(63), u32::MAX)
+        });
+        assert!(found.is_some());
+    }
+
+    /// As what was interrupted may hold it.
+    #[test]
+    fn a_heap_that_has_grown_to_its_limit_needs_no_lock() {
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 19)).unwrap();
+        let all = heap.allocate(heap.limit()).unwrap();
+        let _held = heap.lock.lock();
+        // In a thread of its own: where it waits, it waits for ever.
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| {
+                let longer = heap.grow_in_place(all, PageCount(65));
+                longer.is_none() && heap.allocate(PageCount(1)).is_none()
+            });
+            assert!(asks.join().unwrap());
+        });
     }
 }

@@ -95,8 +95,8 @@ use stats::Counters;
 /// * [`free`](Self::free), [`free_on`](Self::free_on) and [`shrink`](Self::shrink) may be called;
 /// * [`allocate`](Self::allocate), [`allocate_on`](Self::allocate_on), [`allocate_at`](Self::allocate_at) and their kin
 ///   once the heap has grown to its limit, since it grows under a lock, and if it has no soft limit;
-/// * a [`Cache`] may be used that nothing but this handler uses;
-/// * [`cache`](Self::cache), dropping a `Cache`, [`tick`](Self::tick) and [`scavenge`](Self::scavenge) may not.
+/// * nothing else: a [`Cache`] may be seized just now, and [`cache`](Self::cache), [`tick`](Self::tick) and
+///   [`scavenge`](Self::scavenge) take locks.
 ///
 /// To let a heap grow at boot: `allocate_at` of its last page, and free that. Before a refusal there is a wait for
 /// threads that have pages in hand: where these cannot run meanwhile, as in a handler, of up to a second.
@@ -312,15 +312,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     #[must_use]
     pub fn allocate_at(&self, run: PageRun) -> Option<Allocation> {
         let (start, pages, end) = (run.start().0, run.pages().0, run.end().0);
-        // It does not grow for a run that has a page in use.
-        if self.set.grown() < end && !self.is_free_from(run.start()) {
-            return None;
-        }
         while self.set.grown() < end {
-            self.grow_to(end)?;
+            self.grow_to(run.start(), end)?;
         }
-        self.set.hold(start, pages).ok()?;
-        self.ready(start, pages)
+        let held = self.set.hold(start, pages).is_ok() || self.hold_after_growth(start, pages);
+        held.then(|| self.ready(start, pages))?
     }
 
     /// Extends `run`, which belongs to the caller, in place. Returns the longer run and the part that was added, or

@@ -8,8 +8,9 @@
 //! **Racks** carry slots, and are slots themselves (`rack.rs`): they are taken out of spans one by one, and go home
 //! again when there are too many blank ones. No class lock is held and no magazine is used meanwhile, so this does not
 //! recurse. The rack that a magazine has loaded is the thread's own (`plot.rs`), and stays with it. When there is no
-//! memory for a rack, slots move out of spans and home one by one. There, and where stores and magazines are emptied
-//! for the soft limit (`relief.rs`), a call may wait for the holder of a class lock.
+//! memory for a rack, slots move out of spans and home one by one. There, where stores and magazines are emptied for
+//! the soft limit (`relief.rs`), and where a store has far too much (`central.rs`), a call may wait for the holder of a
+//! class lock.
 
 use core::ptr::NonNull;
 

@@ -50,6 +50,7 @@
 //!
 //! Not here: `mremap`, `MAP_FIXED`.
 
+use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -156,11 +157,11 @@ unsafe impl Source for System {
             return Err(Refused);
         }
         let is_to_be_tried = os::PROMISES_ZERO && effect == UNTRIED;
-        let mut first = 0;
+        let mut first = MaybeUninit::<u8>::zeroed();
         if is_to_be_tried {
             // SAFETY: the caller promises a range that is Ready, and so may be read and written, here and below.
             unsafe {
-                first = start.read_volatile();
+                first = start.cast().read_volatile();
                 start.write_volatile(1);
             }
         }
@@ -173,7 +174,7 @@ unsafe impl Source for System {
                 EFFECT.store(NOTHING, Ordering::Relaxed);
             }
             // SAFETY: as above.
-            unsafe { start.write_volatile(first) };
+            unsafe { start.cast().write_volatile(first) };
             return Err(Refused);
         }
         if !is_accepted {
