@@ -332,15 +332,7 @@ mod checks {
             assert!(stats.reserved <= 4 * count * size, "{stats}");
         }
         // Nor is most of one wasted, if that is all that is left, or lists' nodes come on top of their slots.
-        for (size, pages) in [
-            (64, 16),
-            (4096, 1),
-            (4096, 2),
-            (4096, 4),
-            (64 << 10, 3),
-            (300_000, 5),
-            (1_075_882, 8),
-        ] {
+        for (size, pages) in [(64, 16), (4096, 1), (4096, 2), (4096, 4), (64 << 10, 3), (300_000, 5)] {
             let config = ArenaConfig::new().whole_huge_pages(true).limit(pages * HUGE);
             let arena = F::make(layout(size, 8), config, heap).unwrap();
             let (count, _) = all(&arena);
