@@ -94,7 +94,7 @@ use stats::Counters;
 /// A handler may have interrupted a thread that holds one of the heap's locks, and would wait for it for ever. So there
 /// * [`free`](Self::free), [`free_on`](Self::free_on) and [`shrink`](Self::shrink) may be called;
 /// * [`allocate`](Self::allocate), [`allocate_on`](Self::allocate_on), [`allocate_at`](Self::allocate_at) and their kin
-///   once the heap has grown to its limit, since it grows under a lock, and if it has no soft limit;
+///   once the heap has grown to its limit and the call that did so has returned, if it has no soft limit;
 /// * nothing else: a [`Cache`] may be seized just now, and [`cache`](Self::cache), [`tick`](Self::tick) and
 ///   [`scavenge`](Self::scavenge) take locks.
 ///

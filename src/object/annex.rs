@@ -12,7 +12,7 @@
 //! Worked: a heap of 1 GiB that four threads use has an annex for 15 structures, 50 KiB, three of which are used, and
 //! so have memory behind them: 12 KiB. One that is limited to 1 MiB uses a 32nd of that, for 9 of them.
 //!
-//! Cost: two calls of the source, once.
+//! Cost: two calls of the source, once; and for each call of a heap that has one, up to four looks at a seat.
 
 use core::ptr::{self, NonNull};
 
@@ -37,7 +37,7 @@ const NUMBER_BITS: u32 = 6;
 
 const _: () = assert!(SEATS == 1 << 8 && CHOICE == 4 && OTHERS < 1 << NUMBER_BITS);
 
-/// An annex takes at most this part of the heap's limit: a 32nd.
+/// The structures in use take at most this part of the heap's limit, and an annex of what is reserved: a 32nd.
 const PART: usize = 32;
 
 /// What comes before the structures.
@@ -181,7 +181,7 @@ impl Annex {
     /// Its plan, if it has been made.
     #[inline(always)]
     pub(super) fn plan(&self) -> Option<&Plan> {
-        // Acquire: pairs with the release in `make`; it is complete.
+        // Acquire: pairs with the release in `begin`; it is complete.
         let plan = self.plan.load(Ordering::Acquire);
         // SAFETY: null, or in the annex, which is given up when nobody uses the heap any more.
         unsafe { plan.as_ref() }

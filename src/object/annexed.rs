@@ -67,20 +67,20 @@ fn structures_lie_beside_the_tables_if_the_source_has_room() {
 fn in_a_torn_heap_there_are_as_many_structures_as_fit() {
     let objects = Objects::for_test(16 << 20, 1, false);
     let runs: std::vec::Vec<_> = core::iter::from_fn(|| objects.heap.allocate(PageCount(1))).collect();
-    for run in runs.into_iter().filter(|run| run.start().0 % 8 > 2) {
+    for run in runs.into_iter().filter(|run| run.start().0 % 8 > 5) {
         // SAFETY: once.
         unsafe { objects.heap.free(run) };
     }
     (1..=OTHERS_BY_SEAT).for_each(|number| _ = objects.common_made(number));
     assert!((1..OTHERS_BY_SEAT).contains(&made(objects)), "{}", made(objects));
-    assert!(objects.stats().structure_pages.0 <= 5);
+    assert!(objects.stats().structure_pages.0 <= 2);
 }
 
 /// Of a heap whose source has room, at least. And the limit holds for them, too.
 #[test]
 fn with_a_higher_limit_there_are_more_structures() {
     let objects = with_room();
-    objects.heap.set_limit(PageCount(128));
+    objects.heap.set_limit(PageCount(64));
     let make = || {
         (1..=OTHERS_BY_SEAT).for_each(|number| _ = objects.common_made(number));
         made(objects)
