@@ -86,10 +86,10 @@ mod stack;
 mod node;
 mod controller;
 mod hyaline;
+mod numbers;
 #[allow(clippy::modulo_one, reason = "under a model there is one lane")]
 mod shards;
 mod free_slots;
-mod numbers;
 mod slots;
 mod slot_error;
 mod slot_box;

@@ -1,8 +1,8 @@
-//! Arithmetic with numbers of slots: a range in one word, and a division without one.
+//! Arithmetic with numbers of slots: two in one word, and a division without one.
 //!
 //! ```text
 //!   63           32 31            0
-//!   │     end      │     next     │        the slots `next`, …, `end - 1` are fresh; 0: none
+//!   │    second    │    first     │        fresh slots: where they end, and the next; a shard's: how many, the first
 //! ```
 //!
 //! Worked: slots of 24 = 3 · 2³ bytes. The number of the one at offset 72 is 72 · 0xAAAA…AB, rotated by 3: 3. An offset
@@ -10,16 +10,16 @@
 
 #![forbid(unsafe_code)]
 
-/// A range of numbers, `next` and those up to `end`, in one word.
+/// Two numbers in one word.
 #[inline(always)]
-pub(super) fn pack(next: u32, end: u32) -> u64 {
-    u64::from(end) << 32 | u64::from(next)
+pub(super) fn pack(first: u32, second: u32) -> u64 {
+    u64::from(second) << 32 | u64::from(first)
 }
 
-/// The range that [`pack`] packed: `next`, `end`.
+/// The two that [`pack`] packed.
 #[inline(always)]
-pub(super) fn unpack(range: u64) -> (u32, u32) {
-    (range as u32, (range >> 32) as u32)
+pub(super) fn unpack(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
 }
 
 /// The inverse of an odd number modulo a power of two, by Newton's iteration: each round doubles the number of correct

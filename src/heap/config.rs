@@ -198,7 +198,7 @@ impl Config {
     ///
     /// Any answer of `current` is right: a thread may be moved to another processor at any time, and then waits for a
     /// lock, or keeps others waiting. `current` is called with each call of the heap, must neither unwind nor use the
-    /// heap, and should take a nanosecond. A structure takes 4 KiB, all together a 32nd of the heap's limit at the
+    /// heap, and should take a nanosecond. A structure takes 3.3 KiB, all together a 32nd of the heap's limit at the
     /// most; those for which there is no room share the first. They lie beside the heap's tables, or, if the source has
     /// no more room there, in the heap's first pages.
     ///

@@ -108,6 +108,11 @@ impl Plan {
         unsafe { common.as_ref() }
     }
 
+    /// All that have been made, in the order of their numbers.
+    pub(super) fn others(&self) -> impl Iterator<Item = &Common> {
+        (1..=self.room).filter_map(|number| self.other(number))
+    }
+
     /// Makes the structure of this number, from 1, if there is room for it. Only under the lock, and if it has not been
     /// made.
     pub(super) fn make_other(&self, number: usize) -> Option<&Common> {

@@ -93,7 +93,7 @@ impl Spans {
     /// O(lanes).
     pub(super) fn is_overfull(&self, class: SizeClass) -> bool {
         let most = 2 * STORE_BYTES / batch_bytes(class);
-        self.store.batches(class.index()).count as usize > most || self.store.exceeds(2 * STORES_BYTES)
+        self.store.batches(class.index()).count as usize > most || self.store.bytes() > 2 * STORES_BYTES
     }
 
     /// Whether the slot is in one of the batches stored last in the lane of `hint`. O(their slots).

@@ -133,12 +133,23 @@ impl Commons {
         self.plan()?.other(number)
     }
 
+    /// All, in the order of their numbers; and all but the first.
+    fn all(&self) -> impl Iterator<Item = &Common> {
+        core::iter::once(self.first()).chain(self.others())
+    }
+
+    fn others(&self) -> impl Iterator<Item = &Common> {
+        self.plan().into_iter().flat_map(Plan::others)
+    }
+
     /// How many of them have something on their shelves, if there are several.
     pub(super) fn shelves(&self) -> usize {
-        let others = |number| self.other(number).map(|common| &common.thread);
-        let all = || core::iter::once(&self.first().thread).chain((1..=OTHERS).filter_map(others));
-        let in_use = || all().filter(|thread| thread.shelf().pages() > PageCount::ZERO).count();
-        if self.is_spread() { in_use() } else { 0 }
+        let is_in_use = |common: &&Common| common.thread.shelf().pages() > PageCount::ZERO;
+        if self.is_spread() {
+            self.all().filter(is_in_use).count()
+        } else {
+            0
+        }
     }
 
     /// Whoever ends a call next is to empty them: the heap is over its soft limit.
@@ -374,12 +385,12 @@ impl<S: Source + 'static> Objects<S> {
 
     /// All shared structures, in the order of their numbers.
     pub(super) fn commons(&self) -> impl Iterator<Item = &Common> {
-        core::iter::once(self.first()).chain(self.other_commons())
+        self.commons.all()
     }
 
     /// All but the first.
     pub(super) fn other_commons(&self) -> impl Iterator<Item = &Common> {
-        (1..=OTHERS).filter_map(|number| self.commons.other(number))
+        self.commons.others()
     }
 
     /// Passes each shared structure that nobody uses at the moment to `visit`, under its lock, but not `own`: the

@@ -260,7 +260,7 @@ impl Span {
     /// Reads the word that says where a slot is, so that it is in this processor's cache.
     #[inline(always)]
     pub fn prefetch(&self, row: Option<&Row>, number: u32) {
-        // Relaxed: nothing is concluded from it.
+        // Relaxed: nothing is concluded from it. (A compiler leaves out no atomic load, used or not.)
         _ = match row {
             Some(row) => row.0[place(number).0].load(Ordering::Relaxed),
             None => u64::from(self.used.load(Ordering::Relaxed)),

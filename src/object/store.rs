@@ -268,15 +268,9 @@ impl Store {
 
     /// Whether `bytes` more bytes are at most `most`; or, in the lane of `hint`, its share.
     pub fn has_room_for(&self, bytes: usize, hint: usize, most: usize) -> bool {
-        // Relaxed, twice: sums that publish nothing.
+        // Relaxed: a sum that publishes nothing.
         let own = self.lane(hint).bytes.load(Ordering::Relaxed).saturating_add(bytes);
-        let all = || self.lanes().map(|lane| lane.bytes.load(Ordering::Relaxed));
-        own <= most / SHARE || all().fold(bytes, usize::saturating_add) <= most
-    }
-
-    /// Whether there are more bytes than `most`.
-    pub fn exceeds(&self, most: usize) -> bool {
-        self.bytes() > most
+        own <= most / SHARE || self.bytes().saturating_add(bytes) <= most
     }
 
     /// Bytes of all batches, those included that a thread is about to put back.

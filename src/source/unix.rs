@@ -147,44 +147,18 @@ unsafe impl Source for System {
     /// Refused for locked memory (`mlock`, `mlockall`), by filters, and if the advice is known to be ignored.
     unsafe fn release(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
         let _errno = KeepErrno::new();
-        // Relaxed, here and below: see there.
-        let effect = if os::PROMISES_ZERO {
-            EFFECT.load(Ordering::Relaxed)
-        } else {
-            UNTRIED
-        };
-        if effect == NOTHING {
-            return Err(Refused);
-        }
-        let is_to_be_tried = os::PROMISES_ZERO && effect == UNTRIED;
-        let mut first = MaybeUninit::<u8>::zeroed();
-        if is_to_be_tried {
-            // SAFETY: the caller promises a range that is Ready, and so may be read and written, here and below.
-            unsafe {
-                first = start.cast().read_volatile();
-                start.write_volatile(1);
-            }
+        // Relaxed: see there.
+        match EFFECT.load(Ordering::Relaxed) {
+            NOTHING => return Err(Refused),
+            // SAFETY: the caller's promise.
+            UNTRIED if os::PROMISES_ZERO => return unsafe { release_and_look(start, bytes) },
+            _ => {}
         }
         // SAFETY: the caller promises a range of ours that nobody else uses and whose contents may be lost.
-        let is_accepted = unsafe { advise(start, bytes) };
-        // SAFETY: as above.
-        if is_to_be_tried && unsafe { start.read_volatile() } != 0 {
-            // A refusal says nothing about the advice elsewhere: perhaps this range is locked (mlockall).
-            if is_accepted {
-                EFFECT.store(NOTHING, Ordering::Relaxed);
-            }
-            // SAFETY: as above.
-            unsafe { start.cast().write_volatile(first) };
+        if !unsafe { advise(start, bytes) } {
             return Err(Refused);
         }
-        if !is_accepted {
-            return Err(Refused);
-        }
-        if is_to_be_tried {
-            EFFECT.store(DISCARDS, Ordering::Relaxed);
-            return Ok(Contents::Zero);
-        }
-        Ok(if effect == DISCARDS {
+        Ok(if os::PROMISES_ZERO {
             Contents::Zero
         } else {
             Contents::Unknown
@@ -371,6 +345,33 @@ static EFFECT: AtomicU8 = AtomicU8::new(UNTRIED);
 const UNTRIED: u8 = 0;
 const DISCARDS: u8 = 1;
 const NOTHING: u8 = 2;
+
+/// Gives the advice, and finds out whether it discards.
+///
+/// # Safety
+///
+/// As for [`release`](Source::release).
+unsafe fn release_and_look(start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+    let place = start.cast::<MaybeUninit<u8>>();
+    // SAFETY: the caller promises a range of ours that is Ready, and so may be read and written, that nobody else uses,
+    // and whose contents may be lost.
+    unsafe {
+        let before = place.read_volatile();
+        start.write_volatile(1);
+        let is_accepted = advise(start, bytes);
+        let discards = start.read_volatile() == 0;
+        if is_accepted {
+            // Relaxed: see there. A refusal says nothing about the advice elsewhere: this range may be locked
+            // (mlockall).
+            EFFECT.store(if discards { DISCARDS } else { NOTHING }, Ordering::Relaxed);
+            if discards {
+                return Ok(Contents::Zero);
+            }
+        }
+        place.write_volatile(before);
+        Err(Refused)
+    }
+}
 
 /// On drop, restores `errno` to what it was on creation: an allocator that succeeds must not change it.
 pub(crate) struct KeepErrno {

@@ -31,10 +31,11 @@
 
 use core::time::Duration;
 
-use super::shard::{Section, unpack};
+use super::shard::Section;
 use super::{ALL, GUESTS, LANES, Shard, Shards};
 use crate::arena::hyaline::Batch;
 use crate::arena::node::Nodes;
+use crate::arena::numbers::unpack;
 use crate::arena::stack::NIL;
 use crate::fatal;
 use crate::sync::{Calm, Ordering, process, relax, wait_for};

@@ -7,11 +7,11 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::shard::unpack;
 use super::{As, LANES, Shard, Shards};
 use crate::arena::controller::MAX_BATCH;
 use crate::arena::hyaline::{Batch, FIRST_ERA};
 use crate::arena::node::{Batches, Chain, LIVE, Nodes};
+use crate::arena::numbers::unpack;
 use crate::arena::stack::{Links, NIL, Stack};
 use crate::sync::Ordering;
 

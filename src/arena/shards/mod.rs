@@ -63,8 +63,9 @@ use super::controller::{Controller, MAX_BATCH};
 use super::hyaline::{FIRST_ERA, Hyaline};
 use super::node::{Batches, LIVE, Node, Nodes};
 use super::stack::{NIL, Stack};
+use crate::arena::numbers::{pack, unpack};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile, process};
-use shard::{Section, pack, unpack};
+use shard::Section;
 
 /// Shards for threads that own none.
 pub const LANES: usize = SHARED;

@@ -15,10 +15,11 @@
 
 #![forbid(unsafe_code)]
 
-use super::shard::{Section, pack, unpack};
+use super::shard::Section;
 use super::{As, FreeAlready, LANES, Shard, Shards};
 use crate::arena::hyaline::Batch;
 use crate::arena::node::{Chain, LIVE, Node, Nodes};
+use crate::arena::numbers::{pack, unpack};
 use crate::arena::stack::{Links, NIL};
 use crate::sync::Ordering;
 

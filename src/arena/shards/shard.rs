@@ -158,16 +158,6 @@ impl Default for Shard {
     }
 }
 
-#[inline(always)]
-pub(super) fn pack(first: u32, count: u32) -> u64 {
-    u64::from(count) << 32 | u64::from(first)
-}
-
-#[inline(always)]
-pub(super) fn unpack(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
-}
-
 /// The presence of a thread inside a shard. Dropping it leaves.
 pub(super) struct Section<'s> {
     pub(super) shard: &'s Shard,
