@@ -90,6 +90,8 @@ pub(super) struct Plan {
     turn: AtomicU16,
     /// How many structures there is room for.
     room: usize,
+    /// Where they begin. (A pointer to the whole annex: one made of a reference to this plan might not leave it.)
+    start: NonNull<Common>,
     place: Place,
 }
 
@@ -117,10 +119,9 @@ impl Plan {
     /// made.
     pub(super) fn make_other(&self, number: usize) -> Option<&Common> {
         let other = self.others[..self.room].get(number - 1)?;
-        let place = ptr::from_ref(self).cast_mut().cast::<Common>();
-        // SAFETY: the annex begins with this plan, and was made with room for so many structures behind it, aligned;
-        // ours for as long as the heap lives.
-        let common = unsafe { Common::make(NonNull::new_unchecked(place.byte_add(HEAD)).add(number - 1)) };
+        // SAFETY: the annex was made with room for so many structures from there on, aligned; ours for as long as the
+        // heap lives.
+        let common = unsafe { Common::make(self.start.add(number - 1)) };
         // Release: pairs with the acquire in `other`.
         other.store(ptr::from_ref(common).cast_mut(), Ordering::Release);
         Some(common)
@@ -235,13 +236,15 @@ impl Annex {
 
     fn begin(&self, room: usize, start: NonNull<u8>, place: Place) -> Option<&Plan> {
         let plan = start.cast::<Plan>();
-        // SAFETY: memory of that length, on a page or a granule, and so aligned; ours as long as the heap lives.
+        // SAFETY: memory of that length, `HEAD` and more, on a page or a granule, and so aligned; ours as long as the
+        // heap lives.
         let plan = unsafe {
             plan.write(Plan {
                 others: [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS],
                 seats: [const { AtomicU16::new(0) }; SEATS],
                 turn: AtomicU16::new(0),
                 room: room.min(OTHERS),
+                start: start.byte_add(HEAD).cast(),
                 place,
             });
             plan.as_ptr()

@@ -17,7 +17,7 @@ use super::{Keeper, Objects};
 /// There they are in no long block's way, whatever was in use when they were made.
 #[test]
 fn structures_lie_beside_the_tables_if_the_source_has_room() {
-    let memory = std::vec![core::mem::MaybeUninit::uninit(); 8 << 20].leak();
+    let memory = std::boxed::Box::leak(std::boxed::Box::new_uninit_slice(8 << 20));
     let region: &Region = std::boxed::Box::leak(std::boxed::Box::new(Region::from_static(memory)));
     let budget = region.budget();
     // The first half, the middle, and the rest.
@@ -94,7 +94,7 @@ fn with_a_higher_limit_there_are_more_structures() {
 #[test]
 fn structures_take_no_more_than_their_part() {
     for granule in [64, 4096, 64 << 10, 1 << 20] {
-        let memory = std::vec![core::mem::MaybeUninit::uninit(); 16 << 20].leak();
+        let memory = std::boxed::Box::leak(std::boxed::Box::new_uninit_slice(16 << 20));
         let source = Region::from_static(memory).with_granule(granule);
         let keeper = Keeper::new(false, Notices::NONE, "");
         let objects = Objects::open(source, Config::new(8 << 20).caches(1), keeper).unwrap();

@@ -31,7 +31,7 @@ pub(super) fn at(number: usize) {
 
 /// A heap that is told of so many processors.
 pub(super) fn heap(bytes: usize, processors: usize) -> &'static Objects<Region> {
-    let memory = std::vec![core::mem::MaybeUninit::uninit(); bytes].leak();
+    let memory = std::boxed::Box::leak(std::boxed::Box::new_uninit_slice(bytes));
     let config = Config::new(usize::MAX).caches(1).processors(processors, processor);
     let keeper = Keeper::new(false, Notices::NONE, "");
     Objects::open(Region::from_static(memory), config, keeper).unwrap()
@@ -239,7 +239,7 @@ fn who_is_alone_waits_for_a_visitor() {
 
 /// A heap whose source has room for more tables.
 pub(super) fn with_room() -> &'static Objects<Region> {
-    let memory = std::vec![core::mem::MaybeUninit::uninit(); 16 << 20].leak();
+    let memory = std::boxed::Box::leak(std::boxed::Box::new_uninit_slice(16 << 20));
     let config = Config::new(8 << 20).caches(1);
     Objects::open(
         Region::from_static(memory),

@@ -493,7 +493,7 @@ impl Objects<crate::source::Region> {
     fn for_test(bytes: usize, caches: usize, background: bool) -> &'static Self {
         extern crate std;
 
-        let memory = std::vec![core::mem::MaybeUninit::uninit(); bytes].leak();
+        let memory = std::boxed::Box::leak(std::boxed::Box::new_uninit_slice(bytes));
         let source = crate::source::Region::from_static(memory);
         let keeper = Keeper::new(background, crate::scavenge::pressure::Notices::NONE, "");
         Self::open(source, Config::new(usize::MAX).caches(caches), keeper).unwrap()

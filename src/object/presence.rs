@@ -67,7 +67,7 @@ impl Presence {
     }
 }
 
-#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android"), not(miri)))]
 mod kernel {
     use core::sync::atomic::{Ordering, fence};
 
@@ -99,7 +99,7 @@ mod kernel {
     }
 }
 
-#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(all(feature = "std", any(target_os = "linux", target_os = "android"), not(miri))))]
 mod kernel {
     pub(super) fn process() -> i32 {
         0

@@ -145,7 +145,7 @@ fn bytes_that_are_there_serve_as_well() {
 #[cfg_attr(feature = "checks", ignore = "seals take room, and blocks always move")]
 fn a_small_region_is_a_small_heap() {
     for bytes in [48 << 10, 128 << 10, 300_000, 1 << 20] {
-        let memory = vec![MaybeUninit::uninit(); bytes].leak();
+        let memory = Box::leak(Box::new_uninit_slice(bytes));
         let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(Region::from_static(memory))));
         let mut blocks = Vec::new();
         while let Some(block) = Block::new(heap, layout(1000, 8), 1) {
@@ -253,7 +253,7 @@ fn a_block_freed_in_a_gap_is_found_without_looking_there() {
 /// Small enough for Miri: every path except growth, from two threads at once.
 #[test]
 fn a_region_serves_two_threads() {
-    let memory = vec![MaybeUninit::uninit(); 384 << 10].leak();
+    let memory = Box::leak(Box::new_uninit_slice(384 << 10));
     let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(Region::from_static(memory))));
     on_threads(2, |thread| {
         let mut blocks: Vec<Block> = Vec::new();
@@ -275,7 +275,7 @@ fn a_region_serves_two_threads() {
 
 /// A region of new bytes, and their addresses.
 fn region(bytes: usize) -> (Region, Range<usize>) {
-    let memory = vec![MaybeUninit::uninit(); bytes].leak();
+    let memory = Box::leak(Box::new_uninit_slice(bytes));
     let start = memory.as_ptr().addr();
     (Region::from_static(memory), start..start + bytes)
 }

@@ -1,0 +1,442 @@
+//! Small programs of several threads, one or more for each layer: for Miri, which has each access checked for data
+//! races, wrong pointers and unset bytes. `.ci/run miri` runs them there, with many seeds: each is another order of
+//! events. Like any test they run without it, too.
+//!
+//! What is checked beside Miri's own rules: no block or slot overlaps another. Whoever takes one writes to it, plainly,
+//! whatever its last holder did. So unless all that one thread does before it frees a block comes before all that
+//! another does after it got it, Miri reports a race. A thread therefore waits for no other between these, by nothing
+//! but what the allocator does; only blocks that are handed on pass through a [`Mailbox`].
+//!
+//! All memory is that of regions: Miri does not know the system calls that reserve addresses.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::thread;
+
+use pageheap::arena::{Arena, ArenaConfig, FreeList, Owner, Pool, ShardedFreeList};
+use pageheap::source::Region;
+use pageheap::{Config, GlobalHeap, Heap, PageCount, PageHeap, PageRun};
+
+use common::random::Random;
+
+mod common;
+
+const THREADS: usize = 3;
+
+/// How much each thread does: little under Miri, which is slow, and checks each step.
+const ROUNDS: usize = if cfg!(miri) { 40 } else { 4000 };
+
+/// The stamp that this thread gives to what it holds.
+fn stamp(thread: usize, round: usize) -> u64 {
+    (thread as u64) << 32 | round as u64
+}
+
+fn on_threads(threads: usize, work: impl Fn(usize) + Sync) {
+    thread::scope(|scope| {
+        let work = &work;
+        for number in 0..threads {
+            scope.spawn(move || work(number));
+        }
+    });
+}
+
+fn region(bytes: usize) -> Region {
+    Region::from_static(Box::leak(Box::new_uninit_slice(bytes)))
+}
+
+/// A block of 16 bytes and more, stamped at both ends.
+struct Held {
+    memory: NonNull<u8>,
+    layout: Layout,
+    stamp: u64,
+}
+
+impl Held {
+    fn new(memory: NonNull<u8>, layout: Layout, stamp: u64) -> Self {
+        let held = Self { memory, layout, stamp };
+        held.ends().for_each(|end| {
+            // SAFETY: in the block, which is this thread's own.
+            unsafe { end.write_unaligned(stamp) }
+        });
+        held
+    }
+
+    fn ends(&self) -> impl Iterator<Item = *mut u64> {
+        let memory = self.memory.as_ptr();
+        [0, self.layout.size() - 8]
+            .into_iter()
+            .map(move |offset| memory.wrapping_add(offset).cast())
+    }
+
+    /// Its memory, to be freed.
+    fn check(self) -> (NonNull<u8>, Layout) {
+        self.ends().for_each(|end| {
+            // SAFETY: written by `new`.
+            let found = unsafe { end.read_unaligned() };
+            assert_eq!(
+                found, self.stamp,
+                "{:?}: somebody else has written to {:p}",
+                self.layout, self.memory
+            );
+        });
+        (self.memory, self.layout)
+    }
+}
+
+/// Where a thread leaves a block for any other.
+#[derive(Default)]
+struct Mailbox(AtomicPtr<Held>);
+
+impl Mailbox {
+    /// Leaves a block there, or none, and releases the one that was left before.
+    fn pass(&self, held: Option<Held>, release: impl FnOnce(Held)) {
+        let new = held.map_or(ptr::null_mut(), |held| Box::into_raw(Box::new(held)));
+        // AcqRel: pairs with itself, in whoever takes what is left here.
+        let old = self.0.swap(new, Ordering::AcqRel);
+        if !old.is_null() {
+            // SAFETY: left here by this function, and taken once.
+            release(unsafe { *Box::from_raw(old) });
+        }
+    }
+}
+
+/// One of those that a thread holds: there are some.
+fn any<T>(held: &mut Vec<T>, random: &mut Random) -> T {
+    held.swap_remove(random.below(held.len()))
+}
+
+// ---- pages
+
+#[test]
+fn pages() {
+    let config = Config::new(1 << 20).caches(THREADS);
+    let heap = PageHeap::new(region(1 << 20), config).unwrap();
+    let bytes = heap.page_bytes();
+    let hold = |run: PageRun, stamp| {
+        let layout = Layout::from_size_align(run.pages().0 * bytes, bytes).unwrap();
+        Held::new(heap.pointer(run).cast(), layout, stamp)
+    };
+    on_threads(THREADS, |number| {
+        let (cache, mut random) = (heap.cache().unwrap(), Random(number as u64));
+        let mut held: Vec<(PageRun, Held)> = Vec::new();
+        for round in 0..ROUNDS {
+            match random.below(8) {
+                // More than there is, now and then: then others are looked at.
+                0..4 => {
+                    let pages = PageCount(1 + random.below(9));
+                    let run = cache.allocate(pages).or_else(|| heap.allocate(pages));
+                    held.extend(run.map(|run| (run, hold(run, stamp(number, round)))));
+                }
+                4..7 if !held.is_empty() => {
+                    let (run, block) = any(&mut held, &mut random);
+                    block.check();
+                    // SAFETY: allocated by this heap, freed once.
+                    unsafe {
+                        match random.below(2) {
+                            0 => cache.free(run),
+                            _ => heap.free(run),
+                        }
+                    }
+                }
+                4..7 => drop(heap.scavenge(PageCount(4))),
+                _ => cache.flush(),
+            }
+        }
+        // SAFETY: as above.
+        held.into_iter().for_each(|(run, block)| unsafe {
+            block.check();
+            cache.free(run);
+        });
+    });
+    heap.check().unwrap();
+    assert_eq!(heap.stats().in_use, PageCount(0));
+}
+
+// ---- objects
+
+/// A small, mid or large block, of few sizes: so threads share classes, and seldom use one for the first time.
+fn layout(random: &mut Random) -> Layout {
+    const SIZES: [usize; 8] = [16, 16, 24, 64, 64, 64, 1500, 40_000];
+    Layout::from_size_align(SIZES[random.below(SIZES.len())], 8).unwrap()
+}
+
+/// Takes, resizes, passes on and frees blocks, by whatever does so.
+fn use_blocks(
+    number: usize,
+    mailbox: &Mailbox,
+    take: impl Fn(Layout) -> Option<NonNull<u8>>,
+    resize: impl Fn(NonNull<u8>, Layout, usize) -> Option<NonNull<u8>>,
+    free: impl Fn(NonNull<u8>, Layout),
+) {
+    let mut random = Random(number as u64);
+    let mut held: Vec<Held> = Vec::new();
+    let release = |held: Held| {
+        let (memory, layout) = held.check();
+        free(memory, layout);
+    };
+    for round in 0..ROUNDS {
+        let stamp = stamp(number, round);
+        match random.below(8) {
+            0..4 => {
+                let layout = layout(&mut random);
+                held.extend(take(layout).map(|memory| Held::new(memory, layout, stamp)));
+            }
+            _ if held.is_empty() => (),
+            4 => {
+                let (memory, layout) = any(&mut held, &mut random).check();
+                let to = self::layout(&mut random).size();
+                let now = resize(memory, layout, to);
+                let size = now.map_or(layout.size(), |_| to);
+                let layout = Layout::from_size_align(size, layout.align()).unwrap();
+                held.push(Held::new(now.unwrap_or(memory), layout, stamp));
+            }
+            5 => mailbox.pass(Some(any(&mut held, &mut random)), release),
+            _ => release(any(&mut held, &mut random)),
+        }
+    }
+    held.into_iter().for_each(release);
+    mailbox.pass(None, release);
+}
+
+/// Too slow for Miri.
+fn check(heap: &GlobalHeap<Region>) {
+    if !cfg!(miri) {
+        heap.flush_thread();
+        heap.check().unwrap();
+    }
+}
+
+fn use_global(heap: &GlobalHeap<Region>, number: usize, mailbox: &Mailbox) {
+    let take = |layout| {
+        // SAFETY: no layout here has size zero.
+        NonNull::new(unsafe { heap.alloc(layout) })
+    };
+    let resize = |memory: NonNull<u8>, layout, size| {
+        // SAFETY: a block of this heap with that layout; the size is not zero, nor near the largest.
+        NonNull::new(unsafe { heap.realloc(memory.as_ptr(), layout, size) })
+    };
+    // SAFETY: as above; given up.
+    let free = |memory: NonNull<u8>, layout| unsafe { heap.dealloc(memory.as_ptr(), layout) };
+    use_blocks(number, mailbox, take, resize, free);
+}
+
+/// Threads that begin and end, each of which takes over what another has left.
+#[test]
+fn blocks_of_a_global_heap() {
+    let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(4 << 20))));
+    let mailbox = Mailbox::default();
+    for _ in 0..2 {
+        on_threads(THREADS, |number| use_global(heap, number, &mailbox));
+    }
+    check(heap);
+}
+
+/// Of so long blocks there are few in a batch: batches pass from thread to thread, through the stores and the spans.
+#[test]
+fn batches_of_a_global_heap() {
+    let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(8 << 20))));
+    let layout = Layout::new::<[u64; 3800]>();
+    on_threads(THREADS, |number| {
+        for round in 0..if cfg!(miri) { 3 } else { 100 } {
+            take_and_free(heap, layout, 32, stamp(number, round));
+        }
+    });
+    check(heap);
+}
+
+/// Takes so many blocks, or as many as there are, and then frees them.
+fn take_and_free(heap: &GlobalHeap<Region>, layout: Layout, count: usize, stamp: u64) {
+    let blocks = (0..count).map_while(|_| {
+        // SAFETY: the size is not zero.
+        let memory = NonNull::new(unsafe { heap.alloc(layout) })?;
+        Some(Held::new(memory, layout, stamp))
+    });
+    for block in blocks.collect::<Vec<_>>() {
+        let (memory, layout) = block.check();
+        // SAFETY: allocated above, freed once.
+        unsafe { heap.dealloc(memory.as_ptr(), layout) };
+    }
+}
+
+/// No room: what other threads keep is asked for, and taken from those that sleep.
+#[test]
+fn blocks_of_a_global_heap_that_is_full() {
+    let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(128 << 10))));
+    let layout = Layout::new::<[u64; 100]>();
+    on_threads(2, |number| {
+        for round in 0..if cfg!(miri) { 1 } else { 10 } {
+            take_and_free(heap, layout, usize::MAX, stamp(number, round));
+        }
+    });
+    check(heap);
+}
+
+/// All threads share its structures, and get some of their own as they meet.
+#[test]
+fn blocks_of_a_heap() {
+    let heap = Heap::new(region(2 << 20), Config::new(2 << 20)).unwrap();
+    let mailbox = Mailbox::default();
+    on_threads(THREADS, |number| {
+        let take = |layout| heap.allocate(layout);
+        // SAFETY: a block of this heap with that layout; the size is not zero, nor near the largest.
+        let resize = |memory, layout, size| unsafe { heap.resize(memory, layout, size) };
+        // SAFETY: as above; given up.
+        let free = |memory, layout| unsafe { heap.free(memory, layout) };
+        use_blocks(number, &mailbox, take, resize, free);
+        if number == 0 {
+            heap.release(64 << 10);
+        }
+    });
+    if !cfg!(miri) {
+        heap.check().unwrap();
+    }
+}
+
+// ---- arenas
+
+fn pages_for_arenas() -> PageHeap<Region> {
+    PageHeap::new(region(8 << 20), Config::new(8 << 20)).unwrap()
+}
+
+#[test]
+fn an_arena() {
+    let heap = pages_for_arenas();
+    let mut arena = Arena::new_in(&heap);
+    for _ in 0..2 {
+        on_threads(THREADS, |number| {
+            let local = arena.local();
+            let values: Vec<(&mut u64, &mut [u64])> = (0..ROUNDS)
+                .map(|round| {
+                    let own = local.alloc(stamp(number, round)).unwrap();
+                    let many = arena.alloc_slice_copy(&[stamp(number, round); 40]).unwrap();
+                    (own, many)
+                })
+                .collect();
+            for (round, (own, many)) in values.into_iter().enumerate() {
+                assert!(*own == stamp(number, round) && many.iter().all(|value| *value == *own));
+            }
+        });
+        arena.reset();
+    }
+}
+
+#[test]
+fn a_pool() {
+    let heap = pages_for_arenas();
+    let mut pool = Pool::new_in(&heap);
+    for _ in 0..2 {
+        on_threads(THREADS, |number| {
+            let handles: Vec<_> = (0..ROUNDS)
+                .map(|round| pool.insert(stamp(number, round)).unwrap())
+                .collect();
+            for (round, handle) in handles.into_iter().enumerate() {
+                assert_eq!(pool.get(handle), Ok(&stamp(number, round)));
+            }
+        });
+        pool.reset();
+    }
+}
+
+#[test]
+fn a_free_list() {
+    let (heap, layout) = (pages_for_arenas(), Layout::new::<[u64; 12]>());
+    let list = FreeList::with_config_in(layout, ArenaConfig::new().limit(64 << 10), &heap).unwrap();
+    let mailbox = Mailbox::default();
+    on_threads(THREADS, |number| {
+        let take = || list.allocate().ok().map(NonNull::cast);
+        // SAFETY: taken from this list, given up.
+        let free = |slot| unsafe { list.deallocate(slot) };
+        use_slots(number, layout, &mailbox, take, free);
+    });
+    assert_eq!(list.stats().allocated, 0);
+}
+
+#[test]
+fn a_sharded_free_list() {
+    let (heap, layout) = (pages_for_arenas(), Layout::new::<[u64; 12]>());
+    let config = ArenaConfig::new().limit(64 << 10);
+    let list = ShardedFreeList::with_config_in(layout, THREADS, config, &heap).unwrap();
+    let mailbox = Mailbox::default();
+    on_threads(THREADS, |number| {
+        // The first has no shard of its own.
+        let owner = list.owner().ok().filter(|_| number > 0);
+        let take = || match &owner {
+            Some(owner) => owner.allocate().ok().map(NonNull::cast),
+            None => list.allocate().ok().map(NonNull::cast),
+        };
+        // SAFETY: taken from this list, given up.
+        let free = |slot| unsafe {
+            match &owner {
+                Some(owner) => owner.deallocate(slot),
+                None => list.deallocate(slot),
+            }
+        };
+        use_slots(number, layout, &mailbox, take, free);
+    });
+    assert_eq!(list.stats().allocated, 0);
+}
+
+/// Takes, passes on and frees slots, by whatever does so.
+fn use_slots(
+    number: usize,
+    layout: Layout,
+    mailbox: &Mailbox,
+    take: impl Fn() -> Option<NonNull<u8>>,
+    free: impl Fn(NonNull<u8>),
+) {
+    let mut random = Random(number as u64);
+    let mut held: Vec<Held> = Vec::new();
+    let release = |held: Held| free(held.check().0);
+    for round in 0..2 * ROUNDS {
+        match random.below(4) {
+            0..2 => held.extend(take().map(|slot| Held::new(slot, layout, stamp(number, round)))),
+            _ if held.is_empty() => (),
+            2 => mailbox.pass(Some(any(&mut held, &mut random)), release),
+            _ => release(any(&mut held, &mut random)),
+        }
+    }
+    held.into_iter().for_each(release);
+    mailbox.pass(None, release);
+}
+
+/// Two replace a value, one reads it: what a reader may still see is not used again. The value is not atomic, so Miri
+/// would report a race.
+#[test]
+fn readers_of_a_sharded_free_list() {
+    let (heap, layout) = (pages_for_arenas(), Layout::new::<[u64; 2]>());
+    let config = ArenaConfig::new().limit(64 << 10);
+    let list = ShardedFreeList::with_config_in(layout, THREADS, config, &heap).unwrap();
+    let place = AtomicPtr::<[u64; 2]>::default();
+    let replace = |owner: &Owner<'_, _>, new: *mut [u64; 2]| {
+        // AcqRel: pairs with itself and with the load of a reader.
+        if let Some(old) = NonNull::new(place.swap(new, Ordering::AcqRel)) {
+            // SAFETY: no reader finds it any more, and it is retired once.
+            unsafe { owner.retire(old.cast()) };
+        }
+    };
+    let reads = AtomicU64::new(0);
+    on_threads(THREADS, |number| {
+        let owner = list.owner().unwrap();
+        for round in 0..2 * ROUNDS {
+            if number == 0 {
+                let guard = owner.enter();
+                // Acquire: pairs with the exchange in `replace`.
+                let found = guard.protect(|| place.load(Ordering::Acquire));
+                // SAFETY: null, or protected as long as the guard lives.
+                if let Some(&[first, second]) = unsafe { found.as_ref() } {
+                    assert_eq!(first, second);
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            } else if let Ok(slot) = owner.allocate() {
+                let slot = slot.cast::<[u64; 2]>();
+                // SAFETY: just allocated, with this layout.
+                unsafe { slot.write([stamp(number, round); 2]) };
+                replace(&owner, slot.as_ptr());
+            }
+        }
+        replace(&owner, ptr::null_mut());
+        owner.flush();
+    });
+    assert_eq!(list.stats().allocated, 0);
+}
