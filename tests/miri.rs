@@ -7,15 +7,16 @@
 //! another does after it got it, Miri reports a race. A thread therefore waits for no other between these, by nothing
 //! but what the allocator does; only blocks that are handed on pass through a [`Mailbox`].
 //!
-//! All memory is that of regions: Miri does not know the system calls that reserve addresses.
+//! Most memory is that of regions. What Miri has of the system is in `src/source/interpreted.rs`.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::thread;
 
 use pageheap::arena::{Arena, ArenaConfig, FreeList, Owner, Pool, ShardedFreeList};
-use pageheap::source::Region;
+use pageheap::source::{Region, Source};
 use pageheap::{Config, GlobalHeap, Heap, PageCount, PageHeap, PageRun};
 
 use common::random::Random;
@@ -200,14 +201,14 @@ fn use_blocks(
 }
 
 /// Too slow for Miri.
-fn check(heap: &GlobalHeap<Region>) {
+fn check<S: Source + Send + Sync>(heap: &GlobalHeap<S>) {
     if !cfg!(miri) {
         heap.flush_thread();
         heap.check().unwrap();
     }
 }
 
-fn use_global(heap: &GlobalHeap<Region>, number: usize, mailbox: &Mailbox) {
+fn use_global<S: Source + Send + Sync>(heap: &GlobalHeap<S>, number: usize, mailbox: &Mailbox) {
     let take = |layout| {
         // SAFETY: no layout here has size zero.
         NonNull::new(unsafe { heap.alloc(layout) })
@@ -228,6 +229,33 @@ fn blocks_of_a_global_heap() {
     let mailbox = Mailbox::default();
     for _ in 0..2 {
         on_threads(THREADS, |number| use_global(heap, number, &mailbox));
+    }
+    check(heap);
+}
+
+/// As above, in memory of the system's, by the paths of programs that say nothing of their sources.
+#[test]
+fn blocks_of_a_global_heap_in_memory_of_the_system() {
+    let heap: &GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(16 << 20)));
+    let mailbox = Mailbox::default();
+    on_threads(2, |number| use_global(heap, number, &mailbox));
+    check(heap);
+}
+
+/// What a program has not written may be in any block: padding, or all of it.
+#[test]
+fn a_block_that_was_not_written_to_is_freed() {
+    let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(1 << 20))));
+    for size in [8, 64, 2000, 50_000] {
+        let layout = Layout::from_size_align(size, 8).unwrap();
+        // SAFETY: the size is not zero; the block is as long as the value, which is not initialised and so overwrites
+        // what the heap has left there; freed once.
+        unsafe {
+            let memory = heap.alloc(layout).cast::<MaybeUninit<u64>>();
+            assert!(!memory.is_null());
+            memory.write(MaybeUninit::uninit());
+            heap.dealloc(memory.cast(), layout);
+        }
     }
     check(heap);
 }

@@ -104,6 +104,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/flag.rs",
     "src/object/shared.rs",
     "src/object/threads.rs",
+    "src/source/interpreted.rs",
     "src/source/mod.rs",
     "src/source/numbers.rs",
     "src/source/over_system.rs",

@@ -43,7 +43,10 @@ mod shared;
 #[cfg(any(test, feature = "internals"))]
 mod simulated;
 mod split;
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(unix, feature = "std", not(miri)))]
+mod unix;
+#[cfg(all(unix, feature = "std", miri))]
+#[path = "interpreted.rs"]
 mod unix;
 #[cfg(all(windows, feature = "std"))]
 mod windows;
