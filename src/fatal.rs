@@ -23,6 +23,23 @@ pub(crate) enum Number {
     Count(usize),
 }
 
+/// Calls a function of the program's in the middle of an allocation, from where nothing may unwind: if it does, the
+/// process ends, and says so.
+#[inline(always)]
+pub(crate) fn unless_it_unwinds<R>(call: impl FnOnce() -> R, what: &'static str, numbers: [Number; 2]) -> R {
+    /// Dropped by unwinding only.
+    struct Unwinding(&'static str, [Number; 2]);
+    impl Drop for Unwinding {
+        fn drop(&mut self) {
+            abort(self.0, self.1[0], self.1[1]);
+        }
+    }
+    let unwinding = Unwinding(what, numbers);
+    let result = call();
+    core::mem::forget(unwinding);
+    result
+}
+
 /// Ends the process: prints `what`, then the two numbers.
 #[cold]
 #[inline(never)]

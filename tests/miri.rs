@@ -1,18 +1,19 @@
-//! Small programs of several threads, one or more for each layer: for Miri, which has each access checked for data
-//! races, wrong pointers and unset bytes. `.ci/run miri` runs them there, with many seeds: each is another order of
-//! events. Like any test they run without it, too.
+//! Small programs of several threads, one or more for each layer: for Miri, which checks each access for data races,
+//! wrong pointers and unset bytes. `.ci/run miri` runs them there; each seed is another order of events, and another
+//! choice of what threads do. Like any test they run without it, too.
 //!
 //! What is checked beside Miri's own rules: no block or slot overlaps another. Whoever takes one writes to it, plainly,
-//! whatever its last holder did. So unless all that one thread does before it frees a block comes before all that
-//! another does after it got it, Miri reports a race. A thread therefore waits for no other between these, by nothing
-//! but what the allocator does; only blocks that are handed on pass through a [`Mailbox`].
+//! whatever its last holder did. So all that one thread does before it frees a block must come before all that another
+//! does after it got it, or Miri reports a race. Therefore threads are put in order by nothing but the allocator, in
+//! the first half of what they do; in the second, blocks are also handed on ([`Mailboxes`]).
 //!
 //! Most memory is that of regions. What Miri has of the system is in `src/source/interpreted.rs`.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::thread;
 
 use pageheap::arena::{Arena, ArenaConfig, FreeList, Owner, Pool, ShardedFreeList};
@@ -33,12 +34,22 @@ fn stamp(thread: usize, round: usize) -> u64 {
     (thread as u64) << 32 | round as u64
 }
 
+/// The choices of this thread: always the same, but for Miri's seed.
+fn random(thread: usize) -> Random {
+    let seed = if cfg!(miri) {
+        RandomState::new().hash_one(thread)
+    } else {
+        thread as u64
+    };
+    Random(seed << 1 | 1)
+}
+
+/// Runs the work on threads and joins them, and so waits for their destructors, too.
 fn on_threads(threads: usize, work: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let work = &work;
-        for number in 0..threads {
-            scope.spawn(move || work(number));
-        }
+        let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
@@ -85,20 +96,31 @@ impl Held {
     }
 }
 
-/// Where a thread leaves a block for any other.
+/// For each thread a place where the one before it leaves blocks for it.
 #[derive(Default)]
-struct Mailbox(AtomicPtr<Held>);
+struct Mailboxes([AtomicPtr<Held>; THREADS]);
 
-impl Mailbox {
-    /// Leaves a block there, or none, and releases the one that was left before.
-    fn pass(&self, held: Option<Held>, release: impl FnOnce(Held)) {
-        let new = held.map_or(ptr::null_mut(), |held| Box::into_raw(Box::new(held)));
-        // AcqRel: pairs with itself, in whoever takes what is left here.
-        let old = self.0.swap(new, Ordering::AcqRel);
-        if !old.is_null() {
-            // SAFETY: left here by this function, and taken once.
-            release(unsafe { *Box::from_raw(old) });
-        }
+impl Mailboxes {
+    /// Leaves a block for the next thread, and takes back what that has not collected.
+    fn pass(&self, number: usize, held: Held) -> Option<Held> {
+        self.swap((number + 1) % THREADS, Box::into_raw(Box::new(held)))
+    }
+
+    /// What was left for this thread.
+    fn collect(&self, number: usize) -> Option<Held> {
+        self.swap(number, ptr::null_mut())
+    }
+
+    fn swap(&self, number: usize, new: *mut Held) -> Option<Held> {
+        // AcqRel: pairs with itself, in the other thread.
+        let old = self.0[number].swap(new, Ordering::AcqRel);
+        // SAFETY: null, or left here by `pass`, and taken once.
+        (!old.is_null()).then(|| unsafe { *Box::from_raw(old) })
+    }
+
+    /// What nobody has collected.
+    fn rest(&self) -> impl Iterator<Item = Held> {
+        (0..THREADS).filter_map(|number| self.collect(number))
     }
 }
 
@@ -119,17 +141,17 @@ fn pages() {
         Held::new(heap.pointer(run).cast(), layout, stamp)
     };
     on_threads(THREADS, |number| {
-        let (cache, mut random) = (heap.cache().unwrap(), Random(number as u64));
+        let (cache, mut random) = (heap.cache().unwrap(), random(number));
         let mut held: Vec<(PageRun, Held)> = Vec::new();
         for round in 0..ROUNDS {
-            match random.below(8) {
+            match random.below(10) {
                 // More than there is, now and then: then others are looked at.
-                0..4 => {
+                0..5 => {
                     let pages = PageCount(1 + random.below(9));
                     let run = cache.allocate(pages).or_else(|| heap.allocate(pages));
                     held.extend(run.map(|run| (run, hold(run, stamp(number, round)))));
                 }
-                4..7 if !held.is_empty() => {
+                5..8 if !held.is_empty() => {
                     let (run, block) = any(&mut held, &mut random);
                     block.check();
                     // SAFETY: allocated by this heap, freed once.
@@ -140,7 +162,7 @@ fn pages() {
                         }
                     }
                 }
-                4..7 => drop(heap.scavenge(PageCount(4))),
+                8 => drop(heap.scavenge(PageCount(4))),
                 _ => cache.flush(),
             }
         }
@@ -151,7 +173,8 @@ fn pages() {
         });
     });
     heap.check().unwrap();
-    assert_eq!(heap.stats().in_use, PageCount(0));
+    let stats = heap.stats();
+    assert!(stats.in_use == PageCount(0) && stats.refills > 0, "{stats}");
 }
 
 // ---- objects
@@ -165,26 +188,28 @@ fn layout(random: &mut Random) -> Layout {
 /// Takes, resizes, passes on and frees blocks, by whatever does so.
 fn use_blocks(
     number: usize,
-    mailbox: &Mailbox,
+    mailboxes: &Mailboxes,
     take: impl Fn(Layout) -> Option<NonNull<u8>>,
     resize: impl Fn(NonNull<u8>, Layout, usize) -> Option<NonNull<u8>>,
-    free: impl Fn(NonNull<u8>, Layout),
+    free: impl Fn(Held),
 ) {
-    let mut random = Random(number as u64);
-    let mut held: Vec<Held> = Vec::new();
-    let release = |held: Held| {
-        let (memory, layout) = held.check();
-        free(memory, layout);
-    };
+    let (mut random, mut held, mut taken) = (random(number), Vec::new(), 0);
     for round in 0..ROUNDS {
         let stamp = stamp(number, round);
         match random.below(8) {
             0..4 => {
                 let layout = layout(&mut random);
-                held.extend(take(layout).map(|memory| Held::new(memory, layout, stamp)));
+                let block = take(layout).map(|memory| Held::new(memory, layout, stamp));
+                taken += usize::from(block.is_some());
+                held.extend(block);
             }
+            4 if round > ROUNDS / 2 => mailboxes.collect(number).into_iter().for_each(&free),
             _ if held.is_empty() => (),
-            4 => {
+            5 if round > ROUNDS / 2 => mailboxes
+                .pass(number, any(&mut held, &mut random))
+                .into_iter()
+                .for_each(&free),
+            6 => {
                 let (memory, layout) = any(&mut held, &mut random).check();
                 let to = self::layout(&mut random).size();
                 let now = resize(memory, layout, to);
@@ -192,12 +217,11 @@ fn use_blocks(
                 let layout = Layout::from_size_align(size, layout.align()).unwrap();
                 held.push(Held::new(now.unwrap_or(memory), layout, stamp));
             }
-            5 => mailbox.pass(Some(any(&mut held, &mut random)), release),
-            _ => release(any(&mut held, &mut random)),
+            _ => free(any(&mut held, &mut random)),
         }
     }
-    held.into_iter().for_each(release);
-    mailbox.pass(None, release);
+    assert!(taken > 0, "nothing is tested");
+    held.into_iter().for_each(free);
 }
 
 /// Too slow for Miri.
@@ -208,7 +232,7 @@ fn check<S: Source + Send + Sync>(heap: &GlobalHeap<S>) {
     }
 }
 
-fn use_global<S: Source + Send + Sync>(heap: &GlobalHeap<S>, number: usize, mailbox: &Mailbox) {
+fn use_global<S: Source + Send + Sync>(heap: &GlobalHeap<S>, number: usize, mailboxes: &Mailboxes) {
     let take = |layout| {
         // SAFETY: no layout here has size zero.
         NonNull::new(unsafe { heap.alloc(layout) })
@@ -217,19 +241,24 @@ fn use_global<S: Source + Send + Sync>(heap: &GlobalHeap<S>, number: usize, mail
         // SAFETY: a block of this heap with that layout; the size is not zero, nor near the largest.
         NonNull::new(unsafe { heap.realloc(memory.as_ptr(), layout, size) })
     };
-    // SAFETY: as above; given up.
-    let free = |memory: NonNull<u8>, layout| unsafe { heap.dealloc(memory.as_ptr(), layout) };
-    use_blocks(number, mailbox, take, resize, free);
+    use_blocks(number, mailboxes, take, resize, |held| free(heap, held));
+}
+
+fn free<S: Source + Send + Sync>(heap: &GlobalHeap<S>, held: Held) {
+    let (memory, layout) = held.check();
+    // SAFETY: allocated by this heap, with that layout, and given up.
+    unsafe { heap.dealloc(memory.as_ptr(), layout) };
 }
 
 /// Threads that begin and end, each of which takes over what another has left.
 #[test]
 fn blocks_of_a_global_heap() {
     let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(4 << 20))));
-    let mailbox = Mailbox::default();
+    let mailboxes = Mailboxes::default();
     for _ in 0..2 {
-        on_threads(THREADS, |number| use_global(heap, number, &mailbox));
+        on_threads(THREADS, |number| use_global(heap, number, &mailboxes));
     }
+    mailboxes.rest().for_each(|held| free(heap, held));
     check(heap);
 }
 
@@ -237,8 +266,9 @@ fn blocks_of_a_global_heap() {
 #[test]
 fn blocks_of_a_global_heap_in_memory_of_the_system() {
     let heap: &GlobalHeap = Box::leak(Box::new(GlobalHeap::new().reserve(16 << 20)));
-    let mailbox = Mailbox::default();
-    on_threads(2, |number| use_global(heap, number, &mailbox));
+    let mailboxes = Mailboxes::default();
+    on_threads(THREADS, |number| use_global(heap, number, &mailboxes));
+    mailboxes.rest().for_each(|held| free(heap, held));
     check(heap);
 }
 
@@ -267,36 +297,38 @@ fn batches_of_a_global_heap() {
     let layout = Layout::new::<[u64; 3800]>();
     on_threads(THREADS, |number| {
         for round in 0..if cfg!(miri) { 3 } else { 100 } {
-            take_and_free(heap, layout, 32, stamp(number, round));
+            assert_eq!(take_and_free(heap, layout, 32, stamp(number, round)), 32);
         }
     });
     check(heap);
 }
 
-/// Takes so many blocks, or as many as there are, and then frees them.
-fn take_and_free(heap: &GlobalHeap<Region>, layout: Layout, count: usize, stamp: u64) {
+/// Takes so many blocks, or as many as there are, and then frees them. Returns how many there were.
+fn take_and_free(heap: &GlobalHeap<Region>, layout: Layout, count: usize, stamp: u64) -> usize {
     let blocks = (0..count).map_while(|_| {
         // SAFETY: the size is not zero.
         let memory = NonNull::new(unsafe { heap.alloc(layout) })?;
         Some(Held::new(memory, layout, stamp))
     });
-    for block in blocks.collect::<Vec<_>>() {
-        let (memory, layout) = block.check();
-        // SAFETY: allocated above, freed once.
-        unsafe { heap.dealloc(memory.as_ptr(), layout) };
-    }
+    let blocks: Vec<_> = blocks.collect();
+    let count = blocks.len();
+    blocks.into_iter().for_each(|held| free(heap, held));
+    count
 }
 
 /// No room: what other threads keep is asked for, and taken from those that sleep.
 #[test]
 fn blocks_of_a_global_heap_that_is_full() {
     let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(128 << 10))));
+    let taken = AtomicUsize::new(0);
     let layout = Layout::new::<[u64; 100]>();
     on_threads(2, |number| {
         for round in 0..if cfg!(miri) { 1 } else { 10 } {
-            take_and_free(heap, layout, usize::MAX, stamp(number, round));
+            let count = take_and_free(heap, layout, usize::MAX, stamp(number, round));
+            taken.fetch_add(count, Ordering::Relaxed);
         }
     });
+    assert!(taken.into_inner() > 20);
     check(heap);
 }
 
@@ -304,18 +336,22 @@ fn blocks_of_a_global_heap_that_is_full() {
 #[test]
 fn blocks_of_a_heap() {
     let heap = Heap::new(region(2 << 20), Config::new(2 << 20)).unwrap();
-    let mailbox = Mailbox::default();
+    let mailboxes = Mailboxes::default();
+    let free = |held: Held| {
+        let (memory, layout) = held.check();
+        // SAFETY: allocated by this heap, with that layout, and given up.
+        unsafe { heap.free(memory, layout) };
+    };
     on_threads(THREADS, |number| {
         let take = |layout| heap.allocate(layout);
         // SAFETY: a block of this heap with that layout; the size is not zero, nor near the largest.
         let resize = |memory, layout, size| unsafe { heap.resize(memory, layout, size) };
-        // SAFETY: as above; given up.
-        let free = |memory, layout| unsafe { heap.free(memory, layout) };
-        use_blocks(number, &mailbox, take, resize, free);
+        use_blocks(number, &mailboxes, take, resize, free);
         if number == 0 {
             heap.release(64 << 10);
         }
     });
+    mailboxes.rest().for_each(free);
     if !cfg!(miri) {
         heap.check().unwrap();
     }
@@ -370,13 +406,16 @@ fn a_pool() {
 fn a_free_list() {
     let (heap, layout) = (pages_for_arenas(), Layout::new::<[u64; 12]>());
     let list = FreeList::with_config_in(layout, ArenaConfig::new().limit(64 << 10), &heap).unwrap();
-    let mailbox = Mailbox::default();
+    let mailboxes = Mailboxes::default();
+    let free = |held: Held| {
+        // SAFETY: taken from this list, given up.
+        unsafe { list.deallocate(held.check().0) }
+    };
     on_threads(THREADS, |number| {
         let take = || list.allocate().ok().map(NonNull::cast);
-        // SAFETY: taken from this list, given up.
-        let free = |slot| unsafe { list.deallocate(slot) };
-        use_slots(number, layout, &mailbox, take, free);
+        use_slots(number, layout, &mailboxes, take, free);
     });
+    mailboxes.rest().for_each(free);
     assert_eq!(list.stats().allocated, 0);
 }
 
@@ -385,23 +424,27 @@ fn a_sharded_free_list() {
     let (heap, layout) = (pages_for_arenas(), Layout::new::<[u64; 12]>());
     let config = ArenaConfig::new().limit(64 << 10);
     let list = ShardedFreeList::with_config_in(layout, THREADS, config, &heap).unwrap();
-    let mailbox = Mailbox::default();
+    let mailboxes = Mailboxes::default();
     on_threads(THREADS, |number| {
         // The first has no shard of its own.
-        let owner = list.owner().ok().filter(|_| number > 0);
+        let owner = (number > 0).then(|| list.owner().unwrap());
         let take = || match &owner {
             Some(owner) => owner.allocate().ok().map(NonNull::cast),
             None => list.allocate().ok().map(NonNull::cast),
         };
         // SAFETY: taken from this list, given up.
-        let free = |slot| unsafe {
+        let free = |held: Held| unsafe {
             match &owner {
-                Some(owner) => owner.deallocate(slot),
-                None => list.deallocate(slot),
+                Some(owner) => owner.deallocate(held.check().0),
+                None => list.deallocate(held.check().0),
             }
         };
-        use_slots(number, layout, &mailbox, take, free);
+        use_slots(number, layout, &mailboxes, take, free);
     });
+    // SAFETY: as above.
+    mailboxes
+        .rest()
+        .for_each(|held| unsafe { list.deallocate(held.check().0) });
     assert_eq!(list.stats().allocated, 0);
 }
 
@@ -409,23 +452,26 @@ fn a_sharded_free_list() {
 fn use_slots(
     number: usize,
     layout: Layout,
-    mailbox: &Mailbox,
+    mailboxes: &Mailboxes,
     take: impl Fn() -> Option<NonNull<u8>>,
-    free: impl Fn(NonNull<u8>),
+    free: impl Fn(Held),
 ) {
-    let mut random = Random(number as u64);
-    let mut held: Vec<Held> = Vec::new();
-    let release = |held: Held| free(held.check().0);
+    let (mut random, mut held) = (random(number), Vec::new());
+    // There are more than are taken here.
+    let new = |round| Held::new(take().expect("a slot"), layout, stamp(number, round));
     for round in 0..2 * ROUNDS {
-        match random.below(4) {
-            0..2 => held.extend(take().map(|slot| Held::new(slot, layout, stamp(number, round)))),
+        match random.below(8) {
+            0..4 if held.len() < 50 => held.push(new(round)),
+            4 if round > ROUNDS => mailboxes.collect(number).into_iter().for_each(&free),
             _ if held.is_empty() => (),
-            2 => mailbox.pass(Some(any(&mut held, &mut random)), release),
-            _ => release(any(&mut held, &mut random)),
+            5 if round > ROUNDS => mailboxes
+                .pass(number, any(&mut held, &mut random))
+                .into_iter()
+                .for_each(&free),
+            _ => free(any(&mut held, &mut random)),
         }
     }
-    held.into_iter().for_each(release);
-    mailbox.pass(None, release);
+    held.into_iter().for_each(free);
 }
 
 /// Two replace a value, one reads it: what a reader may still see is not used again. The value is not atomic, so Miri
@@ -434,7 +480,7 @@ fn use_slots(
 fn readers_of_a_sharded_free_list() {
     let (heap, layout) = (pages_for_arenas(), Layout::new::<[u64; 2]>());
     let config = ArenaConfig::new().limit(64 << 10);
-    let list = ShardedFreeList::with_config_in(layout, THREADS, config, &heap).unwrap();
+    let list = ShardedFreeList::with_config_in(layout, THREADS + 1, config, &heap).unwrap();
     let place = AtomicPtr::<[u64; 2]>::default();
     let replace = |owner: &Owner<'_, _>, new: *mut [u64; 2]| {
         // AcqRel: pairs with itself and with the load of a reader.
@@ -443,28 +489,33 @@ fn readers_of_a_sharded_free_list() {
             unsafe { owner.retire(old.cast()) };
         }
     };
-    let reads = AtomicU64::new(0);
+    let publish = |owner: &Owner<'_, _>, value| {
+        if let Ok(slot) = owner.allocate() {
+            let slot = slot.cast::<[u64; 2]>();
+            // SAFETY: just allocated, with this layout.
+            unsafe { slot.write([value; 2]) };
+            replace(owner, slot.as_ptr());
+        }
+    };
+    let first = list.owner().unwrap();
+    publish(&first, 0);
     on_threads(THREADS, |number| {
         let owner = list.owner().unwrap();
         for round in 0..2 * ROUNDS {
-            if number == 0 {
-                let guard = owner.enter();
-                // Acquire: pairs with the exchange in `replace`.
-                let found = guard.protect(|| place.load(Ordering::Acquire));
-                // SAFETY: null, or protected as long as the guard lives.
-                if let Some(&[first, second]) = unsafe { found.as_ref() } {
-                    assert_eq!(first, second);
-                    reads.fetch_add(1, Ordering::Relaxed);
-                }
-            } else if let Ok(slot) = owner.allocate() {
-                let slot = slot.cast::<[u64; 2]>();
-                // SAFETY: just allocated, with this layout.
-                unsafe { slot.write([stamp(number, round); 2]) };
-                replace(&owner, slot.as_ptr());
+            if number > 0 {
+                publish(&owner, stamp(number, round));
+                continue;
             }
+            let guard = owner.enter();
+            // Acquire: pairs with the exchange in `replace`.
+            let found = guard.protect(|| place.load(Ordering::Acquire));
+            // SAFETY: there is always one, and it is protected as long as the guard lives.
+            let [first, second] = unsafe { *found };
+            assert_eq!(first, second);
         }
-        replace(&owner, ptr::null_mut());
         owner.flush();
     });
+    replace(&first, ptr::null_mut());
+    first.flush();
     assert_eq!(list.stats().allocated, 0);
 }

@@ -42,7 +42,7 @@ pub struct Block {
 /// * `zeroed` is set only if all bytes read as zero.
 /// * No method unwinds, or uses an arena that stands on this backing: arenas call the methods while holding a lock.
 pub unsafe trait Backing {
-    /// The page size in bytes: a power of two, at least 8, the same at every call. Blocks are counted in pages.
+    /// The page size in bytes: a power of two from 8 to 2³⁰, the same at every call. Blocks are counted in pages.
     fn page_bytes(&self) -> usize;
 
     /// The most bytes that all blocks together can have at present: a request beyond that is refused, whatever is given

@@ -103,6 +103,10 @@ mod system {
 
     /// The value of a variable.
     pub(super) fn value<'a>(name: &CStr, _room: &'a mut [u8; super::MOST_BYTES]) -> Option<&'a [u8]> {
+        // Miri lacks the calls: there no variable is set.
+        if cfg!(miri) {
+            return None;
+        }
         // SAFETY: a zero-terminated string. Changing the environment while another thread reads it breaks POSIX's rule,
         // and not only this code; it is usually read here before the program starts its own threads.
         let text = unsafe { get(name.as_ptr()) };
@@ -118,10 +122,6 @@ mod system {
         // Not in the libc crate. glibc since 2.17, musl since 1.1.24.
         unsafe extern "C" {
             fn secure_getenv(name: *const c_char) -> *const c_char;
-        }
-        // Miri lacks this call: there no variable is set.
-        if cfg!(miri) {
-            return core::ptr::null();
         }
         // SAFETY: the caller's promise.
         unsafe { secure_getenv(name) }

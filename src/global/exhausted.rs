@@ -39,18 +39,9 @@ pub(super) fn retry<R>(hook: fn(Layout) -> bool, layout: Layout, attempt: impl F
 }
 
 fn ask(hook: fn(Layout) -> bool, layout: Layout) -> bool {
-    struct Unwinding(Layout);
-    impl Drop for Unwinding {
-        fn drop(&mut self) {
-            fatal::abort(
-                "the hook for exhausted memory has unwound; the size asked for, its alignment",
-                Number::Count(self.0.size()),
-                Number::Count(self.0.align()),
-            );
-        }
-    }
-    let bomb = Unwinding(layout);
-    let again = hook(layout);
-    core::mem::forget(bomb);
-    again
+    fatal::unless_it_unwinds(
+        || hook(layout),
+        "the hook for exhausted memory has unwound; the size asked for, its alignment",
+        [Number::Count(layout.size()), Number::Count(layout.align())],
+    )
 }

@@ -36,8 +36,11 @@ static GONE: Nobody = Nobody::new(2);
 
 mod current;
 
-/// The key shared by all heaps of this copy of the crate, plus one. 0: none yet.
-static KEY: AtomicUsize = AtomicUsize::new(0);
+/// The key shared by all heaps of this copy of the crate, plus one; or one of the two below.
+static KEY: AtomicUsize = AtomicUsize::new(NONE_YET);
+const NONE_YET: usize = 0;
+/// There will be none any more.
+const FORBIDDEN: usize = usize::MAX;
 
 /// How often the end of a library yields to threads that are leaving: most of a second.
 const LEAVING_ROUNDS: u32 = 1 << 18;
@@ -122,10 +125,8 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
 
 /// From here on no thread is notified of its end, so none will call back here. New threads share.
 pub(super) fn forbid() {
-    // Relaxed: as in `key`. No key has such a number.
-    if let Some(key) = KEY.swap(usize::MAX, Ordering::Relaxed).checked_sub(1)
-        && let Ok(key) = libc::pthread_key_t::try_from(key)
-    {
+    // Relaxed: as in `key`.
+    if let Some(key) = key_of(KEY.swap(FORBIDDEN, Ordering::Relaxed)) {
         // SAFETY: made by `key`, and deleted once.
         unsafe { libc::pthread_key_delete(key) };
     }
@@ -149,20 +150,39 @@ pub(super) fn forget_leaving() {
 /// The key, made at the first call. No lock: of two made concurrently, one is discarded.
 fn key() -> Option<libc::pthread_key_t> {
     // Relaxed, here and below: a number that stands for itself.
-    if let Some(known) = KEY.load(Ordering::Relaxed).checked_sub(1) {
-        return libc::pthread_key_t::try_from(known).ok();
+    let known = KEY.load(Ordering::Relaxed);
+    if known != NONE_YET {
+        return key_of(known);
     }
     let mut key = 0;
     // SAFETY: a place for a key, and a destructor that lives as long as the program.
     if unsafe { libc::pthread_key_create(&mut key, Some(ended)) } != 0 {
         return None;
     }
-    match KEY.compare_exchange(0, key as usize + 1, Ordering::Relaxed, Ordering::Relaxed) {
+    match KEY.compare_exchange(NONE_YET, key as usize + 1, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => Some(key),
         Err(known) => {
             // SAFETY: made above, and no thread has set it.
             unsafe { libc::pthread_key_delete(key) };
-            libc::pthread_key_t::try_from(known - 1).ok()
+            key_of(known)
         }
+    }
+}
+
+/// The key that this word of `KEY` tells, if any. What is forbidden would be one by its number, where a key is as wide
+/// as a pointer; and musl does not check keys.
+fn key_of(word: usize) -> Option<libc::pthread_key_t> {
+    let key = (word != FORBIDDEN).then(|| word.checked_sub(1)).flatten()?;
+    libc::pthread_key_t::try_from(key).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_forbidden_is_no_key() {
+        assert_eq!([FORBIDDEN, NONE_YET].map(key_of), [None; 2]);
+        assert_eq!(key_of(1), Some(0));
     }
 }

@@ -5,6 +5,7 @@
 use core::hash::{Hash, Hasher};
 use core::ptr;
 
+use crate::fatal::{self, Number};
 use crate::source::HugePages;
 use crate::units::PageCount;
 
@@ -13,6 +14,18 @@ use crate::units::PageCount;
 pub(crate) struct Processors {
     pub(crate) count: usize,
     pub(crate) current: fn() -> usize,
+}
+
+impl Processors {
+    /// The number of the processor that runs this.
+    #[inline(always)]
+    pub(crate) fn own(self) -> usize {
+        fatal::unless_it_unwinds(
+            self.current,
+            "the function that tells processors has unwound; how many there are, with structures of their own at most",
+            [Number::Count(self.count), Number::Count(64)],
+        )
+    }
 }
 
 impl PartialEq for Processors {
@@ -197,10 +210,10 @@ impl Config {
     /// of more each shares one with some others, as do those with numbers that are too large.
     ///
     /// Any answer of `current` is right: a thread may be moved to another processor at any time, and then waits for a
-    /// lock, or keeps others waiting. `current` is called with each call of the heap, must neither unwind nor use the
-    /// heap, and should take a nanosecond. A structure takes 3.3 KiB, all together a 32nd of the heap's limit at the
-    /// most; those for which there is no room share the first. They lie beside the heap's tables, or, if the source has
-    /// no more room there, in the heap's first pages.
+    /// lock, or keeps others waiting. `current` is called with each call of the heap, must not use the heap, and should
+    /// take a nanosecond. If it unwinds, the process ends. A structure takes 3.3 KiB, all together a 32nd of the heap's
+    /// limit at the most; those for which there is no room share the first. They lie beside the heap's tables, or, if
+    /// the source has no more room there, in the heap's first pages.
     ///
     /// Without this, threads of a program with an operating system are told apart by themselves, and those of a kernel
     /// share one structure. For pages alone there are [`shards`](Self::shards).

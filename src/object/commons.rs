@@ -123,7 +123,7 @@ impl Commons {
         match (self.plan(), self.processors) {
             (None, _) => 0,
             (Some(plan), None) => plan.number_of(me),
-            (Some(_), Some(processors)) => (processors.current)() % processors.count.min(OTHERS + 1),
+            (Some(_), Some(processors)) => processors.own() % processors.count.min(OTHERS + 1),
         }
     }
 

@@ -154,6 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "no mark is looked at")]
     fn a_mark_is_seen_and_nothing_else() {
         draw_key();
         let mut word = 0_usize;

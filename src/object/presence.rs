@@ -114,7 +114,7 @@ mod kernel {
     }
 }
 
-#[cfg(all(test, feature = "std", any(target_os = "linux", target_os = "android")))]
+#[cfg(all(test, feature = "std", any(target_os = "linux", target_os = "android"), not(miri)))]
 mod tests {
     extern crate std;
 

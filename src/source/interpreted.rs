@@ -12,8 +12,6 @@
 use core::ptr::{self, NonNull};
 use core::time::Duration;
 
-use libc::c_int;
-
 use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
 
 /// As most systems have it.
@@ -101,10 +99,5 @@ pub(crate) struct KeepErrno;
 impl KeepErrno {
     pub(crate) fn new() -> KeepErrno {
         KeepErrno
-    }
-
-    /// No error.
-    pub(crate) fn now(&self) -> c_int {
-        0
     }
 }

@@ -9,6 +9,7 @@ pub struct Random(pub u64);
 impl Random {
     /// A number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
+        assert_ne!(self.0, 0, "such a generator draws nothing but zeros");
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

@@ -2,6 +2,9 @@
 
 use std::process::{Command, Output};
 
+use pageheap::source::System;
+use pageheap::{Config, Heap};
+
 use super::child::is_one as is_child;
 use super::*;
 
@@ -46,6 +49,29 @@ fn a_quarter_of_a_gigabyte_is_enough_to_start_and_half_is_usable() {
     assert!(fill(64 << 10) >= LIMIT / 2);
     assert!(fill(LIMIT / 4) >= LIMIT / 4);
     assert!(fill(1 << 20) >= first / 10 * 8);
+}
+
+/// Nothing of the program's unwinds out of an allocation.
+#[test]
+fn a_hook_that_unwinds_ends_the_process() {
+    static HEAP: GlobalHeap = new_heap().limit(1 << 20).on_exhausted(|_| panic!("a bug"));
+    if child::ended("processes::a_hook_that_unwinds_ends_the_process", "has unwound").is_none() {
+        drop(
+            (0..1000)
+                .map_while(|_| Block::new(&HEAP, layout(64 << 10, 8), 1))
+                .collect::<Vec<_>>(),
+        );
+    }
+}
+
+/// As above.
+#[test]
+fn a_processor_that_unwinds_ends_the_process() {
+    if child::ended("processes::a_processor_that_unwinds_ends_the_process", "has unwound").is_none() {
+        let config = Config::new(addresses(1 << 28)).processors(2, || panic!("a bug"));
+        let heap = Heap::new(System, config).unwrap();
+        assert!((0..1000).all(|_| heap.allocate(layout(64, 8)).is_some()));
+    }
 }
 
 /// Misuse ends the process with a message. If the child says on standard output which address is wrong, or some of

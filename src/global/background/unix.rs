@@ -113,10 +113,11 @@ impl Stack {
 fn thread_local_bytes() -> usize {
     unsafe extern "C" fn add(object: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
         // SAFETY: the loader's description of a loaded object, for the duration of this call, and the number below.
+        // Older loaders describe less than the structure has: no reference is made to all of it.
         unsafe {
-            let (object, sum) = (&*object, &mut *sum.cast::<usize>());
-            for number in 0..object.dlpi_phnum {
-                let segment = &*object.dlpi_phdr.add(number.into());
+            let sum = &mut *sum.cast::<usize>();
+            for number in 0..(*object).dlpi_phnum {
+                let segment = &*(*object).dlpi_phdr.add(number.into());
                 if segment.p_type == libc::PT_TLS {
                     *sum = sum.saturating_add(segment.p_memsz as usize + 3 * segment.p_align as usize);
                 }
@@ -125,6 +126,9 @@ fn thread_local_bytes() -> usize {
         0
     }
     let mut sum = 0_usize;
+    if cfg!(miri) {
+        return sum;
+    }
     // SAFETY: `add` has the right signature, and the number outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
     sum
@@ -212,7 +216,8 @@ fn name() {}
 // -----------------------------------------------------------------------------------------------------------------
 
 /// Whether the program's constructors have run, as far as can be told: those of its libraries have, and so has ours,
-/// which is placed after those of the program's own objects.
+/// which is placed after those of the program's own objects. (Under Miri never: it has neither a place for a thread's
+/// stack nor ends of libraries.)
 #[cfg(any(
     target_os = "linux",
     target_os = "android",
@@ -222,10 +227,6 @@ fn name() {}
 pub(in crate::global) fn constructors_have_run() -> bool {
     static RUN: AtomicU8 = AtomicU8::new(0);
     extern "C" fn constructor() {
-        // Miri calls this, but knows neither what is loaded nor libraries' ends. There is only what comes before.
-        if cfg!(miri) {
-            return;
-        }
         // Relaxed, both: independent numbers.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         THREAD_LOCAL_BYTES.store(thread_local_bytes(), Ordering::Relaxed);
@@ -236,7 +237,7 @@ pub(in crate::global) fn constructors_have_run() -> bool {
     #[unsafe(link_section = ".init_array")]
     static CONSTRUCTOR: extern "C" fn() = constructor;
     // Relaxed: as above.
-    RUN.load(Ordering::Relaxed) != 0
+    !cfg!(miri) && RUN.load(Ordering::Relaxed) != 0
 }
 
 #[cfg(not(any(
@@ -246,7 +247,7 @@ pub(in crate::global) fn constructors_have_run() -> bool {
     target_os = "netbsd"
 )))]
 pub(in crate::global) fn constructors_have_run() -> bool {
-    true
+    !cfg!(miri)
 }
 
 // ---- the end
