@@ -14,18 +14,18 @@ static HEAP: GlobalHeap = GlobalHeap::new();
 /// Short values, and such with padding, some of which nobody has written.
 #[test]
 fn boxes() {
-    let mut bytes: Vec<Box<u8>> = (0..100).map(Box::new).collect();
-    bytes.truncate(40);
-    let pairs: Vec<Box<(u8, u32)>> = (0..100).map(|number| Box::new((number as u8, number))).collect();
-    assert_eq!(bytes.len() + pairs.len(), 140);
+    let mut bytes: Vec<Box<u8>> = (0..30).map(Box::new).collect();
+    bytes.truncate(10);
+    let pairs: Vec<Box<(u8, u32)>> = (0..30).map(|number| Box::new((number as u8, number))).collect();
+    assert_eq!(bytes.len() + pairs.len(), 40);
     assert!(HEAP.contains((&raw const *bytes[0]).cast()));
 }
 
 #[test]
 fn collections() {
     let mut words = BTreeMap::new();
-    for number in 0..200_usize {
-        words.insert(number * 7 % 201, number.to_string());
+    for number in 0..60_usize {
+        words.insert(number * 7 % 61, number.to_string());
     }
     words.retain(|number, _| number % 3 > 0);
     let lengths: HashMap<_, _> = words.iter().map(|(number, word)| (*number, word.len())).collect();
@@ -51,14 +51,14 @@ fn threads_free_what_others_made() {
         .map(|maker| {
             let sender = sender.clone();
             thread::spawn(move || {
-                for round in 0..10 {
-                    let words = (0..10).map(|word| format!("{maker} {round} {word}")).collect();
+                for round in 0..5 {
+                    let words = (0..6).map(|word| format!("{maker} {round} {word}")).collect();
                     sender.send(Arc::new(words)).unwrap();
                 }
             })
         })
         .collect();
     drop(sender);
-    assert_eq!(receiver.iter().map(|words| words.len()).sum::<usize>(), 200);
+    assert_eq!(receiver.iter().map(|words| words.len()).sum::<usize>(), 60);
     makers.into_iter().for_each(|maker| maker.join().unwrap());
 }
