@@ -2,11 +2,14 @@
 //! needs Tree Borrows, since a value may be shorter than the word of its block that a free writes. `.ci/run miri` runs
 //! it so.
 
+use std::alloc::Layout;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use pageheap::GlobalHeap;
+use pageheap::arena::{Arena, FreeList};
+use pageheap::source::System;
+use pageheap::{Config, GlobalHeap, Heap};
 
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
@@ -30,6 +33,22 @@ fn collections() {
     words.retain(|number, _| number % 3 > 0);
     let lengths: HashMap<_, _> = words.iter().map(|(number, word)| (*number, word.len())).collect();
     assert_eq!(lengths.values().sum::<usize>(), words.values().map(String::len).sum());
+}
+
+/// In memory of the system's, as the program's own heap.
+#[test]
+fn other_heaps_and_arenas() {
+    let heap = Heap::new(System, Config::new(16 << 20)).unwrap();
+    let layout = Layout::new::<[u64; 10]>();
+    let block = heap.allocate(layout).unwrap();
+    // SAFETY: allocated above, with this layout, freed once.
+    unsafe {
+        block.cast().write([7_u64; 10]);
+        heap.free(block, layout);
+    }
+    let list = FreeList::new(layout).unwrap();
+    assert_eq!(list.boxed([1_u64; 10]).unwrap()[9], 1);
+    assert_eq!(Arena::new().alloc(5_u32).copied(), Ok(5));
 }
 
 /// Long blocks, which grow and are cut.

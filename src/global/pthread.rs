@@ -172,8 +172,10 @@ fn key() -> Option<libc::pthread_key_t> {
 /// The key that this word of `KEY` tells, if any. What is forbidden would be one by its number, where a key is as wide
 /// as a pointer; and musl does not check keys.
 fn key_of(word: usize) -> Option<libc::pthread_key_t> {
-    let key = (word != FORBIDDEN).then(|| word.checked_sub(1)).flatten()?;
-    libc::pthread_key_t::try_from(key).ok()
+    match word {
+        NONE_YET | FORBIDDEN => None,
+        word => libc::pthread_key_t::try_from(word - 1).ok(),
+    }
 }
 
 #[cfg(test)]

@@ -22,8 +22,11 @@ impl Processors {
     pub(crate) fn own(self) -> usize {
         fatal::unless_it_unwinds(
             self.current,
-            "the function that tells processors has unwound; how many there are, with structures of their own at most",
-            [Number::Count(self.count), Number::Count(64)],
+            "the function that tells processors has unwound; its address, how many there are",
+            [
+                Number::Address((self.current as *const ()).addr()),
+                Number::Count(self.count),
+            ],
         )
     }
 }

@@ -80,6 +80,7 @@ pub(crate) fn fence_heavy() -> bool {
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
     let ask = |command: libc::c_int| {
+        // Under Miri the fence below is this half.
         // SAFETY: membarrier reads and writes no memory of ours; it may be refused.
         cfg!(miri) || unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     };
