@@ -278,8 +278,8 @@ fn a_block_that_was_not_written_to_is_freed() {
     let heap: &GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::in_region(region(1 << 20))));
     for size in [8, 64, 2000, 50_000] {
         let layout = Layout::from_size_align(size, 8).unwrap();
-        // SAFETY: the size is not zero; the value fits the block. It is not initialised, and so overwrites what the heap
-        // has left there. Freed once.
+        // SAFETY: the size is not zero; the value fits the block. It is not initialised, and so overwrites what the
+        // heap has left there. Freed once.
         unsafe {
             let memory = heap.alloc(layout).cast::<MaybeUninit<u64>>();
             assert!(!memory.is_null());
