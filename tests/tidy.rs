@@ -445,6 +445,30 @@ fn a_lock_that_may_allocate_is_caught() {
 }
 
 #[test]
+fn tests_of_global_heaps_join_their_threads() {
+    obeyed(safety::unjoined_threads);
+}
+
+#[test]
+fn a_thread_that_is_not_joined_is_caught() {
+    let rule = safety::unjoined_threads;
+    let good = [
+        (
+            "tests/global/a.rs",
+            "let thread = scope.spawn(work);\n// scope.spawn(x);\nscope.spawn(work).join();",
+        ),
+        ("tests/global/b.rs", "scope.spawn(|| {\n    work();\n})\n.join();\n"),
+        ("tests/heap/a.rs", "scope.spawn(work);"),
+    ];
+    caught(
+        rule,
+        &[("tests/global/a.rs", "    scope.spawn(|| {\n        work();\n    });")],
+        &good,
+    );
+    caught(rule, &[("tests/global/a.rs", "scope.spawn(work);")], &good);
+}
+
+#[test]
 fn an_ordering_says_why() {
     obeyed(safety::orderings);
 }

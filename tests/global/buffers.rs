@@ -20,7 +20,7 @@ fn with_dropper(heap: &'static GlobalHeap, body: impl FnOnce(&dyn Fn(Vec<Block>)
     let dropped = Barrier::new(2);
     thread::scope(|scope| {
         let dropped = &dropped;
-        scope.spawn(move || {
+        let dropper = scope.spawn(move || {
             for blocks in receiver {
                 blocks.into_iter().for_each(|block| block.free(heap));
                 dropped.wait();
@@ -30,6 +30,7 @@ fn with_dropper(heap: &'static GlobalHeap, body: impl FnOnce(&dyn Fn(Vec<Block>)
             sender.send(blocks).unwrap();
             dropped.wait();
         });
+        dropper.join().unwrap();
     });
 }
 
@@ -110,18 +111,18 @@ fn buffers_of_many_threads_are_whole_and_none_is_refused() {
     let pairs: [(SyncSender<Block>, _); PAIRS] = std::array::from_fn(|_| mpsc::sync_channel(3));
     let all_have_begun = Barrier::new(2 * PAIRS);
     thread::scope(|scope| {
-        for (pair, (sender, receiver)) in pairs.into_iter().enumerate() {
+        let threads = pairs.into_iter().enumerate().flat_map(|(pair, (sender, receiver))| {
             let all_have_begun = &all_have_begun;
             // So that no thread's structure, which stays, lies between buffers.
             let begin = move || {
                 block(&HEAP, 64).free(&HEAP);
                 all_have_begun.wait();
             };
-            scope.spawn(move || {
+            let dropper = scope.spawn(move || {
                 begin();
                 receiver.into_iter().for_each(|block| block.free(&HEAP));
             });
-            scope.spawn(move || {
+            let maker = scope.spawn(move || {
                 begin();
                 let mut random = Random(pair as u64 + 1);
                 let mut pages = 13;
@@ -135,7 +136,9 @@ fn buffers_of_many_threads_are_whole_and_none_is_refused() {
                     }
                 }
             });
-        }
+            [dropper, maker]
+        });
+        join_all(threads.collect());
     });
     HEAP.check().unwrap();
     block(&HEAP, 44 * MIB).free(&HEAP);

@@ -305,7 +305,7 @@ fn blocks_that_grow_are_handed_about() {
     const THREADS: usize = 3;
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Block>()).unzip();
     std::thread::scope(|scope| {
-        for (number, receiver) in receivers.into_iter().enumerate() {
+        let threads = receivers.into_iter().enumerate().map(|(number, receiver)| {
             let next = senders[(number + 1) % THREADS].clone();
             scope.spawn(move || {
                 let (mut random, mut blocks) = (Random(number as u64 + 5), Vec::new());
@@ -332,9 +332,11 @@ fn blocks_that_grow_are_handed_about() {
                 blocks.into_iter().for_each(|block| block.free(&HEAP));
                 receiver.try_iter().for_each(|block| block.free(&HEAP));
                 HEAP.flush_thread();
-            });
-        }
+            })
+        });
+        let threads = threads.collect();
         drop(senders);
+        join_all(threads);
     });
     // Blocks sent to a thread that had ended are lost with the channel, so only the sums are checked.
     HEAP.flush_thread();

@@ -2,6 +2,7 @@
 //! It is not this process's allocator, so the tests' own bookkeeping lies elsewhere.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::thread::ScopedJoinHandle;
 
 use pageheap::GlobalHeap;
 use pageheap::source::Source;
@@ -130,13 +131,17 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Runs `work` on `count` threads, passing each its number, and joins them. Joining waits for their destructors too; a
-/// scope does not.
+/// Joins threads of a scope. Joining waits for their destructors too, in which they give back what they have kept; the
+/// end of a scope does not.
+fn join_all(threads: Vec<ScopedJoinHandle<'_, ()>>) {
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Runs `work` on `count` threads, passing each its number, and joins them.
 fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || work(number))).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        join_all((0..count).map(|number| scope.spawn(move || work(number))).collect());
     });
 }
 

@@ -632,7 +632,8 @@ mod checked {
             heap.flush_thread();
             let address = block.expose_provenance();
             std::thread::scope(|scope| {
-                scope.spawn(move || heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout));
+                let free = move || heap.dealloc(std::ptr::with_exposed_provenance_mut(address), layout);
+                join_all(vec![scope.spawn(free)]);
             });
         };
         a_block_freed_by_an_address_inside_it_is_found: "not allocated", |heap, block, layout| unsafe {
@@ -760,7 +761,8 @@ mod checked {
             blocks.iter().for_each(|&block| HEAP.dealloc(block, layout));
             blocks.iter().for_each(|block| block.write_volatile(0x55));
             std::thread::scope(|scope| {
-                scope.spawn(|| (0..1000).for_each(|_| assert!(!HEAP.alloc(layout).is_null())));
+                let allocate = || (0..1000).for_each(|_| assert!(!HEAP.alloc(layout).is_null()));
+                join_all(vec![scope.spawn(allocate)]);
             });
         }
     }

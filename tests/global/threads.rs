@@ -183,12 +183,13 @@ fn a_check_waits_for_who_scavenges() {
             blocks.into_iter().for_each(|block| block.free(&HEAP));
         }
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let releasing = scope.spawn(|| {
                 start.wait();
                 HEAP.release(usize::MAX);
             });
             start.wait();
             HEAP.check().unwrap();
+            releasing.join().unwrap();
         });
     }
 }
@@ -244,21 +245,21 @@ fn many_sleeping_threads_keep_nothing() {
     let full = std::sync::Barrier::new(THREADS + 1);
     let done = std::sync::Barrier::new(THREADS + 1);
     let (before, after) = thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                let blocks: Vec<_> = (0..40)
-                    .map(|number| Block::new(&HEAP, layout(200, 8), number).unwrap())
-                    .collect();
-                blocks.into_iter().for_each(|block| block.free(&HEAP));
-                full.wait();
-                done.wait();
-            });
-        }
+        let sleeper = || {
+            let blocks: Vec<_> = (0..40)
+                .map(|number| Block::new(&HEAP, layout(200, 8), number).unwrap())
+                .collect();
+            blocks.into_iter().for_each(|block| block.free(&HEAP));
+            full.wait();
+            done.wait();
+        };
+        let threads = (0..THREADS).map(|_| scope.spawn(sleeper)).collect();
         full.wait();
         let before = HEAP.stats();
         HEAP.release(usize::MAX);
         let after = HEAP.stats();
         done.wait();
+        join_all(threads);
         (before, after)
     });
     assert!(before.magazine_bytes >= THREADS * 40 * 200, "{before}");

@@ -149,6 +149,35 @@ pub(crate) fn atomic_homes(house: &House, homes: &[&str]) -> Vec<String> {
     findings
 }
 
+/// A thread gives back what it keeps of a global heap after its closure has returned, when a scope no longer waits for
+/// it: a check that follows would find pages on their way. Joining waits for that too.
+pub(crate) fn unjoined_threads(house: &House) -> Vec<String> {
+    let tests = house.rust.iter().filter(|file| file.path.starts_with("tests/global/"));
+    let findings = tests.flat_map(|file| {
+        let unjoined = |begin: &usize| {
+            let (first, rest) = (file.code[*begin].trim_end(), &file.code[*begin..]);
+            let indent = &first[..first.len() - first.trim_start().len()];
+            // The line with the call's closing parenthesis.
+            let mut ends = rest
+                .iter()
+                .filter_map(|line| line.strip_prefix(indent))
+                .map(str::trim_end);
+            let end = ends.find(|line| !line.starts_with(' ') && line.ends_with([')', ';']));
+            first.trim_start().starts_with("scope.spawn(")
+                && end.is_some_and(|end| end.ends_with(");") && !end.contains(".join()"))
+        };
+        let lines = (0..file.code.len()).filter(unjoined);
+        lines.map(|line| {
+            format!(
+                "{}:{}: not joined; the end of a scope waits for less",
+                file.path,
+                line + 1
+            )
+        })
+    });
+    findings.collect()
+}
+
 /// Other crates' locks may allocate; ours does not.
 pub(crate) fn foreign_locks(house: &House, homes: &[&str]) -> Vec<String> {
     let locks = |file: &Source| -> Vec<(usize, &str)> {
