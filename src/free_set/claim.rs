@@ -324,9 +324,15 @@ impl<G: Shape> FreeSet<G> {
     fn hold_by_bits(&self, request: &Request) -> Option<usize> {
         let mut from = 0;
         loop {
-            let start = request.align_page(self.first_run_by_bits(request.pages, from)?)?;
+            let run = self.first_run_by_bits(request.pages, from)?;
+            let start = request.align_page(run)?;
             if start.checked_add(request.pages)? > self.grown() {
                 return None;
+            }
+            if start != run {
+                // As in `search`. To take and give back would disturb this very proof.
+                from = start;
+                continue;
             }
             let Err(taken) = self.hold(start, request.pages) else {
                 return Some(start);

@@ -128,9 +128,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 
     /// The last attempts before a refusal: after every reachable cache has given back its pages, and after threads that
-    /// were carrying pages from caches and stores to the set have arrived, or have left the shard that they were using,
-    /// which is then emptied. An attempt also grows, because returned
-    /// pages may lie at the end of the heap, so that the request lacks less.
+    /// were carrying pages to the set (from caches and stores, or as growth) have arrived, or have left the shard that
+    /// they were using, which is then emptied. An attempt also grows, because returned pages may lie at the end of the
+    /// heap, so that the request lacks less.
     ///
     /// Threads that are releasing pages are not waited for: their pages are missed, unless such a thread enters or
     /// leaves during the proof. Only a heap configured for it
@@ -230,8 +230,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.grow_ahead(whole.min(limit), end)
     }
 
-    /// For pages that were not all free: takes them once more if the heap has just been growing, as it says how far it
-    /// has grown before all of these pages are free.
+    /// For pages that were not all free: takes them once more if the heap has just been growing, as in `grow_locked`.
     #[cold]
     pub(super) fn hold_after_growth(&self, start: usize, pages: usize) -> bool {
         self.lock.is_held() && {
@@ -270,6 +269,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         // Relaxed: under the lock.
         let before = self.prepared.load(Ordering::Relaxed);
         let contents = self.prepare_pages(end)?;
+        // The set says how far it has grown before all of these pages are free: who finds nothing until then waits.
+        let _pass = self.pass();
         if self.set.grown() < before {
             // The rest of a granule: never handed out, but we did not record what it reads as.
             self.add_pages(before.min(end), self.to_mark(Contents::Unknown, false));

@@ -11,15 +11,16 @@
 //! Pages gain memory in only one way: when scavenged pages are allocated. So that is where they are counted (one
 //! addition, next to a page fault that costs a hundred times as much), and where a thread that exceeds the limit
 //! **assists**. It releases as many free pages as it has taken, or 2 MiB if that is more. It examines at most 64
-//! chunks, or as many as it could have taken: some 100 µs at worst, or a fraction of what its own page faults will
-//! cost. (Chunks in gaps are passed over: 20 ns each, or more where there are many gaps.)
+//! chunks, or one for each page that it has taken: some 100 µs at worst, or a fraction of what its own page faults will
+//! cost. (Chunks in gaps are passed over: 20 ns each, or more where there are many gaps.) The next one goes on behind
+//! them.
 //!
 //! - Pages it should release but cannot find are recorded, because the layer above has stores that it can empty
 //!   ([`shortfall`](PageHeap::shortfall)).
 //! - For each 64th of the limit in excess, that layer empties what threads keep
 //!   ([`wants_round`](PageHeap::wants_round)).
-//! - If there was nothing to release, all memory is live. Then no thread tries again until another 64th of the limit is
-//!   backed, or an eighth of the excess, if that is more.
+//! - If there was nothing to release in any chunk, all memory is live. Then no thread tries again until another 64th of
+//!   the limit is backed, or an eighth of the excess, if that is more.
 //!
 //! A soft limit never makes an allocation fail.
 //!
@@ -37,7 +38,7 @@ use super::PageHeap;
 
 /// The most pages one call releases, unless it takes more.
 const MOST_PAGES: usize = 256;
-/// The most chunks one call examines, unless it takes as many.
+/// The most chunks one call examines, unless it takes as many pages.
 const MOST_CHUNKS: usize = 64;
 
 /// How much memory is behind pages, and how much there should be.
@@ -56,6 +57,8 @@ pub(super) struct Ceiling {
     round: AtomicUsize,
     /// The chunk after the one to examine next.
     end: AtomicUsize,
+    /// Chunks examined since the last one with something to release.
+    vain: AtomicUsize,
     /// Pages that should have been released and were not found.
     short: AtomicUsize,
     /// 1 while a thread holds a lock over allocations: a thread that should assist owes it instead. (A thread that
@@ -77,6 +80,7 @@ impl Ceiling {
             next: AtomicUsize::new(soft),
             round: AtomicUsize::new(a_round_above(soft, soft)),
             end: AtomicUsize::new(0),
+            vain: AtomicUsize::new(0),
             short: AtomicUsize::new(0),
             deferred: AtomicUsize::new(0),
             owed: AtomicUsize::new(0),
@@ -113,6 +117,20 @@ impl Ceiling {
         self.backed.store(backed, Ordering::Relaxed);
         self.peak.fetch_max(backed, Ordering::Relaxed);
         self.lower(backed);
+    }
+
+    /// Counts the chunks that a thread has `passed` and what it has `released` there. Returns whether nothing was found
+    /// in any of the heap's `chunks`.
+    fn is_vain(&self, passed: usize, released: usize, chunks: usize) -> bool {
+        if released > 0 {
+            self.vain.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let vain = self.vain.load(Ordering::Relaxed) + passed;
+        // None is passed where a granule is longer than a chunk.
+        let is_all = passed == 0 || vain >= chunks;
+        self.vain.store(if is_all { 0 } else { vain }, Ordering::Relaxed);
+        is_all
     }
 
     /// The scavenger's goal: 95 % of the limit.
@@ -306,12 +324,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let granule = self.granule_pages();
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
         let (mut end, mut released) = (ceiling.end.load(Ordering::Relaxed), 0);
-        let mut looks = MOST_CHUNKS.max(taken >> G::CHUNK_SHIFT);
-        for _ in 0..chunks {
-            if granule > G::CHUNK_PAGES || released >= wanted || looks == 0 {
-                break;
-            }
+        let (mut looks, mut passed) = (MOST_CHUNKS.max(taken), 0);
+        while granule <= G::CHUNK_PAGES && released < wanted && looks > 0 && passed < chunks {
             end = if end == 0 || end > chunks { chunks } else { end } - 1;
+            passed += 1;
             if !self.is_gap(end) {
                 looks -= 1;
                 released += self.scavenge_chunk(end, granule, wanted - released, false).pages;
@@ -322,7 +338,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         ceiling
             .end
             .store(end + usize::from(released >= wanted), Ordering::Relaxed);
-        let next = if released == 0 {
+        let is_vain = ceiling.is_vain(passed, released, chunks);
+        let next = if is_vain {
             a_step_above(backed, soft).max(soft)
         } else {
             soft
@@ -330,7 +347,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.aim(next, soft);
         // What we failed at says nothing about now, if memory has gone back since: then `aim` has made us see it.
         let now = ceiling.backed();
-        if released == 0 && now < backed {
+        if is_vain && now < backed {
             let next = a_step_above(now, soft).max(soft);
             ceiling.next.fetch_min(next, Ordering::Relaxed);
         }

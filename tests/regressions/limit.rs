@@ -1,4 +1,4 @@
-//! `set_limit` against `allocate_at`: `grow_to` reads the limit twice.
+//! Growth to a limit, and beside others: `grow_to` read the limit twice; what the last growth adds is on its way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -45,6 +45,36 @@ fn a_heap_never_shrinks() {
             }
         });
     }
+}
+
+/// A heap says how far it has grown before all pages up to there are free. Who found nothing between took a heap that
+/// was being extended to its limit for a full one.
+#[test]
+fn nobody_is_refused_for_what_the_last_growth_adds() {
+    const BYTES: usize = by_width(1 << 40, 1 << 28);
+    let source = Split::new(Numbers::new(BASE, 4 * BYTES), System);
+    let heap: PageHeap<Split<Numbers, System>> = PageHeap::with_shape(source, Config::new(BYTES)).expect("a heap");
+    let page = |index| PageRun::new(PageIndex(index), PageCount(1)).expect("a run");
+    let first = heap.allocate(PageCount(512)).expect("room");
+    let over = AtomicBool::new(false);
+    let half = thread::scope(|scope| {
+        // Somebody frees something all the time: who searches is disturbed each time.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // SAFETY: allocated here.
+                unsafe { heap.free(page(0)) };
+                heap.allocate_at(page(0)).expect("nobody else wants it");
+            }
+        });
+        scope.spawn(|| heap.allocate_at(page(heap.limit().0 - 1)).expect("room"));
+        while heap.stats_grown() <= first.pages().0 {
+            std::hint::spin_loop();
+        }
+        let half = heap.allocate(PageCount(heap.limit().0 / 2));
+        over.store(true, Ordering::Relaxed);
+        half
+    });
+    assert!(half.is_some(), "{}", heap.stats());
 }
 
 trait Grown {

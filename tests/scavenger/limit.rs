@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use pageheap::GlobalHeap;
 use pageheap::source::{Contents, Failure, Verb};
+use pageheap::{GlobalHeap, PageIndex, PageRun};
 
 use super::*;
 
@@ -43,6 +43,34 @@ fn a_soft_limit_is_kept_by_those_who_allocate() {
         agree(&heap);
         assert!(most <= SOFT + SOFT / 20 + 256, "{most} at most\n{}", heap.stats());
     }
+}
+
+/// More chunks than a thread looks at for one page: those above are live, and what is free lies below them.
+#[test]
+fn what_is_free_is_found_wherever_it_lies() {
+    const SOFT: usize = 232 * 512;
+    // The lowest part is free; no page is backed but those of the runs, and there are `left` pages above.
+    let with_room_below = |left: usize| {
+        let heap = PageHeap::new(Simulated::new(4096), Config::new((SOFT + left) << 13)).unwrap();
+        let runs: Vec<_> = (0..232).map(|_| heap.allocate(PageCount(512)).unwrap()).collect();
+        heap.set_soft_limit(PageCount(SOFT));
+        // SAFETY: just allocated.
+        runs[..32].iter().for_each(|run| unsafe { heap.free(*run) });
+        heap
+    };
+    // By a thread that takes much at once, and so looks far.
+    let heap = with_room_below(20_000);
+    heap.allocate(PageCount(20_000)).unwrap();
+    assert_eq!(heap.backed().0, SOFT + 20_000 - 32 * 512, "{}", heap.stats());
+    agree(&heap);
+    // By threads that take a page at a time, one after another.
+    let heap = with_room_below(1000);
+    for page in 0..1000 {
+        let run = PageRun::new(PageIndex(SOFT + page), PageCount(1)).unwrap();
+        heap.allocate_at(run).unwrap();
+        assert!(heap.backed().0 <= SOFT + 8, "page {page}\n{}", heap.stats());
+    }
+    agree(&heap);
 }
 
 /// A gap neither counts as memory in use, nor uses up what a thread that assists may look at.
