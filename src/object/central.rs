@@ -284,19 +284,21 @@ impl Central {
         let mut next = rack.pop();
         while let Some(mut slot) = next {
             let (span, mut number) = spans.locate(class, slot);
-            let entry = spans.entry(span);
-            let mut slots = spans.slots(class, span);
-            let was_full = slots.used == class.slots();
+            let (entry, row) = (spans.entry(span), spans.row(class, span));
+            let before = entry.used();
+            let mut used = before;
             // Neighbours are often freed together.
             next = loop {
-                slots.put(class, slot.addr(), number);
+                entry.take_home(row, class, slot.addr(), number);
+                used = used.wrapping_sub(1);
                 let Some(other) = rack.pop() else { break None };
                 match spans.number_in(class, span, other) {
                     Some(other_number) => (slot, number) = (other, other_number),
                     None => break Some(other),
                 }
             };
-            if self.came_home(spans, class, span, slots, was_full) {
+            entry.set_used(used);
+            if self.came_home(spans, class, span, (before, used)) {
                 entry.behind.set(leaving);
                 leaving = Some(span);
             }
@@ -306,15 +308,14 @@ impl Central {
         leaving
     }
 
-    /// Writes back the state of a span to which slots have come home. Returns whether that dissolved it. Under the
-    /// lock.
+    /// After slots have come home to a span, of whose slots `before` were out and `used` are. Returns whether that
+    /// dissolved it. Under the lock.
     #[inline]
-    fn came_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, slots: Slots<'_>, was_full: bool) -> bool {
-        spans.entry(span).set_slots(slots);
-        if was_full {
+    fn came_home(&self, spans: &Spans, class: SizeClass, span: PageIndex, (before, used): (u32, u32)) -> bool {
+        if before == class.slots() {
             self.link_first(spans, span);
         }
-        let leaves = slots.used == 0 && !self.keep_spare(span);
+        let leaves = used == 0 && !self.keep_spare(span);
         if leaves {
             self.release(spans, class, span);
         }
@@ -359,10 +360,11 @@ impl Central {
         let _guard = self.hold(spans, class);
         let entry = spans.entry(span);
         let mut slots = spans.slots(class, span);
-        let was_full = slots.used == class.slots();
+        let before = slots.used;
         counted(slots.end_claim(class, claim, gone));
+        entry.set_slots(slots);
         add(&self.out, u64::from(claim.slots.count_ones()).wrapping_neg());
-        let leaves = self.came_home(spans, class, span, slots, was_full);
+        let leaves = self.came_home(spans, class, span, (before, slots.used));
         leaves.then(|| {
             entry.behind.set(None);
             span

@@ -177,7 +177,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::super::holes::Claim;
-    use super::super::span::Slots;
+    use super::super::span::{Slots, Span};
     use super::*;
 
     /// A span, and the memory behind it.
@@ -215,7 +215,11 @@ mod tests {
             let slot = self.out.iter().nth(random as usize % self.out.len().max(1)).copied();
             if let Some(slot) = slot {
                 self.out.remove(&slot);
-                self.slots.put(self.class, 0, slot);
+                let entry = Span::vacant();
+                entry.set_slots(self.slots);
+                entry.take_home(None, self.class, 0, slot);
+                entry.set_used(entry.used() - 1);
+                self.slots = entry.slots(None);
             }
         }
 

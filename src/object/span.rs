@@ -119,6 +119,13 @@ impl Row {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
+    /// Reads the word that says where a slot is, so that it is in this processor's cache.
+    #[inline(always)]
+    pub fn prefetch(&self, slot: u32) {
+        // Relaxed: as in `Span::prefetch`.
+        _ = self.0[place(slot).0 % ROW_WORDS].load(Ordering::Relaxed);
+    }
+
     /// Whether it is empty. For checks.
     pub fn is_empty(&self) -> bool {
         // Relaxed: of a page in no span with a row; such a row does not change.
@@ -147,6 +154,15 @@ impl Span {
         let tag = self.tag.load(Ordering::Acquire);
         let class = SizeClass::from_index(((tag >> BACK_BITS) as usize).wrapping_sub(1))?;
         Some((class, (tag & ((1 << BACK_BITS) - 1)) as usize))
+    }
+
+    /// How many pages back its span begins, if that is of `class`.
+    #[inline(always)]
+    pub fn back_in(&self, class: SizeClass) -> Option<usize> {
+        // Relaxed: the caller holds a slot of the span; see `tag`.
+        let tag = self.tag.load(Ordering::Relaxed);
+        let back = tag.wrapping_sub((class.index() as u32 + 1) << BACK_BITS) as usize;
+        (back >> BACK_BITS == 0).then_some(back)
     }
 
     /// Enters the page in a span of `class` that begins `back` pages before it.
@@ -257,14 +273,42 @@ impl Span {
         }
     }
 
-    /// Reads the word that says where a slot is, so that it is in this processor's cache.
+    /// Reads the entry, so that it is in this processor's cache.
     #[inline(always)]
-    pub fn prefetch(&self, row: Option<&Row>, number: u32) {
+    pub fn prefetch(&self) {
         // Relaxed: nothing is concluded from it. (A compiler leaves out no atomic load, used or not.)
-        _ = match row {
-            Some(row) => row.0[place(number).0].load(Ordering::Relaxed),
-            None => u64::from(self.used.load(Ordering::Relaxed)),
+        _ = self.used.load(Ordering::Relaxed);
+    }
+
+    /// How many slots are out.
+    #[inline(always)]
+    pub fn used(&self) -> u32 {
+        // Relaxed: under the class lock.
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Writes that back.
+    #[inline(always)]
+    pub fn set_used(&self, used: u32) {
+        // Relaxed: as in `used`.
+        self.used.store(used, Ordering::Relaxed);
+    }
+
+    /// Takes a slot home that is out, and begins at `address`: in the map; the caller counts it. Aborts if it is not
+    /// out.
+    #[inline(always)]
+    pub fn take_home(&self, row: Option<&Row>, class: SizeClass, address: usize, slot: u32) {
+        let (word, bit) = place(slot);
+        let word = match row {
+            Some(row) => &row.0[word % ROW_WORDS],
+            None => &self.map[word % WORDS],
         };
+        // Relaxed: under the class lock.
+        let out = word.load(Ordering::Relaxed);
+        if out & bit == 0 {
+            not_out(class, address);
+        }
+        word.store(out ^ bit, Ordering::Relaxed);
     }
 
     /// Writes them back.
@@ -305,22 +349,6 @@ impl<'a> Slots<'a> {
                 take(word * u64::BITS + bit);
             }
         }
-    }
-
-    /// Puts a slot that is out, and begins at `address`, back home. Aborts if it is not out.
-    #[inline]
-    pub fn put(&mut self, class: SizeClass, address: usize, slot: u32) {
-        let (word, bit) = place(slot);
-        let out = self.word(word);
-        if out & bit == 0 {
-            fatal::abort(
-                "a block was freed that is not allocated; its address, its size class",
-                Number::Address(address),
-                Number::Count(class.bytes()),
-            );
-        }
-        self.used -= 1;
-        self.set_word(word, out ^ bit);
     }
 
     /// The holes of a span of the class.
@@ -396,6 +424,16 @@ impl<'a> Slots<'a> {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn not_out(class: SizeClass, address: usize) -> ! {
+    fatal::abort(
+        "a block was freed that is not allocated; its address, its size class",
+        Number::Address(address),
+        Number::Count(class.bytes()),
+    )
+}
+
 /// Words of the map of a span of the class.
 #[inline(always)]
 fn words_of(class: SizeClass) -> usize {
@@ -448,12 +486,12 @@ mod tests {
                 assert_eq!(drawn.len() as u32, wanted.min(home), "{class:?}, round {round}");
                 assert!(drawn.into_iter().all(|slot| slot < all && out.insert(slot)));
                 let back: std::vec::Vec<u32> = out.iter().copied().filter(|slot| (slot * 31 + round) % 5 < 3).collect();
+                span.set_slots(slots);
                 for slot in back {
                     out.remove(&slot);
-                    slots.put(class, 0, slot);
+                    span.take_home(row, class, 0, slot);
                 }
-                assert_eq!(slots.used, out.len() as u32);
-                span.set_slots(slots);
+                span.set_used(out.len() as u32);
                 let slots = span.slots(row);
                 assert_eq!(slots.count_home(class), Some(all - slots.used), "{class:?}: {slots:?}");
                 for slot in 0..all {
@@ -465,8 +503,8 @@ mod tests {
                 }
             }
             // I11: what leaves no slot out leaves no bit.
-            let mut slots = span.slots(row);
-            out.into_iter().for_each(|slot| slots.put(class, 0, slot));
+            out.into_iter().for_each(|slot| span.take_home(row, class, 0, slot));
+            let slots = span.slots(row);
             assert!(
                 (0..words_of(class)).all(|word| slots.word(word) == 0),
                 "{class:?}: {slots:?}"

@@ -246,8 +246,33 @@ impl Spans {
     }
 
     /// The span and the number of the slot at `address`. Aborts if no slot of `class` begins there.
-    #[inline]
+    #[inline(always)]
     pub(super) fn locate(&self, class: SizeClass, address: *mut u8) -> (PageIndex, u32) {
+        self.find(class, address)
+            .unwrap_or_else(|| self.locate_misplaced(class, address))
+    }
+
+    /// The same, if there is one.
+    #[inline(always)]
+    fn find(&self, class: SizeClass, address: *mut u8) -> Option<(PageIndex, u32)> {
+        let distance = address.addr().wrapping_sub(self.base.addr().get());
+        let page = distance >> PAGE_SHIFT;
+        let back = self.entry_covered(page)?.back_in(class)?;
+        let offset = (distance & (PAGE_BYTES - 1)) + (back << PAGE_SHIFT);
+        Some((PageIndex(page.saturating_sub(back)), class.slot_at(offset)?))
+    }
+
+    /// The entry of a page, if it is covered.
+    #[inline(always)]
+    fn entry_covered(&self, page: usize) -> Option<&Span> {
+        // SAFETY: the page is covered, so its entry is prepared.
+        (page < self.covered()).then(|| unsafe { self.table.at(page) })
+    }
+
+    /// Says what is wrong with an address that [`find`](Self::find) has not found; what it finds after all is right.
+    #[cold]
+    #[inline(never)]
+    fn locate_misplaced(&self, class: SizeClass, address: *mut u8) -> (PageIndex, u32) {
         let (page, tagged, back) = self.tag_of(address);
         if tagged != class {
             fatal::abort(
@@ -268,17 +293,29 @@ impl Spans {
     }
 
     /// Reads what says where these slots are, so that it is in this processor's cache when they are taken home under
-    /// their class's lock: the misses of slots that lie scattered overlap here, and keep nobody waiting. Aborts as
-    /// [`locate`](Self::locate) does.
+    /// their class's lock: the misses of slots that lie scattered overlap here, and keep nobody waiting.
     pub(super) fn prefetch(&self, class: SizeClass, slots: &[*mut u8]) {
         let mut last = usize::MAX;
         for &slot in slots {
             // Neighbours are often freed together.
             let page = slot.addr() >> PAGE_SHIFT;
-            if page != last {
-                let (span, number) = self.locate(class, slot);
-                self.entry(span).prefetch(self.row(class, span), number);
-                last = page;
+            if page == last {
+                continue;
+            }
+            last = page;
+            let distance = slot.addr().wrapping_sub(self.base.addr().get());
+            let page = distance >> PAGE_SHIFT;
+            let Some(entry) = self.entry_covered(page) else {
+                continue;
+            };
+            if class.pages() > 1 {
+                let back = entry.back_in(class).unwrap_or(0);
+                self.entry(PageIndex(page.saturating_sub(back))).prefetch();
+                continue;
+            }
+            entry.prefetch();
+            if let Some(row) = self.row(class, PageIndex(page)) {
+                row.prefetch(class.slot_at(distance & (PAGE_BYTES - 1)).unwrap_or(0));
             }
         }
     }
@@ -295,12 +332,7 @@ impl Spans {
         let distance = memory.addr().get().wrapping_sub(self.origin.addr());
         // As in `page_at`, plus one.
         let number = distance.rotate_right(PAGE_SHIFT);
-        let page = number.wrapping_sub(1);
-        if page >= self.covered() {
-            return None;
-        }
-        // SAFETY: the page is covered, so its entry is prepared.
-        let entry = unsafe { self.table.at(page) };
+        let entry = self.entry_covered(number.wrapping_sub(1))?;
         entry.is_large_of(length).then_some((Nth::new(number), entry))
     }
 

@@ -45,7 +45,7 @@ fn who_flushes_while_the_cache_is_seized_keeps_nobody_from_its_page() {
 /// Who is kept out announces itself again and again. The seizer may find it at each of these times.
 #[test]
 fn who_waits_for_one_seizure_and_then_another_goes_on() {
-    explore(3, || {
+    explore(2, || {
         let heap = heap_with::<One>(1, &[(5, 1), (70, 1)]);
         let cache = heap.cache().unwrap();
         let page = take_from(&cache, 1).unwrap();
