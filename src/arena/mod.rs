@@ -125,7 +125,7 @@ pub mod internals {
     pub use super::controller::{Controller, MAX_BATCH};
     pub use super::free_slots::{FreeSlots, Taken as FreeSlot};
     pub use super::hyaline::{Batch, FIRST_ERA, Hyaline, Record};
-    pub use super::node::{LIVE, Node, Nodes};
+    pub use super::node::{Extent, LIVE, Node, Nodes};
     pub use super::shards::{Census, FreeAlready, LANES, Pocket, Shard, Shards, Taken};
     pub use super::stack::{Links, NIL, Stack};
 }

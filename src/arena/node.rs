@@ -51,6 +51,17 @@ impl Default for Node {
     }
 }
 
+/// How many slots there are: estimates, for shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// How many were never used.
+    pub fresh: u64,
+    /// How many exist, these included.
+    pub exist: u64,
+    /// How many could be added.
+    pub more: u64,
+}
+
 /// Where nodes lie, and where fresh slots, which were never used, come from. `T` is what is known of a slot.
 pub trait Nodes<T = Node> {
     /// The node of a slot that came out of [`fresh`](Self::fresh).
@@ -60,9 +71,8 @@ pub trait Nodes<T = Node> {
     /// left. Releases what the caller did before to a thread that finds none left.
     fn fresh(&self, most: u32) -> Option<(u32, u32)>;
 
-    /// How many slots [`fresh`](Self::fresh) can still supply, and how many it has supplied or can supply: estimates,
-    /// for a share.
-    fn extent(&self) -> (u64, u64);
+    /// How many slots there are, and can be.
+    fn extent(&self) -> Extent;
 
     /// Visits every slot that has come out of [`fresh`](Self::fresh).
     fn each_used(&self, visit: impl FnMut(u32));

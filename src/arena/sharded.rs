@@ -25,7 +25,7 @@
 //!
 //! - every batch that contains such a slot: 64 slots each at most, or twice the number of readers if that is more;
 //! - every batch that was not yet passed on when it entered: one for each shard and lane;
-//! - slots allocated in the same era: a 64th of the list, or one batch;
+//! - slots allocated in the same era: a 64th of those that exist, or one batch;
 //! - slots that shards had in stock: two batches each.
 //!
 //! **"No".** `allocate` fails only if at some moment no slot was free in any shard, however idle its owner, and the

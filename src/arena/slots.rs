@@ -42,7 +42,7 @@ use super::backing::{Backing, Block};
 use super::config::ArenaConfig;
 use super::error::{ArenaError, Reason};
 use super::hyaline::{MAX_SLOTS, Record};
-use super::node::{Node, Nodes};
+use super::node::{Extent, Node, Nodes};
 use super::numbers::{inverse, pack, unpack};
 use super::shards::Shard;
 use super::stats::ArenaStats;
@@ -454,11 +454,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             count = match error.reason() {
                 Reason::Limit => {
                     let left = error.left() & !(self.account.unit(error.left()) - 1);
-                    padded = if self.account.unit(left) > self.account.page_bytes() {
-                        left
-                    } else {
-                        0
-                    };
+                    let is_huge = self.account.unit(left) > self.account.page_bytes();
+                    padded = if is_huge { left } else { 0 };
                     let count = self.fitting(left).min(count - 1);
                     least = least.min(count).max(1);
                     count
@@ -569,18 +566,19 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
         }
     }
 
-    fn extent(&self) -> (u64, u64) {
+    fn extent(&self) -> Extent {
         // Relaxed, twice: an estimate.
         let (next, end) = unpack(self.fresh.load(Ordering::Relaxed));
         // After a reset, the slabs behind the current one still exist.
         let last = self.last();
         let end = end.max(last.start + last.count);
-        let left = match self.account.left() {
+        let more = match self.account.left() {
             _ if self.refused.load(Ordering::Relaxed) != 0 => 0,
             usize::MAX => u64::from(MAX_SLOTS - end),
             left => (left / (self.bytes + size_of::<T>())) as u64,
         };
-        (u64::from(end - next) + left, u64::from(end) + left)
+        let (fresh, exist) = (u64::from(end - next), u64::from(end));
+        Extent { fresh, exist, more }
     }
 
     fn each_used(&self, mut visit: impl FnMut(u32)) {

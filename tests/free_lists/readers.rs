@@ -249,6 +249,23 @@ fn a_reader_who_sleeps_does_not_stop_what_is_retired() {
     assert_eq!(value_of(seen), 1, "what was seen is as it was");
 }
 
+/// How long an era is depends on the slots that exist. Of those there could be, a 64th is more than any program has.
+#[test]
+fn a_sleeper_holds_back_few_slots_of_a_list_without_a_limit() {
+    let list = ShardedFreeList::new(Layout::new::<Pair>(), 2).unwrap();
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let place = AtomicPtr::new(publish(&owner, 1).unwrap());
+    let asleep = reader.enter();
+    let seen = asleep.protect(|| place.load(Ordering::Acquire));
+    for value in 2..100_000 {
+        replace(&owner, &place, publish(&owner, value).expect("there is no limit"));
+    }
+    assert_eq!(value_of(seen), 1, "what was seen is as it was");
+    // Two batches of an era, two in the shard, one that is retired, and the one that he has seen.
+    let used = list.stats().committed / size_of::<Pair>();
+    assert!(used <= 10 * BATCH, "{used} slots were used for one");
+}
+
 /// Eras advance with allocations, not only with retirements: nothing was allocated before the reader fell asleep.
 #[test]
 fn a_list_is_filled_and_goes_round_beside_a_sleeper() {

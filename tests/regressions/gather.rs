@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Barrier as Door, Mutex};
 use std::time::Duration;
 
-use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Pocket, Shards};
 use pageheap::internals::{Barrier, Table};
 
 #[cfg(target_os = "linux")]
@@ -47,9 +47,13 @@ impl Nodes for &Gate<'_> {
         (count > 0).then_some((used + 1, count))
     }
 
-    fn extent(&self) -> (u64, u64) {
+    fn extent(&self) -> Extent {
         let used = self.used.load(Ordering::Relaxed);
-        (u64::from(SLOTS - used), u64::from(SLOTS))
+        Extent {
+            fresh: u64::from(SLOTS - used),
+            exist: u64::from(SLOTS),
+            more: 0,
+        }
     }
 
     fn each_used(&self, visit: impl FnMut(u32)) {

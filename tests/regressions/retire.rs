@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use pageheap::internals::Barrier;
-use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Pocket, Shards};
 
 use super::gather::table;
 
@@ -53,8 +53,12 @@ impl Nodes for &Counted {
         (count > 0).then_some((used as u32 + 1, count as u32))
     }
 
-    fn extent(&self) -> (u64, u64) {
-        (0, SLOTS as u64)
+    fn extent(&self) -> Extent {
+        Extent {
+            fresh: 0,
+            exist: SLOTS as u64,
+            more: 0,
+        }
     }
 
     fn each_used(&self, visit: impl FnMut(u32)) {

@@ -61,7 +61,7 @@ use crossbeam_utils::CachePadded;
 
 use super::controller::{Controller, MAX_BATCH};
 use super::hyaline::{FIRST_ERA, Hyaline};
-use super::node::{Batches, LIVE, Node, Nodes};
+use super::node::{Batches, Extent, LIVE, Node, Nodes};
 use super::stack::{NIL, Stack};
 use crate::arena::numbers::{pack, unpack};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Barrier, Lock, Ordering, SHARED, Table, Turnstile, process};
@@ -287,8 +287,8 @@ impl<N: Nodes> Shards<N> {
 
     /// Takes a batch from the depot, or of fresh slots.
     fn take_batch(&self) -> Option<u64> {
-        let all = self.adjust();
-        self.go_on(all);
+        let exist = self.adjust();
+        self.go_on(exist);
         if let Some(first) = self.depot.pop(&Batches(&self.nodes)) {
             // Relaxed, twice: the batch is ours; and a number by itself.
             let count = self.nodes.node(first).batch.load(Ordering::Relaxed);
@@ -332,10 +332,11 @@ impl<N: Nodes> Shards<N> {
     }
 
     /// Advances the era now and then. Eras advance with allocations, because they tell readers which slots are younger
-    /// than they are. Every allocation loads the era, so it changes rarely: about 64 times while all slots go round
-    /// once.
-    fn go_on(&self, all: u64) {
-        let period = (all / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
+    /// than they are. Every allocation loads the era, so it changes rarely: about 64 times while all slots that exist
+    /// go round once. (Not those that could be: without a limit they are so many that a list of ten slots stays in one
+    /// era for 4,096 allocations.)
+    fn go_on(&self, exist: u64) {
+        let period = (exist / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
         // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader.
         if self
             .account
@@ -347,18 +348,18 @@ impl<N: Nodes> Shards<N> {
         }
     }
 
-    /// Runs one step of the controller. Returns how many slots there can be.
+    /// Runs one step of the controller. Returns how many slots exist.
     fn adjust(&self) -> u64 {
-        let (fresh, all) = self.nodes.extent();
+        let Extent { fresh, exist, more } = self.nodes.extent();
         // Relaxed throughout: if two threads step at once they make one step, and what is stored is always in bounds.
-        let free = fresh + self.account.depot.load(Ordering::Relaxed) as u64;
+        let free = fresh + more + self.account.depot.load(Ordering::Relaxed) as u64;
         let state = Controller::from_integral(self.account.integral.load(Ordering::Relaxed) as i32);
-        let (state, limit) = state.step(free, all);
+        let (state, limit) = state.step(free, exist + more);
         self.account.integral.store(state.integral() as u32, Ordering::Relaxed);
         if self.control.limit.load(Ordering::Relaxed) != limit {
             self.control.limit.store(limit, Ordering::Relaxed);
         }
-        all
+        exist
     }
 
     // ---- freeing

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
-use pageheap::internals::free_list::{Batch, FIRST_ERA, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
+use pageheap::internals::free_list::{Batch, Extent, FIRST_ERA, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
 use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Table, Zeroed};
 
 use super::{explore, explore_first, spawn};
@@ -66,9 +66,13 @@ impl<T> Nodes<T> for Few<T> {
         }
     }
 
-    fn extent(&self) -> (u64, u64) {
-        let used = self.used.load(Ordering::Relaxed);
-        (self.nodes.len() as u64 - u64::from(used), self.nodes.len() as u64)
+    fn extent(&self) -> Extent {
+        let exist = self.nodes.len() as u64;
+        Extent {
+            fresh: exist - u64::from(self.used.load(Ordering::Relaxed)),
+            exist,
+            more: 0,
+        }
     }
 
     fn each_used(&self, visit: impl FnMut(u32)) {

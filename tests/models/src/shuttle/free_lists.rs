@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Shards};
+use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Shards};
 use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
 use shuttle::thread::spawn;
 
@@ -56,9 +56,13 @@ impl<T> Nodes<T> for Few<T> {
         }
     }
 
-    fn extent(&self) -> (u64, u64) {
-        let all = self.nodes.len() as u64;
-        (all - u64::from(self.used.load(Ordering::SeqCst)), all)
+    fn extent(&self) -> Extent {
+        let exist = self.nodes.len() as u64;
+        Extent {
+            fresh: exist - u64::from(self.used.load(Ordering::SeqCst)),
+            exist,
+            more: 0,
+        }
     }
 
     fn each_used(&self, visit: impl FnMut(u32)) {
@@ -89,7 +93,7 @@ fn finish(list: &List, slots: u64) {
     let census = list.census(|slot| {
         assert!(!core::mem::replace(&mut seen[slot as usize - 1], true), "{slot} twice");
     });
-    let fresh = list.nodes().extent().0;
+    let fresh = list.nodes().extent().fresh;
     assert_eq!(
         census.sharded + census.depot + census.retired + fresh,
         slots,
@@ -225,7 +229,7 @@ fn one_stack_serves_three() {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(
-            (list.count_free() + list.nodes().extent().0, list.0.count_live()),
+            (list.count_free() + list.nodes().extent().fresh, list.0.count_live()),
             (6, 0)
         );
     });
