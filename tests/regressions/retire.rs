@@ -1,7 +1,9 @@
 //! Retired slots were offered to readers only at a multiple of the batch size, even if that size had changed since the
-//! batch began; and batches that readers would not take were offered again and again.
+//! batch began; batches that readers would not take were offered again and again; and where few slots were free, each
+//! was passed on alone, with a heavy fence of its own.
 
 use std::alloc::Layout;
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,6 +31,46 @@ fn what_is_retired_is_passed_on_at_the_limit_of_then() {
     // SAFETY: as above.
     unsafe { owner.retire(last) };
     assert_eq!(list.census(|_| ()).retired, 0, "more than a batch may have by now");
+}
+
+/// How often slots are passed on, and how often none is found, while 900 of a list of about 1,800, of which `free` are
+/// free, are replaced.
+fn passes_with(free: usize) -> (usize, u64) {
+    let layout = Layout::from_size_align(64, 8).unwrap();
+    let list = ShardedFreeList::with_config(layout, 1, ArenaConfig::new().limit(160_000)).unwrap();
+    let owner = list.owner().unwrap();
+    let mut slots: VecDeque<NonNull<u8>> = std::iter::from_fn(|| list.allocate().ok()).map(NonNull::cast).collect();
+    assert!(slots.len() > 1800);
+    // SAFETY: ours.
+    slots.drain(..free).for_each(|slot| unsafe { list.deallocate(slot) });
+    let (mut passes, mut waiting, before) = (0, 0, list.gatherings());
+    for _ in 0..900 {
+        slots.push_back(owner.allocate().expect("some are free").cast());
+        // SAFETY: ours, and unknown to other threads.
+        unsafe { owner.retire(slots.pop_front().unwrap()) };
+        let retired = list.census(|_| ()).retired;
+        passes += usize::from(retired <= waiting);
+        waiting = retired;
+    }
+    assert_eq!(list.batch_limit(), 1);
+    (passes, list.gatherings() - before)
+}
+
+#[test]
+fn where_few_slots_are_free_retired_ones_share_a_fence_all_the_same() {
+    // 16 at a time; but what waits is at most what is free elsewhere, so that nobody has to gather it.
+    let (passes, gatherings) = passes_with(190);
+    assert!(
+        passes < 900 / 12 && gatherings == 0,
+        "{passes} passes, {gatherings} gatherings"
+    );
+    let (passes, gatherings) = passes_with(60);
+    assert!(
+        passes < 900 / 2 && gatherings == 0,
+        "{passes} passes, {gatherings} gatherings"
+    );
+    // Both are needed: each is passed on at once. (They were in the lanes, from where they were gathered.)
+    assert_eq!(passes_with(2), (900, 1));
 }
 
 const SLOTS: usize = 64;

@@ -7,7 +7,7 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::{As, LANES, Shard, Shards};
+use super::{As, Control, LANES, Shard, Shards};
 use crate::arena::controller::MAX_BATCH;
 use crate::arena::hyaline::{Batch, FIRST_ERA};
 use crate::arena::node::{Batches, Chain, LIVE, Nodes};
@@ -111,7 +111,8 @@ impl<N: Nodes> Shards<N> {
         self.depot = CachePadded::new(Stack::new());
         self.account.depot.store(0, Ordering::Relaxed);
         self.account.integral.store(0, Ordering::Relaxed);
-        self.control.limit.store(MAX_BATCH, Ordering::Relaxed);
+        let sizes = Control::sizes(MAX_BATCH, MAX_BATCH);
+        self.control.sizes.store(sizes, Ordering::Relaxed);
         self.control.era.store(FIRST_ERA, Ordering::Relaxed);
         self.hyaline.reset(&self.nodes);
         renew(&mut self.nodes);
@@ -131,8 +132,7 @@ impl<N: Nodes> Shards<N> {
 
     /// How many slots a batch may have now.
     pub fn batch(&self) -> u32 {
-        // Relaxed: a statistic.
-        self.control.limit.load(Ordering::Relaxed)
+        self.control.limit()
     }
 
     /// Roughly how many slots are free in the depot.

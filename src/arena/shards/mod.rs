@@ -85,10 +85,30 @@ pub struct FreeAlready;
 struct Control {
     /// Which threads are to keep out while one gathers: [`ALL`], [`GUESTS`], or 0 for none.
     frozen: AtomicU32,
-    /// How many slots a batch may have.
-    limit: AtomicU32,
+    /// How many slots a batch may have (low half); and how many retired ones a shard collects before it passes them on.
+    sizes: AtomicU32,
     /// The present era; see [`Hyaline`].
     era: AtomicU64,
+}
+
+impl Control {
+    const fn sizes(limit: u32, patience: u32) -> u32 {
+        patience << 16 | limit
+    }
+
+    /// How many slots a batch may have.
+    #[inline(always)]
+    fn limit(&self) -> u32 {
+        // Relaxed: a number by itself.
+        self.sizes.load(Ordering::Relaxed) & 0xFFFF
+    }
+
+    /// How many retired slots a shard collects.
+    #[inline(always)]
+    fn patience(&self) -> u32 {
+        // Relaxed: as above.
+        self.sizes.load(Ordering::Relaxed) >> 16
+    }
 }
 
 /// What is written when batches move.
@@ -140,7 +160,7 @@ impl<N: Nodes> Shards<N> {
             nodes,
             control: CachePadded::new(Control {
                 frozen: AtomicU32::new(0),
-                limit: AtomicU32::new(MAX_BATCH),
+                sizes: AtomicU32::new(Control::sizes(MAX_BATCH, MAX_BATCH)),
                 era: AtomicU64::new(FIRST_ERA),
             }),
             depot: CachePadded::new(Stack::new()),
@@ -295,7 +315,7 @@ impl<N: Nodes> Shards<N> {
             self.account.depot.fetch_sub(count as usize, Ordering::Relaxed);
             return Some(pack(first, count));
         }
-        let (first, count) = self.nodes.fresh(self.control.limit.load(Ordering::Relaxed))?;
+        let (first, count) = self.nodes.fresh(self.control.limit())?;
         for slot in first..first + count {
             let next = if slot + 1 < first + count { slot + 1 } else { NIL };
             // Relaxed: nobody else knows these slots.
@@ -356,8 +376,9 @@ impl<N: Nodes> Shards<N> {
         let state = Controller::from_integral(self.account.integral.load(Ordering::Relaxed) as i32);
         let (state, limit) = state.step(free, exist + more);
         self.account.integral.store(state.integral() as u32, Ordering::Relaxed);
-        if self.control.limit.load(Ordering::Relaxed) != limit {
-            self.control.limit.store(limit, Ordering::Relaxed);
+        let sizes = Control::sizes(limit, self.patience(free, limit));
+        if self.control.sizes.load(Ordering::Relaxed) != sizes {
+            self.control.sizes.store(sizes, Ordering::Relaxed);
         }
         exist
     }
@@ -443,7 +464,7 @@ impl<N: Nodes> Shards<N> {
     fn push(&self, shard: &Shard, slot: u32, node: &Node) {
         // Relaxed, throughout: the slot is the caller's; and inside the section.
         let (mut first, mut count) = unpack(shard.loaded.load(Ordering::Relaxed));
-        if count >= self.control.limit.load(Ordering::Relaxed) {
+        if count >= self.control.limit() {
             self.turn_over(shard);
             (first, count) = (NIL, 0);
         }
