@@ -199,7 +199,7 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
             if !fresh {
                 return None;
             }
-            match self.nodes.fresh(1) {
+            match self.nodes.fresh(1, true) {
                 Some((first, _)) => return Some(self.hand_out(first)),
                 // Since we looked, another thread may have taken the last one and freed another.
                 None => fresh = false,
@@ -227,7 +227,8 @@ impl<N: Nodes<AtomicU32>> FreeSlots<N> {
                 continue;
             } else if !fresh {
                 break;
-            } else if let Some((first, count)) = self.nodes.fresh(u32::try_from(most - taken).unwrap_or(u32::MAX)) {
+            } else if let Some((first, count)) = self.nodes.fresh(u32::try_from(most - taken).unwrap_or(u32::MAX), true)
+            {
                 (first..first + count).for_each(|slot| each(self.hand_out(slot)));
                 taken += count as usize;
             } else {

@@ -68,8 +68,9 @@ pub trait Nodes<T = Node> {
     fn node(&self, slot: u32) -> &T;
 
     /// Takes up to `most` consecutive fresh slots for the caller alone: the first, and how many. `None` if no more are
-    /// left. Releases what the caller did before to a thread that finds none left.
-    fn fresh(&self, most: u32) -> Option<(u32, u32)>;
+    /// left. (If there was no room for more the last time, that is asked for only if `again`.) Releases what the caller
+    /// did before to a thread that finds none left.
+    fn fresh(&self, most: u32, again: bool) -> Option<(u32, u32)>;
 
     /// How many slots there are, and can be.
     fn extent(&self) -> Extent;

@@ -431,6 +431,9 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     /// Takes a slab of up to `room` slots: as many as possible, and at least `least`, unless the limit leaves fewer.
     fn take_slab(&self, start: u32, room: u32, mut least: u32) -> Option<Slab> {
         let (mut count, mut padded) = (room, 0);
+        // Halves, or eighths where the backing has just refused all of these: each request may be a system call.
+        // Relaxed: under the lock.
+        let step = 2 << (2 * self.refused.load(Ordering::Relaxed));
         if let Some((_, layout)) = self.shape(room) {
             // Fewer, but in whole huge pages, if the last one would have fewer slots for each byte.
             let (size, whole) = (layout.size(), self.account.whole(layout.size()));
@@ -440,19 +443,16 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             }
         }
         while count >= least {
-            let halved = if count > least { (count / 2).max(least) } else { 0 };
+            let fewer = if count > least { (count / step).max(least) } else { 0 };
             let Some((_, layout)) = self.shape(count) else {
-                count = halved;
+                count = fewer;
                 continue;
             };
             let size = layout.size().max(core::mem::take(&mut padded));
             let layout = Layout::from_size_align(size, layout.align()).unwrap_or(layout);
-            let error = match self.account.take(layout) {
+            count = match self.account.take(layout) {
                 Ok(block) => return Some(self.divide(block, start, count, room)),
-                Err(error) => error,
-            };
-            count = match error.reason() {
-                Reason::Limit => {
+                Err(error) if error.reason() == Reason::Limit => {
                     let left = error.left() & !(self.account.unit(error.left()) - 1);
                     let is_huge = self.account.unit(left) > self.account.page_bytes();
                     padded = if is_huge { left } else { 0 };
@@ -460,7 +460,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
                     least = least.min(count).max(1);
                     count
                 }
-                _ => halved,
+                Err(_) => fewer,
             };
         }
         None
@@ -540,7 +540,7 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
         Self::node_at(slab, place)
     }
 
-    fn fresh(&self, most: u32) -> Option<(u32, u32)> {
+    fn fresh(&self, most: u32, again: bool) -> Option<(u32, u32)> {
         loop {
             // Acquire: pairs with the Release of `open`, so the slab is there; and with that of the exchanges below.
             let mut range = self.fresh.load(Ordering::Acquire);
@@ -560,7 +560,9 @@ impl<B: Backing, T: Zeroed> Nodes<T> for Slots<B, T> {
                     Err(now) => range = now,
                 }
             }
-            if most == 0 || !self.grow() {
+            // Relaxed: whoever misses a slot because of it will ask again.
+            let asks = again || self.refused.load(Ordering::Relaxed) == 0;
+            if most == 0 || !asks || !self.grow() {
                 return None;
             }
         }

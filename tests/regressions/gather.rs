@@ -1,10 +1,13 @@
-//! A gathering thread waited for one that held slots, and asked the backing for more at each of a million looks.
+//! A gathering thread waited for one that held slots, and asked the backing for more at each of a million looks. And a
+//! backing that was full was asked some 70 times for each allocation that failed.
 
+use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Barrier as Door, Mutex};
 use std::time::Duration;
 
+use pageheap::arena::{ArenaConfig, Backing, Block, FreeList, ShardedFreeList};
 use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Pocket, Shards};
 use pageheap::internals::{Barrier, Table};
 
@@ -33,7 +36,7 @@ impl Nodes for &Gate<'_> {
         &self.nodes[slot as usize - 1]
     }
 
-    fn fresh(&self, most: u32) -> Option<(u32, u32)> {
+    fn fresh(&self, most: u32, _: bool) -> Option<(u32, u32)> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let opens = *self.opens.lock().unwrap();
         if let Some((at, door)) = opens
@@ -244,4 +247,73 @@ fn without_the_barrier_owners_go_on() {
         (waits, found)
     });
     assert_eq!(found, (true, Ok(true)), "what an owner gives to all is there for all");
+}
+
+/// A backing that counts requests, and has room for so many bytes.
+#[derive(Default)]
+struct Few {
+    asked: AtomicUsize,
+    room: AtomicUsize,
+}
+
+// SAFETY: memory of the system allocator, each block once.
+unsafe impl Backing for Few {
+    fn page_bytes(&self) -> usize {
+        4096
+    }
+
+    fn take(&self, bytes: usize, align: usize) -> Option<Block> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let left = self.room.load(Ordering::Relaxed).checked_sub(bytes)?;
+        // SAFETY: not of zero bytes.
+        let start = NonNull::new(unsafe { alloc::alloc(Layout::from_size_align(bytes, align.max(4096)).ok()?) })?;
+        self.room.store(left, Ordering::Relaxed);
+        Some(Block {
+            memory: NonNull::slice_from_raw_parts(start, bytes),
+            zeroed: false,
+        })
+    }
+
+    unsafe fn give(&self, memory: NonNull<[u8]>) {
+        // SAFETY: of this length and alignment. Slots of these tests are aligned to less.
+        unsafe {
+            alloc::dealloc(
+                memory.as_ptr().cast(),
+                Layout::from_size_align(memory.len(), 4096).unwrap(),
+            )
+        };
+    }
+}
+
+#[test]
+fn a_full_backing_is_asked_a_few_times() {
+    let backing = Few::default();
+    backing.room.store(4 << 20, Ordering::Relaxed);
+    let layout = Layout::new::<[u64; 8]>();
+    let list = ShardedFreeList::with_config_in(layout, 1, ArenaConfig::new(), &backing).unwrap();
+    let one = FreeList::with_config_in(layout, ArenaConfig::new(), &backing).unwrap();
+    let owner = list.owner().unwrap();
+    let asked_for = |take: &dyn Fn() -> bool, finds: bool| {
+        let before = backing.asked.load(Ordering::Relaxed);
+        assert_eq!(take(), finds);
+        backing.asked.load(Ordering::Relaxed) - before
+    };
+    let takes: [&dyn Fn() -> bool; 3] = [&|| owner.allocate().is_ok(), &|| list.allocate().is_ok(), &|| {
+        one.allocate().is_ok()
+    }];
+    for take in takes {
+        while take() {}
+        for _ in 0..3 {
+            let asked = asked_for(take, false);
+            assert!((1..=8).contains(&asked), "asked {asked} times");
+        }
+        // Room again: all of it is used.
+        backing.room.store(4 << 20, Ordering::Relaxed);
+        let asked = asked_for(take, true);
+        assert!(asked <= 8, "asked {asked} times");
+        let more = 1 + std::iter::from_fn(|| take().then_some(())).count();
+        assert!(more > (4 << 20) / 81, "{more} slots in 4 MiB");
+        let asked = asked_for(take, false);
+        assert!((1..=8).contains(&asked), "asked {asked} times");
+    }
 }

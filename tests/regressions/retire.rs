@@ -88,7 +88,7 @@ impl Nodes for &Counted {
         &self.nodes[slot as usize - 1]
     }
 
-    fn fresh(&self, most: u32) -> Option<(u32, u32)> {
+    fn fresh(&self, most: u32, _: bool) -> Option<(u32, u32)> {
         let used = self.used.load(Ordering::Relaxed);
         let count = (most as usize).min(SLOTS - used);
         self.used.store(used + count, Ordering::Relaxed);

@@ -102,10 +102,11 @@ impl<N: Nodes> Shards<N> {
             let enough = most.is_some_and(|most| round >= most);
             let held = self.collect(own, seen);
             // While slots are held somewhere, the backing is not asked again and again, since that may cost system
-            // calls each time. It is asked before a "no".
+            // calls each time. Nor is one that refused, but for once: after a look at which there was nothing, and
+            // before the one that may prove it. So its "no" lies between the two.
             let (_, empty) = self.depot.look();
             if (!empty || held == 0 || enough)
-                && let Some(slot) = self.take_one()
+                && let Some(slot) = self.take_one(last.is_some() || enough)
             {
                 return Some(slot);
             }

@@ -296,7 +296,7 @@ impl<N: Nodes> Shards<N> {
         // Relaxed: inside the section.
         let previous = shard.previous.load(Ordering::Relaxed);
         let batch = if previous == 0 {
-            self.take_batch()?
+            self.take_batch(false)?
         } else {
             way.store(&shard.previous, 0);
             previous
@@ -305,8 +305,8 @@ impl<N: Nodes> Shards<N> {
         self.pop(shard)
     }
 
-    /// Takes a batch from the depot, or of fresh slots.
-    fn take_batch(&self) -> Option<u64> {
+    /// Takes a batch from the depot, or of fresh slots; see [`Nodes::fresh`] for `again`.
+    fn take_batch(&self, again: bool) -> Option<u64> {
         let exist = self.adjust();
         self.go_on(exist);
         if let Some(first) = self.depot.pop(&Batches(&self.nodes)) {
@@ -315,7 +315,7 @@ impl<N: Nodes> Shards<N> {
             self.account.depot.fetch_sub(count as usize, Ordering::Relaxed);
             return Some(pack(first, count));
         }
-        let (first, count) = self.nodes.fresh(self.control.limit())?;
+        let (first, count) = self.nodes.fresh(self.control.limit(), again)?;
         for slot in first..first + count {
             let next = if slot + 1 < first + count { slot + 1 } else { NIL };
             // Relaxed: nobody else knows these slots.
@@ -328,12 +328,13 @@ impl<N: Nodes> Shards<N> {
     fn detour(&self) -> Option<u32> {
         // A gatherer sees us inside the turnstile and waits, since we carry a batch.
         let _pass = self.turnstile.enter(0);
-        self.take_one()
+        self.take_one(false)
     }
 
-    /// Takes one slot of a batch; the others go back. The caller is inside the turnstile, or gathers.
-    fn take_one(&self) -> Option<u32> {
-        let (first, count) = unpack(self.take_batch()?);
+    /// Takes one slot of a [batch](Self::take_batch); the others go back. The caller is inside the turnstile, or
+    /// gathers.
+    fn take_one(&self, again: bool) -> Option<u32> {
+        let (first, count) = unpack(self.take_batch(again)?);
         // Relaxed: the batch is ours.
         let rest = self.nodes.node(first).link.load(Ordering::Relaxed);
         if count > 1 {

@@ -39,7 +39,7 @@ impl<T> Nodes<T> for Few<T> {
         &self.nodes[slot as usize - 1]
     }
 
-    fn fresh(&self, most: u32) -> Option<(u32, u32)> {
+    fn fresh(&self, most: u32, _: bool) -> Option<(u32, u32)> {
         let mut used = self.used.load(Ordering::SeqCst);
         loop {
             let count = most.min(self.nodes.len() as u32 - used);
