@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use core::time::Duration;
 use std::sync::Barrier;
 use std::thread;
+use std::time::Instant;
 use std::vec::Vec;
 
 use super::*;
@@ -82,7 +83,7 @@ fn who_finds_the_lock_held_does_not_fill_the_store_without_end() {
     while blocks.len() * 64 > 46 * MIB {
         give(objects, blocks.pop().unwrap(), layout);
     }
-    let (begin, before) = (std::time::Instant::now(), blocks.len());
+    let (begin, before) = (Instant::now(), blocks.len());
     while begin.elapsed() < Duration::from_millis(50) && !blocks.is_empty() {
         give(objects, blocks.pop().unwrap(), layout);
     }
@@ -156,7 +157,7 @@ fn a_thread_that_ends_waits_for_a_preempted_seizer() {
     let objects = heap();
     // SAFETY: never destroyed.
     let thread = unsafe { objects.enlist().unwrap().as_ref() };
-    let (owner, key, begin) = (thread.owner(), thread.key(), std::time::Instant::now());
+    let (owner, key, begin) = (thread.owner(), thread.key(), Instant::now());
     const AWAY: Duration = Duration::from_millis(20);
     owner.set(0);
     std::thread::scope(|scope| {
@@ -169,19 +170,32 @@ fn a_thread_that_ends_waits_for_a_preempted_seizer() {
     });
 }
 
-/// Three quarters of the heap lie on the shelf of a thread that is halted at work, for longer than yields take.
+/// Three quarters of the heap lie on the shelf of a thread that is halted at work, for longer than yields take. A
+/// request waits for 28 ms: on a busy machine the thread may be away for longer, and then all is repeated.
 #[test]
 fn a_request_waits_for_who_is_halted_at_work_with_a_full_shelf() {
-    let objects = Objects::<Region>::for_test(16 << 20, 64, false);
-    if !objects.reaches_threads() {
-        return;
+    for _ in 0..20 {
+        let objects = Objects::<Region>::for_test(16 << 20, 64, false);
+        if !objects.reaches_threads() {
+            return;
+        }
+        let (mebibytes, away) = served_beside_a_full_shelf(objects);
+        if mebibytes == 12 {
+            return;
+        }
+        assert!(away > Duration::from_millis(20), "{mebibytes} MiB, {away:?}");
     }
+    panic!("refused each time");
+}
+
+/// How many of 12 MiB are served, and for how long the other thread was at work meanwhile.
+fn served_beside_a_full_shelf(objects: &'static Objects<Region>) -> (usize, Duration) {
     // SAFETY: structures are never destroyed.
     let enlist = || unsafe { objects.enlist().unwrap().as_ref() };
     let of_pages = |pages| Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap();
     let at_work = Barrier::new(2);
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let other = scope.spawn(|| {
             let own = enlist().enter(objects).unwrap();
             let lengths = (5..=128).filter_map(Length::exactly);
             let blocks: Vec<_> = lengths
@@ -191,16 +205,18 @@ fn a_request_waits_for_who_is_halted_at_work_with_a_full_shelf() {
                 assert!(objects.shelve(&own, block, Some(length)));
             }
             let shelved = own.shelf().pages();
+            let begin = Instant::now();
             at_work.wait();
             assert!(shelved.0 > 1500, "{shelved:?}");
             thread::sleep(Duration::from_millis(10));
+            drop(own);
+            begin.elapsed()
         });
         at_work.wait();
         let own = enlist().enter(objects).unwrap();
-        for mebibytes in 1..=12 {
-            assert!(objects.allocate(&own, of_pages(128)).is_some(), "{mebibytes} MiB");
-        }
-    });
+        let served = (0..12).take_while(|_| objects.allocate(&own, of_pages(128)).is_some());
+        (served.count(), other.join().unwrap())
+    })
 }
 
 /// Nobody else is there: nothing is asked for again and again.
@@ -352,9 +368,11 @@ fn a_slot_in_a_run_of_its_own_is_found_in_the_first_round() {
 fn who_has_waited_for_pages_on_their_way_in_vain_does_not_wait_again() {
     let objects = Objects::<Region>::for_test(16 << 20, 0, false);
     let _pass = objects.heap.pass();
-    let mut waits = 0;
-    assert_eq!(objects.heap.at_last(&mut waits, || None::<()>), None);
-    let waited = waits;
-    assert_eq!(objects.heap.at_last(&mut waits, || None::<()>), None);
-    assert!(waited > 1 << 19 && waits == waited, "{waited}, {waits}");
+    // Most of the waiting is over: beside busy threads, all of it would take minutes.
+    const MOST: u32 = 1 << 20;
+    let mut waits = MOST - 1000;
+    for _ in 0..2 {
+        assert_eq!(objects.heap.at_last(&mut waits, || None::<()>), None);
+        assert_eq!(waits, MOST);
+    }
 }

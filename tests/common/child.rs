@@ -7,6 +7,9 @@ use std::ptr::NonNull;
 
 const CHILD: &str = "PAGEHEAP_TEST_CHILD";
 
+/// The exit status of a child that was late, as on a busy machine: it is run again, twice at most.
+pub const LATE: i32 = 75;
+
 /// Whether this process is the child of a test.
 pub fn is_one() -> bool {
     std::env::var_os(CHILD).is_some()
@@ -35,6 +38,25 @@ pub fn output(child: &mut Command) -> Output {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(!said.contains("running 0 tests"), "no such test: {child:?}");
     output
+}
+
+/// Whether a child ends well, which is prepared each time. One that says that it was late is run again: one that is
+/// late three times is late.
+pub fn ends_well_in_time(test: &str, prepare: impl Fn(&mut Command)) -> bool {
+    for _ in 0..3 {
+        let mut command = command(test);
+        prepare(&mut command);
+        let output = output(&mut command);
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+        if output.status.success() {
+            return true;
+        }
+        println!("{output:?}");
+        if output.status.code() != Some(LATE) {
+            return false;
+        }
+    }
+    false
 }
 
 fn run(test: &str) -> Output {

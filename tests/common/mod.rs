@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "no program uses all of it")]
 
+use std::time::{Duration, Instant};
+
 use pageheap::GlobalHeap;
 
 pub mod draw;
@@ -11,6 +13,20 @@ pub mod random;
 /// a release (`.ci/run test_release`).
 pub fn is_full() -> bool {
     std::env::var_os("PAGEHEAP_TEST_FULL").is_some()
+}
+
+/// Whether one of three runs succeeds: a busy machine may disturb any of them.
+pub fn one_of_three(mut run: impl FnMut() -> bool) -> bool {
+    (0..3).any(|_| run())
+}
+
+/// Fails if a heap that gives memory back meanwhile is not in order. A check waits for that, two seconds at most: one
+/// that took long may have given up on a busy machine, and its fault says nothing.
+pub fn is_in_order<F: std::fmt::Debug>(check: impl FnOnce() -> Result<(), F>) {
+    let begin = Instant::now();
+    if let Err(fault) = check() {
+        assert!(begin.elapsed() > Duration::from_millis(200), "{fault:?}");
+    }
 }
 
 /// Where a heap of bare numbers may begin, as in `Simulated`: 2^44 with 64-bit pointers.

@@ -86,6 +86,8 @@ fn impossible_layouts_get_null_and_change_nothing() {
         // SAFETY: the block is ours; a refused resize leaves it as it is.
         unsafe { assert!(HEAP.realloc(block.memory, block.layout, size).is_null()) };
     }
+    HEAP.flush_thread();
+    assert_eq!(HEAP.stats().pages.grown, grown);
     for align in (31..usize::BITS - 1).map(|shift| 1 << shift) {
         // SAFETY: no layout has size zero.
         unsafe {
@@ -96,8 +98,6 @@ fn impossible_layouts_get_null_and_change_nothing() {
             }
         }
     }
-    HEAP.flush_thread();
-    let _ = grown;
     block.free(&HEAP);
     HEAP.flush_thread();
     HEAP.check().unwrap();

@@ -3,6 +3,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
 use pageheap::GlobalHeap;
 use pageheap::source::Source;
@@ -31,7 +32,7 @@ mod threads;
 mod twice;
 
 use common::random::Random;
-use common::{addresses, by_width};
+use common::{addresses, by_width, one_of_three};
 
 /// A heap that reserves less than the default: this process has dozens of heaps, and its threads need stacks.
 const fn new_heap() -> GlobalHeap {
@@ -135,6 +136,20 @@ fn layout(size: usize, align: usize) -> Layout {
 /// end of a scope does not.
 fn join_all(threads: Vec<ScopedJoinHandle<'_, ()>>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// What a heap answers that has room for what it is asked. It waits for who is off his processor with pages in hand,
+/// but not for long (28 ms: `object/reclaim.rs`). So on a busy machine it may refuse after such a time, and the whole
+/// run is to be repeated, but never sooner.
+fn in_time<T>(ask: impl FnOnce() -> Option<T>) -> Option<T> {
+    let begin = Instant::now();
+    let answer = ask();
+    let took = begin.elapsed();
+    assert!(
+        answer.is_some() || took > Duration::from_millis(20),
+        "refused in {took:?}"
+    );
+    answer
 }
 
 /// Runs `work` on `count` threads, passing each its number, and joins them.

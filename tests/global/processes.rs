@@ -871,6 +871,7 @@ fn a_child_counts_at_least_what_is_roomy() {
             // SAFETY: as above.
             unsafe { libc::_exit(i32::from(!fine)) };
         }
+        assert!(child > 0, "it failed");
         let mut status = 0;
         // SAFETY: waits for the child just forked.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);

@@ -319,42 +319,50 @@ fn a_region_that_is_too_small_is_kept_all_the_same() {
 /// Two threads give a heap its memory while two others allocate: one region is taken, and all blocks lie in that.
 #[test]
 fn threads_race_to_give_an_empty_heap_its_memory() {
+    for _ in 0..if cfg!(miri) { 3 } else { 50 } {
+        assert!(one_of_three(is_given_one_region), "memory after `init`");
+    }
+}
+
+/// Whether all get a block then.
+fn is_given_one_region() -> bool {
     // Where threads do not reach what others keep, each needs some for itself.
     let kibibytes = if has_fence() { 128 } else { 384 };
-    for _ in 0..if cfg!(miri) { 3 } else { 50 } {
-        let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::empty()));
-        let (taken, blocks) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        let (start, answered) = (Barrier::new(4), AtomicUsize::new(0));
-        on_threads(4, |thread| {
-            start.wait();
-            if thread % 2 == 0 {
-                let (region, addresses) = region(kibibytes << 10);
-                if heap.init(region).is_ok() {
-                    taken.lock().unwrap().push(addresses);
-                }
-                // Release: with the load below. Taken or refused, the heap has memory now.
-                answered.fetch_add(1, Ordering::Release);
-            } else {
-                // Acquire: with the addition above.
-                while answered.load(Ordering::Acquire) == 0 {
-                    if let Some(block) = Block::new(heap, layout(1000, 8), 1) {
-                        block.free(heap);
-                    }
-                    std::thread::yield_now();
-                }
+    let heap: &'static GlobalHeap<Region> = Box::leak(Box::new(GlobalHeap::empty()));
+    let (taken, blocks) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let (start, answered) = (Barrier::new(4), AtomicUsize::new(0));
+    on_threads(4, |thread| {
+        start.wait();
+        if thread % 2 == 0 {
+            let (region, addresses) = region(kibibytes << 10);
+            if heap.init(region).is_ok() {
+                taken.lock().unwrap().push(addresses);
             }
-            let block = Block::new(heap, layout(100, 8), 2).expect("memory after `init`");
-            blocks.lock().unwrap().push(block);
-        });
-        let taken = taken.into_inner().unwrap();
-        assert_eq!(taken.len(), 1, "one region is taken");
-        for block in blocks.into_inner().unwrap() {
-            assert!(taken[0].contains(&block.memory.addr()));
-            block.free(heap);
+            // Release: with the load below. Taken or refused, the heap has memory now.
+            answered.fetch_add(1, Ordering::Release);
+        } else {
+            // Acquire: with the addition above.
+            while answered.load(Ordering::Acquire) == 0 {
+                if let Some(block) = Block::new(heap, layout(1000, 8), 1) {
+                    block.free(heap);
+                }
+                std::thread::yield_now();
+            }
         }
-        heap.flush_thread();
-        heap.check().unwrap();
+        let block = in_time(|| Block::new(heap, layout(100, 8), 2));
+        blocks.lock().unwrap().extend(block);
+    });
+    let taken = taken.into_inner().unwrap();
+    assert_eq!(taken.len(), 1, "one region is taken");
+    let blocks = blocks.into_inner().unwrap();
+    let all = blocks.len() == 4;
+    for block in blocks {
+        assert!(taken[0].contains(&block.memory.addr()));
+        block.free(heap);
     }
+    heap.flush_thread();
+    heap.check().unwrap();
+    all
 }
 
 /// The system, which also allocates from another heap for its notes about pages, and has another thread empty the

@@ -190,20 +190,34 @@ fn strings_cross_threads() {
 
 #[test]
 fn unwinding_frees_what_was_allocated() {
-    // Repeated, so that what panics allocate only once is already there.
+    if !is_child() {
+        // Where no other test allocates.
+        return assert!(run("unwinding_frees_what_was_allocated"));
+    }
     let unwind = || {
         let caught = panic::catch_unwind(|| {
             let kept: Vec<String> = (0..100).map(|number| "y".repeat(number)).collect();
-            if kept.len() == 100 {
+            let dropped = kept.clone();
+            if dropped.len() == 100 {
                 panic::panic_any(kept);
             }
         });
         let kept = caught.unwrap_err().downcast::<Vec<String>>().unwrap();
         assert_eq!(kept[99].len(), 99);
     };
+    let used = || {
+        HEAP.flush_thread();
+        HEAP.stats().bytes_in_use()
+    };
     panic::set_hook(Box::new(|_| {}));
+    // First what panics allocate only once.
+    (0..10).for_each(|_| unwind());
+    let before = used();
     (0..1000).for_each(|_| unwind());
+    let after = used();
     drop(panic::take_hook());
+    // Less than the smallest block of each time.
+    assert!(after < before + 8000, "{before}, then {after}: {}", HEAP.stats());
 }
 
 /// Wherever its memory lies: unwinders assume a greater alignment than Rust's library declares (rust-lang/rust#161368).

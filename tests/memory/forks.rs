@@ -35,7 +35,7 @@ static OTHER: GlobalHeap<&OverSystem<Slow>> = unsafe { GlobalHeap::with_source(&
 #[test]
 fn a_fork_comes_in_between() {
     if !is_child() {
-        return assert!(run("forks::a_fork_comes_in_between"));
+        return assert!(child::ends_well_in_time("forks::a_fork_comes_in_between", |_| ()));
     }
     // Runs of 5 pages, every other one free: about 50 per chunk.
     const SIZE: usize = 40_000;
@@ -53,7 +53,7 @@ fn a_fork_comes_in_between() {
     while count() < 100 {
         std::hint::spin_loop();
     }
-    for _ in 0..5 {
+    let mut meanwhile = [(); 5].map(|()| {
         let before = count();
         // SAFETY: the child exits at once.
         let child = unsafe { libc::fork() };
@@ -62,21 +62,23 @@ fn a_fork_comes_in_between() {
             unsafe { libc::_exit(0) };
         }
         let after = count();
+        assert!(child > 0, "it failed");
         let mut status = 0;
         // SAFETY: waits for the child just forked.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        println!("{} releases while a fork waited", after - before);
-        assert!(after - before <= 300, "{} releases", after - before);
-    }
+        after - before
+    });
     let during = count();
     assert!(releasing.join().unwrap() > 0);
-    assert!(
-        count() > during + 1000,
-        "{} after {during}: the forks came too late",
-        count()
-    );
     // The heap is intact.
     OTHER.check().unwrap();
+    println!("{meanwhile:?} releases while a fork waited, {during} of {}", count());
+    meanwhile.sort_unstable();
+    // Most forks: one may have been off its processor for long.
+    if meanwhile[2] > 300 || count() <= during + 1000 {
+        println!("they waited for too much, or came too late");
+        std::process::exit(child::LATE);
+    }
 }
 
 /// Ends the process as failed if it deadlocks.
@@ -114,7 +116,7 @@ fn clocks_that_allocate_do_not_stop_a_fork() {
     assert!(HEAPS.iter().all(|heap| touch(heap, 100)));
     let [over, ticks, opened] = [0; 3].map(AtomicUsize::new);
     std::thread::scope(|scope| {
-        for own in 0..2 {
+        let ticking = [0, 1].map(|own| {
             let (over, ticks, opened) = (&over, &ticks, &opened);
             scope.spawn(move || {
                 let time = AtomicUsize::new(1);
@@ -130,8 +132,8 @@ fn clocks_that_allocate_do_not_stop_a_fork() {
                     HEAPS[own].tick(&clock);
                     ticks.fetch_add(1, Ordering::Relaxed);
                 }
-            });
-        }
+            })
+        });
         for round in 0..if common::is_full() { 200 } else { 50 } {
             // Both are at work throughout.
             let before = ticks.load(Ordering::Relaxed);
@@ -152,6 +154,8 @@ fn clocks_that_allocate_do_not_stop_a_fork() {
             assert_eq!(status, 0, "round {round}");
         }
         over.store(1, Ordering::Relaxed);
+        // With what they do as they end.
+        ticking.into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert!(opened.load(Ordering::Relaxed) > 1, "no heap was opened meanwhile");
     assert!(HEAPS.iter().all(|heap| heap.check().is_ok()));

@@ -82,7 +82,7 @@ fn mapping(address: *const u8, name: &str) -> Vec<String> {
 
 /// Waits for something that another thread is about to do.
 fn soon(what: impl Fn() -> bool) -> bool {
-    (0..800).any(|_| {
+    (0..2400).any(|_| {
         std::thread::sleep(Duration::from_millis(25));
         what()
     })

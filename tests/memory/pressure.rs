@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::time::Instant;
 
 use pageheap::Pressure;
 
@@ -53,8 +54,12 @@ fn write(path: impl AsRef<Path>, text: &str) {
 fn run_in_folder(name: &str) {
     let own = format!("pageheap-{}-{}", std::process::id(), name.replace(':', "-"));
     let folder: PathBuf = std::env::temp_dir().join(own);
-    std::fs::create_dir_all(&folder).unwrap();
-    let well = ends_well(command(name).current_dir(&folder));
+    let prepare = |command: &mut Command| {
+        _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        command.current_dir(&folder);
+    };
+    let well = child::ends_well_in_time(name, prepare);
     std::fs::remove_dir_all(&folder).unwrap();
     assert!(well);
 }
@@ -114,10 +119,28 @@ fn backed() -> usize {
     WATCHED.stats().pages.backed.0 * 8192
 }
 
+/// For so long that the thread reads the files meanwhile.
+const WHILE: Duration = Duration::from_millis(2500);
+
 /// Nothing is given back for a while, though the thread has read the files.
 fn stays() {
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(WHILE);
     assert!(backed() >= 48 << 20, "{}", WATCHED.stats());
+}
+
+/// How often each hook was called.
+fn calls() -> (u64, u64) {
+    (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed))
+}
+
+/// Waits until the thread has read files that say that there is enough memory.
+fn until_no_hook_is_called() {
+    let is_none_called = || {
+        let before = calls();
+        std::thread::sleep(WHILE);
+        calls() == before
+    };
+    assert!((0..20).any(|_| is_none_called()));
 }
 
 #[test]
@@ -145,18 +168,17 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     assert!(soon(|| ALARMED.load(Ordering::Relaxed) > 1));
     assert!(STALLED.load(Ordering::Relaxed) == 0 && FILLED.load(Ordering::Relaxed) == 95);
     file("memory.max", "1000000000\n");
-    std::thread::sleep(Duration::from_millis(2500));
-    // At ten percent no hook is called.
-    let before = (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed));
+    until_no_hook_is_called();
+    // At ten percent none is.
+    let before = calls();
     busy.fill();
     stays();
-    let after = (TOLD.load(Ordering::Relaxed), ALARMED.load(Ordering::Relaxed));
-    assert_eq!(before, after);
+    assert_eq!(before, calls());
     // The limit is reached, if only for a moment.
     file("memory.events", "low 0\nhigh 6\nmax 2\noom 1\noom_kill 0\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| EVENTS.load(Ordering::Relaxed) == 4));
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(WHILE);
     assert_eq!(EVENTS.load(Ordering::Relaxed), 4, "told once");
     busy.fill();
     stays();
@@ -192,9 +214,14 @@ fn where_nothing_helps_less_is_tried() {
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| TOLD.load(Ordering::Relaxed) > 8));
     busy.fill();
-    stays();
+    std::thread::sleep(WHILE);
+    let stays = backed() >= 48 << 20;
     let looks = TOLD.load(Ordering::Relaxed);
-    assert!(looks < 15, "{looks} looks: this machine is slow");
+    if looks >= 15 {
+        println!("{looks} looks: this machine is slow");
+        std::process::exit(child::LATE);
+    }
+    assert!(stays, "{looks} looks: {}", WATCHED.stats());
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
 }
 
@@ -216,13 +243,13 @@ fn version_1_its_limit_and_its_failures_are_followed() {
     file("memory.limit_in_bytes", "101000000\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     file("memory.limit_in_bytes", "9223372036854771712\n");
-    std::thread::sleep(Duration::from_millis(2500));
+    until_no_hook_is_called();
     busy.fill();
     stays();
     file("memory.failcnt", "8\n");
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
     assert!(soon(|| EVENTS.load(Ordering::Relaxed) == 1));
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(WHILE);
     busy.fill();
     stays();
     // The figure of the whole system is used where the group has none.
@@ -316,7 +343,7 @@ fn fork_here() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: no preconditions.
-        unsafe { libc::alarm(60) };
+        unsafe { libc::alarm(120) };
         (0..2).for_each(|_| touch(4 << 20, 1));
         let begun = soon(|| WATCHED.has_background_thread());
         // SAFETY: ends the child without running the parent's handlers.
@@ -375,14 +402,17 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
         .unwrap();
     touch(4 << 20, 1);
     touch(4 << 20, 1);
-    // After a while the fork proceeds without waiting for the thread; on a busy machine that may happen sooner.
+    // After a while the fork proceeds without waiting for the thread; on a busy machine that may happen sooner. A fork
+    // that comes late proves nothing.
     let mut is_closed = || {
         assert!(soon(|| open_events() == 2), "nobody reads");
+        let begin = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(20));
                 events.write_all(b"high 0\n").unwrap();
             });
+            let is_early = begin.elapsed() < Duration::from_millis(10);
             // SAFETY: the child counts its open files and exits.
             let child = unsafe { libc::fork() };
             if child == 0 {
@@ -393,8 +423,8 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
             // SAFETY: waits for the child just forked.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             assert!(libc::WIFEXITED(status));
-            libc::WEXITSTATUS(status) == 1
+            is_early && libc::WEXITSTATUS(status) == 1
         })
     };
-    assert!((0..5).any(|_| is_closed()), "the child has the file");
+    assert!((0..50).any(|_| is_closed()), "the child has the file");
 }

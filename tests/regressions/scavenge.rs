@@ -68,7 +68,7 @@ fn meanwhile<T: Send, R: Send>(
         inside.wait();
         let (say, hear) = mpsc::channel();
         scope.spawn(move || say.send(ask()));
-        let answer = hear.recv_timeout(Duration::from_secs(5)).ok();
+        let answer = hear.recv_timeout(Duration::from_secs(30)).ok();
         on.wait();
         answer
     })
