@@ -45,7 +45,8 @@ fn built() -> PathBuf {
         cargo.arg("--release");
     }
     assert!(cargo.status().unwrap().success());
-    let copy = std::env::temp_dir().join(format!("libplugin-{}.so", std::process::id()));
+    // Not among temporary files: where those lie, nothing may be executed on some systems.
+    let copy = profile.join(format!("libplugin-{}.so", std::process::id()));
     std::fs::copy(profile.join("examples/libplugin.so"), &copy).unwrap();
     copy
 }
@@ -180,7 +181,7 @@ fn sixteen_copies_live_side_by_side() {
         return assert!(run_with("libraries::sixteen_copies_live_side_by_side", variables));
     }
     let path = built();
-    let folder = std::env::temp_dir().join(format!("pageheap-{}", std::process::id()));
+    let folder = path.with_extension("copies");
     std::fs::create_dir_all(&folder).unwrap();
     let paths: Vec<_> = (0..16)
         .map(|number| folder.join(format!("libcopy{number}.so")))
@@ -215,11 +216,13 @@ fn a_heap_that_opens_in_another_librarys_constructor_stays_until_the_end() {
         let path = built();
         let other = path.with_extension("other.so");
         std::fs::copy(&path, &other).unwrap();
+        let name = |path: &Path| path.file_name().unwrap().display().to_string();
         let output = child::command(NAME)
             .env(LIBRARY, &path)
             .env("PAGEHEAP_TEST_EARLY", "1")
-            // The library named last is initialised first.
-            .env("LD_PRELOAD", format!("{} {}", other.display(), path.display()))
+            // The library named last is initialised first. There may be spaces in the folder's name.
+            .current_dir(path.parent().unwrap())
+            .env("LD_PRELOAD", format!("./{} ./{}", name(&other), name(&path)))
             .output()
             .unwrap();
         std::fs::remove_file(path).unwrap();

@@ -69,7 +69,7 @@ fn it_is_not_born_for_little() {
         return assert!(run("life::it_is_not_born_for_little"));
     }
     let before = tasks();
-    drop(blocks(512 << 10, 1000));
+    drop(blocks(256 << 10, 1000));
     assert_eq!((keeper(), tasks()), (None, before));
 }
 
