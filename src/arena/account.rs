@@ -52,7 +52,11 @@ impl<B: Backing> Account<B> {
 
     /// Takes a block for `layout`, which an error will report as the request.
     pub(super) fn take(&self, layout: Layout) -> Result<Block, ArenaError> {
-        let (bytes, align) = self.rounded(layout)?;
+        self.take_exactly(self.rounded(layout)?, layout)
+    }
+
+    /// Takes a block of so many bytes, which are whole pages, and so aligned, for `layout`.
+    pub(super) fn take_exactly(&self, (bytes, align): (usize, usize), layout: Layout) -> Result<Block, ArenaError> {
         self.reserve(bytes)
             .map_err(|left| ArenaError::new(Reason::Limit, layout, left))?;
         let Some(block) = self.backing.take(bytes, align) else {

@@ -67,7 +67,8 @@ impl ArenaConfig {
 
     /// Whether blocks of 2 MiB and more are whole huge pages: their size a multiple of 2 MiB, aligned to 2 MiB, so that
     /// the kernel can back them with huge pages if it does so at all. Off by default: blocks may then lie anywhere. If
-    /// on, slabs are at least 2 MiB, unless the configuration sets their size.
+    /// on, slabs are at least 2 MiB, unless the configuration sets their size. (In an arena or pool, the block of an
+    /// object that fills its huge pages has one ordinary page more, for the books.)
     ///
     /// Which huge pages to request for the heap, and so for the arenas on it, is set by
     /// [`HugePages`](crate::HugePages).

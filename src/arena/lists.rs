@@ -102,7 +102,8 @@ pub(super) type Cut = (NonNull<u8>, Option<NonNull<Foot>>);
 impl<B: Backing> Account<B> {
     /// Takes a block that holds `bytes` bytes and its foot.
     pub(super) fn take_block(&self, bytes: usize, align: usize) -> Result<NonNull<Foot>, ArenaError> {
-        let block = self.take(self.block_layout(bytes, align)?)?.memory;
+        let layout = self.block_layout(bytes, align)?;
+        let block = self.take_exactly(self.block_size(layout)?, layout)?.memory;
         // SAFETY: inside the block, which is ours alone; pages are in whole grains.
         let foot = unsafe { block.cast::<u8>().add(room(block)).cast::<Foot>() };
         // SAFETY: as above.
@@ -112,8 +113,19 @@ impl<B: Backing> Account<B> {
 
     /// The size of such a block.
     pub(super) fn block_bytes(&self, bytes: usize, align: usize) -> Result<usize, ArenaError> {
-        let (bytes, _) = self.rounded(self.block_layout(bytes, align)?)?;
+        let (bytes, _) = self.block_size(self.block_layout(bytes, align)?)?;
         Ok(bytes)
+    }
+
+    /// The size and alignment of the block for a [`block_layout`](Self::block_layout). An object that fills its huge
+    /// pages gets a page more for the foot, not a huge page.
+    fn block_size(&self, layout: Layout) -> Result<(usize, usize), ArenaError> {
+        let (bytes, align) = self.rounded(layout)?;
+        let over = layout.size() % self.unit(layout.size());
+        if (1..=FOOT_BYTES).contains(&over) {
+            return Ok((layout.size().next_multiple_of(self.page_bytes()), align));
+        }
+        Ok((bytes, align))
     }
 
     /// Aligned to at least a page.

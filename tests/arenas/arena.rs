@@ -586,7 +586,22 @@ fn slabs_may_be_whole_huge_pages() -> Result<(), ArenaError> {
     assert_eq!(arena.stats().reserved, HUGE);
     let large = address(&arena.alloc_uninit_slice::<u8>(3 * HUGE)?[0]);
     assert!(large.is_multiple_of(HUGE));
-    assert_eq!(arena.stats().reserved, 5 * HUGE, "a foot of its own needs a fourth");
+    let page = heap.page_bytes();
+    assert_eq!(arena.stats().reserved, 4 * HUGE + page, "a page for its foot");
+    // So there is room for it within a limit of half a huge page more.
+    let limited = || ArenaConfig::new().whole_huge_pages(true).limit(3 << 20);
+    let tight = Arena::with_config_in(limited(), &heap)?;
+    let pool = Pool::with_config_in(limited(), &heap)?;
+    assert!(address(&tight.alloc_uninit_slice::<u8>(HUGE)?[0]).is_multiple_of(HUGE));
+    let object = pool.alloc_uninit_slice::<u8>(HUGE - 16)?;
+    assert!(address(&object[0]).is_multiple_of(HUGE));
+    assert_eq!(
+        (tight.stats().reserved, pool.stats().reserved),
+        (HUGE + page, HUGE + page)
+    );
+    // What does more than fill them gets whole ones, as ever.
+    arena.alloc_uninit_slice::<u8>(HUGE + 16)?;
+    assert_eq!(arena.stats().reserved, 6 * HUGE + page);
     Ok(())
 }
 
