@@ -211,5 +211,25 @@ fn large(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, one_page, free_random, runs, fullness, large);
+/// One more block aligned to twice its length, behind many that have left a gap each.
+fn gaps(criterion: &mut Criterion) {
+    for (name, pages) in [("1-to-2", 1), ("4-to-8", 4)] {
+        for live in [1 << 12, 1 << 16] {
+            let heap = heap(1 << 33);
+            heap.allocate(PageCount(live * 2 * pages)).expect("room");
+            (0..live).for_each(|block| free(&heap, run((2 * block + 1) * pages, pages)));
+            criterion.bench_function(&format!("pair/aligned/{name}/behind-{live}-gaps"), |bench| {
+                bench.iter(|| {
+                    let block = heap
+                        .allocate_aligned(PageCount(pages), 2 * pages * PAGE)
+                        .expect("room")
+                        .run;
+                    free(&heap, block);
+                });
+            });
+        }
+    }
+}
+
+criterion_group!(benches, one_page, free_random, runs, fullness, large, gaps);
 criterion_main!(benches);

@@ -95,6 +95,63 @@ pub fn find(words: &[u64], count: usize, from: usize) -> Option<usize> {
     None
 }
 
+/// A bit for each page of the chunk `words` at which `count` free pages begin, 1 ≤ count. Runs cross words.
+///
+/// As [`find_in_word`] does it, with the chunk as one long word: log₂ n rounds, without a branch on any word.
+#[inline]
+#[must_use]
+pub fn starts(words: &Block, count: usize) -> Block {
+    let (mut starts, mut proven) = (*words, 1);
+    // Zeros follow, as many as there are words, and one.
+    let mut padded = [0; 2 * MAX_CHUNK_WORDS + 1];
+    while proven < count {
+        let step = proven.min(count - proven);
+        let (skip, shift) = ((step >> WORD_SHIFT).min(MAX_CHUNK_WORDS), step % WORD_PAGES);
+        padded[..MAX_CHUNK_WORDS].copy_from_slice(&starts);
+        let ahead = &padded[skip..=skip + MAX_CHUNK_WORDS];
+        for (word, pair) in starts.iter_mut().zip(ahead.array_windows()) {
+            let [low, high] = pair;
+            // Two shifts, since one by 64 is not defined: `shift` may be 0.
+            *word &= low >> shift | high << 1 << (WORD_PAGES - 1 - shift);
+        }
+        proven += step;
+    }
+    starts
+}
+
+/// The lowest page at or after `from` whose bit is set in `bits`, of pages `first`, `first + align`, and so on. `align`
+/// is a power of two, and `first` is less.
+#[inline]
+#[must_use]
+pub fn lowest_aligned(bits: &Block, from: usize, align: usize, first: usize) -> Option<usize> {
+    // In a word that has any of these pages, they lie as in every other such word.
+    let aligned = EVERY[(align.trailing_zeros() as usize).min(EVERY.len() - 1)] << (first % WORD_PAGES);
+    let (mut index, stride) = (first >> WORD_SHIFT, (align >> WORD_SHIFT).max(1));
+    while let Some(word) = bits.get(index) {
+        let page = index * WORD_PAGES;
+        let behind = match from.saturating_sub(page) {
+            skip @ ..WORD_PAGES => u64::MAX << skip,
+            _ => 0,
+        };
+        let found = word & aligned & behind;
+        if found != 0 {
+            return Some(page + found.trailing_zeros() as usize);
+        }
+        index += stride;
+    }
+    None
+}
+
+/// By its logarithm, a number that divides 64: the word with every so many-th bit set, from bit 0.
+const EVERY: [u64; WORD_SHIFT as usize + 1] = {
+    let (mut every, mut shift) = ([0; WORD_SHIFT as usize + 1], 0);
+    while shift < every.len() {
+        every[shift] = u64::MAX / mask(0, 1 << shift);
+        shift += 1;
+    }
+    every
+};
+
 /// The number of free pages in a row right before page `page` of the region.
 #[inline]
 #[must_use]

@@ -185,6 +185,14 @@ impl Cursor {
         self.moved = true;
     }
 
+    /// As [`advance`](Self::advance), past an entry with a run as long as the one sought, but not at a place that will
+    /// do. Whatever the cursor has descended from has kept its promise.
+    #[inline(always)]
+    pub fn pass(&mut self, carry: usize) {
+        self.descents = 0;
+        self.advance(carry);
+    }
+
     /// Descends to the children of the current entry.
     #[inline(always)]
     fn descend<G: Shape>(&mut self) {

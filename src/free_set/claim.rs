@@ -321,19 +321,10 @@ impl<G: Shape> FreeSet<G> {
     /// [`Bitmap::take`](bitmap::Bitmap::take), which moreover reads no older a word than was read here before. If
     /// `take` finds a page gone, the page was gone after the flag was raised; a thread that brings it back later sees
     /// the flag.
-    fn hold_by_bits(&self, request: &Request) -> Option<usize> {
+    pub fn hold_by_bits(&self, request: &Request) -> Option<usize> {
         let mut from = 0;
         loop {
-            let run = self.first_run_by_bits(request.pages, from)?;
-            let start = request.align_page(run)?;
-            if start.checked_add(request.pages)? > self.grown() {
-                return None;
-            }
-            if start != run {
-                // As in `search`. To take and give back would disturb this very proof.
-                from = start;
-                continue;
-            }
+            let start = self.first_run_by_bits(request, from)?;
             let Err(taken) = self.hold(start, request.pages) else {
                 return Some(start);
             };
@@ -345,8 +336,10 @@ impl<G: Shape> FreeSet<G> {
         (0..self.grown().div_ceil(WORD_PAGES)).find_map(|index| self.take_word(index))
     }
 
-    fn first_run_by_bits(&self, count: usize, from: usize) -> Option<usize> {
-        let (first, mut carry) = (from >> G::CHUNK_SHIFT, 0);
+    /// The lowest run at or after `from` that meets the request. Of the free pages before a chunk only those count that
+    /// lie behind an aligned one.
+    fn first_run_by_bits(&self, request: &Request, from: usize) -> Option<usize> {
+        let (count, first, mut carry) = (request.pages, from >> G::CHUNK_SHIFT, 0);
         for chunk in first..self.grown().div_ceil(G::CHUNK_PAGES) {
             let from = if chunk == first { from & (G::CHUNK_PAGES - 1) } else { 0 };
             let bits = self.free.chunk::<G>(chunk);
@@ -354,11 +347,22 @@ impl<G: Shape> FreeSet<G> {
             if carry > 0 && carry + bitmap::free_behind(words, 0) >= count {
                 return Some(begin - carry);
             }
-            if let Some(page) = bitmap::find(words, count, from) {
+            let found = if request.align == 1 {
+                bitmap::find(words, count, from)
+            } else {
+                bitmap::lowest_aligned(
+                    &bitmap::starts(&bits, count),
+                    from,
+                    request.align,
+                    request.offset(begin),
+                )
+            };
+            if let Some(page) = found {
                 return Some(begin + page);
             }
             let end = bitmap::free_before(words, G::CHUNK_PAGES).min(G::CHUNK_PAGES - from);
-            carry = if end == G::CHUNK_PAGES { carry + end } else { end };
+            let end = if end == G::CHUNK_PAGES { carry + end } else { end };
+            carry = request.usable(begin + G::CHUNK_PAGES, end);
         }
         None
     }

@@ -2,6 +2,7 @@
 //!
 //! `PROPTEST_CASES` sets the number of cases for all of them.
 
+mod aligned;
 #[path = "../common/mod.rs"]
 mod common;
 mod heaps;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use pageheap::internals::scavenge::{Limits, candidate, fill_aligned};
-use pageheap::internals::{Band, HINT_PAGES, Request, Summary, Word, bitmap};
+use pageheap::internals::{Band, HINT_PAGES, MAX_CHUNK_WORDS, Request, Summary, Word, bitmap};
 use pageheap::{PageCount, PageIndex, PageRun};
 
 use super::cases;
@@ -114,6 +114,30 @@ proptest! {
         let from = from % flags.len();
         prop_assert_eq!(bitmap::find(&words, count, from), first_fit(&flags, count, from),
             "{} from {}\n{}", count, from, draw::words(&words));
+    }
+
+    #[test]
+    fn starts_are_where_runs_begin(words in chunk(), count in 1..=600_usize, short in any::<bool>()) {
+        let flags = flags(&words);
+        let count = if short { 1 + count % 20 } else { count };
+        let mut block = [0; MAX_CHUNK_WORDS];
+        block[..words.len()].copy_from_slice(&words);
+        let starts = bitmap::starts(&block, count);
+        for page in 0..MAX_CHUNK_WORDS * 64 {
+            prop_assert_eq!(starts[page / 64] >> (page % 64) & 1 == 1, first_fit(&flags, count, page) == Some(page),
+                "{} at {}\n{}", count, page, draw::words(&words));
+        }
+    }
+
+    #[test]
+    fn the_lowest_aligned_bit(words in chunk(), from in 0..512_usize, shift in 0..=12_u32, first in any::<usize>()) {
+        let mut block = [0; MAX_CHUNK_WORDS];
+        block[..words.len()].copy_from_slice(&words);
+        let (flags, align) = (flags(&block), 1 << shift);
+        let first = first % align;
+        let expected = (from..512).find(|&page| flags[page] && page % align == first);
+        prop_assert_eq!(bitmap::lowest_aligned(&block, from, align, first), expected,
+            "from {}, {} and every {}\n{}", from, first, align, draw::words(&words));
     }
 
     #[test]

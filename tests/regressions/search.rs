@@ -1,5 +1,6 @@
 //! An inner node that promises too much over correct leaves (after a correction has overtaken a raise) was never
-//! corrected if the promise was of a run that straddles entries, or if the search ended inside the block.
+//! corrected if the promise was of a run that straddles entries, or if the search ended inside the block. And what a
+//! search for an alignment steps over.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::NonNull;
@@ -69,6 +70,51 @@ fn a_broken_promise_of_the_last_block_is_corrected() {
     assert!(set.claim(&Request::of(200)).is_none());
     assert!(set.claim(&Request::of(200)).is_none());
     assert_eq!(set.summary(3, 1), Summary::NONE, "still promises");
+}
+
+/// Blocks shorter than their alignment leave a gap behind each. A search for one more went from gap to gap, so that the
+/// time it took grew with the number of blocks. A gap that reaches from one chunk into the next is looked at by itself.
+#[test]
+fn gaps_between_aligned_blocks_are_not_tried_one_by_one() {
+    const CHUNKS: usize = 32;
+    for (pages, align, phase) in [(1, 2, 0), (4, 8, 0), (3, 8, 7), (20, 64, 12), (100, 256, 100)] {
+        let (set, _) = set(CHUNKS * 512);
+        let request = Request { pages, align, phase };
+        let mut blocks = 0;
+        while set.claim(&request).is_some() {
+            blocks += 1;
+        }
+        assert!(blocks >= (CHUNKS * 512 - 256) / align, "{request:?}: {blocks}");
+        let (tries, _) = set.effort(&request);
+        assert!(tries <= CHUNKS, "{request:?}: {tries} tries, {blocks} gaps");
+        set.check().unwrap();
+    }
+}
+
+/// A search that passes over what is not aligned changes nothing: no summary has told a lie.
+#[test]
+fn what_is_not_aligned_breaks_no_promise() {
+    let (set, _) = set(32 * 512);
+    let request = Request {
+        pages: 5,
+        align: 8,
+        phase: 0,
+    };
+    set.claim_at(0, 32 * 512).unwrap();
+    // Runs of five pages that are not aligned: within each chunk, and from every second one into the next.
+    for chunk in 0..32 {
+        set.release(512 * chunk + 17, 5).unwrap();
+        if chunk % 2 == 1 {
+            set.release(512 * chunk - 2, 5).unwrap();
+        }
+    }
+    set.settle();
+    assert_eq!(set.effort(&request).1, 0);
+    assert_eq!(set.claim(&request), None);
+    set.claim_at(512 * 31 - 2, 5).unwrap();
+    set.release(512 * 31 - 8, 5).unwrap();
+    assert_eq!(set.claim(&request).map(|claim| claim.start), Some(512 * 31 - 8));
+    set.check().unwrap();
 }
 
 /// A word given back with gaps made its leaf, and all nodes above, promise one run from its first page to its last.
