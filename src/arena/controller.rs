@@ -8,7 +8,7 @@
 //! Large batches make the common path cheap, but slots in the shards' batches must be gathered by the other threads. As
 //! long as a fifth of all slots is available to any thread, a batch has 64 slots. The further the share falls below
 //! that, and the longer it stays there, the smaller batches get. In the worst case a batch has one slot, and nothing is
-//! held back.
+//! held back but slots that are retired (`shards/retire.rs`).
 //!
 //! Worked: 10 % of a list stays free. The error is 100 per mille. The proportional part takes 25 from the batch at
 //! once, the integral 6 with each step: batches of 33, 27, 21, 14, 8 and 2 slots, and of one from the seventh step on.

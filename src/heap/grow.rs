@@ -142,7 +142,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// (which the caller keeps from call to call, if it makes several), and so is each proof ([`Request::searches`]).
     ///
     /// An attempt should not count as one of those threads itself, as it does if it claims through a cache: then none
-    /// is waited for.
+    /// is waited for. (One that grows the heap does, and in vain only if others take what it has added.)
     #[cold]
     pub(crate) fn at_last<R>(&self, waits: &mut u32, attempt: impl Fn() -> Option<R>) -> Option<R> {
         self.flush_free_shards();

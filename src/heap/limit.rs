@@ -35,6 +35,7 @@ use crate::sync::{AtomicUsize, Ordering};
 use crate::units::PageCount;
 
 use super::PageHeap;
+use super::scan::Released;
 
 /// The most pages one call releases, unless it takes more.
 const MOST_PAGES: usize = 256;
@@ -119,16 +120,11 @@ impl Ceiling {
         self.lower(backed);
     }
 
-    /// Counts the chunks that a thread has `passed` and what it has `released` there. Returns whether nothing was found
-    /// in any of the heap's `chunks`.
-    fn is_vain(&self, passed: usize, released: usize, chunks: usize) -> bool {
-        if released > 0 {
-            self.vain.store(0, Ordering::Relaxed);
-            return false;
-        }
+    /// Counts chunks that a thread has `passed` in vain. Returns whether these are all of the heap's `chunks`, as they
+    /// were when they were looked at.
+    fn is_vain(&self, passed: usize, chunks: usize) -> bool {
         let vain = self.vain.load(Ordering::Relaxed) + passed;
-        // None is passed where a granule is longer than a chunk.
-        let is_all = passed == 0 || vain >= chunks;
+        let is_all = vain >= chunks;
         self.vain.store(if is_all { 0 } else { vain }, Ordering::Relaxed);
         is_all
     }
@@ -169,6 +165,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         ceiling.soft.store(limit.0, Ordering::SeqCst);
         ceiling.next.swap(0, Ordering::SeqCst);
         ceiling.round.store(0, Ordering::Relaxed);
+        ceiling.vain.store(0, Ordering::Relaxed);
     }
 
     /// Sets the threshold `next`, which was computed from the limit `soft`.
@@ -323,22 +320,33 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let wanted = backed.saturating_sub(soft).clamp(1, MOST_PAGES.max(taken));
         let granule = self.granule_pages();
         let chunks = self.set.grown().div_ceil(G::CHUNK_PAGES);
-        let (mut end, mut released) = (ceiling.end.load(Ordering::Relaxed), 0);
+        let first = ceiling.end.load(Ordering::Relaxed);
+        let (mut end, mut found) = (first, Released::default());
         let (mut looks, mut passed) = (MOST_CHUNKS.max(taken), 0);
-        while granule <= G::CHUNK_PAGES && released < wanted && looks > 0 && passed < chunks {
+        // A source that refuses is not asked for every chunk.
+        let is_over = |found: Released| found.refused || found.pages >= wanted;
+        while granule <= G::CHUNK_PAGES && looks > 0 && passed < chunks && !is_over(found) {
             end = if end == 0 || end > chunks { chunks } else { end } - 1;
             passed += 1;
             if !self.is_gap(end) {
                 looks -= 1;
-                released += self.scavenge_chunk(end, granule, wanted - released, false).pages;
+                found.add(self.scavenge_chunk(end, granule, wanted - found.pages, false));
             }
         }
+        let released = found.pages;
         ceiling.short.store(wanted.saturating_sub(released), Ordering::Relaxed);
         // The last chunk may have more.
-        ceiling
+        let next = end + usize::from(released >= wanted);
+        let moved = ceiling
             .end
-            .store(end + usize::from(released >= wanted), Ordering::Relaxed);
-        let is_vain = ceiling.is_vain(passed, released, chunks);
+            .compare_exchange(first, next, Ordering::Relaxed, Ordering::Relaxed);
+        // Other threads may have looked at the same chunks.
+        let passed = if moved.is_ok() { passed } else { 0 };
+        let none_left = found.refused || granule > G::CHUNK_PAGES;
+        let is_vain = released == 0 && (none_left || ceiling.is_vain(passed, chunks));
+        if released > 0 {
+            ceiling.vain.store(0, Ordering::Relaxed);
+        }
         let next = if is_vain {
             a_step_above(backed, soft).max(soft)
         } else {

@@ -33,12 +33,15 @@ pub(super) struct Released {
     pub(super) pages: usize,
     /// Those of them that are now marked as scavenged.
     pub(super) marked: usize,
+    /// The source has refused some.
+    pub(super) refused: bool,
 }
 
 impl Released {
     pub(super) fn add(&mut self, more: Self) {
         self.pages += more.pages;
         self.marked += more.marked;
+        self.refused |= more.refused;
     }
 }
 
@@ -201,6 +204,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Released {
             pages: if contents.is_ok() { pages } else { 0 },
             marked: if mark { pages } else { 0 },
+            refused: contents.is_err(),
         }
     }
 

@@ -484,6 +484,7 @@ mod tests {
                 let mut drawn = std::vec::Vec::new();
                 slots.draw(class, wanted, |slot| drawn.push(slot));
                 assert_eq!(drawn.len() as u32, wanted.min(home), "{class:?}, round {round}");
+                assert_eq!(slots.used as usize, out.len() + drawn.len());
                 assert!(drawn.into_iter().all(|slot| slot < all && out.insert(slot)));
                 let back: std::vec::Vec<u32> = out.iter().copied().filter(|slot| (slot * 31 + round) % 5 < 3).collect();
                 span.set_slots(slots);

@@ -293,29 +293,20 @@ impl Spans {
     }
 
     /// Reads what says where these slots are, so that it is in this processor's cache when they are taken home under
-    /// their class's lock: the misses of slots that lie scattered overlap here, and keep nobody waiting.
+    /// their class's lock: the misses of slots that lie scattered overlap here, and keep nobody waiting. Aborts if it
+    /// comes upon a slot that [`locate`](Self::locate) does not find.
     pub(super) fn prefetch(&self, class: SizeClass, slots: &[*mut u8]) {
         let mut last = usize::MAX;
         for &slot in slots {
             // Neighbours are often freed together.
             let page = slot.addr() >> PAGE_SHIFT;
-            if page == last {
-                continue;
-            }
-            last = page;
-            let distance = slot.addr().wrapping_sub(self.base.addr().get());
-            let page = distance >> PAGE_SHIFT;
-            let Some(entry) = self.entry_covered(page) else {
-                continue;
-            };
-            if class.pages() > 1 {
-                let back = entry.back_in(class).unwrap_or(0);
-                self.entry(PageIndex(page.saturating_sub(back))).prefetch();
-                continue;
-            }
-            entry.prefetch();
-            if let Some(row) = self.row(class, PageIndex(page)) {
-                row.prefetch(class.slot_at(distance & (PAGE_BYTES - 1)).unwrap_or(0));
+            if page != last {
+                last = page;
+                let (span, number) = self.locate(class, slot);
+                match self.row(class, span) {
+                    Some(row) => row.prefetch(number),
+                    None => self.entry(span).prefetch(),
+                }
             }
         }
     }

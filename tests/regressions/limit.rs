@@ -66,8 +66,8 @@ fn nobody_is_refused_for_what_the_last_growth_adds() {
                 heap.allocate_at(page(0)).expect("nobody else wants it");
             }
         });
-        scope.spawn(|| heap.allocate_at(page(heap.limit().0 - 1)).expect("room"));
-        while heap.stats_grown() <= first.pages().0 {
+        let growing = scope.spawn(|| heap.allocate_at(page(heap.limit().0 - 1)).expect("room"));
+        while heap.stats_grown() <= first.pages().0 && !growing.is_finished() {
             std::hint::spin_loop();
         }
         let half = heap.allocate(PageCount(heap.limit().0 / 2));

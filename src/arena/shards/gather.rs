@@ -59,7 +59,7 @@ impl<N: Nodes> Shards<N> {
     pub(super) fn gather(&self, own: Option<&Shard>) -> Option<u32> {
         let _guard = self.gathering.lock();
         // The previous holder of the lock gathered for all.
-        if let Some(slot) = self.detour() {
+        if let Some(slot) = self.detour(false) {
             return Some(slot);
         }
         // Relaxed, three times: a statistic; slots from here on are of another era; and the fence below.
@@ -102,8 +102,8 @@ impl<N: Nodes> Shards<N> {
             let enough = most.is_some_and(|most| round >= most);
             let held = self.collect(own, seen);
             // While slots are held somewhere, the backing is not asked again and again, since that may cost system
-            // calls each time. Nor is one that refused, but for once: after a look at which there was nothing, and
-            // before the one that may prove it. So its "no" lies between the two.
+            // calls each time; it was asked before. One that refused then is asked once more after a look at which
+            // there was nothing, and before the one that may prove it: so its "no" lies between the two.
             let (_, empty) = self.depot.look();
             if (!empty || held == 0 || enough)
                 && let Some(slot) = self.take_one(last.is_some() || enough)

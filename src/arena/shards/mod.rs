@@ -287,7 +287,7 @@ impl<N: Nodes> Shards<N> {
     /// Allocates a slot from the depot, or from wherever one is. `own` is the caller's shard, if it has one.
     #[cold]
     fn allocate_past(&self, own: Option<&Shard>) -> Option<u32> {
-        self.detour().or_else(|| self.gather(own))
+        self.detour(true).or_else(|| self.gather(own))
     }
 
     /// Refills a shard whose loaded batch is empty, and pops a slot. The caller is inside.
@@ -325,10 +325,10 @@ impl<N: Nodes> Shards<N> {
     }
 
     /// Takes one slot, bypassing all shards.
-    fn detour(&self) -> Option<u32> {
+    fn detour(&self, again: bool) -> Option<u32> {
         // A gatherer sees us inside the turnstile and waits, since we carry a batch.
         let _pass = self.turnstile.enter(0);
-        self.take_one(false)
+        self.take_one(again)
     }
 
     /// Takes one slot of a [batch](Self::take_batch); the others go back. The caller is inside the turnstile, or
