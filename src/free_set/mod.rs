@@ -98,8 +98,8 @@ impl Request {
     /// How often the whole heap is searched for it, at most, before the answer is no. A search is disturbed if another
     /// thread frees pages meanwhile; the first undisturbed one is the last.
     ///
-    /// A search for an alignment looks at the bits of every chunk with a run that is long enough (some 100 ns each), or,
-    /// for more than a chunk, at every aligned page. So there are fewer such searches for small alignments, for which
+    /// A search for an alignment looks at the bits of each chunk with a run that is long enough (some 100 ns each), or,
+    /// for more than a chunk, at each aligned page. So there are fewer such searches for small alignments, for which
     /// most chunks have gaps: for 8 GiB of single free pages 3 ms if they are aligned to two, 0.2 s to 128 and more.
     #[must_use]
     pub const fn searches(&self) -> u32 {
