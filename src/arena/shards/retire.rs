@@ -11,8 +11,8 @@
 //!
 //! Where few slots are free, batches shrink, down to one slot. Retired slots nevertheless collect, up to [`ENOUGH`], as
 //! long as no more of them wait in all shards than are free elsewhere: a heavy fence for each would cost more than the
-//! rest of the work. A thread that finds no slot passes them on. What it costs: a reader that sleeps holds back not only
-//! the slots that it may have seen, but those that were retired together with one.
+//! rest of the work. A thread that finds no slot passes them on. What it costs: a reader that sleeps holds back not
+//! only the slots that it may have seen, but those that were retired together with one.
 //!
 //! Worked: of 2,000 slots 200 are free, for one owner and eight lanes. Each of these collects 16, though a batch has
 //! one slot: a fence for 16 slots. When 50 are free, each collects five.
