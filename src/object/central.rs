@@ -286,10 +286,13 @@ impl Central {
             let (span, mut number) = spans.locate(class, slot);
             let (entry, row) = (spans.entry(span), spans.row(class, span));
             let before = entry.used();
-            let mut used = before;
+            let (mut used, mut word) = (before, entry.word_of(row, number));
             // Neighbours are often freed together.
             next = loop {
-                entry.take_home(row, class, slot.addr(), number);
+                if !word.is_of(number) {
+                    core::mem::replace(&mut word, entry.word_of(row, number)).close();
+                }
+                word.take_home(class, slot.addr(), number);
                 used = used.wrapping_sub(1);
                 let Some(other) = rack.pop() else { break None };
                 match spans.number_in(class, span, other) {
@@ -297,6 +300,7 @@ impl Central {
                     None => break Some(other),
                 }
             };
+            word.close();
             entry.set_used(used);
             if self.came_home(spans, class, span, (before, used)) {
                 entry.behind.set(leaving);

@@ -217,7 +217,9 @@ mod tests {
                 self.out.remove(&slot);
                 let entry = Span::vacant();
                 entry.set_slots(self.slots);
-                entry.take_home(None, self.class, 0, slot);
+                let mut word = entry.word_of(None, slot);
+                word.take_home(self.class, 0, slot);
+                word.close();
                 entry.set_used(entry.used() - 1);
                 self.slots = entry.slots(None);
             }

@@ -104,6 +104,15 @@ pub struct Slots<'a> {
     row: Option<&'a Row>,
 }
 
+/// A word of a span's map at one moment. Read, changed and written back under the class lock.
+#[derive(Debug)]
+pub struct Word<'a> {
+    cell: &'a AtomicU64,
+    index: usize,
+    /// A bit for each slot that is out.
+    out: u64,
+}
+
 // The smallest slots have 8 bytes.
 const _: () = assert!(ROW_WORDS * 64 * 8 == PAGE_BYTES);
 
@@ -294,21 +303,17 @@ impl Span {
         self.used.store(used, Ordering::Relaxed);
     }
 
-    /// Takes a slot home that is out, and begins at `address`: in the map; the caller counts it. Aborts if it is not
-    /// out.
+    /// The word of the map that says where a slot is. Under the class lock.
     #[inline(always)]
-    pub fn take_home(&self, row: Option<&Row>, class: SizeClass, address: usize, slot: u32) {
-        let (word, bit) = place(slot);
-        let word = match row {
-            Some(row) => &row.0[word % ROW_WORDS],
-            None => &self.map[word % WORDS],
+    pub fn word_of<'a>(&'a self, row: Option<&'a Row>, slot: u32) -> Word<'a> {
+        let index = place(slot).0;
+        let cell = match row {
+            Some(row) => &row.0[index % ROW_WORDS],
+            None => &self.map[index % WORDS],
         };
         // Relaxed: under the class lock.
-        let out = word.load(Ordering::Relaxed);
-        if out & bit == 0 {
-            not_out(class, address);
-        }
-        word.store(out ^ bit, Ordering::Relaxed);
+        let out = cell.load(Ordering::Relaxed);
+        Word { cell, index, out }
     }
 
     /// Writes them back.
@@ -319,6 +324,31 @@ impl Span {
         for (word, map) in self.map.iter().zip(slots.map) {
             word.store(map, Ordering::Relaxed);
         }
+    }
+}
+
+impl Word<'_> {
+    /// Whether it says where this slot is.
+    #[inline(always)]
+    pub fn is_of(&self, slot: u32) -> bool {
+        self.index == place(slot).0
+    }
+
+    /// Takes one of its slots home that is out, and begins at `address`; the caller counts it. Aborts if it is not out.
+    #[inline(always)]
+    pub fn take_home(&mut self, class: SizeClass, address: usize, slot: u32) {
+        let bit = place(slot).1;
+        if self.out & bit == 0 {
+            not_out(class, address);
+        }
+        self.out ^= bit;
+    }
+
+    /// Writes it back.
+    #[inline(always)]
+    pub fn close(self) {
+        // Relaxed: under the class lock.
+        self.cell.store(self.out, Ordering::Relaxed);
     }
 }
 
@@ -478,6 +508,12 @@ mod tests {
             let row = has_row(class).then_some(&row);
             assert!(row.is_none() || class.pages() == 1 && !class.is_flagged(), "{class:?}");
             let mut out = std::collections::BTreeSet::new();
+            let take_home = |slot| {
+                let mut word = span.word_of(row, slot);
+                assert!(word.is_of(slot) && !word.is_of(slot + u64::BITS));
+                word.take_home(class, 0, slot);
+                word.close();
+            };
             for round in 0..40 {
                 let mut slots = span.slots(row);
                 let (wanted, home) = (1 + round * 7 % (all + 2), all - out.len() as u32);
@@ -490,7 +526,7 @@ mod tests {
                 span.set_slots(slots);
                 for slot in back {
                     out.remove(&slot);
-                    span.take_home(row, class, 0, slot);
+                    take_home(slot);
                 }
                 span.set_used(out.len() as u32);
                 let slots = span.slots(row);
@@ -504,7 +540,7 @@ mod tests {
                 }
             }
             // I11: what leaves no slot out leaves no bit.
-            out.into_iter().for_each(|slot| span.take_home(row, class, 0, slot));
+            out.into_iter().for_each(take_home);
             let slots = span.slots(row);
             assert!(
                 (0..words_of(class)).all(|word| slots.word(word) == 0),
