@@ -593,7 +593,7 @@ fn slabs_may_be_whole_huge_pages() -> Result<(), ArenaError> {
     let tight = Arena::with_config_in(limited(), &heap)?;
     let pool = Pool::with_config_in(limited(), &heap)?;
     assert!(address(&tight.alloc_uninit_slice::<u8>(HUGE)?[0]).is_multiple_of(HUGE));
-    let object = pool.alloc_uninit_slice::<u8>(HUGE - 16)?;
+    let object = pool.alloc_uninit_slice::<u8>(HUGE - 8)?;
     assert!(address(&object[0]).is_multiple_of(HUGE));
     assert_eq!(
         (tight.stats().reserved, pool.stats().reserved),
