@@ -106,6 +106,7 @@ pub struct Slots<'a> {
 
 /// A word of a span's map at one moment. Read, changed and written back under the class lock.
 #[derive(Debug)]
+#[must_use = "what has come home counts once the word is written back"]
 pub struct Word<'a> {
     cell: &'a AtomicU64,
     index: usize,
@@ -168,7 +169,9 @@ impl Span {
     /// How many pages back its span begins, if that is of `class`.
     #[inline(always)]
     pub fn back_in(&self, class: SizeClass) -> Option<usize> {
-        // Relaxed: the caller holds a slot of the span; see `tag`.
+        // Relaxed: who holds a slot of the span has received it after the tag was written, and gives it up before that
+        // is cleared; see `tag`. To anyone else, who misuses an address or suspects that it is misused, this is a
+        // guess: what is concluded about a slot of the span is read under the class lock.
         let tag = self.tag.load(Ordering::Relaxed);
         let back = tag.wrapping_sub((class.index() as u32 + 1) << BACK_BITS) as usize;
         (back >> BACK_BITS == 0).then_some(back)
