@@ -22,7 +22,7 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal::{self, Number};
 use crate::guard::{self, Place, Plain};
-use crate::object::{FlaggedSize, MarkedSize, Objects, Seat, SizeClass, Spans, Thread, bears_mark};
+use crate::object::{FlaggedSize, MarkedSize, Moved, Objects, Seat, SizeClass, Spans, Thread, bears_mark};
 use crate::source::Source;
 use crate::sync::Ordering;
 
@@ -354,8 +354,18 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let objects = self.objects()?;
         // SAFETY: the caller's promise; a failed attempt changes nothing.
         let attempt = || unsafe {
-            let own = self.with_own(objects, |thread| objects.resize(thread, memory, layout, size));
-            own.unwrap_or_else(|| objects.resize_shared(memory, layout, size))
+            match self.with_own(objects, |thread| objects.resize(thread, memory, layout, size)) {
+                Some(placed) => Some(match placed? {
+                    Moved::Not => memory,
+                    Moved::With(moved) => moved,
+                    Moved::To(moved) => {
+                        Objects::<S>::copy_resized(memory, layout, moved, size);
+                        self.dealloc_slow(memory, layout.size(), layout.align());
+                        moved
+                    }
+                }),
+                None => objects.resize_shared(memory, layout, size),
+            }
         };
         let moved = attempt().or_else(|| {
             let layout = Layout::from_size_align(size, layout.align()).ok()?;

@@ -129,7 +129,7 @@ use hoard::Hoard;
 use magazine::Magazine;
 use rack::Blanks;
 use register::Register;
-use size_class::{PAGE_BYTES, PAGE_SHIFT};
+use size_class::{MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 
 /// The smallest address space worth trying for a heap: eight pages.
@@ -172,7 +172,7 @@ pub enum ToZero {
 
 /// What happens to a block that is resized.
 #[derive(Clone, Copy, Debug)]
-enum Moved {
+pub enum Moved {
     /// It stays where it is.
     Not,
     /// It moves to this memory: the caller copies the contents and frees the old block.
@@ -358,30 +358,28 @@ impl<S: Source + 'static> Objects<S> {
     /// aside), not on the shelf, so that blocks near it can grow. (A large block that becomes a slot seldom comes here:
     /// if there is a slot in the magazine, `global/calls.rs` moves it, and its run goes on the shelf.)
     ///
+    /// Contents longer than a slot are left to the caller ([`Moved::To`]), who copies them when it has left the
+    /// structure: some 100 MiB take longer than a thread that may need what lies in the structure waits.
+    ///
     /// # Safety
     ///
-    /// The memory was allocated from this heap with this layout and belongs to the caller. On success it no longer
-    /// does; the returned memory does. The structure: as for [`free`](Self::free).
-    pub unsafe fn resize(
-        &self,
-        thread: &Thread,
-        memory: NonNull<u8>,
-        layout: Layout,
-        size: usize,
-    ) -> Option<NonNull<u8>> {
+    /// The memory was allocated from this heap with this layout and belongs to the caller. Once it has moved it no
+    /// longer does; the new memory does. The structure: as for [`free`](Self::free).
+    pub unsafe fn resize(&self, thread: &Thread, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<Moved> {
         // SAFETY: the caller's promise.
-        match unsafe { self.place_resized(thread, memory, layout, size) }? {
-            Moved::Not => Some(memory),
-            Moved::With(moved) => Some(moved),
-            Moved::To(moved) => {
-                // SAFETY: as `place_resized` promises, which has made this layout; the old block is given up.
-                unsafe {
-                    Self::copy_resized(memory, layout, moved, size);
-                    self.free(thread, memory, layout);
-                    let new = Layout::from_size_align_unchecked(size, layout.align());
-                    Some(self.settle_moved(thread, moved, new))
-                }
-            }
+        let placed = unsafe { self.place_resized(thread, memory, layout, size) }?;
+        let Moved::To(moved) = placed else {
+            return Some(placed);
+        };
+        if layout.size().min(size) > MAX_SLOT_BYTES {
+            return Some(placed);
+        }
+        // SAFETY: as `place_resized` promises, which has made this layout; the old block is given up.
+        unsafe {
+            Self::copy_resized(memory, layout, moved, size);
+            self.free(thread, memory, layout);
+            let new = Layout::from_size_align_unchecked(size, layout.align());
+            Some(Moved::With(self.settle_moved(thread, moved, new)))
         }
     }
 
@@ -414,7 +412,7 @@ impl<S: Source + 'static> Objects<S> {
     /// # Safety
     ///
     /// The caller owns both, they are of these lengths, and they do not overlap.
-    unsafe fn copy_resized(memory: NonNull<u8>, layout: Layout, moved: NonNull<u8>, size: usize) {
+    pub unsafe fn copy_resized(memory: NonNull<u8>, layout: Layout, moved: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise.
         unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), moved.as_ptr(), layout.size().min(size)) };
     }

@@ -20,6 +20,8 @@ mod limit;
 mod lock;
 mod misc;
 mod proof;
+#[cfg(target_os = "linux")]
+mod realloc;
 mod region;
 mod retire;
 mod scavenge;
