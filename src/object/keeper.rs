@@ -324,10 +324,21 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The same for a part of the structures; the caller holds the rounds lock.
     pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
+        self.seize_among(part, |_| true)
+    }
+
+    /// The same for those of a part that `which` says, each time it is asked.
+    fn seize_among(&self, part: &Registered<'_, Thread>, which: impl Fn(&Thread) -> bool) -> Seized {
         self.heap.count_barrier();
         let (mut bare, mut at_work, mut missed, mut pages) = (true, false, false, 0);
         let fenced = seize(
-            |visit| part.for_each(visit),
+            |visit| {
+                part.for_each(|thread| {
+                    if which(thread) {
+                        visit(thread);
+                    }
+                })
+            },
             |thread: &Thread| {
                 pages += self.empty_seized(thread);
                 bare &= thread.is_bare();
@@ -343,6 +354,28 @@ impl<S: Source + 'static> Objects<S> {
             missed: missed || !fenced,
             pages,
         }
+    }
+
+    /// Empties the magazines and shelves of threads that keep what they kept at the last call: of a program that is
+    /// never silent, most threads may sleep, after each has used much once. (One that works may happen to keep as much
+    /// as before. It then begins anew, which costs it some microseconds.) One round, as above; without a fence if
+    /// nobody rests.
+    fn seize_resting(&self, rounds: &Rounds<'_, Thread>) {
+        let mut any = false;
+        rounds.go(PART, |part| {
+            part.for_each(|thread| any |= thread.listing().note(thread.print()));
+            true
+        });
+        // Once, before any thread is barred, as above.
+        if !any || !self.reaches_threads() {
+            return;
+        }
+        let _pass = self.heap.pass();
+        rounds.go(PART, |part| {
+            let (mut resting, rests) = (false, |thread: &Thread| thread.listing().rests());
+            part.for_each(|thread| resting |= rests(thread));
+            !resting || self.seize_among(part, rests).fenced
+        });
     }
 
     /// Empties the structures that no thread uses. One round, as above.
@@ -394,9 +427,9 @@ impl<S: Source + 'static> Above for Objects<S> {
     }
 
     /// Returns what lies here to the heap: what was put aside, what ended threads have left, spare spans, batches that
-    /// nobody has needed since the last call, and what shared structures keep. If `all` (the program is silent, or
-    /// everything must go), also all batches and what sleeping threads keep. Returns whether no magazine is left into
-    /// which a block can be freed unseen.
+    /// nobody has needed since the last call, what shared structures keep, and threads that have done nothing since
+    /// then. If `all` (the program is silent, or everything must go), also all batches and what other threads keep that
+    /// are not at work. Returns whether no magazine is left into which a block can be freed unseen.
     fn trim(&self, all: bool) -> bool {
         self.clear_aside();
         self.forget_asked();
@@ -405,6 +438,8 @@ impl<S: Source + 'static> Above for Objects<S> {
         self.empty_vacant(&rounds);
         if all {
             bare &= self.seize_threads(&rounds).all;
+        } else {
+            self.seize_resting(&rounds);
         }
         drop(rounds);
         if all {

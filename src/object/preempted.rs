@@ -1,6 +1,6 @@
 //! Tests: a thread preempted with a class lock held blocks nobody; one at work on its magazines keeps the keeper awake;
-//! one preempted while it seizes structures keeps others from ending, but no longer than that; and a request that would
-//! be refused waits for one with a full shelf.
+//! one preempted while it seizes structures keeps others from ending, but no longer than that; a request that would be
+//! refused waits for one with a full shelf; and those that sleep in a busy program keep nothing for long.
 //!
 //! The test itself holds the lock, so a thread that waited for it would wait forever.
 
@@ -375,4 +375,46 @@ fn who_has_waited_for_pages_on_their_way_in_vain_does_not_wait_again() {
         assert_eq!(objects.heap.at_last(&mut waits, || None::<()>), None);
         assert_eq!(waits, MOST);
     }
+}
+
+/// The program is never silent. They kept it for as long as it was not.
+#[test]
+fn threads_that_rest_while_another_works_keep_nothing() {
+    let objects = Objects::for_test(32 << 20, 2, true);
+    let [small, large] = [3000, 100_000].map(|size| Layout::from_size_align(size, 8).unwrap());
+    let own = || {
+        // SAFETY: never destroyed.
+        let thread = unsafe { objects.enlist().unwrap().as_ref() };
+        let entered = thread.enter(objects).unwrap();
+        let blocks: Vec<_> = (0..1000).map(|_| objects.allocate(&entered, small).unwrap()).collect();
+        // SAFETY: freed with its layout.
+        let free = |block| unsafe { objects.free(&entered, block, small) };
+        blocks.into_iter().for_each(free);
+        let run = objects.allocate(&entered, large).unwrap();
+        assert!(objects.shelve(&entered, run, Length::of(large)));
+        thread
+    };
+    let [sleepers @ .., worker] = [(); 3].map(|()| own());
+    let keeps = |thread: &Thread| (thread.print() != 0, thread.shelf().pages().0, thread.demanded());
+    let seconds = Cell::new(0.0);
+    let work_for = |looks: u32| {
+        for _ in 0..looks {
+            let entered = worker.enter(objects).unwrap();
+            assert!(objects.allocate(&entered, small).is_some());
+            drop(entered);
+            assert!(objects.heap.allocate(PageCount(1)).is_some());
+            seconds.set(seconds.get() + 0.25);
+            objects.tick(&|| Duration::from_secs_f64(seconds.get()));
+        }
+    };
+    work_for(4);
+    assert!(sleepers.iter().all(|thread| keeps(thread).0 && keeps(thread).1 > 0));
+    work_for(8);
+    if fence_heavy() {
+        sleepers
+            .iter()
+            .for_each(|thread| assert_eq!(keeps(thread), (false, 0, 0)));
+    }
+    assert!(keeps(worker).1 > 0, "it has worked all the time");
+    objects.check().unwrap();
 }

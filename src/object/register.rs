@@ -38,6 +38,9 @@ pub struct Listing<T> {
     vacant: Cell<bool>,
     /// Whether the last user left something in it. While it is in use, only its user accesses this.
     laden: Cell<bool>,
+    /// Whether it rests, and the print by which the next visit will know.
+    rests: Cell<bool>,
+    print: Cell<u32>,
     /// Identifies the user.
     presence: Presence,
 }
@@ -55,6 +58,8 @@ impl<T> Listing<T> {
             next_vacant: Cell::new(ptr::null()),
             vacant: Cell::new(false),
             laden: Cell::new(false),
+            rests: Cell::new(false),
+            print: Cell::new(0),
             presence: Presence::default(),
         }
     }
@@ -67,6 +72,19 @@ impl<T> Listing<T> {
     /// Whether it is vacant and laden; clears the latter. With the register's lock held.
     pub fn unload(&self) -> bool {
         self.vacant.get() && self.laden.replace(false)
+    }
+
+    /// Notes the print of what its user keeps, 0 if that is nothing, and whether it still is what it was: then the
+    /// structure [rests](Self::rests). With the register's lock held.
+    pub fn note(&self, print: u32) -> bool {
+        let rests = self.print.replace(print) == print && print != 0;
+        self.rests.set(rests);
+        rests
+    }
+
+    /// Whether it rested when it was noted last. With the register's lock held.
+    pub fn rests(&self) -> bool {
+        self.rests.get()
     }
 
     /// Whether nobody uses it. With the register's lock held.

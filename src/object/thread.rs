@@ -461,6 +461,13 @@ impl Thread {
         any_slot || self.shelf.pages().0 > 0 || self.plot.pages().0 > 0
     }
 
+    /// A number that changes with what it keeps in magazines and on its shelf; 0 if that is nothing. A snapshot.
+    pub(super) fn print(&self) -> u32 {
+        let counts = SizeClass::all().map(|class| self.magazine(class).count(class));
+        let print = |sum: u32, kept: u32| sum.wrapping_mul(31).wrapping_add(kept);
+        counts.fold(self.shelf.pages().0 as u32, print)
+    }
+
     /// The magazine of a class.
     #[inline(always)]
     pub fn magazine(&self, class: SizeClass) -> &Magazine {
