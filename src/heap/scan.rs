@@ -235,6 +235,18 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.scavengers.enter(page.0 >> G::CHUNK_SHIFT)
     }
 
+    /// Where the chunk begins that ends right before page `end`, which is at most `grown`. `None` if none ends there or
+    /// not all of its pages seem to be free: they need not all have been so at one instant.
+    pub(crate) fn free_chunk_before(&self, end: usize) -> Option<usize> {
+        if !end.is_multiple_of(G::CHUNK_PAGES) {
+            return None;
+        }
+        let begin = end.checked_sub(G::CHUNK_PAGES)?;
+        let words = self.set.free.chunk::<G>(begin >> G::CHUNK_SHIFT);
+        let is_free = words[..G::CHUNK_WORDS].iter().all(|&word| word == u64::MAX);
+        is_free.then_some(begin)
+    }
+
     /// Releases the memory behind a part of pages that stay allocated. Returns whether it was released; what it reads
     /// as afterwards is unknown. Does nothing if pages have to be committed.
     pub(crate) fn punch(&self, page: PageIndex, begin: usize, bytes: usize) -> bool {

@@ -39,9 +39,10 @@ const RELIEF_SLOTS: usize = 8192;
 /// The limit for each page that the call takes: a call that takes many pages touches them, which costs more.
 const RELIEF_BY_PAGE: usize = 64;
 
-/// One call looks for holes in at most this many pages, some 30 µs, and stops after this many system calls. (The last
-/// row of grains may take some more, and one allocation may come twice: 261 calls are the most measured.) That is a
-/// millisecond at most, and 200 µs as a rule. Half as many are not enough for a program that frees at random.
+/// One call looks for holes in at most this many pages, some 30 µs (a chunk of free pages counts as one: with nothing
+/// else, 100 µs), and stops after this many system calls. (The last row of grains may take some more, and one
+/// allocation may come twice: 261 calls are the most measured.) That is a millisecond at most, and 200 µs as a rule.
+/// Half as many are not enough for a program that frees at random.
 const LOOKED_AT: usize = 1 << 14;
 const CALLS: usize = 128;
 

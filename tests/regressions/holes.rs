@@ -9,7 +9,7 @@ use std::time::Duration;
 use pageheap::source::{Contents, OverSystem, Purpose, Refused, Source, System, Verbs};
 use pageheap::{Config, Heap, PageCount};
 
-use super::common::is_in_order;
+use super::common::{by_width, is_in_order};
 
 const ONE: Layout = Layout::new::<[u8; 24 << 10]>();
 
@@ -284,6 +284,33 @@ fn one_allocation_waits_for_a_bounded_number_of_calls() {
         most = most.max(source.calls.load(Ordering::SeqCst) - before);
     }
     assert!((100..272).contains(&most), "{most} calls\n{}", heap.stats());
+}
+
+/// A heap that once had one very long block has free pages above all others for good. The memory between live blocks
+/// goes all the same when the first allocation is over the limit, not after one for each 128 MiB of them.
+#[test]
+#[cfg_attr(windows, ignore = "no holes where pages are committed")]
+fn what_a_heap_once_had_keeps_nobody_from_what_it_has() {
+    const SLOT: Layout = Layout::new::<[u8; 6144]>();
+    let long = Layout::from_size_align(by_width(16 << 30, 512 << 20), 8).unwrap();
+    let heap = Heap::new(System, Config::new(by_width(32 << 30, 1 << 30))).expect("a heap");
+    let blocks: Vec<_> = (0..4000).map(|_| heap.allocate(SLOT).expect("room")).collect();
+    let longest = heap.allocate(long).expect("room");
+    // SAFETY: allocated above, and no longer used.
+    unsafe { heap.free(longest, long) };
+    heap.release(long.size());
+    for (index, &block) in blocks.iter().enumerate() {
+        if index % 8 != 0 {
+            // SAFETY: allocated above, and no longer used.
+            unsafe { heap.free(block, SLOT) };
+        }
+    }
+    heap.set_soft_limit(PageCount(256));
+    let tries = (1..1000).find(|_| {
+        heap.allocate(Layout::new::<[u8; 40_000]>()).expect("room");
+        heap.stats().pages.holes.0 > 0
+    });
+    assert!(tries == Some(1), "{tries:?}\n{}", heap.stats());
 }
 
 /// Far above the limit, pages that are given back are taken again at once.
