@@ -8,7 +8,7 @@ use crate::sync::fence_heavy;
 use crate::units::PageCount;
 
 pub use crate::check::Fault;
-pub use crate::free_set::{Claim, FreeSet, Request, Word};
+pub use crate::free_set::{Claim, FreeSet, Marks, Request, Word};
 pub use crate::geometry::{HINT_PAGES, MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
 pub use crate::hints::{Band, Hints, Mark};
 pub use crate::metadata::{Metadata, Plan};

@@ -14,7 +14,7 @@ use crate::hints::{Band, Mark};
 use crate::sync::{Ordering, Pass, fence_after_rmw, is_forking, relax};
 
 use super::search::Trail;
-use super::{Claim, FreeSet, Request, Word, lowest_page};
+use super::{Claim, FreeSet, Marks, Request, Word, lowest_page};
 
 impl<G: Shape> FreeSet<G> {
     /// Takes the lowest run that meets the request, and its scavenged bits. `None` is proved: there was a moment at
@@ -26,7 +26,7 @@ impl<G: Shape> FreeSet<G> {
         let start = self.hold_lowest_within(request, u32::MAX)?;
         Some(Claim {
             start,
-            scavenged: self.take_scavenged(start, request.pages),
+            scavenged: self.take_scavenged(start, request.pages).count,
         })
     }
 
@@ -38,7 +38,7 @@ impl<G: Shape> FreeSet<G> {
         self.hold(start, pages)?;
         Ok(Claim {
             start,
-            scavenged: self.take_scavenged(start, pages),
+            scavenged: self.take_scavenged(start, pages).count,
         })
     }
 
@@ -229,17 +229,24 @@ impl<G: Shape> FreeSet<G> {
         Some(Word { index, free, scavenged })
     }
 
-    /// Takes the scavenged bits of pages just taken; returns how many there were.
+    /// Takes the scavenged bits of pages just taken; returns how many there were, and how many of them up to the end.
     ///
     /// Taking the pages acquired what their releasing thread wrote. So every scavenged bit set before is seen, and no
     /// other thread sets or clears one while the pages are ours (I1).
     #[inline(always)]
-    pub fn take_scavenged(&self, start: usize, pages: usize) -> usize {
-        let taken = Pieces::new(start, pages).map(|piece| match self.scavenged.load(piece.word) & piece.mask {
-            0 => 0,
-            _ => self.scavenged.take_any(piece.word, piece.mask).count_ones() as usize,
-        });
-        taken.sum()
+    pub fn take_scavenged(&self, start: usize, pages: usize) -> Marks {
+        Pieces::new(start, pages).fold(Marks::default(), |before, piece| {
+            let taken = match self.scavenged.load(piece.word) & piece.mask {
+                0 => 0,
+                _ => self.scavenged.take_any(piece.word, piece.mask),
+            };
+            // The piece's last page, moved to the top.
+            let last = (taken << piece.mask.leading_zeros()).leading_ones() as usize;
+            Marks {
+                count: before.count + taken.count_ones() as usize,
+                last: if taken == piece.mask { before.last + last } else { last },
+            }
+        })
     }
 
     /// How many of these pages, which the caller holds, are scavenged.

@@ -145,6 +145,15 @@ pub struct Claim {
     pub scavenged: usize,
 }
 
+/// The scavenged bits of a run, taken with its pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// How many of the pages were scavenged.
+    pub count: usize,
+    /// How many of these are the run's last pages, in a row.
+    pub last: usize,
+}
+
 /// The free pages of one word, taken out of the set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word {

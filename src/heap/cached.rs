@@ -311,6 +311,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         Allocation {
             run: PageRun::known(start, pages),
             scavenged: self.known_zero(scavenged),
+            last: PageCount::ZERO,
         }
     }
 

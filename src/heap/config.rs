@@ -171,7 +171,7 @@ impl Config {
         self
     }
 
-    /// Whether the object layer, to zero a used block of 1 MiB or more, asks the source which of its pages are already
+    /// Whether the object layer, to zero used pages of 1 MiB or more, asks the source which of its pages are already
     /// zero and writes only to the others. On by default.
     ///
     /// `System` on Linux opens `/proc/thread-self/pagemap` for this and closes it again. Switch it off in two cases:

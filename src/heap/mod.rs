@@ -378,10 +378,13 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             self.release_or_abort(start, pages);
             return None;
         }
-        let scavenged = self.known_zero(self.set.take_scavenged(start, pages));
+        let marks = self.set.take_scavenged(start, pages);
+        let scavenged = self.known_zero(marks.count);
         Some(Allocation {
             run: PageRun::known(start, pages),
             scavenged,
+            // None in doubt.
+            last: PageCount(marks.last).min(scavenged),
         })
     }
 

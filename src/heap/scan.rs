@@ -213,7 +213,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// implies zero, here or elsewhere.
     fn forget_marks(&self, start: usize, pages: usize) {
         if !S::COMMITS {
-            self.driver.ceiling.change(self.set.take_scavenged(start, pages), 0);
+            self.driver
+                .ceiling
+                .change(self.set.take_scavenged(start, pages).count, 0);
         } else if self.set.scavenged_in(start, pages) > 0 {
             self.to_mark(Contents::Unknown, true);
         }

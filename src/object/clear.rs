@@ -1,8 +1,8 @@
 //! Zeroing large blocks that are not known to be zero.
 //!
 //! ```text
-//!   pages never had, or given back ────────────────────────────────────▶ zero already
-//!   less than 1 MiB ───────────────────────────────────────────────────▶ written
+//!   pages never had, or given back: all, or all up to the end ─────────▶ zero already
+//!   before them, less than 1 MiB ──────────────────────────────────────▶ written
 //!   more ── the source knows what is not zero, and that is little ─────▶ that is written
 //!             │ no, or it was in vain lately
 //!             ├─ less than 32 MiB ─────────────────────────────────────▶ written
@@ -12,6 +12,10 @@
 //! A program that asks for much zeroed memory often touches only part of it: a table with few entries, an array with
 //! gaps. Pages it never touched had no memory behind them when the block was freed, and have none when it is reused.
 //! Only the source knows which pages these are, and asking it takes longer than writing a short block.
+//!
+//! A block for which the heap has grown begins with what was free at the heap's end, and may be used; the rest is new.
+//! Only the used part is treated so, as if it were a block by itself: of 16 MiB behind a dropped buffer of 3 MiB, 3 are
+//! written, or asked about.
 //!
 //! **In vain.** A question was in vain if an eighth or more of the block was in use, or the source does not know.
 //! After one such answer the next block of that size is written without asking; after two in a row the next three,
@@ -98,8 +102,8 @@ impl Hope {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Makes a run that the caller holds, for a block of `bytes` bytes, read as zero, if that is cheaper than writing
-    /// all of it. Returns whether it did; otherwise the contents are arbitrary.
+    /// Makes a run that the caller holds, for a block of `bytes` bytes or the first of a longer one, read as zero, if
+    /// that is cheaper than writing all of it. Returns whether it did; otherwise the contents are arbitrary.
     pub(super) fn clear(&self, run: PageRun, bytes: usize) -> bool {
         if bytes < ASKED_BYTES {
             return false;

@@ -166,7 +166,7 @@ pub struct Objects<S: Source> {
 pub enum ToZero {
     /// A slot, with arbitrary contents.
     Slot(NonNull<u8>),
-    /// A run of pages, which may be known to be zero.
+    /// A run of pages, some of which may be known to be zero.
     Run(Allocation),
 }
 
@@ -293,17 +293,17 @@ impl<S: Source + 'static> Objects<S> {
     /// Zeroes the layout's bytes, except those known to be zero. Slow for large blocks, so call it with no lock and no
     /// structure held.
     pub fn zero(&self, fresh: ToZero, layout: Layout) -> NonNull<u8> {
-        let (memory, zeroed) = match fresh {
-            ToZero::Slot(memory) => (memory, false),
+        let (memory, bytes) = match fresh {
+            ToZero::Slot(memory) => (memory, layout.size()),
             ToZero::Run(allocation) => {
-                let zeroed = allocation.is_zeroed() || self.clear(allocation.run, layout.size());
-                (self.heap.address(allocation.run.start()), zeroed)
+                let (start, used) = (allocation.run.start(), allocation.used());
+                let bytes = used.bytes(PAGE_SHIFT).min(layout.size());
+                let cleared = PageRun::new(start, used).is_none_or(|used| self.clear(used, bytes));
+                (self.heap.address(start), if cleared { 0 } else { bytes })
             }
         };
-        if !zeroed {
-            // SAFETY: just allocated, with at least this many bytes.
-            unsafe { memory.write_bytes(0, layout.size()) };
-        }
+        // SAFETY: just allocated, with at least this many bytes.
+        unsafe { memory.write_bytes(0, bytes) };
         memory
     }
 

@@ -40,6 +40,7 @@ const fn used(run: PageRun) -> Allocation {
     Allocation {
         run,
         scavenged: PageCount::ZERO,
+        last: PageCount::ZERO,
     }
 }
 

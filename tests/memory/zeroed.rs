@@ -88,6 +88,38 @@ fn what_is_zero_is_not_written() {
     }
 }
 
+/// A block at the heap's end that was used and freed is where a longer one begins, for which the heap grows: the pages
+/// that are new are not written to, whoever may be asked what is zero.
+#[test]
+fn what_the_heap_has_grown_by_is_not_written() {
+    const NAME: &str = "zeroed::what_the_heap_has_grown_by_is_not_written";
+    if !is_child() {
+        let mut alone = command(NAME);
+        alone.env("PAGEHEAP_HUGE_PAGES", "avoid");
+        return assert!(ends_well(&mut alone));
+    }
+    static DEAF: GlobalHeap = GlobalHeap::new().background(false).sparse_zeroing(false);
+    let (short, long) = (layout(3 * MIB), layout(16 * MIB));
+    // SAFETY: no layout is empty; reads and writes are inside the blocks; each is freed with its layout.
+    unsafe {
+        let used = DEAF.alloc(short);
+        assert!(!used.is_null());
+        used.write_bytes(0xee, short.size());
+        DEAF.dealloc(used, short);
+        let before = resident();
+        let block = DEAF.alloc_zeroed(long);
+        let more = resident().saturating_sub(before);
+        assert_eq!(block, used, "it begins there");
+        assert!(more < MIB, "{more} bytes more, of {}", long.size());
+        assert!(
+            std::slice::from_raw_parts(block, long.size())
+                .iter()
+                .all(|&byte| byte == 0)
+        );
+        DEAF.dealloc(block, long);
+    }
+}
+
 /// In the `static`, or in the environment.
 #[test]
 fn nobody_is_asked_where_that_is_not_wished() {

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use pageheap::internals::scavenge::{Limits, candidate, fill_aligned};
-use pageheap::internals::{Band, HINT_PAGES, MAX_CHUNK_WORDS, Request, Summary, Word, bitmap};
-use pageheap::{PageCount, PageIndex, PageRun};
+use pageheap::internals::{Band, HINT_PAGES, MAX_CHUNK_WORDS, Marks, Request, Summary, Word, bitmap};
+use pageheap::source::Simulated;
+use pageheap::{Config, PageCount, PageHeap, PageIndex, PageRun};
 
 use super::cases;
 use super::common::draw;
@@ -211,6 +212,32 @@ proptest! {
         prop_assert_eq!(claim.map(|claim| claim.start), bit.map(|bit| index * 64 + bit));
         prop_assert_eq!(claim.map_or(0, |claim| claim.scavenged), (before.scavenged & mask).count_ones() as usize);
         prop_assert_eq!((after.free, after.scavenged), (free & !mask, before.scavenged & !mask));
+    }
+
+    #[test]
+    fn marks_taken_with_a_run_are_counted(
+        runs in proptest::collection::vec((1..200_usize, any::<bool>()), 1..10),
+        first in any::<proptest::sample::Index>(), len in any::<proptest::sample::Index>(),
+    ) {
+        let gone: Vec<_> = runs.iter().flat_map(|&(pages, gone)| vec![gone; pages]).collect();
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(gone.len() << 13)).expect("a heap");
+        heap.allocate(PageCount(gone.len())).expect("an empty heap");
+        let (set, mut page) = (heap.free_set(), 0);
+        for (pages, gone) in runs {
+            set.release_held(page, pages, gone).expect("in use");
+            page += pages;
+        }
+        let start = first.index(page);
+        let pages = 1 + len.index(page - start);
+        set.hold(start, pages).expect("free");
+        let taken = &gone[start..start + pages];
+        let marks = Marks {
+            count: taken.iter().filter(|&&gone| gone).count(),
+            last: taken.iter().rev().take_while(|&&gone| gone).count(),
+        };
+        prop_assert_eq!(set.take_scavenged(start, pages), marks);
+        let all = gone.iter().filter(|&&gone| gone).count();
+        prop_assert_eq!(set.scavenged_in(0, page), all - marks.count);
     }
 
     #[test]
