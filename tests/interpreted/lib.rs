@@ -1,0 +1,1 @@
+//! Nothing: a package needs a target to which its tests belong.
