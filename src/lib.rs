@@ -90,7 +90,8 @@
     allow(dead_code, unused_imports)
 )]
 
-#[cfg(feature = "std")]
+// Tests need it where the crate does without.
+#[cfg(any(feature = "std", test))]
 extern crate std;
 
 #[cfg(not(target_has_atomic = "64"))]

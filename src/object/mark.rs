@@ -23,18 +23,24 @@
 //! half the nodes of a JSON tree took the slow path, for what a negative number had left in their padding
 //! (`docs/measurements.md`, "JSON on Zen 4").
 //!
+//! **The upper two bytes of an address** are zero in programs, so that a mark has those of the key. In a kernel they
+//! may be anything: ones, if it lives in the upper half of the addresses, or the end of 57 bits. So without std they
+//! are left out of marks: no two slots of a heap differ in them alone. With std they are not, nor by the statement in
+//! `global/inline.rs`. If an address has such bits there, as in a [`Region`](crate::source::Region) whose addresses
+//! are tagged, no mark is recognised.
+//!
 //! **With 32-bit pointers** a word is 32 bits, and its upper two bytes are compared with those of the slot's address
 //! under the key. So one random word in 65,536 takes the slow path in vain, and one in 2³² is a mark by chance, which
 //! loses the block.
 //!
-//! Cost: five instructions for a free, one for an allocation.
+//! Cost: five instructions for a free, one for an allocation. (Without std one or two more for a free.)
 
 use crate::sync::OnceWord;
 
 /// Zero until the first heap is opened, and never changed afterwards.
 static KEY: OnceWord = OnceWord::new();
 
-/// Addresses have fewer bits than this, if a word has room for more.
+/// Marks tell addresses apart by this many bits, if a word has room for more.
 const ADDRESS_BITS: u32 = 48;
 
 /// What every key has in the bits above those, if a word has 64 bits, so that they can be compared with a constant:
@@ -51,6 +57,10 @@ const UPPER_MASK: usize = if usize::BITS < u64::BITS {
 
 /// What they are in every key.
 const UPPER_BITS: usize = ((UPPER as u64) << ADDRESS_BITS) as usize & UPPER_MASK;
+
+/// What of a slot's address is in its mark: all but those bits where it may have any. With std it is taken to have
+/// none: to leave them out would take an instruction more.
+const MARKED_BITS: usize = if cfg!(feature = "std") { usize::MAX } else { !UPPER_MASK };
 
 /// How far to shift a word for its upper two bytes.
 const UPPER_SHIFT: u32 = usize::BITS - u16::BITS;
@@ -96,7 +106,7 @@ pub fn key() -> Key {
 #[inline(always)]
 pub unsafe fn write(key: Key, slot: *mut u8) {
     // SAFETY: the caller's promise.
-    unsafe { slot.cast::<usize>().write(slot.addr() ^ key.0) };
+    unsafe { slot.cast::<usize>().write(of(key, slot)) };
 }
 
 /// Wipes the word of a slot that the program gets.
@@ -118,7 +128,7 @@ pub unsafe fn wipe(slot: *mut u8) {
 #[inline(always)]
 pub unsafe fn seems_free(slot: *mut u8) -> bool {
     let marked = if usize::BITS < u64::BITS {
-        (of(slot) >> UPPER_SHIFT) as u16
+        (of(key(), slot) >> UPPER_SHIFT) as u16
     } else {
         UPPER as u16
     };
@@ -140,13 +150,13 @@ pub unsafe fn seems_free(slot: *mut u8) -> bool {
 #[inline]
 pub unsafe fn is_on(slot: *mut u8) -> bool {
     // SAFETY: the caller's promise; as in `seems_free`.
-    unsafe { seems_free(slot) && slot.cast::<usize>().read_volatile() == of(slot) }
+    unsafe { seems_free(slot) && slot.cast::<usize>().read_volatile() == of(key(), slot) }
 }
 
-/// The mark of the slot.
+/// The mark of the slot, under that key.
 #[inline(always)]
-fn of(slot: *mut u8) -> usize {
-    slot.addr() ^ key().0
+fn of(key: Key, slot: *mut u8) -> usize {
+    slot.addr() & MARKED_BITS ^ key.0
 }
 
 #[cfg(test)]
@@ -166,12 +176,12 @@ mod tests {
             wipe(slot);
             assert!(!seems_free(slot));
             // Its address; marks of other slots, copied here; other bits changed.
-            let others = [3, 12, 20, UPPER_SHIFT, usize::BITS - 1].map(|bit| of(slot) ^ 1 << bit);
+            let others = [3, 12, 20, UPPER_SHIFT, usize::BITS - 1].map(|bit| of(key(), slot) ^ 1 << bit);
             for other in [1, slot.addr()].into_iter().chain(others) {
                 slot.cast::<usize>().write(other);
                 assert!(!is_on(slot), "{other:#x}");
                 // With 32-bit pointers also the address, for one key in 2¹⁵.
-                let upper = (other ^ of(slot)) >> UPPER_SHIFT;
+                let upper = (other ^ of(key(), slot)) >> UPPER_SHIFT;
                 assert_eq!(seems_free(slot), upper == 0, "{other:#x}");
             }
         }
@@ -211,6 +221,17 @@ mod tests {
                 seems_free(slot)
             };
             assert!(!seen, "{data:#x}");
+        }
+    }
+
+    /// Of a kernel's addresses; and of tags, or of 57 bits.
+    #[test]
+    #[cfg(all(target_pointer_width = "64", not(feature = "std")))]
+    fn the_upper_bits_of_an_address_are_in_no_mark() {
+        draw_key();
+        for address in [0xffff_8000_0010_0000, 0x0123_4567_89ab_c000] {
+            let mark = of(key(), core::ptr::without_provenance_mut(address));
+            assert_eq!((mark >> UPPER_SHIFT) as i16, UPPER, "{address:#x}");
         }
     }
 }
