@@ -102,12 +102,23 @@ impl Header {
     }
 }
 
+/// The alignment of a block, and of what is requested for it. More than is asked for if it may be a panic's and these
+/// want it, as the heap itself aligns a block without a seal ([`fatal::PANICS_WANT_16`]).
+fn alignment(layout: Layout, panics_want_16: bool) -> usize {
+    let may_be_panics = layout.align() <= 8 && layout.size().next_multiple_of(8) == fatal::PANIC_BYTES;
+    if panics_want_16 && may_be_panics {
+        16
+    } else {
+        layout.align().max(align_of::<Header>())
+    }
+}
+
 /// The layout to request in place of `layout`, and where the block begins in it. `None` if the layout is too large.
 fn widen(layout: Layout) -> Option<(Layout, usize)> {
-    let offset = HEADER.next_multiple_of(layout.align());
+    let align = alignment(layout, fatal::PANICS_WANT_16);
+    let offset = HEADER.next_multiple_of(align);
     let size = layout.size().checked_add(offset)?.checked_add(CANARY)?;
-    let wide = Layout::from_size_align(size, layout.align().max(align_of::<Header>())).ok()?;
-    Some((wide, offset))
+    Some((Layout::from_size_align(size, align).ok()?, offset))
 }
 
 /// The canary of a block: eight bytes that occur in no text, different for each block.
@@ -306,4 +317,28 @@ fn wrong(what: &str, address: usize, place: Option<Place>) -> ! {
             ("span at page", Number::Count(span)),
         ],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As blocks without a seal have it (`object/size_class.rs`); and no other block is aligned to more than it asks.
+    #[test]
+    fn what_may_be_a_panic_is_aligned_to_16_where_panics_want_it() {
+        for (size, align) in (0..200).flat_map(|size| [1, 8, 16, 64].map(|align| (size, align))) {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            let plain = align.max(align_of::<Header>());
+            let wanted = if (49..=56).contains(&size) {
+                plain.max(16)
+            } else {
+                plain
+            };
+            assert_eq!(alignment(layout, false), plain, "{layout:?}");
+            assert_eq!(alignment(layout, true), wanted, "{layout:?}");
+            let (wide, offset) = widen(layout).unwrap();
+            assert!(wide.align().is_multiple_of(alignment(layout, fatal::PANICS_WANT_16)));
+            assert!(offset.is_multiple_of(alignment(layout, fatal::PANICS_WANT_16)) && offset >= HEADER);
+        }
+    }
 }
