@@ -39,6 +39,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
         zeroed: bool,
         pop: impl FnOnce(&Thread, *const Objects<S>) -> Option<NonNull<u8>>,
     ) -> Option<NonNull<u8>> {
+        if !local::HAS_STRUCTURES {
+            return self.take_slow(layout, zeroed);
+        }
         // Relaxed: compared first. A thread that has a structure of the heap knew the heap when it got that structure.
         let objects = self.objects.load(Ordering::Relaxed);
         let Some(slot) = pop(local::current(), objects) else {
@@ -54,6 +57,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// Fast path: a slot of the class that lies in this thread's magazine.
     #[inline(always)]
     fn take_at_hand(&self, class: SizeClass) -> Option<NonNull<u8>> {
+        if !local::HAS_STRUCTURES {
+            return None;
+        }
         // Relaxed: as in `take_slot`.
         let (thread, objects) = (local::current(), self.objects.load(Ordering::Relaxed));
         if !class.is_flagged() {
@@ -502,5 +508,27 @@ unsafe impl<S: Source + Send + Sync + 'static> GlobalAlloc for GlobalHeap<S> {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller's promise.
         or_null(NonNull::new(memory).and_then(|memory| unsafe { guard::resize(self, memory, layout, size) }))
+    }
+}
+
+#[cfg(all(test, not(feature = "std")))]
+mod tests {
+    extern crate std;
+
+    use std::boxed::Box;
+
+    use crate::source::Region;
+
+    use super::*;
+
+    /// It would be written to, and all processors share it.
+    #[test]
+    fn without_structures_none_is_looked_at() {
+        static HEAP: GlobalHeap<Region> = GlobalHeap::empty();
+        HEAP.init(Region::from_static(Box::leak(Box::new_uninit_slice(1 << 20))))
+            .unwrap();
+        let block = HEAP.take_slot(Layout::new::<u64>(), false, |_, _| unreachable!());
+        assert!(block.is_some());
+        assert_eq!(HEAP.take_at_hand(SizeClass::of(8, 8).unwrap()), None);
     }
 }

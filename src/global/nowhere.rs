@@ -25,6 +25,10 @@ impl Inside {
     }
 }
 
+/// Whether threads have structures of their own: none has. So an allocation need not look at the placeholder. It would
+/// write to it, as to the top of a magazine, and all processors share that.
+pub(super) const HAS_STRUCTURES: bool = false;
+
 /// The placeholder for a missing structure, with a key that no heap has.
 static NOBODY: Nobody = Nobody::new(1);
 

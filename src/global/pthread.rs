@@ -48,6 +48,9 @@ const LEAVING_ROUNDS: u32 = 1 << 18;
 /// The number of threads in the key's destructor.
 static LEAVING: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether threads have structures of their own.
+pub(super) const HAS_STRUCTURES: bool = true;
+
 /// This thread's structure, if it is one of the heap at `objects` and no other thread is emptying it.
 #[inline(always)]
 pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {

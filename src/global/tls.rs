@@ -55,6 +55,9 @@ pub(super) type Callback = unsafe extern "system" fn(*mut c_void, u32, *mut c_vo
 #[unsafe(link_section = ".CRT$XLC")]
 static CALLBACK: Callback = called;
 
+/// Whether threads have structures of their own.
+pub(super) const HAS_STRUCTURES: bool = true;
+
 /// This thread's structure, if it is one of the heap at `objects` and no other thread is emptying it.
 #[inline(always)]
 pub(super) fn enter<T>(objects: *const T) -> Option<Working<'static>> {
