@@ -319,7 +319,7 @@ mod tests {
         assert!(
             objects
                 .register
-                .take_laden()
+                .take_laden(None)
                 .is_some_and(|taken| ptr::eq(taken, thread))
         );
         be_forked(objects, None);

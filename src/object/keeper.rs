@@ -394,16 +394,18 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The same, without the rounds lock: takes and enters one structure after the other, as a thread that begins
     /// does. Waits for a barred one, as for the register anyway: a seizer may have found the caller about to enter,
-    /// and skipped it. Returns how many pages that freed.
+    /// and skipped it. Each is emptied once at most: what threads leave meanwhile is for the next call. Returns how
+    /// many pages that freed.
     pub(super) fn empty_vacant_by_one(&self) -> usize {
         let _pass = self.heap.pass();
-        let mut pages = 0;
-        while let Some(thread) = self.register.take_laden() {
+        let (mut pages, mut last) = (0, None);
+        while let Some(thread) = self.register.take_laden(last) {
             let entered = thread.enter_at_last(self);
             pages += self.empty(&entered, None);
             pages += self.give_plot(&entered, None);
             drop(entered);
             self.register.give(NonNull::from(thread));
+            last = Some(thread);
         }
         pages
     }

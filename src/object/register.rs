@@ -15,6 +15,9 @@
 //! [enter](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake), before it touches what
 //! is inside.
 //!
+//! A structure that is being emptied is not vacant meanwhile, but keeps its place in that list, which `take` passes
+//! over.
+//!
 //! A thread that ends without notice (see `presence.rs`) leaves its structure as it is. A thread that finds no vacant
 //! structure checks some of the others for such a dead user, and takes over the structure with everything in it.
 //!
@@ -34,7 +37,9 @@ use super::presence::{Caller, Presence};
 pub struct Listing<T> {
     next: Cell<*const T>,
     next_vacant: Cell<*const T>,
-    /// Whether nobody uses it.
+    /// Whether it is in the list of vacant ones.
+    listed: Cell<bool>,
+    /// Whether nobody uses it. If not, but it is in that list, it is being emptied.
     vacant: Cell<bool>,
     /// Whether the last user left something in it. While it is in use, only its user accesses this.
     laden: Cell<bool>,
@@ -56,6 +61,7 @@ impl<T> Listing<T> {
         Self {
             next: Cell::new(ptr::null()),
             next_vacant: Cell::new(ptr::null()),
+            listed: Cell::new(false),
             vacant: Cell::new(false),
             laden: Cell::new(false),
             rests: Cell::new(false),
@@ -153,16 +159,27 @@ impl<T: Listed> Register<T> {
     /// With everything still in it. Returns also whether it is the latter.
     pub fn take(&self, caller: Caller) -> Option<(NonNull<T>, bool)> {
         let _guard = self.lock.lock();
-        let Some(thread) = NonNull::new(self.vacant.get().cast_mut()) else {
+        let Some(thread) = self.take_vacant() else {
             return Some((self.find_gone(caller)?, true));
         };
-        // SAFETY: structures are never destroyed.
-        let own = unsafe { thread.as_ref() }.listing();
-        self.vacant.set(own.next_vacant.get());
         self.used.set(self.used.get() + 1);
-        own.vacant.set(false);
-        own.presence.arrive(caller);
-        Some((thread, false))
+        thread.listing().presence.arrive(caller);
+        Some((NonNull::from(thread), false))
+    }
+
+    /// Takes the first vacant structure off the list, and with it those before it that are being emptied: they come
+    /// back when they are given. Under the lock.
+    fn take_vacant(&self) -> Option<&T> {
+        // SAFETY: structures are never destroyed; the links are written under the lock.
+        while let Some(thread) = unsafe { self.vacant.get().as_ref() } {
+            let own = thread.listing();
+            self.vacant.set(own.next_vacant.get());
+            own.listed.set(false);
+            if own.vacant.replace(false) {
+                return Some(thread);
+            }
+        }
+        None
     }
 
     /// Checks some structures for a dead user, starting where the last one was found: the next thread to end without
@@ -205,20 +222,22 @@ impl<T: Listed> Register<T> {
         self.used.set(self.used.get() - 1);
     }
 
-    /// Takes a vacant structure that is laden, to be emptied and [given](Self::give) back.
-    pub fn take_laden(&self) -> Option<&T> {
+    /// Takes a vacant structure that is laden, to be emptied and [given](Self::give) back: the next one behind `last`,
+    /// which was taken before, or of all. So whoever takes one after the other looks at each structure once, and comes
+    /// to an end while others go on leaving something.
+    pub fn take_laden(&self, last: Option<&T>) -> Option<&T> {
         let _guard = self.lock.lock();
-        let mut link = &self.vacant;
-        // SAFETY: structures are never destroyed; the links are used under the lock.
-        while let Some(thread) = unsafe { link.get().as_ref() } {
+        let mut next = last.map_or(self.all.get(), |last| last.listing().next.get());
+        // SAFETY: structures are never destroyed; the links are written under the lock.
+        while let Some(thread) = unsafe { next.as_ref() } {
             let own = thread.listing();
-            if own.laden.replace(false) {
-                link.set(own.next_vacant.get());
+            if own.unload() {
+                // It keeps its place in the list of vacant ones: to take it out, all before it would be looked at.
                 own.vacant.set(false);
                 self.used.set(self.used.get() + 1);
                 return Some(thread);
             }
-            link = &own.next_vacant;
+            next = own.next.get();
         }
         None
     }
@@ -228,8 +247,10 @@ impl<T: Listed> Register<T> {
         let own = thread.listing();
         own.presence.leave();
         own.vacant.set(true);
-        own.next_vacant.set(self.vacant.get());
-        self.vacant.set(thread);
+        if !own.listed.replace(true) {
+            own.next_vacant.set(self.vacant.get());
+            self.vacant.set(thread);
+        }
     }
 
     /// In the child of a fork, with the lock held: passes every structure but the caller's own to `bereave` and makes
@@ -240,6 +261,7 @@ impl<T: Listed> Register<T> {
         self.vacant.set(ptr::null());
         self.used.set(0);
         self.visit(|thread| {
+            thread.listing().listed.set(false);
             if is_own(thread) {
                 thread.listing().presence.arrive(Caller::current());
                 self.used.set(1);
@@ -393,5 +415,123 @@ impl<T: Listed> Registered<'_, T> {
     pub fn for_each(&self, visit: impl FnMut(&T)) {
         // SAFETY: we hold the lock, and they are of this register.
         unsafe { visit_between(self.first, self.behind, visit) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use crate::sync::Owner;
+
+    use super::*;
+
+    /// A structure that counts how often one of them is looked at.
+    struct Desk<'a> {
+        owner: Owner,
+        listing: Listing<Self>,
+        looks: &'a Cell<usize>,
+    }
+
+    impl Owned for Desk<'_> {
+        fn owner(&self) -> &Owner {
+            &self.owner
+        }
+
+        fn key(&self) -> usize {
+            1
+        }
+    }
+
+    impl Listed for Desk<'_> {
+        fn listing(&self) -> &Listing<Self> {
+            self.looks.set(self.looks.get() + 1);
+            &self.listing
+        }
+    }
+
+    fn desks(count: usize, looks: &Cell<usize>) -> Vec<Desk<'_>> {
+        let desk = |_| Desk {
+            owner: Owner::new(1),
+            listing: Listing::new(),
+            looks,
+        };
+        (0..count).map(desk).collect()
+    }
+
+    /// A thread ends, and leaves something.
+    fn end<'a>(register: &Register<Desk<'a>>, desk: &Desk<'a>) {
+        desk.listing().load();
+        register.give(NonNull::from(desk));
+    }
+
+    fn with_laden<'a>(desks: &[Desk<'a>]) -> Register<Desk<'a>> {
+        let register = Register::new();
+        let caller = Caller::current();
+        desks.iter().for_each(|desk| register.add(NonNull::from(desk), caller));
+        desks.iter().for_each(|desk| end(&register, desk));
+        register
+    }
+
+    /// As `empty_vacant_by_one`. Returns how many there were, of `most`.
+    fn empty<'a>(register: &Register<Desk<'a>>, most: usize, mut meanwhile: impl FnMut()) -> usize {
+        let (mut count, mut last) = (0, None);
+        while count < most
+            && let Some(desk) = register.take_laden(last)
+        {
+            meanwhile();
+            register.give(NonNull::from(desk));
+            (count, last) = (count + 1, Some(desk));
+        }
+        count
+    }
+
+    #[test]
+    fn vacant_structures_are_emptied_with_a_few_looks_at_each() {
+        for count in [10, 1000] {
+            let looks = Cell::new(0);
+            let desks = desks(count, &looks);
+            let register = with_laden(&desks);
+            looks.set(0);
+            assert_eq!(empty(&register, usize::MAX, || ()), count);
+            assert!(looks.get() <= 10 * count, "{} looks at {count}", looks.get());
+            assert_eq!(register.counts(), (0, count));
+        }
+    }
+
+    /// Those that had ended before are all reached.
+    #[test]
+    fn emptying_ends_though_threads_go_on_ending() {
+        let looks = Cell::new(0);
+        let desks = desks(10, &looks);
+        let register = with_laden(&desks);
+        let count = empty(&register, 100, || {
+            let (desk, _) = register.take(Caller::current()).unwrap();
+            // SAFETY: one of those above.
+            end(&register, unsafe { desk.as_ref() });
+        });
+        assert_eq!(count, 10);
+    }
+
+    /// In the order in which they were left, whatever has been emptied.
+    #[test]
+    fn each_thread_gets_the_structure_left_last_and_none_that_is_being_emptied() {
+        let looks = Cell::new(0);
+        let desks = desks(4, &looks);
+        let register = with_laden(&desks);
+        let take = || register.take(Caller::current()).unwrap().0;
+        let empty = register.take_laden(None).unwrap();
+        let taken: Vec<_> = (0..3).map(|_| take()).collect();
+        register.give(NonNull::from(empty));
+        assert_eq!(take(), NonNull::from(empty));
+        let rest = desks
+            .iter()
+            .rev()
+            .map(NonNull::from)
+            .filter(|&desk| desk != NonNull::from(empty));
+        assert!(taken.into_iter().eq(rest));
+        assert_eq!(register.counts(), (4, 4));
     }
 }

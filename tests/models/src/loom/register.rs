@@ -151,14 +151,15 @@ impl Office {
 
     /// Like `empty_vacant_by_one`.
     fn reclaim(&self) -> usize {
-        let mut papers = 0;
-        while let Some(desk) = self.register.take_laden() {
+        let (mut papers, mut last) = (0, None);
+        while let Some(desk) = self.register.take_laden(last) {
             while !desk.owner.enter(KEY) {
                 loom::thread::yield_now();
             }
             papers += desk.empty();
             desk.owner.leave();
             self.register.give(NonNull::from(desk));
+            last = Some(desk);
         }
         papers
     }
