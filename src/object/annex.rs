@@ -17,7 +17,7 @@
 use core::ptr::{self, NonNull};
 
 use crate::source::{Purpose, Reservation, Source};
-use crate::sync::{AtomicPtr, AtomicU16, BiasedLock, Ordering};
+use crate::sync::{AtomicPtr, AtomicU16, AtomicU32, BiasedLock, Ordering};
 use crate::units::{PageCount, PageRun};
 
 use super::Thread;
@@ -85,7 +85,7 @@ pub(super) struct Plan {
     others: [AtomicPtr<Common>; OTHERS],
     /// Where threads go, by their seats. Threads with the same seat are told apart by a tag; one of them has it, the
     /// others have those beside it. Those of threads that have ended are not given up, but taken.
-    seats: [AtomicU16; SEATS],
+    seats: [AtomicU32; SEATS],
     /// Which of a thread's seats is taken from another the next time.
     turn: AtomicU16,
     /// How many structures there is room for.
@@ -134,7 +134,7 @@ impl Plan {
         // Relaxed: any answer will do.
         let entries = (0..CHOICE).map(|step| self.seats[seat ^ step].load(Ordering::Relaxed));
         let own = entries.into_iter().find(|&entry| is_of(entry, tag));
-        own.map_or(0, |entry| usize::from(entry & ((1 << NUMBER_BITS) - 1)))
+        own.map_or(0, |entry| entry as usize & ((1 << NUMBER_BITS) - 1))
     }
 
     /// The thread `me` goes to the structure of this number.
@@ -148,24 +148,22 @@ impl Plan {
             // By turns: of threads that are more than their seats, or none of which has ended, none stays without.
             usize::from(self.turn.fetch_add(1, Ordering::Relaxed)) % CHOICE
         });
-        self.seats[seat ^ step].store(tag << NUMBER_BITS | number as u16, Ordering::Relaxed);
+        self.seats[seat ^ step].store(tag << NUMBER_BITS | number as u32, Ordering::Relaxed);
     }
 }
 
 /// The seat and the tag of the thread `me`: the upper bits of a product with an odd number, in which those of an
-/// address are mixed. The tag has the two bits of the seat by which those of a choice differ.
+/// address are mixed. The tag has the two bits of the seat by which those of a choice differ. Together they are 32
+/// bits: two threads with the same ones would take their entry from each other for as long as they live.
 #[inline(always)]
-pub(super) fn seat_of(me: usize) -> (usize, u16) {
-    let mixed = (me as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
-    (
-        mixed as usize >> 8,
-        mixed as u16 & ((1 << (u16::BITS - NUMBER_BITS)) - 1),
-    )
+pub(super) fn seat_of(me: usize) -> (usize, u32) {
+    let mixed = ((me as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
+    (mixed as usize >> 24, mixed & ((1 << (u32::BITS - NUMBER_BITS)) - 1))
 }
 
 /// Whether this is the entry of a thread with that tag. (An empty one is none.)
 #[inline(always)]
-fn is_of(entry: u16, tag: u16) -> bool {
+fn is_of(entry: u32, tag: u32) -> bool {
     entry != 0 && entry >> NUMBER_BITS == tag
 }
 
@@ -241,7 +239,7 @@ impl Annex {
         let plan = unsafe {
             plan.write(Plan {
                 others: [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS],
-                seats: [const { AtomicU16::new(0) }; SEATS],
+                seats: [const { AtomicU32::new(0) }; SEATS],
                 turn: AtomicU16::new(0),
                 room: room.min(OTHERS),
                 start: start.byte_add(HEAD).cast(),

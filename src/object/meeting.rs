@@ -356,6 +356,16 @@ fn threads_have_seats_of_their_own() {
     }
 }
 
+/// So many that some agree in 16 bits, wherever these are taken from.
+#[test]
+fn no_two_threads_are_taken_for_one() {
+    for distance in [0x80_1000_usize, 0x1_1000, 4] {
+        let told_apart: std::collections::BTreeSet<_> =
+            (1..=100_000).map(|number| seat_of(number * distance)).collect();
+        assert_eq!(told_apart.len(), 100_000, "{distance:#x}");
+    }
+}
+
 /// Even if some that had theirs have ended.
 #[test]
 fn threads_that_live_find_their_seats_in_the_end() {
