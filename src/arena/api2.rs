@@ -10,12 +10,15 @@
 //! objects, which have blocks of their own. So a `Vec` that fills while nothing else is allocated does not move before
 //! it outgrows the slab, or 64 KiB. Other freed memory stays allocated until the reset.
 //!
-//! A list of slots serves requests that fit a slot, and refuses others. It returns the whole slot, so a `Vec` fills it
-//! before it requests more. Growing and shrinking change nothing. A size of zero takes no slot; shrinking to zero frees
-//! the slot.
+//! A list of slots serves requests that fit a slot, and refuses others. It returns the whole slot, but a `Vec` counts
+//! only what it requested, and when that is full it requests twice as much. So one that grows by `push` ends the
+//! process at the first doubling that does not fit, though the slot has room; by `with_capacity_in` or
+//! `try_reserve_exact` it can have all of the slot. Growing and shrinking change nothing. A size of zero takes no slot;
+//! shrinking to zero frees the slot.
 //!
 //! Worked: a `Vec<u64, &Local>` pushes 1,000 numbers. It grows from 4 to 1,024 elements in eight steps, each of which
-//! moves the end of the same memory.
+//! moves the end of the same memory. A `Vec<u64, &FreeList>` in slots of 96 bytes pushes eight; for the ninth it
+//! requests 128 bytes, which do not fit. Made by `with_capacity_in(12, &list)`, it has room for twelve.
 
 /// The trait of one version for each type of arena.
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]

@@ -31,7 +31,8 @@
 //!
 //! **Collections.** With the feature `allocator-api2-02` or `allocator-api2-04`, references to arenas, pools, locals,
 //! scopes, lists and owners are an `Allocator` of that version of the crate `allocator-api2`, on which the program then
-//! depends too (`hashbrown` uses 0.2). A list serves what fits a slot.
+//! depends too (`hashbrown` uses 0.2). A list serves what fits a slot: a `Vec` that grows by `push` doubles, so it is
+//! refused, and ends the process, where twice its length does not fit; `with_capacity_in` can have all of the slot.
 //!
 //! ```
 //! # #[cfg(feature = "allocator-api2-02")]

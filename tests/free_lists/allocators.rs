@@ -27,7 +27,7 @@ macro_rules! lists_allocate {
                 (1..16).for_each(|number| numbers.push(number));
                 assert!(
                     numbers.iter().copied().eq(0..16) && numbers.as_ptr() == start,
-                    "a slot is filled in place"
+                    "it grows in place"
                 );
                 assert_eq!(allocated(), 3);
                 assert!(numbers.try_reserve(1).is_err(), "seventeen do not fit");
@@ -88,6 +88,31 @@ macro_rules! lists_allocate {
                 let owner = list.owner().unwrap();
                 collections(&owner, || list.stats().allocated / SLOT.size());
                 by_hand(&owner, || list.stats().allocated / SLOT.size());
+            }
+
+            /// A `Vec` doubles, so it stops short of the end of a slot that is no power of two elements long.
+            #[test]
+            fn a_vector_fills_its_slot_if_it_asks_for_no_more() {
+                let list = FreeList::with_config(Layout::new::<[u64; 12]>(), CONFIG).unwrap();
+                let mut numbers = Vec::new_in(&list);
+                while numbers.try_reserve(1).is_ok() {
+                    numbers.push(0_u64);
+                }
+                assert_eq!(numbers.len(), 8, "the last doubling that fits");
+                let start = numbers.as_ptr();
+                numbers.try_reserve_exact(4).unwrap();
+                numbers.resize(12, 0);
+                assert_eq!(numbers.as_ptr(), start);
+                assert!(numbers.try_reserve_exact(1).is_err());
+                let mut at_once = Vec::with_capacity_in(12, &list);
+                at_once.resize(12, 0_u64);
+                assert_eq!(list.stats().allocated, 2 * 96);
+                let list = FreeList::with_config(Layout::new::<[u64; 3]>(), CONFIG).unwrap();
+                assert!(
+                    Vec::<u64, _>::new_in(&list).try_reserve(1).is_err(),
+                    "it begins with four"
+                );
+                Vec::with_capacity_in(3, &list).resize(3, 0_u64);
             }
 
             #[test]
