@@ -54,6 +54,7 @@ use core::ptr::{self, NonNull};
 use super::backing::Backing;
 use super::boxed::ArenaBox;
 use super::config::ArenaConfig;
+use super::cursor::{GRAIN, grains};
 use super::error::ArenaError;
 use super::lists::Large;
 use super::process::ProcessHeap;
@@ -74,6 +75,16 @@ pub(super) struct Piece {
 
 /// How many pieces are examined for one that fits.
 pub(super) const LOOKS: usize = 8;
+
+/// How many of the pieces that locals have left are examined, once, before a refusal: under the lock, 2 µs if their
+/// heads are cached, 35 if not.
+pub(super) const LAST_LOOKS: usize = 1024;
+
+/// Bytes of the head of a piece.
+pub(super) const HEAD_BYTES: usize = size_of::<Piece>();
+
+/// The smallest piece worth keeping to be cut further, without its head.
+pub(super) const LEAST_BYTES: usize = 512;
 
 /// The largest piece that is not for one object.
 pub(super) const LARGEST_BYTES: usize = 64 << 10;
@@ -111,8 +122,29 @@ impl Piece {
     /// Whether the piece serves an object that needs `room` bytes behind the head. A large block does if it was for an
     /// object of at most twice the size (it may be an eighth longer than that): at a limit others may need the rest.
     const fn serves(self, room: usize) -> bool {
-        let has = self.bytes() - size_of::<Self>();
+        let has = self.bytes() - HEAD_BYTES;
         has >= room && !(self.is_large_block() && has / 2 > room + room / 8)
+    }
+
+    /// Whether a piece of so many bytes, head included, is worth keeping to be cut further.
+    pub(super) const fn is_worth_cutting(bytes: usize) -> bool {
+        bytes >= LEAST_BYTES + HEAD_BYTES
+    }
+
+    /// Cuts memory for `layout` off the end of a piece, which becomes shorter: so what is left needs no other head.
+    ///
+    /// # Safety
+    ///
+    /// The piece lives, is the caller's and no block of its own, and has [room](room_for) for the layout.
+    unsafe fn cut_end(piece: NonNull<Self>, layout: Layout) -> NonNull<u8> {
+        // SAFETY: the caller's promise: even rounded down to the alignment, the start is behind the head.
+        unsafe {
+            let end = piece.addr().get() + piece.as_ref().bytes();
+            let start = (end - grains(layout.size())) & !(layout.align().max(GRAIN) - 1);
+            let bytes = start - piece.addr().get();
+            (*piece.as_ptr()).size = bytes;
+            piece.cast::<u8>().add(bytes)
+        }
     }
 
     /// Takes from the list that begins at `first` one of its first `looks` pieces that serves an object that needs
@@ -144,6 +176,11 @@ impl Piece {
     }
 }
 
+/// How much room a piece has to have for `layout`, wherever it lies. `None` if that cannot be counted.
+pub(super) fn room_for(layout: Layout) -> Option<usize> {
+    grains(layout.size()).checked_add(layout.align().saturating_sub(GRAIN))
+}
+
 /// A bump arena for many threads: memory is allocated by raising a cursor, and freed all at once.
 ///
 /// There are three ways to allocate: through `&Arena` from any number of threads (one compare-exchange per object, 3.2
@@ -151,6 +188,9 @@ impl Piece {
 /// of a `Local`, which frees at its end what was allocated in it. Allocated references borrow the arena: using one
 /// after a [`reset`](Self::reset), or after the arena is gone, does not compile. Everything is aligned to at least 8
 /// bytes. Contents are not dropped, except those of a [`boxed`](Self::boxed) value.
+///
+/// Before the arena refuses an object, it looks for room in what [`Local`](super::Local)s have left. An object that
+/// finds its place there takes 0.7 µs at a limit, and 4 if the backing has no more pages and is asked each time.
 ///
 /// ```
 /// use pageheap::arena::Arena;
@@ -186,7 +226,7 @@ impl Piece {
 /// ```
 pub struct Arena<B: Backing = ProcessHeap> {
     slabs: Slabs<B>,
-    /// Pieces with room in them that locals have left. Under the lock.
+    /// Pieces with room in them that locals have left. None is a block of its own. Under the lock.
     left: AtomicPtr<Piece>,
 }
 
@@ -244,7 +284,7 @@ impl<B: Backing> Arena<B> {
     }
 
     /// Returns statistics. Everything a [`Local`](super::Local) has taken counts as allocated, including what it keeps
-    /// for later. Waits for a thread that is growing the arena.
+    /// for later, and what it has left that could not go back. Waits for a thread that is growing the arena.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.slabs.stats()
@@ -278,6 +318,36 @@ impl<B: Backing> Arena<B> {
 
     /// Takes a piece that a local has left and that serves an object that needs `room` bytes; of the last `looks`.
     pub(super) fn take_left(&self, room: usize, looks: usize) -> Option<NonNull<Piece>> {
+        self.with_left(room, looks, |piece, others| (piece, others))
+    }
+
+    /// Allocates memory for a layout from a piece that a local has left, before a refusal. What then remains of the
+    /// piece is the first that the next object finds.
+    #[cold]
+    #[inline(never)]
+    fn cut_left(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.with_left(room_for(layout)?, LAST_LOOKS, |piece, others| {
+            // SAFETY: the piece is ours and has the room; pieces that were left are no blocks (`leave`).
+            unsafe {
+                let memory = Piece::cut_end(piece, layout);
+                if !Piece::is_worth_cutting(piece.as_ref().bytes()) {
+                    return (memory, others);
+                }
+                (*piece.as_ptr()).link = others;
+                (memory, piece.as_ptr())
+            }
+        })
+    }
+
+    /// Takes a piece that a local has left and that serves an object that needs `room` bytes, of the last `looks`, and
+    /// passes it to `work`, with the first of the others. That returns the result, and the first of those that are left
+    /// now. Under the lock.
+    fn with_left<R>(
+        &self,
+        room: usize,
+        looks: usize,
+        work: impl FnOnce(NonNull<Piece>, *mut Piece) -> (R, *mut Piece),
+    ) -> Option<R> {
         // Relaxed, here and in `leave`: changed only under the lock; the check before it merely saves taking the lock.
         if self.left.load(Ordering::Relaxed).is_null() {
             return None;
@@ -285,9 +355,10 @@ impl<B: Backing> Arena<B> {
         self.slabs.locked(|| {
             let first = self.left.load(Ordering::Relaxed);
             // SAFETY: pieces in the list live as long as the arena is not reset, and belong to nobody; under the lock.
-            let (piece, first) = unsafe { Piece::take_from(first, room, looks) }?;
+            let (piece, others) = unsafe { Piece::take_from(first, room, looks) }?;
+            let (result, first) = work(piece, others);
             self.left.store(first, Ordering::Relaxed);
-            Some(piece)
+            Some(result)
         })
     }
 
@@ -326,11 +397,13 @@ impl<B: Backing> fmt::Debug for Arena<B> {
 }
 
 // SAFETY: the slabs' cursor gives each byte to one caller. Bytes become free only by `reset`, `shrink_to` and `drop`,
-// which need exclusive access to the arena.
+// which need exclusive access to the arena. What locals have left is theirs no more, and is cut under the lock.
 unsafe impl<B: Backing> Raw for Arena<B> {
     #[inline(always)]
     fn raw(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
-        self.slabs.allocate(layout)
+        self.slabs
+            .allocate(layout)
+            .or_else(|error| self.cut_left(layout).ok_or(error))
     }
 
     #[inline]

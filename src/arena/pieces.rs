@@ -19,8 +19,8 @@
 //! **A local has no spare pieces when it takes a new one.** If none of the first few serves, all go back to the arena,
 //! which makes what it can of them. So a local never has more than was in use at one time. A piece that is a block of
 //! its own is kept by the arena for large objects, or returned to the backing, also before a refusal; one that was cut
-//! last is undone. Others are left for later pieces, of this local or another. From then on pieces that are cut for one
-//! object are of few sizes, so that they serve again.
+//! last is undone. Others are left for later pieces, of this local or another; and for objects that the arena would
+//! otherwise refuse. From then on pieces that are cut for one object are of few sizes, so that they serve again.
 //!
 //! [`Room`] and [`Pieces`] are values. A handle stores them, and passes copies to functions that are not inlined;
 //! [`local`](super::local) says why.
@@ -38,27 +38,17 @@ use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
 use super::backing::Backing;
-use super::bump::{Arena, LARGEST_BYTES, LOOKS, Piece};
+use super::bump::{Arena, HEAD_BYTES, LARGEST_BYTES, LAST_LOOKS, LEAST_BYTES, LOOKS, Piece, room_for};
 use super::cursor::{GRAIN, grains, padding};
 use super::error::ArenaError;
 use super::typed::Raw;
 use crate::fatal::{self, Number};
-
-/// How many of the pieces that locals have left are examined, once, before a refusal: under the lock, 2 µs if their
-/// heads are cached, 35 if not.
-const LAST_LOOKS: usize = 1024;
-
-/// Bytes of the head of a piece.
-const HEAD_BYTES: usize = size_of::<Piece>();
 
 /// The first piece of a local.
 const FIRST_BYTES: usize = 4 << 10;
 
 /// The factor by which each piece is longer than the one before, up to the largest.
 const GROWTH: usize = 4;
-
-/// The smallest piece worth keeping to be cut further.
-const LEAST_BYTES: usize = 512;
 
 /// The rest of the piece being cut: where the next allocation begins, and how far it may reach. On grains; `pointer` ≤
 /// `end`. Null at first.
@@ -404,7 +394,7 @@ impl Pieces {
             let head = pointer.wrapping_add(padding(pointer.addr(), align_of::<Piece>()));
             let bytes = end.addr().saturating_sub(head.addr());
             if let Some(rest) = NonNull::new(head.cast::<Piece>())
-                && bytes >= LEAST_BYTES + HEAD_BYTES
+                && Piece::is_worth_cutting(bytes)
             {
                 rest.write(Piece::new(bytes, false));
                 arena.leave(rest);
@@ -420,11 +410,6 @@ fn not_its_own(pointer: *mut u8, piece: *mut Piece) -> ! {
         Number::Address(pointer.addr()),
         Number::Address(piece.addr()),
     )
-}
-
-/// How much room in a piece serves any place of `layout`, if that can be told.
-fn room_for(layout: Layout) -> Option<usize> {
-    grains(layout.size()).checked_add(layout.align().saturating_sub(GRAIN))
 }
 
 /// What to try in turn: `step` bytes, then less, while at least `need`; `step` in any case.

@@ -172,6 +172,34 @@ fn all_that_locals_left_is_looked_at_before_a_refusal() -> Result<(), ArenaError
     Ok(())
 }
 
+/// Regression: an arena did not look at what locals had left, and was refused at its limit with 768 of 1,024 KiB free.
+#[test]
+fn what_locals_left_serves_the_arena_before_a_refusal() -> Result<(), ArenaError> {
+    #[derive(Clone, Copy)]
+    #[repr(align(256))]
+    struct Aligned(u64);
+    const OBJECTS: usize = 60_000;
+    let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(MIB))?;
+    let mut local = arena.local();
+    scope_of(&mut local, vec![16; OBJECTS], || Ok(()))?;
+    drop(local);
+    let long = arena.alloc_slice_copy(&[!0_u8; 200 * KIB])?;
+    let aligned = Vec::from_iter((0..500).map_while(|number| arena.alloc(Aligned(number)).ok()));
+    let objects = Vec::from_iter((0..).map_while(|number| arena.alloc([number; 2]).ok()));
+    assert_eq!(aligned.len(), 500);
+    let bytes = long.len() + aligned.len() * 256 + objects.len() * 16;
+    assert!(bytes > OBJECTS * 16, "{bytes} bytes in {} objects", objects.len());
+    // None lies in another.
+    assert!(long.iter().all(|&byte| byte == !0));
+    assert!((0..).zip(&aligned).all(|(number, object)| object.0 == number));
+    assert!((0..).zip(&objects).all(|(number, object)| **object == [number; 2]));
+    let is_aligned = |object: &&mut Aligned| ptr::from_ref(&**object).addr().is_multiple_of(256);
+    assert!(aligned.iter().all(is_aligned));
+    let stats = arena.stats();
+    assert!(stats.allocated <= stats.reserved && stats.reserved <= MIB, "{stats:?}");
+    Ok(())
+}
+
 #[test]
 fn statistics_know_what_scopes_gave_back() -> Result<(), ArenaError> {
     let heap = heap();
