@@ -23,7 +23,8 @@
 //! afterwards. The other threads carry on: they lose a part of the list, not all of it. Precisely, because slots are
 //! retired in batches and allocated in eras, it holds back
 //!
-//! - every batch that contains such a slot: 64 slots each at most, or twice the number of readers if that is more;
+//! - every batch that contains such a slot: 64 slots each at most (512 KiB, if slots are longer than 8 KiB), or twice
+//!   the number of readers if that is more;
 //! - every batch that was not yet passed on when it entered: one for each shard and lane;
 //! - slots allocated in the same era: a 64th of those that exist, or one batch;
 //! - slots that shards had in stock: two batches each.
@@ -54,6 +55,7 @@ use crossbeam_utils::CachePadded;
 
 use super::backing::{Backing, Block};
 use super::config::ArenaConfig;
+use super::controller::MAX_BATCH;
 use super::error::ArenaError;
 use super::hyaline::{Hyaline, Record};
 use super::node::{Node, Nodes};
@@ -67,6 +69,10 @@ use crate::sync::{Barrier, Table};
 
 /// Spare nodes per possible reader: this many batches too small for the readers can be pending per reader at a time.
 const SPARES_PER_READER: usize = 2;
+
+/// The most bytes of a batch, unless that is a single slot. What a shard has in stock is memory that its owner does not
+/// use, and of long slots a fence or an exchange for each costs little beside what is written to them.
+const BATCH_BYTES: usize = 512 << 10;
 
 /// The maximum number of owners of a list.
 const MOST_OWNERS: usize = 1 << 16;
@@ -221,8 +227,9 @@ impl<B: Backing> ShardedFreeList<B> {
         };
         let barrier = Barrier::new();
         let hyaline = Hyaline::new(&slots, records, spares, barrier);
+        let most = (BATCH_BYTES / slots.slot_bytes()).clamp(1, MAX_BATCH as usize) as u32;
         Self {
-            shards: Shards::new(slots, shards, hyaline, barrier),
+            shards: Shards::new(slots, shards, hyaline, barrier, most),
             tables: block.memory,
         }
     }
@@ -403,7 +410,7 @@ impl<B: Backing> ShardedFreeList<B> {
     }
 
     /// How many slots a batch of a shard may hold at present: set by the controller, from the share of slots that are
-    /// free.
+    /// free. At most 64, and at most 512 KiB of slots, but at least one.
     #[must_use]
     pub fn batch_limit(&self) -> usize {
         self.shards.batch() as usize

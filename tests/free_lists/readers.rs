@@ -511,3 +511,26 @@ fn a_batch_kept_beside_older_slots_is_as_old_as_they_are() {
         drop(asleep);
     }
 }
+
+/// Regression: a batch was 64 slots, however long: 128 MiB were touched for two values.
+#[test]
+fn replacing_a_long_value_takes_few_slots() {
+    for (owned, bytes, most) in [(true, 1 << 20, 16), (false, 1 << 20, 16), (true, 100_000, 32)] {
+        let mut list = ShardedFreeList::new(Layout::from_size_align(bytes, 8).unwrap(), 1).unwrap();
+        for round in ["as new", "after a reset"] {
+            let owner = list.owner().unwrap();
+            let allocate = || if owned { owner.allocate() } else { list.allocate() };
+            let mut seen = std::collections::BTreeSet::new();
+            let mut current = allocate().unwrap().cast::<u8>();
+            for _ in 0..1000 {
+                let old = std::mem::replace(&mut current, allocate().unwrap().cast());
+                seen.insert(old);
+                // SAFETY: allocated here, and nobody else knows it.
+                unsafe { if owned { owner.retire(old) } else { list.retire(old) } };
+            }
+            assert!(seen.len() <= most, "{} slots of {bytes} bytes, {round}", seen.len());
+            drop(owner);
+            list.reset();
+        }
+    }
+}

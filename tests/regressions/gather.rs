@@ -8,7 +8,7 @@ use std::sync::{Barrier as Door, Mutex};
 use std::time::Duration;
 
 use pageheap::arena::{ArenaConfig, Backing, Block, FreeList, ShardedFreeList};
-use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{Extent, Hyaline, LANES, MAX_BATCH, Node, Nodes, Pocket, Shards};
 use pageheap::internals::{Barrier, Table};
 
 #[cfg(target_os = "linux")]
@@ -86,7 +86,7 @@ impl Gate<'_> {
 
 fn list<'g, 'd>(gate: &'g Gate<'d>) -> Shards<&'g Gate<'d>> {
     let hyaline = Hyaline::new(&gate, table(2), table(2), Barrier::new());
-    Shards::new(gate, table(LANES + 2), hyaline, Barrier::new())
+    Shards::new(gate, table(LANES + 2), hyaline, Barrier::new(), MAX_BATCH)
 }
 
 /// All slots are taken. An owner frees `freed` of them: the first into its pocket, from where it takes it again, the

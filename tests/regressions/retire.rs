@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pageheap::arena::{ArenaConfig, ShardedFreeList};
 use pageheap::internals::Barrier;
-use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{Extent, Hyaline, LANES, MAX_BATCH, Node, Nodes, Pocket, Shards};
 
 use super::gather::table;
 
@@ -118,7 +118,7 @@ fn what_readers_would_not_take_is_not_offered_with_each_slot() {
     };
     // Without a spare node, a batch needs one slot more than there are readers.
     let hyaline = Hyaline::new(&&counted, table(READERS + 1), table(0), Barrier::new());
-    let shards = Shards::new(&counted, table(LANES + READERS + 1), hyaline, Barrier::new());
+    let shards = Shards::new(&counted, table(LANES + READERS + 1), hyaline, Barrier::new(), MAX_BATCH);
     let owned = shards.lend().expect("a shard");
     let readers: Vec<_> = (0..READERS).map(|_| shards.lend().expect("a shard")).collect();
     let (shard, pocket) = (shards.shard(owned), Pocket::new());

@@ -8,7 +8,6 @@
 use crossbeam_utils::CachePadded;
 
 use super::{As, Control, LANES, Shard, Shards};
-use crate::arena::controller::MAX_BATCH;
 use crate::arena::hyaline::{Batch, FIRST_ERA};
 use crate::arena::node::{Batches, Chain, LIVE, Nodes};
 use crate::arena::numbers::unpack;
@@ -111,7 +110,7 @@ impl<N: Nodes> Shards<N> {
         self.depot = CachePadded::new(Stack::new());
         self.account.depot.store(0, Ordering::Relaxed);
         self.account.integral.store(0, Ordering::Relaxed);
-        let sizes = Control::sizes(MAX_BATCH, MAX_BATCH);
+        let sizes = Control::sizes(self.most, self.most);
         self.control.sizes.store(sizes, Ordering::Relaxed);
         self.control.era.store(FIRST_ERA, Ordering::Relaxed);
         self.hyaline.reset(&self.nodes);

@@ -15,7 +15,8 @@
 //!
 //! *Shards.* Each has two batches, so that alternating at the border of one does not access the depot each time
 //! (Bonwick's magazines), and its owner has a [pocket](Pocket) for one slot. The [controller](super::controller) sets
-//! how large a batch may get.
+//! how large a batch may get: 64 slots at most, and fewer if slots are long, since what waits in a shard is memory that
+//! nobody else uses.
 //!
 //! *Sections.* An owner is alone in its shard, except for a gatherer. So it publishes that it is inside, checks whether
 //! anyone gathers, and proceeds: a store, a load, and a store at the end. The barrier between costs nothing where the
@@ -134,6 +135,8 @@ pub struct Shards<N> {
     turnstile: Turnstile,
     /// Held by the gatherer.
     gathering: Lock,
+    /// The most slots of a batch.
+    most: u32,
     /// The process the list was made in. Any other is a child, which lacks the threads that were at work.
     home: u32,
     /// The lanes, then the owners' shards.
@@ -154,13 +157,15 @@ enum As {
 }
 
 impl<N: Nodes> Shards<N> {
-    /// Creates a list of the slots of `nodes`, all of them fresh. `shards` are all new, and at least [`LANES`].
-    pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, barrier: Barrier) -> Self {
+    /// Creates a list of the slots of `nodes`, all of them fresh. `shards` are all new, and at least [`LANES`]. A batch
+    /// has at most `most` slots: from 1 to [`MAX_BATCH`].
+    pub fn new(nodes: N, shards: Table<CachePadded<Shard>>, hyaline: Hyaline, barrier: Barrier, most: u32) -> Self {
+        debug_assert!((1..=MAX_BATCH).contains(&most));
         Self {
             nodes,
             control: CachePadded::new(Control {
                 frozen: AtomicU32::new(0),
-                sizes: AtomicU32::new(Control::sizes(MAX_BATCH, MAX_BATCH)),
+                sizes: AtomicU32::new(Control::sizes(most, most)),
                 era: AtomicU64::new(FIRST_ERA),
             }),
             depot: CachePadded::new(Stack::new()),
@@ -172,6 +177,7 @@ impl<N: Nodes> Shards<N> {
             }),
             turnstile: Turnstile::new(),
             gathering: Lock::new(),
+            most,
             home: process(),
             shards,
             hyaline,
@@ -375,7 +381,8 @@ impl<N: Nodes> Shards<N> {
         // Relaxed throughout: if two threads step at once they make one step, and what is stored is always in bounds.
         let free = fresh + more + self.account.depot.load(Ordering::Relaxed) as u64;
         let state = Controller::from_integral(self.account.integral.load(Ordering::Relaxed) as i32);
-        let (state, limit) = state.step(free, exist + more);
+        let (state, wish) = state.step(free, exist + more);
+        let limit = wish.min(self.most);
         self.account.integral.store(state.integral() as u32, Ordering::Relaxed);
         let sizes = Control::sizes(limit, self.patience(free, limit));
         if self.control.sizes.load(Ordering::Relaxed) != sizes {

@@ -15,7 +15,8 @@
 //! only the slots that it may have seen, but those that were retired together with one.
 //!
 //! Worked: of 2,000 slots 200 are free, for one owner and eight lanes. Each of these collects 16, though a batch has
-//! one slot: a fence for 16 slots. When 50 are free, each collects five.
+//! one slot: a fence for 16 slots. When 50 are free, each collects five. Of slots that are so long that a batch may
+//! never have more than two, each collects two.
 //!
 //! The size of a batch may change while it collects, so the condition is "at least". Hyaline refuses a batch with fewer
 //! slots than there are readers if no spare nodes are left. Such a batch is offered again when it has doubled. With 3
@@ -37,10 +38,10 @@ const ENOUGH: u64 = 16;
 
 impl<N: Nodes> Shards<N> {
     /// How many retired slots a shard collects before it passes them on, while `free` slots are available and a batch
-    /// may have `limit`. If each shard has so many, they are no more than those.
+    /// may have `limit`. If each shard has so many, they are no more than those; and never more than a batch may have.
     pub(super) fn patience(&self, free: u64, limit: u32) -> u32 {
         let share = free / self.shards_used() as u64;
-        limit.max(share.min(ENOUGH) as u32)
+        limit.max(share.min(ENOUGH) as u32).min(self.most)
     }
 
     /// Retires a slot through `shard`, a shard of this list that is the caller's: the slot becomes free once every

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
-use pageheap::internals::free_list::{Batch, Extent, FIRST_ERA, Hyaline, LANES, Links, Node, Nodes, Shards, Stack};
+use pageheap::internals::free_list::{
+    Batch, Extent, FIRST_ERA, Hyaline, LANES, Links, MAX_BATCH, Node, Nodes, Shards, Stack,
+};
 use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Table, Zeroed};
 
 use super::{explore, explore_first, spawn};
@@ -391,7 +393,13 @@ type List = Shards<Few<Node>>;
 fn list(slots: u32, owners: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
     let hyaline = Hyaline::new(&few, table(owners), table(2), Barrier::new());
-    Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
+    Arc::new(Shards::new(
+        few,
+        table(LANES + owners),
+        hyaline,
+        Barrier::new(),
+        MAX_BATCH,
+    ))
 }
 
 /// Checks that every slot is in one place.

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use pageheap::PageCount;
-use pageheap::internals::free_list::{Hyaline, LANES, Node, Nodes, Shards};
+use pageheap::internals::free_list::{Hyaline, LANES, MAX_BATCH, Node, Nodes, Shards};
 use pageheap::internals::{Barrier, Table, Zeroed};
 
 use super::free_lists::Few;
@@ -70,7 +70,13 @@ type List = Shards<Few<Node>>;
 fn list(slots: u32, owners: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
     let hyaline = Hyaline::new(&few, table(owners), table(0), Barrier::new());
-    Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
+    Arc::new(Shards::new(
+        few,
+        table(LANES + owners),
+        hyaline,
+        Barrier::new(),
+        MAX_BATCH,
+    ))
 }
 
 fn table<T: Zeroed>(len: usize) -> Table<T> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pageheap::internals::free_list::{Extent, Hyaline, LANES, Node, Nodes, Shards};
+use pageheap::internals::free_list::{Extent, Hyaline, LANES, MAX_BATCH, Node, Nodes, Shards};
 use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
 use shuttle::thread::spawn;
 
@@ -80,7 +80,13 @@ fn table<T: Zeroed>(len: usize) -> Table<T> {
 fn list(slots: usize, owners: usize) -> Arc<List> {
     let few = Few::<Node>::new(slots);
     let hyaline = Hyaline::new(&few, table(owners), table(4), Barrier::new());
-    Arc::new(Shards::new(few, table(LANES + owners), hyaline, Barrier::new()))
+    Arc::new(Shards::new(
+        few,
+        table(LANES + owners),
+        hyaline,
+        Barrier::new(),
+        MAX_BATCH,
+    ))
 }
 
 fn stamp(list: &List, slot: u32, from: usize, to: usize) {
