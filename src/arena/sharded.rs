@@ -102,9 +102,10 @@ const MOST_OWNERS: usize = 1 << 16;
 /// *`deallocate` or `retire`.* A slot that no other thread can reach is deallocated: it is free at once. A slot that
 /// others may have found is first removed from every place where they look, then retired: it becomes free once every
 /// reader that was inside at that time (held a [`Guard`](super::Guard) of an [`Owner`](super::Owner)), and may have
-/// found it, has left. Slots wait in their shard for a batch to be full, or for a `flush`, or until an allocation finds
-/// no other slot; a reader that enters meanwhile is waited for as well. Slots remain memory as long as the list lives:
-/// nothing is unmapped under a reader. (Hyaline-1S: Nikolaev and Ravindran, PLDI 2021.)
+/// found it, has left. Slots wait in their shard for a batch to be full, or for a `flush` (the owner's; for the lanes
+/// [the list's](Self::flush)), or until an allocation finds no other slot; a reader that enters meanwhile is waited for
+/// as well. Slots remain memory as long as the list lives: nothing is unmapped under a reader. (Hyaline-1S: Nikolaev
+/// and Ravindran, PLDI 2021.)
 ///
 /// *A sleeping reader* that is inside holds back slots allocated before it fell asleep, and slots retired in the same
 /// batches with them: at most 64 for each, or twice the number of readers. The other threads carry on.
@@ -336,6 +337,18 @@ impl<B: Backing> ShardedFreeList<B> {
         let found = self.find(slot)?;
         let retired = self.shards.retire_as_guest(hint(), found.slot, found.node);
         retired.map_err(|_| SlotError::not_allocated(slot.as_ptr()))
+    }
+
+    /// Makes the slots in the lanes, which threads without an owner use, available to all threads: free slots at once,
+    /// retired ones as soon as nobody reads them. [`Owner::flush`](super::Owner::flush) does so for an owner's shard.
+    ///
+    /// If another thread is gathering slots at this moment, because it found no free one, or is at work in a lane, some
+    /// may stay: the next thread that gathers finds them, or whoever uses or flushes that lane next.
+    ///
+    /// Costs a compare-exchange for each of the eight lanes and each batch in them, and a heavy fence, up to some
+    /// microseconds, for each lane that has retired slots.
+    pub fn flush(&self) {
+        self.shards.flush_lanes();
     }
 
     /// Allocates a value in a slot of its own. Dropping the box frees the slot. [`SlotBox::try_new_in`] makes boxes

@@ -534,3 +534,29 @@ fn replacing_a_long_value_takes_few_slots() {
         }
     }
 }
+
+/// What threads without an owner have retired waits in the lanes, until they are flushed.
+#[test]
+fn a_flush_passes_on_what_was_retired_without_an_owner() {
+    let list = list(64, 1);
+    let retire = |count| {
+        for slot in Vec::from_iter((0..count).map(|_| list.allocate().unwrap())) {
+            // SAFETY: allocated here, and nobody else knows it.
+            unsafe { list.retire(slot.cast()) };
+        }
+    };
+    let waiting = || list.census(|_| ()).retired;
+    retire(3);
+    assert_eq!(waiting(), 3);
+    list.flush();
+    let all = list.census(|_| ());
+    assert_eq!((all.retired, all.sharded, all.live), (0, 0, 0));
+    // The owner's shard is its own to flush.
+    let owner = list.owner().unwrap();
+    // SAFETY: as above.
+    unsafe { owner.retire(owner.allocate().unwrap().cast()) };
+    list.flush();
+    assert_eq!(waiting(), 1);
+    owner.flush();
+    assert_eq!(waiting(), 0);
+}
