@@ -62,9 +62,21 @@ impl<'t> Reader<'t> {
         key.filter(|_| self.skip(":"))
     }
 
-    /// Whether a list continues, rather than ends.
-    fn goes_on(&mut self, end: &str) -> bool {
-        !self.skip(end) && (self.skip(",") || !self.0.is_empty())
+    /// What `item` reads, until `end` is found, or an item is invalid: `whole` says afterwards which it was.
+    fn items<T>(
+        &mut self,
+        end: &str,
+        whole: &mut bool,
+        mut item: impl FnMut(&mut Self) -> Option<T>,
+    ) -> impl Iterator<Item = T> {
+        std::iter::from_fn(move || {
+            *whole = self.skip(end);
+            if *whole {
+                return None;
+            }
+            self.skip(",");
+            item(self)
+        })
     }
 
     /// Parses a value. `None` if the document is invalid, or there is no memory: then `error` says so.
@@ -78,24 +90,18 @@ impl<'t> Reader<'t> {
             () if self.skip("false") => Json::Bool(false),
             () if self.skip("\"") => Json::Text(self.text()?),
             () if self.skip("[") => {
-                let items = std::iter::from_fn(|| {
-                    if self.goes_on("]") {
-                        self.value(local, error)
-                    } else {
-                        None
-                    }
-                });
-                Json::List(local.alloc_iter(items).map_err(|full| *error = Some(full)).ok()?)
+                let mut whole = false;
+                let items = self.items("]", &mut whole, |reader| reader.value(local, error));
+                let items = local.alloc_iter(items).map_err(|full| *error = Some(full)).ok()?;
+                Json::List(whole.then_some(items)?)
             }
             () if self.skip("{") => {
-                let pairs = std::iter::from_fn(|| {
-                    if self.goes_on("}") {
-                        Some((self.key()?, self.value(local, error)?))
-                    } else {
-                        None
-                    }
+                let mut whole = false;
+                let pairs = self.items("}", &mut whole, |reader| {
+                    Some((reader.key()?, reader.value(local, error)?))
                 });
-                Json::Object(local.alloc_iter(pairs).map_err(|full| *error = Some(full)).ok()?)
+                let pairs = local.alloc_iter(pairs).map_err(|full| *error = Some(full)).ok()?;
+                Json::Object(whole.then_some(pairs)?)
             }
             () => Json::Number(self.number()?),
         })
@@ -106,18 +112,18 @@ impl<'t> Reader<'t> {
             () if self.skip("null") || self.skip("true") || self.skip("false") => Owned::Leaf,
             () if self.skip("\"") => Owned::Text(self.text()?.to_owned()),
             () if self.skip("[") => {
-                Owned::List(std::iter::from_fn(|| if self.goes_on("]") { self.owned() } else { None }).collect())
+                let mut whole = false;
+                let items = self.items("]", &mut whole, Self::owned).collect();
+                Owned::List(whole.then_some(items)?)
             }
-            () if self.skip("{") => Owned::Object(
-                std::iter::from_fn(|| {
-                    if self.goes_on("}") {
-                        Some((self.key()?.to_owned(), self.owned()?))
-                    } else {
-                        None
-                    }
-                })
-                .collect(),
-            ),
+            () if self.skip("{") => {
+                let mut whole = false;
+                let pairs = self.items("}", &mut whole, |reader| {
+                    Some((reader.key()?.to_owned(), reader.owned()?))
+                });
+                let pairs = pairs.collect();
+                Owned::Object(whole.then_some(pairs)?)
+            }
             () => self.number().map(|_| Owned::Leaf)?,
         })
     }
@@ -164,6 +170,10 @@ fn main() -> Result<(), ArenaError> {
     let small = Reader(r#"{"a": [1, null], "b": "text"}"#).value(&arena.local(), &mut None);
     let (list, text) = (Json::List(&[Json::Number(1.0), Json::Null]), Json::Text("text"));
     assert_eq!(small, Some(Json::Object(&[("a", list), ("b", text)])));
+    for invalid in ["[1, tru]", r#"{"a": [1, 2"#, r#"{"a" 1}"#, "[[1, 2]", "[1, [tru]]"] {
+        assert_eq!(Reader(invalid).value(&arena.local(), &mut None), None, "{invalid}");
+        assert!(Reader(invalid).owned().is_none(), "{invalid}");
+    }
     arena.reset();
 
     let mut count = 0;
