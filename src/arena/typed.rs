@@ -227,6 +227,28 @@ pub(super) fn text<R: Raw + ?Sized>(arena: &R, arguments: fmt::Arguments<'_>) ->
     Ok(text.bytes.finish())
 }
 
+/// Makes a slice of `len` elements, each from its index.
+#[inline]
+pub(super) fn slice_with<T, R: Raw + ?Sized>(
+    arena: &R,
+    len: usize,
+    mut make: impl FnMut(usize) -> T,
+) -> Result<NonNull<[T]>, ArenaError> {
+    let mut slice = Growing::new(arena, len)?;
+    // Not `push`: without a look at the room, and with nothing to count, the compiler can fill several places at once.
+    let start = slice.start;
+    for index in 0..len {
+        // SAFETY: there is room for `len`.
+        unsafe { start.add(index).write(make(index)) };
+        // What `make` leaves behind if it panics.
+        if core::mem::needs_drop::<T>() {
+            slice.len = index + 1;
+        }
+    }
+    slice.len = len;
+    Ok(slice.finish())
+}
+
 /// Collects an iterator into a slice.
 pub(super) fn iter<T, R: Raw + ?Sized>(
     arena: &R,
@@ -332,14 +354,10 @@ macro_rules! typed_methods {
         pub fn alloc_slice_with<T>(
             &self,
             len: usize,
-            mut make: impl FnMut(usize) -> T,
+            make: impl FnMut(usize) -> T,
         ) -> Result<&$life mut [T], ArenaError> {
-            let mut slice = typed::Growing::new(self, len)?;
-            for index in 0..len {
-                slice.push(make(index))?;
-            }
-            // SAFETY: finished: all elements are there, and ours alone for as long as the reference lives (`Raw`).
-            Ok(unsafe { slice.finish().as_mut() })
+            // SAFETY: all elements are there, and ours alone for as long as the reference lives (`Raw`).
+            Ok(unsafe { typed::slice_with(self, len, make)?.as_mut() })
         }
 
         /// Collects an iterator into a slice. The iterator may itself allocate from this arena. If it does not, nothing
