@@ -173,11 +173,14 @@ fn key() -> Option<libc::pthread_key_t> {
 }
 
 /// The key that this word of `KEY` tells, if any. What is forbidden would be one by its number, where a key is as wide
-/// as a pointer; and musl does not check keys.
-fn key_of(word: usize) -> Option<libc::pthread_key_t> {
+/// as a pointer; and musl does not check keys. Where keys are signed (on Android they are all negative) a word that is
+/// too large for one has a sign, too.
+fn key_of<K: TryFrom<usize> + TryFrom<isize>>(word: usize) -> Option<K> {
     match word {
         NONE_YET | FORBIDDEN => None,
-        word => libc::pthread_key_t::try_from(word - 1).ok(),
+        word => K::try_from(word - 1)
+            .ok()
+            .or_else(|| K::try_from((word - 1).cast_signed()).ok()),
     }
 }
 
@@ -187,7 +190,19 @@ mod tests {
 
     #[test]
     fn what_is_forbidden_is_no_key() {
-        assert_eq!([FORBIDDEN, NONE_YET].map(key_of), [None; 2]);
-        assert_eq!(key_of(1), Some(0));
+        assert_eq!([FORBIDDEN, NONE_YET].map(key_of::<libc::pthread_key_t>), [None; 2]);
+        assert_eq!(key_of(1), Some(0_u32));
+    }
+
+    /// Android sets the highest bit of a key. Every thread but the one that made it took the key for none.
+    #[test]
+    fn a_key_is_the_same_to_every_thread_whatever_its_type() {
+        for key in [0, 5, i32::MAX, i32::MIN, i32::MIN + 5] {
+            assert_eq!(key_of(key as usize + 1), Some(key));
+        }
+        for key in [0, 5, u32::MAX - 2] {
+            assert_eq!(key_of(key as usize + 1), Some(key));
+        }
+        assert_eq!(key_of(usize::MAX - 1), Some(usize::MAX - 2));
     }
 }
