@@ -33,7 +33,10 @@ use crate::units::PageCount;
 mod nowhere;
 #[cfg(not(all(unix, feature = "std")))]
 mod opening;
-#[cfg(all(unix, feature = "std"))]
+#[cfg(all(any(target_os = "linux", target_os = "android"), feature = "std"))]
+mod pressure;
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android")), feature = "std"))]
+#[path = "unwatched.rs"]
 mod pressure;
 #[cfg(all(windows, feature = "std"))]
 mod status;

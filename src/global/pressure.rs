@@ -1,4 +1,4 @@
-//! What the system says about memory: our cgroup's limit, how full it is, how long tasks have waited for memory.
+//! What Linux says about memory: our cgroup's limit, how full it is, how long tasks have waited for memory.
 //!
 //! | read | version 2 | version 1 |
 //! |---|---|---|
@@ -44,20 +44,8 @@ use core::ffi::CStr;
 use core::fmt::Write as _;
 
 use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled};
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) use crate::source::Turn;
 use crate::source::{KeepErrno, Source, System};
-
-/// Other systems have no such files.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(super) struct Turn;
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-impl Turn {
-    pub(super) fn begin() -> Option<Self> {
-        Some(Self)
-    }
-}
 
 /// Text of a fixed size, zero-terminated.
 struct Text<const BYTES: usize = 256> {
@@ -326,7 +314,6 @@ impl Drop for File {
 
 /// The C library's functions, without its points of cancellation: a thread that is being cancelled would end here, with
 /// the file open and the turn taken.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 mod call {
     use core::ffi::{c_char, c_int, c_void};
 
@@ -354,9 +341,6 @@ mod call {
         unsafe { libc::syscall(libc::SYS_close, file) };
     }
 }
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-use libc as call;
 
 #[cfg(test)]
 mod tests {
