@@ -21,12 +21,13 @@
 //!
 //! Once a second the background thread reads four small files per folder, and one larger file where there is a limit.
 //! It uses raw system calls and a buffer on its stack: ~15 µs, and 20 for each limit. What is missing or unreadable
-//! counts as no limit and no pressure, without a message. The usage is that of the whole group except for files in
-//! memory that have not been used recently: a group that reads files eventually fills up with them, and the kernel
-//! drops them first.
+//! counts as no limit and no pressure, without a message. If a file cannot be read just now, say because the process
+//! has too many open, the look says nothing at all, and the next one has the events since the last that did. The usage
+//! is that of the whole group except for files in memory that have not been used recently: a group that reads files
+//! eventually fills up with them, and the kernel drops them first.
 //!
 //! The process's group is read line by line, because version 1 has a line for each of a dozen hierarchies. Its path may
-//! be 980 bytes long; a longer one may count as none.
+//! be 980 bytes long; a longer one may count as none. It is read again once a minute, in case the process was moved.
 //!
 //! All free memory goes back at once, including what caches hold and what was to be kept, if the group is at nine
 //! tenths of the limit, or tasks have stalled for a tenth of the last ten seconds, or the group has met one of its
@@ -83,7 +84,13 @@ impl<const BYTES: usize> Text<BYTES> {
     }
 }
 
-/// Where to look, which is determined once, and what was seen.
+/// The process's group is looked up at each 64th look, the first included.
+const LOOKS_TO_FIND: u32 = 64;
+
+/// Why a look fails: a file cannot be opened or read just now, and may be at the next.
+struct NotNow;
+
+/// Where to look, and what was seen.
 pub(super) struct Watch {
     /// The group's folder; empty if there is none.
     folder: Path,
@@ -93,25 +100,37 @@ pub(super) struct Watch {
     root: &'static str,
     /// Events counted at the last look; none before the first.
     events: Option<u64>,
+    looks: u32,
 }
 
 impl Watch {
-    /// Watches the group of this process, as found below `root`. The caller has a [`Turn`].
+    /// Watches the group of this process, as found below `root`.
     pub(super) fn new(root: &'static str) -> Self {
-        let mut watch = Self {
+        Self {
             folder: Path::new(),
             top: 0,
             second: false,
             root,
             events: None,
-        };
+            looks: 0,
+        }
+    }
+
+    /// Finds the group. If it is another one, its events are counted from here on. Not inlined: all of this is off the
+    /// small stack before anything else is read.
+    #[inline(never)]
+    fn find(&mut self) -> Result<(), NotNow> {
+        let mut found = Self::new(self.root);
         // Version 1 takes precedence if both exist: then it has the controller.
-        find_at(root, "/proc/self/cgroup", |line| {
+        find_at(self.root, "/proc/self/cgroup", |line| {
             let (path, second) = group(line)?;
-            watch.follow(path, second);
+            found.follow(path, second);
             (!second).then_some(())
-        });
-        watch
+        })?;
+        if (found.second, found.folder.text()) != (self.second, self.folder.text()) {
+            *self = found;
+        }
+        Ok(())
     }
 
     /// Sets the group.
@@ -137,7 +156,7 @@ impl Watch {
     }
 
     /// How full a group is, by its own limit. Without a limit the usage is 0.
-    fn group(&self, folder: &str) -> Pressure {
+    fn group(&self, folder: &str) -> Result<Pressure, NotNow> {
         let (limits, used, files): (&[&str], _, _) = if self.second {
             (&["/memory.max", "/memory.high"], "/memory.current", "inactive_file")
         } else {
@@ -147,52 +166,73 @@ impl Watch {
                 "total_inactive_file",
             )
         };
-        let size = |name: &&str| number(read_at(folder, name).text());
-        let limit = limits.iter().filter_map(size).min().unwrap_or(u64::MAX);
-        let used = || size(&used).unwrap_or(0);
-        Pressure {
-            used: if limit == u64::MAX {
-                0
-            } else {
-                used().saturating_sub(find_at(folder, "/memory.stat", |line| figure(line, files)).unwrap_or(0))
-            },
+        let size = |name: &str| Ok(number(read_at(folder, name)?.text()));
+        let least = |least: u64, name: &&str| Ok(least.min(size(name)?.unwrap_or(u64::MAX)));
+        let limit = limits.iter().try_fold(u64::MAX, least)?;
+        let used = if limit == u64::MAX {
+            0
+        } else {
+            let files = find_at(folder, "/memory.stat", |line| figure(line, files))?;
+            size(used)?.unwrap_or(0).saturating_sub(files.unwrap_or(0))
+        };
+        Ok(Pressure {
+            used,
             limit,
             ..Pressure::default()
-        }
+        })
     }
 
     /// Events since the beginning. Of groups above only their own count, or those of our siblings would be included.
-    fn events(&self) -> u64 {
+    fn events(&self) -> Result<u64, NotNow> {
         let files = ["/memory.events"]
             .into_iter()
             .chain(core::iter::repeat("/memory.events.local"));
         let count = |(folder, file): (&str, &str)| {
-            if self.second {
-                events(read_at(folder, file).text())
+            Ok(if self.second {
+                events(read_at(folder, file)?.text())
             } else {
-                number(read_at(folder, "/memory.failcnt").text()).unwrap_or(0)
-            }
+                number(read_at(folder, "/memory.failcnt")?.text()).unwrap_or(0)
+            })
         };
-        self.groups().zip(files).map(count).fold(0, u64::wrapping_add)
+        let mut groups = self.groups().zip(files).map(count);
+        groups.try_fold(0, |all: u64, events| Ok(all.wrapping_add(events?)))
     }
 
-    /// The current situation. The caller has a [`Turn`].
-    pub(super) fn look(&mut self) -> Pressure {
-        let events = self.events();
-        let before = self.events.replace(events).unwrap_or(events);
+    /// How much tasks have stalled, in percent: those of the group if it says so, else all.
+    fn stalled(&self) -> Result<u8, NotNow> {
+        for folder in self.groups().filter(|_| self.second) {
+            if let Some(share) = stalled(read_at(folder, "/memory.pressure")?.text()) {
+                return Ok(share);
+            }
+        }
+        Ok(stalled(read_at(self.root, "/proc/pressure/memory")?.text()).unwrap_or(0))
+    }
+
+    fn try_look(&mut self) -> Result<Pressure, NotNow> {
+        if self.looks.is_multiple_of(LOOKS_TO_FIND) {
+            self.find()?;
+        }
+        let (events, stalled) = (self.events()?, self.stalled()?);
         let none = Pressure {
             limit: u64::MAX,
             ..Pressure::default()
         };
-        let own = |folder: &str| stalled(read_at(folder, "/memory.pressure").text());
-        Pressure {
-            stalled: (self.groups().filter(|_| self.second).find_map(own))
-                .or_else(|| stalled(read_at(self.root, "/proc/pressure/memory").text()))
-                .unwrap_or(0),
+        let fuller = |seen, folder: &str| Ok(tighter(seen, self.group(folder)?));
+        let seen = self.groups().try_fold(none, fuller)?;
+        // Only now: whatever failed before is tried again, and no event is lost.
+        self.looks = self.looks.wrapping_add(1);
+        let before = self.events.replace(events).unwrap_or(events);
+        Ok(Pressure {
+            stalled,
             // The counter may have been reset.
             events: events.saturating_sub(before),
-            ..self.groups().map(|folder| self.group(folder)).fold(none, tighter)
-        }
+            ..seen
+        })
+    }
+
+    /// The current situation; none if it cannot be read just now. The caller has a [`Turn`].
+    pub(super) fn look(&mut self) -> Option<Pressure> {
+        self.try_look().ok()
     }
 }
 
@@ -226,26 +266,25 @@ pub(crate) fn resident() -> usize {
     let Some(_turn) = Turn::begin() else {
         return 0;
     };
-    let pages = File::open(c"/proc/self/statm").map_or(Text::new(), |file| file.beginning());
-    let pages = pages
-        .text()
-        .split_whitespace()
-        .nth(1)
-        .and_then(|pages| pages.parse::<usize>().ok());
-    pages.unwrap_or(0).saturating_mul(System.granule())
+    let text = read_at("", "/proc/self/statm").unwrap_or(Text::new());
+    let pages = text.text().split_whitespace().nth(1).unwrap_or_default();
+    let pages: usize = pages.parse().unwrap_or(0);
+    pages.saturating_mul(System.granule())
 }
 
-/// The first bytes of the file at `path` below `folder`. Empty if it cannot be read.
-fn read_at(folder: &str, path: &str) -> Text {
-    open_at(folder, path).map_or(Text::new(), |file| file.beginning())
+/// The first bytes of the file at `path` below `folder`. Empty if there is none to be read.
+fn read_at(folder: &str, path: &str) -> Result<Text, NotNow> {
+    open_at(folder, path)?.map_or(Ok(Text::new()), |file| file.beginning())
 }
 
 /// The first answer to a line of the file at `path` below `folder`.
-fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T>) -> Option<T> {
-    let file = open_at(folder, path)?;
+fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T>) -> Result<Option<T>, NotNow> {
+    let Some(file) = open_at(folder, path)? else {
+        return Ok(None);
+    };
     let (mut bytes, mut len) = ([0; LINE_BYTES], 0);
     loop {
-        let read = file.read(&mut bytes[len..]);
+        let read = file.read(&mut bytes[len..])?;
         len += read;
         let mut rest = &bytes[..len];
         // At the end of the file the last line may lack a newline.
@@ -253,12 +292,12 @@ fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T
             .or_else(|| (read == 0 && !rest.is_empty()).then_some(rest.len()))
         {
             if let Some(found) = core::str::from_utf8(&rest[..end]).ok().and_then(&mut answer) {
-                return Some(found);
+                return Ok(Some(found));
             }
             rest = rest.get(end + 1..).unwrap_or_default();
         }
         if read == 0 {
-            return None;
+            return Ok(None);
         }
         // A line longer than the whole buffer is skipped.
         let begun = if rest.len() == bytes.len() { 0 } else { rest.len() };
@@ -270,38 +309,53 @@ fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T
 /// Opens the file at `path` below `folder`; none if both together are too long. Not inlined: its path is off the small
 /// stack before anything is read.
 #[inline(never)]
-fn open_at(folder: &str, path: &str) -> Option<File> {
+fn open_at(folder: &str, path: &str) -> Result<Option<File>, NotNow> {
     let mut whole = Path::new();
-    write!(whole, "{folder}{path}").ok()?;
-    File::open(CStr::from_bytes_until_nul(&whole.bytes).ok()?)
+    if write!(whole, "{folder}{path}").is_err() {
+        return Ok(None);
+    }
+    CStr::from_bytes_until_nul(&whole.bytes).map_or(Ok(None), File::open)
 }
 
 /// A file that is read and then closed.
 struct File {
     number: libc::c_int,
-    _errno: KeepErrno,
+    errno: KeepErrno,
 }
 
 impl File {
-    fn open(path: &CStr) -> Option<Self> {
+    /// Opens it; none if it is not there, or not for us.
+    fn open(path: &CStr) -> Result<Option<Self>, NotNow> {
         let errno = KeepErrno::new();
         // SAFETY: a zero-terminated path.
         let number = unsafe { call::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        (number >= 0).then_some(Self { number, _errno: errno })
+        if number < 0 {
+            return nothing(&errno);
+        }
+        Ok(Some(Self { number, errno }))
     }
 
     /// Reads, and returns how many bytes; none at the end, and if it cannot be read.
-    fn read(&self, bytes: &mut [u8]) -> usize {
+    fn read(&self, bytes: &mut [u8]) -> Result<usize, NotNow> {
         // SAFETY: a buffer of the given length.
         let read = unsafe { call::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
-        usize::try_from(read).unwrap_or(0)
+        usize::try_from(read).or_else(|_| nothing(&self.errno))
     }
 
     /// The first bytes of the file.
-    fn beginning(&self) -> Text {
+    fn beginning(&self) -> Result<Text, NotNow> {
         let mut text = Text::new();
-        text.len = self.read(&mut text.bytes[..255]);
-        text
+        text.len = self.read(&mut text.bytes[..255])?;
+        Ok(text)
+    }
+}
+
+/// What a call says that has just failed: that there is nothing; or nothing yet, if it failed for want of memory or of
+/// room for one more open file, of the process or of the system.
+fn nothing<T: Default>(errno: &KeepErrno) -> Result<T, NotNow> {
+    match errno.now() {
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM => Err(NotNow),
+        _ => Ok(T::default()),
     }
 }
 
@@ -391,14 +445,14 @@ mod tests {
         group("/a", "1000\n", "max\n", "max\n");
         let mut watch = Watch::new(files.root);
         let look = |watch: &mut Watch| {
-            let seen = watch.look();
+            let seen = watch.look().unwrap();
             (seen.used, seen.limit, seen.events)
         };
         assert_eq!(look(&mut watch), (50, 200, 0));
         // The fullest counts, even if its limit is the larger one.
         group("/a", "950\n", "2000\n", "1000\n");
         assert_eq!(look(&mut watch), (950, 1000, 0));
-        assert!(watch.look().is_high());
+        assert!(watch.look().unwrap().is_high());
         group("/a/b/c", "20\n", "22\n", "max\n");
         assert_eq!(look(&mut watch), (950, 1000, 0));
         group("/a/b/c", "22\n", "22\n", "max\n");
@@ -423,7 +477,7 @@ mod tests {
         let mut watch = Watch::new(files.root);
         for (used, filled) in [("0\n", 70), ("1\n", 100), ("700\n", 100)] {
             files.write("sys/fs/cgroup/a/b/memory.current", used);
-            assert_eq!(watch.look().filled(), filled, "{used}");
+            assert_eq!(watch.look().unwrap().filled(), filled, "{used}");
         }
     }
 
@@ -438,11 +492,27 @@ mod tests {
         files.write("sys/fs/cgroup/memory.limit_in_bytes", "1\n");
         files.write("sys/fs/cgroup/memory.usage_in_bytes", "1\n");
         let mut watch = Watch::new(files.root);
-        assert_eq!(watch.look().filled(), 70);
+        assert_eq!(watch.look().unwrap().filled(), 70);
         // A group in between, as when the container has no namespace of its own.
         files.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "10\n");
         files.write("sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "8\n");
-        assert_eq!(watch.look().filled(), 80);
+        assert_eq!(watch.look().unwrap().filled(), 80);
+    }
+
+    #[test]
+    fn a_process_that_is_moved_is_followed() {
+        let files = Files::new("moved");
+        for (group, used, events) in [("a", "70\n", "high 3\n"), ("b", "80\n", "high 5\n")] {
+            files.write(&format!("sys/fs/cgroup/{group}/memory.max"), "100\n");
+            files.write(&format!("sys/fs/cgroup/{group}/memory.current"), used);
+            files.write(&format!("sys/fs/cgroup/{group}/memory.events"), events);
+        }
+        files.write("proc/self/cgroup", "0::/a\n");
+        let mut watch = Watch::new(files.root);
+        assert_eq!(watch.look().unwrap().used, 70);
+        files.write("proc/self/cgroup", "0::/b\n");
+        let events: u64 = (0..100).map(|_| watch.look().unwrap().events).sum();
+        assert_eq!((watch.look().unwrap().used, events), (80, 0));
     }
 
     /// Files in memory do not get a group killed: the kernel drops them first.
@@ -453,7 +523,7 @@ mod tests {
         files.write("sys/fs/cgroup/a/memory.max", "1000\n");
         files.write("sys/fs/cgroup/a/memory.current", "950\n");
         let mut watch = Watch::new(files.root);
-        assert_eq!(watch.look().used, 950);
+        assert_eq!(watch.look().unwrap().used, 950);
         // As long as the real file, with the line somewhere in the middle, and one that is longer than what is read at
         // once.
         let lines: String = (0..60)
@@ -470,14 +540,14 @@ mod tests {
             (format!("inactive_file 2000\n{long}"), 0),
         ] {
             files.write("sys/fs/cgroup/a/memory.stat", &text);
-            assert_eq!(watch.look().used, used, "{text}");
+            assert_eq!(watch.look().unwrap().used, used, "{text}");
         }
         files.write("proc/self/cgroup", "4:memory:/b\n");
         files.write("sys/fs/cgroup/memory/b/memory.limit_in_bytes", "1000\n");
         files.write("sys/fs/cgroup/memory/b/memory.usage_in_bytes", "950\n");
         let text = format!("{lines}inactive_file 1\n{lines}total_inactive_file 150\n");
         files.write("sys/fs/cgroup/memory/b/memory.stat", &text);
-        assert_eq!(Watch::new(files.root).look().used, 800);
+        assert_eq!(Watch::new(files.root).look().unwrap().used, 800);
     }
 
     /// Docker's file of version 1, with `memory` as far back as possible; `last` is one more line.
@@ -507,7 +577,7 @@ mod tests {
             (dockers("").replace("memory", "freezer"), 0),
         ] {
             files.write("proc/self/cgroup", &text);
-            assert_eq!(Watch::new(files.root).look().filled(), filled, "{text}");
+            assert_eq!(Watch::new(files.root).look().unwrap().filled(), filled, "{text}");
         }
     }
 
@@ -520,10 +590,10 @@ mod tests {
             let path = format!("sys/fs/cgroup{}", group(bytes));
             files.write(&format!("{path}/memory.max"), "100\n");
             files.write(&format!("{path}/memory.current"), &format!("{used}\n"));
-            assert_eq!(Watch::new(files.root).look().used, used, "{bytes} bytes");
+            assert_eq!(Watch::new(files.root).look().unwrap().used, used, "{bytes} bytes");
         }
         // Too long: nothing, and no harm.
         files.write("proc/self/cgroup", &format!("0::{}\n", group(2000)));
-        assert_eq!(Watch::new(files.root).look().limit, u64::MAX);
+        assert_eq!(Watch::new(files.root).look().unwrap().limit, u64::MAX);
     }
 }

@@ -34,16 +34,16 @@ impl Watch {
         Self(unsafe { CreateMemoryResourceNotification(LowMemoryResourceNotification) })
     }
 
-    /// The current situation.
-    pub(super) fn look(&mut self) -> Pressure {
+    /// The current situation; always known.
+    pub(super) fn look(&mut self) -> Option<Pressure> {
         let mut is_low = 0;
         // SAFETY: a handle that `new` opened, and a place to write to. A call that fails leaves it 0.
         let known = !self.0.is_null() && unsafe { QueryMemoryResourceNotification(self.0, &mut is_low) } != 0;
-        Pressure {
+        Some(Pressure {
             limit: u64::MAX,
             events: u64::from(known && is_low != 0),
             ..Pressure::default()
-        }
+        })
     }
 }
 

@@ -260,6 +260,68 @@ fn version_1_its_limit_and_its_failures_are_followed() {
     assert!(soon(|| backed() < 16 << 20), "{}", WATCHED.stats());
 }
 
+/// Sets how many files the process may have open; returns how many it might.
+fn may_open(files: libc::rlim_t) -> libc::rlim_t {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a place to write to, and to read from.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        let before = std::mem::replace(&mut limit.rlim_cur, files);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        before
+    }
+}
+
+/// A server at its limit of open files. What could not be read counted as nothing, so at the next look all events since
+/// the group was made were new.
+#[test]
+fn a_process_that_can_open_no_file_for_a_while_is_told_nothing_wrong() {
+    const NAME: &str = "pressure::a_process_that_can_open_no_file_for_a_while_is_told_nothing_wrong";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    is_told_of_what_is_new(|| {
+        free_some();
+        std::thread::sleep(WHILE);
+    });
+}
+
+/// If its group could not be found at the first look, it never was.
+#[test]
+fn a_process_that_can_open_no_file_at_first_is_told_later() {
+    const NAME: &str = "pressure::a_process_that_can_open_no_file_at_first_is_told_later";
+    if !is_child() {
+        return run_in_folder(NAME);
+    }
+    is_told_of_what_is_new(|| ());
+}
+
+/// More than the thread is started for.
+fn free_some() {
+    (0..2).for_each(|_| touch(4 << 20, 1));
+}
+
+/// A process that has done this since it began can open no file for a while.
+fn is_told_of_what_is_new(first: fn()) {
+    let file = |name: &str, text: &str| write(Path::new("sys/fs/cgroup/a").join(name), text);
+    write("proc/self/cgroup", "0::/a\n");
+    file("memory.current", "40000000\n");
+    file("memory.max", "100000000\n");
+    file("memory.events", "high 7\n");
+    first();
+    let enough = may_open(0);
+    free_some();
+    std::thread::sleep(WHILE);
+    may_open(enough);
+    std::thread::sleep(WHILE);
+    assert_eq!(calls(), (0, 0), "{} events", EVENTS.load(Ordering::Relaxed));
+    file("memory.events", "high 9\n");
+    assert!(soon(|| EVENTS.load(Ordering::Relaxed) == 2));
+}
+
 #[test]
 fn where_there_are_no_such_files_nothing_is_said_and_nothing_goes() {
     const NAME: &str = "pressure::where_there_are_no_such_files_nothing_is_said_and_nothing_goes";

@@ -167,13 +167,15 @@ impl Watched {
         if now.saturating_sub(self.last) < BETWEEN_WATCHES {
             return;
         }
-        let pressure = {
+        let seen = {
             // None while the process forks: the next wait tries again.
             let Some(_turn) = Turn::begin() else { return };
             let watch = self.watch.get_or_insert_with(|| Watch::new(objects.keeper().root));
             watch.look()
         };
         self.last = now;
+        // A look that failed counts for nothing, as if it were not time for one.
+        let Some(pressure) = seen else { return };
         if self.patience.is_time(pressure.is_high()) {
             objects.release(PageCount(usize::MAX));
         }
