@@ -226,8 +226,7 @@ impl Driver {
     /// Afterwards the caller may no longer hold the turn. A caller that could not get it before takes it here if it is
     /// free.
     pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
-        // Relaxed, here and below: a wish, heeded sooner or later; the lock hands over what there is.
-        if self.awaited.load(Ordering::Relaxed) == 0 {
+        if !self.is_awaited() {
             if turn.is_none() {
                 *turn = self.turn.try_lock();
             }
@@ -237,20 +236,21 @@ impl Driver {
             return;
         }
         // Bounded: the forking thread may be waiting for another heap's turn, which we hold.
-        for round in 0..PASS_ROUNDS {
-            if self.awaited.load(Ordering::Relaxed) == 0 {
-                break;
-            }
-            relax(round);
-        }
+        (0..PASS_ROUNDS).take_while(|_| self.is_awaited()).for_each(relax);
         *turn = self.turn_within();
     }
 
-    /// Before the process forks: keeps scavengers away until [`let_go`](Self::let_go), after they finish the current
-    /// step (a millisecond, or one chunk). Returns whether it succeeded within a while: the holder of the turn may be
-    /// waiting for the caller, if the caller holds anything.
+    /// Whether a thread that is about to fork waits for the turn. Then a step ends, too: a clock may stand still.
+    fn is_awaited(&self) -> bool {
+        // Relaxed: a wish, heeded sooner or later; the lock hands over what there is.
+        self.awaited.load(Ordering::Relaxed) > 0
+    }
+
+    /// Before the process forks: keeps scavengers away until [`let_go`](Self::let_go), after they finish what they are
+    /// at (a look, or one chunk). Returns whether it succeeded within a while: the holder of the turn may be waiting
+    /// for the caller, if the caller holds anything.
     pub(crate) fn try_hold(&self) -> bool {
-        // Relaxed, twice: as in `pass_on`.
+        // Relaxed, twice: as in `is_awaited`.
         self.awaited.fetch_add(1, Ordering::Relaxed);
         let turn = self.turn.lock_within(FORK_WAITS);
         self.awaited.fetch_sub(1, Ordering::Relaxed);
@@ -332,9 +332,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 has_all
             });
         }
-        let looked = nanoseconds(clock.work()).saturating_sub(begin);
+        let looked = nanoseconds(clock.work());
         let mut granules = 0;
-        let go_on = || nanoseconds(clock.work()).saturating_sub(begin) < looked.saturating_add(QUANTUM);
+        let go_on = || !driver.is_awaited() && nanoseconds(clock.work()).saturating_sub(looked) < QUANTUM;
         if let Some(campaign) = &mut state.campaign {
             let lazily = self.lazily && !campaign.at_once;
             let released = self.work(campaign, lazily, go_on);

@@ -1,5 +1,5 @@
-//! A refused clock, as under a seccomp filter where the C library asks the kernel for the time: this program's own
-//! function replaces the C library's, and refuses on demand.
+//! Clocks that are refused, as under a seccomp filter where the C library asks the kernel for the time: this program's
+//! own function replaces the C library's, and refuses on demand.
 
 #![cfg(all(target_env = "gnu", target_pointer_width = "64"))]
 
@@ -10,11 +10,15 @@ use super::*;
 
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
+/// Whether only the time that a thread has worked is refused.
+static IS_WORK_REFUSED: AtomicBool = AtomicBool::new(false);
+
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
+    let is_of_work = clock == libc::CLOCK_THREAD_CPUTIME_ID;
     // SAFETY: errno is this thread's; the system call is the C library's own, with the same arguments.
     unsafe {
-        if IS_REFUSED.load(Ordering::Relaxed) {
+        if IS_REFUSED.load(Ordering::Relaxed) || is_of_work && IS_WORK_REFUSED.load(Ordering::Relaxed) {
             *libc::__errno_location() = libc::EPERM;
             return -1;
         }
@@ -57,18 +61,39 @@ fn without_a_clock_memory_goes_back_all_the_same() {
     if !is_child() {
         return assert!(run("clock::without_a_clock_memory_goes_back_all_the_same"));
     }
-    static OWN: GlobalHeap = GlobalHeap::new();
-    let backed = || OWN.stats().pages.backed.0 * 8192;
     let well = without(|| {
-        // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
-        unsafe {
-            let blocks: Vec<_> = (0..64).map(|_| OWN.alloc(layout(1 << 20))).collect();
-            for block in blocks {
-                block.write_bytes(1, 1 << 20);
-                OWN.dealloc(block, layout(1 << 20));
-            }
-        }
+        touch(64);
         backed() >= 48 << 20 && soon(|| backed() < 8 << 20)
     });
     assert!(well, "{}", OWN.stats());
+}
+
+static OWN: GlobalHeap = GlobalHeap::new();
+
+/// Allocates so many blocks of 1 MiB, writes to them, and frees them.
+fn touch(blocks: usize) {
+    // SAFETY: the layout is not empty; writes are inside the block; it is freed with its layout.
+    unsafe {
+        let blocks: Vec<_> = (0..blocks).map(|_| OWN.alloc(layout(1 << 20))).collect();
+        for block in blocks {
+            block.write_bytes(1, 1 << 20);
+            OWN.dealloc(block, layout(1 << 20));
+        }
+    }
+}
+
+fn backed() -> usize {
+    OWN.stats().pages.backed.0 * 8192
+}
+
+/// The work seemed to take no time, so all of it was done at once, and no fork came in between.
+#[test]
+fn where_work_is_not_counted_elapsed_time_is() {
+    if !is_child() {
+        return assert!(run("clock::where_work_is_not_counted_elapsed_time_is"));
+    }
+    IS_WORK_REFUSED.store(true, Ordering::Relaxed);
+    touch(64);
+    assert!(soon(|| backed() < 8 << 20), "{}", OWN.stats());
+    assert!(OWN.stats().pages.scavenge_nanoseconds > 0);
 }

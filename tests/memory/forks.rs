@@ -37,6 +37,26 @@ fn a_fork_comes_in_between() {
     if !is_child() {
         return assert!(child::ends_well_in_time("forks::a_fork_comes_in_between", |_| ()));
     }
+    fork_during(|| assert!(OTHER.release(usize::MAX) > 0));
+}
+
+/// By such a clock a tick takes no time, so one used to do all there was.
+#[test]
+fn a_fork_comes_in_between_though_the_clock_stands_still() {
+    const NAME: &str = "forks::a_fork_comes_in_between_though_the_clock_stands_still";
+    if !is_child() {
+        return assert!(child::ends_well_in_time(NAME, |_| ()));
+    }
+    fork_during(|| {
+        let mut second = 1;
+        while OTHER.tick(&|| Duration::from_secs(second)) < Duration::MAX {
+            second += 1;
+        }
+    });
+}
+
+/// Forks while another thread gives back the memory of a torn heap. Ends the process if forks had to wait for long.
+fn fork_during(release: fn()) {
     // Runs of 5 pages, every other one free: about 50 per chunk.
     const SIZE: usize = 40_000;
     // SAFETY: the layout is not empty; blocks are freed with it.
@@ -49,7 +69,7 @@ fn a_fork_comes_in_between() {
     }
     OTHER.flush_thread();
     let count = || SLOW.releases.load(Ordering::Relaxed);
-    let releasing = std::thread::spawn(|| OTHER.release(usize::MAX));
+    let releasing = std::thread::spawn(release);
     while count() < 100 {
         std::hint::spin_loop();
     }
@@ -69,7 +89,7 @@ fn a_fork_comes_in_between() {
         after - before
     });
     let during = count();
-    assert!(releasing.join().unwrap() > 0);
+    releasing.join().unwrap();
     // The heap is intact.
     OTHER.check().unwrap();
     println!("{meanwhile:?} releases while a fork waited, {during} of {}", count());

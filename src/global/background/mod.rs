@@ -32,9 +32,9 @@
 //! (On Windows there are no signals to block, the stack is the system's, and the loader calls the program's libraries
 //! when the thread begins: `windows.rs`.)
 //!
-//! **End.** Before a fork, scavengers are held after the millisecond they are working on, together with all other
-//! locks. The child has no such thread, and starts one when it wants one. Unloading a library waits for the thread to
-//! end. At the end of the process the thread just stops.
+//! **End.** Before a fork, scavengers are held after the chunk or the look they are at, together with all other locks.
+//! The child has no such thread, and starts one when it wants one. Unloading a library waits for the thread to end. At
+//! the end of the process the thread just stops.
 //!
 //! Cost: a stack of 40 KiB, 16 of them for the thread itself, plus what the program's thread-locals need, which the C
 //! library puts there too; 256 KiB if code of the program runs on it; the C library's minimum if that is more. This
@@ -207,7 +207,9 @@ impl Clock for ThreadClock {
         host::now() + self.waited.get()
     }
 
+    /// Where that is not counted, elapsed time has to do. (Windows counts it in steps of 15 ms, which is longer than
+    /// the thread works at a time.)
     fn work(&self) -> Duration {
-        host::worked().unwrap_or_else(|| self.now())
+        System.worked().unwrap_or_else(|| self.now())
     }
 }

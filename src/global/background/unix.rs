@@ -186,18 +186,9 @@ extern "C" fn enter<S: Source + Send + Sync + 'static>(objects: *mut c_void) -> 
 
 /// The time since some moment.
 pub(super) fn now() -> Duration {
-    read(libc::CLOCK_MONOTONIC)
-}
-
-/// The time this thread has worked, if the system counts it.
-pub(super) fn worked() -> Option<Duration> {
-    Some(read(libc::CLOCK_THREAD_CPUTIME_ID))
-}
-
-fn read(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place to write to. A clock that is refused stands still.
-    unsafe { libc::clock_gettime(clock, &mut time) };
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     Duration::new(
         u64::try_from(time.tv_sec).unwrap_or(0),
         u32::try_from(time.tv_nsec).unwrap_or(0),

@@ -103,12 +103,6 @@ pub(super) fn now() -> Duration {
     )
 }
 
-/// The time this thread has worked is counted in steps of 15 ms, which is longer than it works at a time: so elapsed
-/// time has to do.
-pub(super) fn worked() -> Option<Duration> {
-    None
-}
-
 /// The loader starts no thread before it has finished.
 pub(super) fn constructors_have_run() -> bool {
     true
