@@ -1,10 +1,10 @@
-//! Clocks that are refused, as under a seccomp filter where the C library asks the kernel for the time: this program's
-//! own function replaces the C library's, and refuses on demand.
+//! Clocks that are refused, as under a seccomp filter where the C library asks the kernel for the time, and one that
+//! goes back: this program's own function replaces the C library's, and does so on demand.
 
 #![cfg(all(target_env = "gnu", target_pointer_width = "64"))]
 
 use std::alloc::GlobalAlloc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use super::*;
 
@@ -13,16 +13,24 @@ static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// Whether only the time that a thread has worked is refused.
 static IS_WORK_REFUSED: AtomicBool = AtomicBool::new(false);
 
+/// By how many seconds the monotonic clock has gone back.
+static BACK: AtomicI64 = AtomicI64::new(0);
+
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
     let is_of_work = clock == libc::CLOCK_THREAD_CPUTIME_ID;
-    // SAFETY: errno is this thread's; the system call is the C library's own, with the same arguments.
+    // SAFETY: errno is this thread's; the system call is the C library's own, with the same arguments, and the time is
+    // written by it.
     unsafe {
         if IS_REFUSED.load(Ordering::Relaxed) || is_of_work && IS_WORK_REFUSED.load(Ordering::Relaxed) {
             *libc::__errno_location() = libc::EPERM;
             return -1;
         }
-        libc::syscall(libc::SYS_clock_gettime, clock, time) as libc::c_int
+        let answer = libc::syscall(libc::SYS_clock_gettime, clock, time) as libc::c_int;
+        if clock == libc::CLOCK_MONOTONIC {
+            (*time).tv_sec -= BACK.load(Ordering::Relaxed);
+        }
+        answer
     }
 }
 
@@ -96,4 +104,21 @@ fn where_work_is_not_counted_elapsed_time_is() {
     touch(64);
     assert!(soon(|| backed() < 8 << 20), "{}", OWN.stats());
     assert!(OWN.stats().pages.scavenge_nanoseconds > 0);
+}
+
+/// As when a process is restored on another machine. The thread used to wait until the clock was where it had been.
+#[test]
+fn memory_goes_back_after_the_clock_has() {
+    if !is_child() {
+        return assert!(run("clock::memory_goes_back_after_the_clock_has"));
+    }
+    // The thread is at work, and pauses, as long as the program is.
+    for _ in 0..40 {
+        touch(2);
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    assert!(OWN.has_background_thread());
+    BACK.store(3600, Ordering::Relaxed);
+    touch(64);
+    assert!(backed() >= 48 << 20 && soon(|| backed() < 8 << 20), "{}", OWN.stats());
 }

@@ -183,12 +183,15 @@ impl Watched {
     }
 }
 
-/// A monotonic clock, and the time this thread has worked.
+/// A clock that never goes back, and the time this thread has worked.
 #[derive(Default)]
 struct ThreadClock {
-    /// The time it has waited while the clock stood still, for instance because it is refused: otherwise a wait would
-    /// never end.
-    waited: Cell<Duration>,
+    /// What the system's clock said last.
+    last: Cell<Duration>,
+    /// How far this one is ahead: by the time it has waited while the system's stood still, for instance because it is
+    /// refused, and by what that has gone back, for instance because the process was restored on another machine.
+    /// Otherwise a wait would not end, or as much later.
+    ahead: Cell<Duration>,
 }
 
 impl ThreadClock {
@@ -197,14 +200,17 @@ impl ThreadClock {
         let before = self.now();
         wait_for(keeper.state(), state, time);
         if self.now() == before {
-            self.waited.set(self.waited.get() + time.unwrap_or_default());
+            self.ahead.set(self.ahead.get() + time.unwrap_or_default());
         }
     }
 }
 
 impl Clock for ThreadClock {
     fn now(&self) -> Duration {
-        host::now() + self.waited.get()
+        let now = host::now();
+        let back = self.last.replace(now).saturating_sub(now);
+        self.ahead.set(self.ahead.get() + back);
+        now + self.ahead.get()
     }
 
     /// Where that is not counted, elapsed time has to do. (Windows counts it in steps of 15 ms, which is longer than
