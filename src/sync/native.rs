@@ -5,10 +5,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 
-#[cfg(all(feature = "std", target_os = "android"))]
+#[cfg(all(
+    feature = "std",
+    any(target_os = "android", target_os = "netbsd", target_os = "openbsd")
+))]
 use libc::__errno as errno;
-#[cfg(all(feature = "std", target_os = "linux"))]
+#[cfg(all(feature = "std", any(target_os = "linux", target_os = "dragonfly")))]
 use libc::__errno_location as errno;
+#[cfg(all(feature = "std", any(target_vendor = "apple", target_os = "freebsd")))]
+use libc::__error as errno;
 
 use crate::fatal::{self, Number};
 
@@ -92,7 +97,7 @@ pub(crate) fn fence_heavy() -> bool {
 }
 
 /// Returns what `call` does; the thread's errno is left as it was.
-#[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+#[cfg(all(unix, feature = "std"))]
 fn keeping_errno<R>(call: impl FnOnce() -> R) -> R {
     // SAFETY: errno is the calling thread's own, and stays where it is as long as the thread does.
     unsafe {
@@ -163,13 +168,8 @@ pub(crate) fn relax(round: u32) {
         return;
     }
     // SAFETY: sched_yield has no preconditions; failure means it did not yield. On Linux only a filter makes it fail.
-    #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
+    #[cfg(all(unix, feature = "std"))]
     keeping_errno(|| unsafe { libc::sched_yield() });
-    #[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
-    // SAFETY: sched_yield has no preconditions; failure means it did not yield.
-    unsafe {
-        libc::sched_yield();
-    }
     #[cfg(all(windows, feature = "std"))]
     super::windows::pause(round);
     // There is no known thread to yield to: a pause about as long as a yield takes that finds no other thread.
@@ -267,7 +267,18 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, round: u32) {
     }
 }
 
-/// Without a futex, sleeps for the whole time.
+// Not in the libc crate for these systems.
+#[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: core::ffi::c_int, before: *mut core::ffi::c_int) -> core::ffi::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+#[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
+const CANCEL_DISABLE: core::ffi::c_int = if cfg!(target_vendor = "apple") { 0 } else { 1 };
+
+/// Without a futex, sleeps for the whole time. Not a point of cancellation, as no other call here is one: a thread that
+/// is being cancelled would end here, with whatever it holds.
 #[cfg(all(unix, feature = "std", not(any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::time::Duration>) {
     let time = time.unwrap_or(core::time::Duration::from_secs(1));
@@ -275,8 +286,13 @@ pub(crate) fn wait_for(_word: &AtomicU32, _expected: u32, time: Option<core::tim
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos() as _,
     };
-    // SAFETY: `time` is valid for reads. An early wake does no harm.
-    unsafe { libc::nanosleep(&time, core::ptr::null_mut()) };
+    let mut state = 0;
+    // SAFETY: `time` is valid for reads, `state` for writes. The thread's state is restored. An early wake is harmless.
+    keeping_errno(|| unsafe {
+        pthread_setcancelstate(CANCEL_DISABLE, &mut state);
+        libc::nanosleep(&time, core::ptr::null_mut());
+        pthread_setcancelstate(state, &mut state);
+    });
 }
 
 /// Without an operating system there is no clock either: each microsecond of the time is 64 spins, which take about
