@@ -44,6 +44,7 @@ fn nobody_is_refused_while_a_large_block_is_copied() {
     let layout = |bytes| Layout::from_size_align(bytes, 8).unwrap();
     // SAFETY: no layout has size zero; blocks are freed with theirs.
     let alloc = |bytes| unsafe { HEAP.alloc(layout(bytes)) };
+    // SAFETY: as above.
     let free = |block, bytes| unsafe { HEAP.dealloc(block, layout(bytes)) };
     let large = alloc(8 * MIB);
     let [_behind, gap] = [MIB, 9 * MIB].map(alloc);
