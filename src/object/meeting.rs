@@ -360,8 +360,9 @@ fn threads_have_seats_of_their_own() {
 #[test]
 fn no_two_threads_are_taken_for_one() {
     for distance in [0x80_1000_usize, 0x1_1000, 4] {
-        let told_apart: std::collections::BTreeSet<_> =
-            (1..=100_000).map(|number| seat_of(number * distance)).collect();
+        let told_apart: std::collections::BTreeSet<_> = (1..=100_000)
+            .map(|number| seat_of(distance.wrapping_mul(number)))
+            .collect();
         assert_eq!(told_apart.len(), 100_000, "{distance:#x}");
     }
 }
