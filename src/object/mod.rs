@@ -119,7 +119,7 @@ use crate::guard::Place;
 use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Table};
-use crate::units::{PageIndex, PageRun};
+use crate::units::{PageCount, PageIndex, PageRun};
 
 use aside::Aside;
 use central::Central;
@@ -296,10 +296,12 @@ impl<S: Source + 'static> Objects<S> {
         let (memory, bytes) = match fresh {
             ToZero::Slot(memory) => (memory, layout.size()),
             ToZero::Run(allocation) => {
-                let (start, used) = (allocation.run.start(), allocation.used());
-                let bytes = used.bytes(PAGE_SHIFT).min(layout.size());
-                let cleared = PageRun::new(start, used).is_none_or(|used| self.clear(used, bytes));
-                (self.heap.address(start), if cleared { 0 } else { bytes })
+                let (run, granule) = (allocation.run, self.heap.source().granule().div_ceil(PAGE_BYTES));
+                // To the end of a granule, as the source can clear nothing shorter.
+                let used = allocation.used().0.next_multiple_of(granule).min(run.pages().0);
+                let bytes = PageCount(used).bytes(PAGE_SHIFT).min(layout.size());
+                let cleared = used == 0 || self.clear(PageRun::known(run.start().0, used), bytes);
+                (self.heap.address(run.start()), if cleared { 0 } else { bytes })
             }
         };
         // SAFETY: just allocated, with at least this many bytes.

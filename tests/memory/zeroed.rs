@@ -328,3 +328,40 @@ fn what_was_released_but_may_still_be_there_is_written() {
         "nothing was to be gained by it"
     );
 }
+
+/// The system, in granules of two pages.
+struct Coarse;
+
+// SAFETY: every verb is the system's, for longer granules.
+unsafe impl Verbs for Coarse {
+    fn granule(&self) -> usize {
+        System.granule().max(16 << 10)
+    }
+}
+
+/// A used part that ends within a granule was written, however long: nobody can clear half a granule.
+#[test]
+fn a_used_part_is_asked_about_up_to_the_end_of_its_granule() {
+    if !is_child() {
+        return assert!(run("zeroed::a_used_part_is_asked_about_up_to_the_end_of_its_granule"));
+    }
+    // SAFETY: the system's pages are memory.
+    static COARSE: GlobalHeap<&OverSystem<Coarse>> =
+        unsafe { GlobalHeap::with_source(&OverSystem(Coarse), Config::new(by_width(1 << 32, 512 << 20))) };
+    let [short, long] =
+        [(3 * MIB) + (8 << 10), 16 * MIB].map(|bytes| Layout::from_size_align(bytes, 16 << 10).unwrap());
+    // SAFETY: no layout is empty; reads and writes are inside the blocks; each is freed with its layout.
+    unsafe {
+        let used = COARSE.alloc(short);
+        assert!(!used.is_null());
+        used.write_bytes(0xee, short.size());
+        COARSE.dealloc(used, short);
+        let before = COARSE.stats().pages.calls.clear;
+        let block = COARSE.alloc_zeroed(long);
+        assert_eq!(block, used, "it begins there");
+        assert_eq!(COARSE.stats().pages.calls.clear - before, 1);
+        let bytes = std::slice::from_raw_parts(block, long.size());
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        COARSE.dealloc(block, long);
+    }
+}
