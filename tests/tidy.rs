@@ -59,6 +59,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/global/tls/current.rs",
     "src/global/mod.rs",
     "src/global/pressure.rs",
+    "src/global/pressure/files.rs",
     "src/global/pthread.rs",
     "src/global/pthread/current.rs",
     "src/global/status.rs",

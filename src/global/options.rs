@@ -37,7 +37,7 @@ impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
     ///
     /// It gives back what [`tick`](Self::tick) says: all free memory within two seconds once the program is silent, and
     /// what exceeds the peak of the last ten seconds while it is not, at 1 % of one processor. What a thread keeps for
-    /// itself counts as free once it has done nothing for a second or two. The background thread also follows the
+    /// itself counts as free once that has not changed for some eight seconds. The background thread also follows the
     /// cgroup's limit and memory pressure, about once a second while it is awake: it opens files on Linux; on Windows
     /// it asks whether physical memory is low. All free memory goes back at once, however long that takes, when the
     /// group is filled to 90 percent of its limit, when its tasks have waited for memory for a tenth of the last ten

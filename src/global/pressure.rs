@@ -41,54 +41,18 @@
 //!
 //! All files are looked up below a root that is empty (that is, `/`) except in tests.
 
-use core::ffi::CStr;
 use core::fmt::Write as _;
 
 use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled};
 pub(super) use crate::source::Turn;
 use crate::source::{KeepErrno, Source, System};
 
-/// Text of a fixed size, zero-terminated.
-struct Text<const BYTES: usize = 256> {
-    bytes: [u8; BYTES],
-    len: usize,
-}
+use files::{NotNow, Path, Text, find_at, read_at};
 
-/// The path of a folder or a file.
-type Path = Text<1024>;
-
-/// The maximum length of a line, its end included: what a [`Path`] has room for, and what precedes it.
-const LINE_BYTES: usize = 1024;
-
-impl<const BYTES: usize> core::fmt::Write for Text<BYTES> {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        let end = self.len + text.len();
-        // One byte stays zero.
-        let place = self.bytes[..BYTES - 1].get_mut(self.len..end).ok_or(core::fmt::Error)?;
-        place.copy_from_slice(text.as_bytes());
-        self.len = end;
-        Ok(())
-    }
-}
-
-impl<const BYTES: usize> Text<BYTES> {
-    const fn new() -> Self {
-        Self {
-            bytes: [0; BYTES],
-            len: 0,
-        }
-    }
-
-    fn text(&self) -> &str {
-        core::str::from_utf8(&self.bytes[..self.len]).unwrap_or("")
-    }
-}
+mod files;
 
 /// The process's group is looked up at each 64th look, the first included.
 const LOOKS_TO_FIND: u32 = 64;
-
-/// Why a look fails: a file cannot be opened or read just now, and may be at the next.
-struct NotNow;
 
 /// Where to look, and what was seen.
 pub(super) struct Watch {
@@ -116,18 +80,20 @@ impl Watch {
         }
     }
 
-    /// Finds the group. If it is another one, its events are counted from here on. Not inlined: all of this is off the
-    /// small stack before anything else is read.
+    /// Finds the group, that of this thread: the process's file is its first thread's, which may have ended. If it is
+    /// another one, its events are counted from here on; if there is none any more, the file can no longer be read. Not
+    /// inlined: all of this is off the small stack before anything else is read.
     #[inline(never)]
     fn find(&mut self) -> Result<(), NotNow> {
         let mut found = Self::new(self.root);
         // Version 1 takes precedence if both exist: then it has the controller.
-        find_at(self.root, "/proc/self/cgroup", |line| {
+        find_at(self.root, "/proc/thread-self/cgroup", |line| {
             let (path, second) = group(line)?;
             found.follow(path, second);
             (!second).then_some(())
         })?;
-        if (found.second, found.folder.text()) != (self.second, self.folder.text()) {
+        let is_other = (found.second, found.folder.text()) != (self.second, self.folder.text());
+        if is_other && !found.folder.text().is_empty() {
             *self = found;
         }
         Ok(())
@@ -272,130 +238,6 @@ pub(crate) fn resident() -> usize {
     pages.saturating_mul(System.granule())
 }
 
-/// The first bytes of the file at `path` below `folder`. Empty if there is none to be read.
-fn read_at(folder: &str, path: &str) -> Result<Text, NotNow> {
-    open_at(folder, path)?.map_or(Ok(Text::new()), |file| file.beginning())
-}
-
-/// The first answer to a line of the file at `path` below `folder`.
-fn find_at<T>(folder: &str, path: &str, mut answer: impl FnMut(&str) -> Option<T>) -> Result<Option<T>, NotNow> {
-    let Some(file) = open_at(folder, path)? else {
-        return Ok(None);
-    };
-    let (mut bytes, mut len) = ([0; LINE_BYTES], 0);
-    loop {
-        let read = file.read(&mut bytes[len..])?;
-        len += read;
-        let mut rest = &bytes[..len];
-        // At the end of the file the last line may lack a newline.
-        while let Some(end) = (rest.iter().position(|&byte| byte == b'\n'))
-            .or_else(|| (read == 0 && !rest.is_empty()).then_some(rest.len()))
-        {
-            if let Some(found) = core::str::from_utf8(&rest[..end]).ok().and_then(&mut answer) {
-                return Ok(Some(found));
-            }
-            rest = rest.get(end + 1..).unwrap_or_default();
-        }
-        if read == 0 {
-            return Ok(None);
-        }
-        // A line longer than the whole buffer is skipped.
-        let begun = if rest.len() == bytes.len() { 0 } else { rest.len() };
-        bytes.copy_within(len - begun..len, 0);
-        len = begun;
-    }
-}
-
-/// Opens the file at `path` below `folder`; none if both together are too long. Not inlined: its path is off the small
-/// stack before anything is read.
-#[inline(never)]
-fn open_at(folder: &str, path: &str) -> Result<Option<File>, NotNow> {
-    let mut whole = Path::new();
-    if write!(whole, "{folder}{path}").is_err() {
-        return Ok(None);
-    }
-    CStr::from_bytes_until_nul(&whole.bytes).map_or(Ok(None), File::open)
-}
-
-/// A file that is read and then closed.
-struct File {
-    number: libc::c_int,
-    errno: KeepErrno,
-}
-
-impl File {
-    /// Opens it; none if it is not there, or not for us.
-    fn open(path: &CStr) -> Result<Option<Self>, NotNow> {
-        let errno = KeepErrno::new();
-        // SAFETY: a zero-terminated path.
-        let number = unsafe { call::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        if number < 0 {
-            return nothing(&errno);
-        }
-        Ok(Some(Self { number, errno }))
-    }
-
-    /// Reads, and returns how many bytes; none at the end, and if it cannot be read.
-    fn read(&self, bytes: &mut [u8]) -> Result<usize, NotNow> {
-        // SAFETY: a buffer of the given length.
-        let read = unsafe { call::read(self.number, bytes.as_mut_ptr().cast(), bytes.len()) };
-        usize::try_from(read).or_else(|_| nothing(&self.errno))
-    }
-
-    /// The first bytes of the file.
-    fn beginning(&self) -> Result<Text, NotNow> {
-        let mut text = Text::new();
-        text.len = self.read(&mut text.bytes[..255])?;
-        Ok(text)
-    }
-}
-
-/// What a call says that has just failed: that there is nothing; or nothing yet, if it failed for want of memory or of
-/// room for one more open file, of the process or of the system.
-fn nothing<T: Default>(errno: &KeepErrno) -> Result<T, NotNow> {
-    match errno.now() {
-        libc::EMFILE | libc::ENFILE | libc::ENOMEM => Err(NotNow),
-        _ => Ok(T::default()),
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        // SAFETY: opened by `open`, and closed once.
-        unsafe { call::close(self.number) };
-    }
-}
-
-/// The C library's functions, without its points of cancellation: a thread that is being cancelled would end here, with
-/// the file open and the turn taken.
-mod call {
-    use core::ffi::{c_char, c_int, c_void};
-
-    /// # Safety
-    ///
-    /// As for the function of this name, here and below.
-    pub(super) unsafe fn open(path: *const c_char, how: c_int) -> c_int {
-        // SAFETY: the caller's promise.
-        unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, how) as c_int }
-    }
-
-    /// # Safety
-    ///
-    /// As above.
-    pub(super) unsafe fn read(file: c_int, bytes: *mut c_void, len: usize) -> isize {
-        // SAFETY: the caller's promise.
-        unsafe { libc::syscall(libc::SYS_read, file, bytes, len) as isize }
-    }
-
-    /// # Safety
-    ///
-    /// As above.
-    pub(super) unsafe fn close(file: c_int) {
-        // SAFETY: the caller's promise.
-        unsafe { libc::syscall(libc::SYS_close, file) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -434,7 +276,7 @@ mod tests {
     #[test]
     fn limits_and_events_of_groups_above_count() {
         let files = Files::new("above");
-        files.write("proc/self/cgroup", "0::/a/b/c\n");
+        files.write("proc/thread-self/cgroup", "0::/a/b/c\n");
         let group = |group: &str, current: &str, max: &str, high: &str| {
             files.write(&format!("sys/fs/cgroup{group}/memory.current"), current);
             files.write(&format!("sys/fs/cgroup{group}/memory.max"), max);
@@ -470,7 +312,7 @@ mod tests {
     #[test]
     fn a_limit_of_zero_is_met_by_a_byte() {
         let files = Files::new("zero");
-        files.write("proc/self/cgroup", "0::/a/b\n");
+        files.write("proc/thread-self/cgroup", "0::/a/b\n");
         files.write("sys/fs/cgroup/a/memory.max", "1000\n");
         files.write("sys/fs/cgroup/a/memory.current", "700\n");
         files.write("sys/fs/cgroup/a/b/memory.high", "0\n");
@@ -485,7 +327,7 @@ mod tests {
     #[test]
     fn where_the_path_is_not_there_the_root_counts() {
         let files = Files::new("root");
-        files.write("proc/self/cgroup", "4:memory:/docker/1\n0::/\n");
+        files.write("proc/thread-self/cgroup", "4:memory:/docker/1\n0::/\n");
         files.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "100\n");
         files.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "70\n");
         // Nothing is looked up above the root of the groups.
@@ -507,19 +349,26 @@ mod tests {
             files.write(&format!("sys/fs/cgroup/{group}/memory.current"), used);
             files.write(&format!("sys/fs/cgroup/{group}/memory.events"), events);
         }
-        files.write("proc/self/cgroup", "0::/a\n");
+        files.write("proc/thread-self/cgroup", "0::/a\n");
         let mut watch = Watch::new(files.root);
         assert_eq!(watch.look().unwrap().used, 70);
-        files.write("proc/self/cgroup", "0::/b\n");
-        let events: u64 = (0..100).map(|_| watch.look().unwrap().events).sum();
-        assert_eq!((watch.look().unwrap().used, events), (80, 0));
+        files.write("proc/thread-self/cgroup", "0::/b\n");
+        let mut events_of_100 = || (0..100).map(|_| watch.look().unwrap().events).sum::<u64>();
+        assert_eq!(events_of_100(), 0);
+        std::fs::remove_file(format!("{}/proc/thread-self/cgroup", files.root)).unwrap();
+        assert_eq!(events_of_100(), 0);
+        assert_eq!(
+            watch.look().unwrap().used,
+            80,
+            "the file is out of reach, not the group"
+        );
     }
 
     /// Files in memory do not get a group killed: the kernel drops them first.
     #[test]
     fn files_that_nobody_uses_do_not_count() {
         let files = Files::new("cached");
-        files.write("proc/self/cgroup", "0::/a\n");
+        files.write("proc/thread-self/cgroup", "0::/a\n");
         files.write("sys/fs/cgroup/a/memory.max", "1000\n");
         files.write("sys/fs/cgroup/a/memory.current", "950\n");
         let mut watch = Watch::new(files.root);
@@ -542,7 +391,7 @@ mod tests {
             files.write("sys/fs/cgroup/a/memory.stat", &text);
             assert_eq!(watch.look().unwrap().used, used, "{text}");
         }
-        files.write("proc/self/cgroup", "4:memory:/b\n");
+        files.write("proc/thread-self/cgroup", "4:memory:/b\n");
         files.write("sys/fs/cgroup/memory/b/memory.limit_in_bytes", "1000\n");
         files.write("sys/fs/cgroup/memory/b/memory.usage_in_bytes", "950\n");
         let text = format!("{lines}inactive_file 1\n{lines}total_inactive_file 150\n");
@@ -576,7 +425,7 @@ mod tests {
             (dockers("").replace("memory", "freezer") + "0::/system.slice", 10),
             (dockers("").replace("memory", "freezer"), 0),
         ] {
-            files.write("proc/self/cgroup", &text);
+            files.write("proc/thread-self/cgroup", &text);
             assert_eq!(Watch::new(files.root).look().unwrap().filled(), filled, "{text}");
         }
     }
@@ -586,14 +435,14 @@ mod tests {
         let files = Files::new("deep");
         let group = |bytes| -> String { "/container".chars().cycle().take(bytes).collect() };
         for (bytes, used) in [(200, 61), (260, 62), (600, 63), (900, 64)] {
-            files.write("proc/self/cgroup", &format!("0::{}\n", group(bytes)));
+            files.write("proc/thread-self/cgroup", &format!("0::{}\n", group(bytes)));
             let path = format!("sys/fs/cgroup{}", group(bytes));
             files.write(&format!("{path}/memory.max"), "100\n");
             files.write(&format!("{path}/memory.current"), &format!("{used}\n"));
             assert_eq!(Watch::new(files.root).look().unwrap().used, used, "{bytes} bytes");
         }
         // Too long: nothing, and no harm.
-        files.write("proc/self/cgroup", &format!("0::{}\n", group(2000)));
+        files.write("proc/thread-self/cgroup", &format!("0::{}\n", group(2000)));
         assert_eq!(Watch::new(files.root).look().unwrap().limit, u64::MAX);
     }
 }

@@ -223,8 +223,7 @@ impl Driver {
     }
 
     /// Called between two steps of a thread that holds the turn for long: lets threads go first that are about to fork.
-    /// Afterwards the caller may no longer hold the turn. A caller that could not get it before takes it here if it is
-    /// free.
+    /// Afterwards the caller may no longer hold it; one that could not get it before has it now, if it was free.
     pub(crate) fn pass_on<'a>(&'a self, turn: &mut Option<Guard<'a>>) {
         if !self.is_awaited() {
             if turn.is_none() {
@@ -314,7 +313,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// up everything since settling was first requested.
     pub(crate) fn tick_with<C: Clock + ?Sized>(&self, clock: &C, above: &impl Above) -> Duration {
         let driver = &self.driver;
-        let Some(_turn) = driver.turn.try_lock() else {
+        // Who ticks again at once would take the turn from one that waits to fork, again and again.
+        let Some(_turn) = (!driver.is_awaited()).then(|| driver.turn.try_lock()).flatten() else {
             return Duration::from_nanos(PERIOD);
         };
         let mut state = driver.state.get();

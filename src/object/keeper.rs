@@ -356,10 +356,10 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Empties the magazines and shelves of threads that keep what they kept at the last call: of a program that is
-    /// never silent, most threads may sleep, after each has used much once. (One that works may happen to keep as much
-    /// as before. It then begins anew, which costs it some microseconds.) One round, as above; without a fence if
-    /// nobody rests.
+    /// Empties the magazines and shelves of threads that have kept the same for eight calls: of a program that is never
+    /// silent, most threads may sleep, after each has used much once. (One that works may happen to keep the same each
+    /// time. It then begins anew, which costs it some microseconds.) One round, as above; without a fence if nobody
+    /// rests.
     fn seize_resting(&self, rounds: &Rounds<'_, Thread>) {
         let mut any = false;
         rounds.go(PART, |part| {
@@ -429,9 +429,9 @@ impl<S: Source + 'static> Above for Objects<S> {
     }
 
     /// Returns what lies here to the heap: what was put aside, what ended threads have left, spare spans, batches that
-    /// nobody has needed since the last call, what shared structures keep, and threads that have done nothing since
-    /// then. If `all` (the program is silent, or everything must go), also all batches and what other threads keep that
-    /// are not at work. Returns whether no magazine is left into which a block can be freed unseen.
+    /// nobody has needed since the last call, what shared structures keep, and what threads have long kept unchanged.
+    /// If `all` (the program is silent, or everything must go), also all batches and what other threads keep that are
+    /// not at work. Returns whether no magazine is left into which a block can be freed unseen.
     fn trim(&self, all: bool) -> bool {
         self.clear_aside();
         self.forget_asked();

@@ -361,7 +361,8 @@ impl<S: Source + 'static> Objects<S> {
     /// if there is a slot in the magazine, `global/calls.rs` moves it, and its run goes on the shelf.)
     ///
     /// Contents longer than a slot are left to the caller ([`Moved::To`]), who copies them when it has left the
-    /// structure: some 100 MiB take longer than a thread that may need what lies in the structure waits.
+    /// structure: some 100 MiB take longer than a thread that may need what lies in the structure waits. (If another
+    /// empties the structure just when the caller comes back to free the old block, that goes on a shared shelf.)
     ///
     /// # Safety
     ///

@@ -407,9 +407,9 @@ fn threads_that_rest_while_another_works_keep_nothing() {
             objects.tick(&|| Duration::from_secs_f64(seconds.get()));
         }
     };
-    work_for(4);
+    work_for(32);
     assert!(sleepers.iter().all(|thread| keeps(thread).0 && keeps(thread).1 > 0));
-    work_for(8);
+    work_for(12);
     if fence_heavy() {
         sleepers
             .iter()

@@ -43,9 +43,9 @@ pub struct Listing<T> {
     vacant: Cell<bool>,
     /// Whether the last user left something in it. While it is in use, only its user accesses this.
     laden: Cell<bool>,
-    /// Whether it rests, and the print by which the next visit will know.
-    rests: Cell<bool>,
+    /// The print that was noted last, and how often in a row before that.
     print: Cell<u32>,
+    same: Cell<u8>,
     /// Identifies the user.
     presence: Presence,
 }
@@ -64,8 +64,8 @@ impl<T> Listing<T> {
             listed: Cell::new(false),
             vacant: Cell::new(false),
             laden: Cell::new(false),
-            rests: Cell::new(false),
             print: Cell::new(0),
+            same: Cell::new(0),
             presence: Presence::default(),
         }
     }
@@ -80,17 +80,18 @@ impl<T> Listing<T> {
         self.vacant.get() && self.laden.replace(false)
     }
 
-    /// Notes the print of what its user keeps, 0 if that is nothing, and whether it still is what it was: then the
-    /// structure [rests](Self::rests). With the register's lock held.
+    /// Notes the print of what its user keeps, 0 if that is nothing. Returns whether the structure
+    /// [rests](Self::rests). With the register's lock held.
     pub fn note(&self, print: u32) -> bool {
-        let rests = self.print.replace(print) == print && print != 0;
-        self.rests.set(rests);
-        rests
+        let is_same = self.print.replace(print) == print && print != 0;
+        self.same
+            .set(if is_same { self.same.get().saturating_add(1) } else { 0 });
+        self.rests()
     }
 
-    /// Whether it rested when it was noted last. With the register's lock held.
+    /// Whether what is kept has been the same each time it was noted lately. With the register's lock held.
     pub fn rests(&self) -> bool {
-        self.rests.get()
+        self.same.get() >= NOTES_TO_REST
     }
 
     /// Whether nobody uses it. With the register's lock held.
@@ -106,6 +107,13 @@ pub trait Listed: Owned {
     where
         Self: Sized;
 }
+
+/// A structure rests if its print was the same this often in a row. The print of a thread that works is the same twice
+/// if it has freed all that it allocated meanwhile; seldom so often.
+const NOTES_TO_REST: u8 = 8;
+
+/// How many structures are looked at for one that is laden before threads that begin or end get the lock.
+const LOOKS: u32 = 64;
 
 /// How many structures are checked for a dead user before a new one is made: ~100 ns each.
 const SUSPECTS: usize = 8;
@@ -226,11 +234,15 @@ impl<T: Listed> Register<T> {
     /// which was taken before, or of all. So whoever takes one after the other looks at each structure once, and comes
     /// to an end while others go on leaving something.
     pub fn take_laden(&self, last: Option<&T>) -> Option<&T> {
-        let _guard = self.lock.lock();
-        let mut next = last.map_or(self.all.get(), |last| last.listing().next.get());
+        let mut guard = self.lock.lock();
+        let (mut next, mut looks) = (last.map_or(self.all.get(), |last| last.listing().next.get()), 0);
         // SAFETY: structures are never destroyed; the links are written under the lock.
         while let Some(thread) = unsafe { next.as_ref() } {
             let own = thread.listing();
+            looks += 1;
+            if looks % LOOKS == 0 {
+                guard = guard.after_others();
+            }
             if own.unload() {
                 // It keeps its place in the list of vacant ones: to take it out, all before it would be looked at.
                 own.vacant.set(false);

@@ -168,7 +168,8 @@ impl Patience {
     }
 }
 
-/// From a line of `/proc/self/cgroup`: the path of a group that may account for memory, and whether it is of version 2.
+/// From a line of `/proc/thread-self/cgroup`: the path of a group that may account for memory, and whether it is of
+/// version 2.
 pub fn group(line: &str) -> Option<(&str, bool)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);

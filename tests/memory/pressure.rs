@@ -151,7 +151,7 @@ fn version_2_its_limit_its_events_and_its_stalls_are_followed() {
     }
     const GROUP: &str = "sys/fs/cgroup/a/b";
     let file = |name: &str, text: &str| write(Path::new(GROUP).join(name), text);
-    write("proc/self/cgroup", "0::/a/b\n");
+    write("proc/thread-self/cgroup", "0::/a/b\n");
     file("memory.current", "100000000\n");
     file("memory.max", "max\n");
     file("memory.high", "max\n");
@@ -201,7 +201,7 @@ fn where_nothing_helps_less_is_tried() {
         return run_in_folder(NAME);
     }
     let file = |name: &str, text: &str| write(Path::new("sys/fs/cgroup/a").join(name), text);
-    write("proc/self/cgroup", "0::/a\n");
+    write("proc/thread-self/cgroup", "0::/a\n");
     file("memory.current", "96000000\n");
     file("memory.max", "100000000\n");
     file("memory.stat", "anon 1\nfile 60000000\ninactive_file 60000000\n");
@@ -233,7 +233,7 @@ fn version_1_its_limit_and_its_failures_are_followed() {
     }
     const GROUP: &str = "sys/fs/cgroup/memory/docker";
     let file = |name: &str, text: &str| write(Path::new(GROUP).join(name), text);
-    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/docker\n0::/\n");
+    write("proc/thread-self/cgroup", "5:cpu:/x\n4:memory:/docker\n0::/\n");
     file("memory.usage_in_bytes", "100000000\n");
     file("memory.limit_in_bytes", "9223372036854771712\n");
     file("memory.failcnt", "7\n");
@@ -307,7 +307,7 @@ fn free_some() {
 /// A process that has done this since it began can open no file for a while.
 fn is_told_of_what_is_new(first: fn()) {
     let file = |name: &str, text: &str| write(Path::new("sys/fs/cgroup/a").join(name), text);
-    write("proc/self/cgroup", "0::/a\n");
+    write("proc/thread-self/cgroup", "0::/a\n");
     file("memory.current", "40000000\n");
     file("memory.max", "100000000\n");
     file("memory.events", "high 7\n");
@@ -332,7 +332,7 @@ fn where_there_are_no_such_files_nothing_is_said_and_nothing_goes() {
     busy.fill();
     stays();
     // Nonsense has no effect either.
-    write("proc/self/cgroup", "0::/a\n");
+    write("proc/thread-self/cgroup", "0::/a\n");
     write("proc/pressure/memory", "some avg10=lots\n");
     write("sys/fs/cgroup/a/memory.max", "-1\n");
     stays();
@@ -347,7 +347,7 @@ fn a_program_that_frees_nothing_is_told_too() {
     if !is_child() {
         return run_in_folder(NAME);
     }
-    write("proc/self/cgroup", "0::/a\n");
+    write("proc/thread-self/cgroup", "0::/a\n");
     let file = |name: &str, text: &str| write(Path::new("sys/fs/cgroup/a").join(name), text);
     file("memory.current", "99000000\n");
     file("memory.max", "100000000\n");
@@ -424,7 +424,7 @@ fn a_child_of_the_thread_itself_gets_another_one() {
     if !is_child() {
         return run_in_folder(NAME);
     }
-    write("proc/self/cgroup", "0::/a\n");
+    write("proc/thread-self/cgroup", "0::/a\n");
     write("sys/fs/cgroup/a/memory.current", "99000000\n");
     write("sys/fs/cgroup/a/memory.max", "100000000\n");
     FORKS.store(true, Ordering::Relaxed);
@@ -450,7 +450,7 @@ fn a_fork_waits_until_the_thread_has_closed_its_file() {
         return run_in_folder(NAME);
     }
     use std::io::Write;
-    write("proc/self/cgroup", "0::/a\n");
+    write("proc/thread-self/cgroup", "0::/a\n");
     std::fs::create_dir_all("sys/fs/cgroup/a").unwrap();
     // A pipe, so that a reader blocks until there is something to read.
     // SAFETY: a path that ends with zero.
