@@ -190,7 +190,9 @@ pub(super) fn room_for(layout: Layout) -> Option<usize> {
 /// bytes. Contents are not dropped, except those of a [`boxed`](Self::boxed) value.
 ///
 /// Before the arena refuses an object, it looks for room in what [`Local`](super::Local)s have left. An object that
-/// finds its place there takes 0.7 µs at a limit, and 4 if the backing has no more pages and is asked each time.
+/// finds its place there takes 0.7 µs at a limit, and 4 if the backing has no more pages and is asked each time. What
+/// has to move to grow (a `Vec`, or a slice or text of unknown length) does not go there: each place that it outgrows
+/// would be lost until the reset.
 ///
 /// ```
 /// use pageheap::arena::Arena;
@@ -404,6 +406,11 @@ unsafe impl<B: Backing> Raw for Arena<B> {
         self.slabs
             .allocate(layout)
             .or_else(|error| self.cut_left(layout).ok_or(error))
+    }
+
+    #[inline]
+    fn raw_to_grow(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
+        self.slabs.allocate(layout)
     }
 
     #[inline]

@@ -9,7 +9,7 @@
 //! An arena says how it cuts memory ([`Raw`]); the macro `typed_methods` adds the methods. Nothing here drops what it
 //! has put into an arena, with one exception: if building a slice fails or panics half way, the elements built so far
 //! are dropped, and their memory is returned if nothing was allocated behind it, and it is no block or piece of its
-//! own.
+//! own, nor was cut from what a [`Local`](super::Local) had left.
 //!
 //! Worked: an iterator of ten `u32` that does not report its length. Room is made for four (16 bytes), then eight, then
 //! sixteen, each time by moving the end. In an arena that no other thread uses, the last two doublings copy nothing,
@@ -26,11 +26,18 @@ use super::error::ArenaError;
 ///
 /// # Safety
 ///
-/// Memory from `raw` belongs to the caller alone until the arena is reset, rewound or dropped, which cannot happen
-/// while anything the typed methods return is alive.
+/// Memory from `raw` and `raw_to_grow` belongs to the caller alone until the arena is reset, rewound or dropped, which
+/// cannot happen while anything the typed methods return is alive.
 pub(super) unsafe trait Raw {
     /// Allocates memory for `layout`, whose size is not zero.
     fn raw(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError>;
+
+    /// Allocates memory, as `raw` does, for a block that moves to grow: but not where a block can neither grow in place
+    /// nor be returned. One that doubles would be copied from such a place to the next, and use up all of them.
+    #[inline(always)]
+    fn raw_to_grow(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
+        self.raw(layout)
+    }
 
     /// Moves the end of the latest allocation, if that starts at `start` and ends at `end`. See `Cursor::move_end`.
     fn move_end(&self, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool;
@@ -48,8 +55,13 @@ pub(super) fn bytes<R: Raw + ?Sized>(arena: &R, layout: Layout) -> Result<NonNul
 /// Allocates room for `len` values.
 #[inline(always)]
 pub(super) fn room<T, R: Raw + ?Sized>(arena: &R, len: usize) -> Result<NonNull<T>, ArenaError> {
-    let layout = Layout::array::<T>(len).map_err(|_| ArenaError::too_large::<T>(len))?;
-    bytes(arena, layout).map(NonNull::cast)
+    bytes(arena, array::<T>(len)?).map(NonNull::cast)
+}
+
+/// The layout of `len` values.
+#[inline(always)]
+fn array<T>(len: usize) -> Result<Layout, ArenaError> {
+    Layout::array::<T>(len).map_err(|_| ArenaError::too_large::<T>(len))
 }
 
 /// The end of `bytes` bytes from `start`, rounded up to whole grains.
@@ -81,7 +93,11 @@ pub(super) unsafe fn reallocate<R: Raw + ?Sized>(
     if stays && new.size() != 0 {
         return Ok(NonNull::slice_from_raw_parts(start, new.size()));
     }
-    let memory = bytes(arena, new)?;
+    let memory = if new.size() > old.size() {
+        arena.raw_to_grow(new)?
+    } else {
+        bytes(arena, new)?
+    };
     // SAFETY: the caller promises that that many bytes are there; nobody else has the new memory.
     unsafe { memory.copy_from_nonoverlapping(start, old.size().min(new.size())) };
     Ok(NonNull::slice_from_raw_parts(memory, new.size()))
@@ -151,7 +167,7 @@ impl<'r, T, R: Raw + ?Sized> Growing<'r, T, R> {
 
     /// Moves the elements to memory with room for `room` of them.
     fn move_to(&mut self, room: usize) -> Result<(), ArenaError> {
-        let start = self::room(self.arena, room)?;
+        let start = self.arena.raw_to_grow(array::<T>(room)?)?.cast::<T>();
         // SAFETY: that many elements are there; the new memory has room for more and belongs to nobody else.
         unsafe { start.copy_from_nonoverlapping(self.start, self.len) };
         self.start = start;
@@ -192,7 +208,8 @@ impl<T, R: Raw + ?Sized> Drop for Growing<'_, T, R> {
         let made = NonNull::slice_from_raw_parts(self.start, self.len);
         // SAFETY: that many elements have been written, and nobody else has them.
         unsafe { ptr::drop_in_place(made.as_ptr()) };
-        // Return the room too. Otherwise a slice that hits the limit would leave the arena full for everyone else.
+        // Return the room too. Otherwise a slice that hits the limit would leave the arena full for everyone else. (It
+        // is lost if it was cut from what a local had left. Only the room made at first can be: see `raw_to_grow`.)
         if size_of::<T>() != 0 {
             resize(self.arena, self.start.cast(), self.room * size_of::<T>(), 0);
         }

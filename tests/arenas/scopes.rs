@@ -200,6 +200,33 @@ fn what_locals_left_serves_the_arena_before_a_refusal() -> Result<(), ArenaError
     Ok(())
 }
 
+/// Regression: a slice that an arena refused had moved from piece to piece as it grew, and left no room to any object.
+#[test]
+fn what_was_not_made_does_not_eat_what_locals_left() -> Result<(), ArenaError> {
+    let objects = |in_vain: fn(&Arena)| {
+        let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(MIB))?;
+        let mut local = arena.local();
+        scope_of(&mut local, vec![16; 60_000], || Ok(()))?;
+        drop(local);
+        // Room for a few elements is left in the slab.
+        arena.alloc_uninit_slice::<u8>(255 * KIB)?;
+        in_vain(&arena);
+        Ok::<usize, ArenaError>((0_u64..).map_while(|number| arena.alloc([number; 2]).ok()).count())
+    };
+    let all = objects(|_| ())?;
+    let collected = objects(|arena| {
+        arena.alloc_iter((0_u64..).filter(|_| true)).expect_err("no end");
+    })?;
+    let pushed = objects(|arena| {
+        let mut numbers = allocator_api2_04::vec::Vec::new_in(arena);
+        while numbers.try_reserve(1).is_ok() {
+            numbers.push(0_u64);
+        }
+    })?;
+    assert_eq!([collected, pushed], [all; 2]);
+    Ok(())
+}
+
 #[test]
 fn statistics_know_what_scopes_gave_back() -> Result<(), ArenaError> {
     let heap = heap();

@@ -1,5 +1,6 @@
-//! An arena is unchanged after it refuses a request, or after a value's constructor panics. A slice collected from an
-//! iterator of unknown length takes what it is long, and asks for little more.
+//! An arena is unchanged after it refuses a request, or after a value's constructor panics, if what was made had not to
+//! be cut from what a `Local` had left. A slice collected from an iterator of unknown length takes what it is long, and
+//! asks for little more.
 
 use std::cell::Cell;
 use std::fmt;
