@@ -324,7 +324,7 @@ impl<B: Backing> Arena<B> {
     }
 
     /// Allocates memory for a layout from a piece that a local has left, before a refusal. What then remains of the
-    /// piece is the first that the next object finds.
+    /// piece, however short, is the first that the next object finds.
     #[cold]
     #[inline(never)]
     fn cut_left(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -332,7 +332,7 @@ impl<B: Backing> Arena<B> {
             // SAFETY: the piece is ours and has the room; pieces that were left are no blocks (`leave`).
             unsafe {
                 let memory = Piece::cut_end(piece, layout);
-                if !Piece::is_worth_cutting(piece.as_ref().bytes()) {
+                if piece.as_ref().bytes() == HEAD_BYTES {
                     return (memory, others);
                 }
                 (*piece.as_ptr()).link = others;

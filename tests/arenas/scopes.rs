@@ -227,6 +227,32 @@ fn what_was_not_made_does_not_eat_what_locals_left() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// Regression: what remained of a piece was dropped once it was shorter than 528 bytes, here after five objects.
+#[test]
+fn short_pieces_that_locals_left_serve_the_arena_to_the_end() -> Result<(), ArenaError> {
+    const LOCALS: usize = 200;
+    let objects = |leaves: bool| {
+        let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(MIB))?;
+        for _ in 0..LOCALS {
+            let local = arena.local();
+            // All but 600 bytes of its piece. The first is too long for what others have left.
+            [1000, 1000, 1000, 480]
+                .iter()
+                .try_for_each(|&bytes| local.alloc_uninit_slice::<u8>(bytes).map(|_| ()))?;
+            arena.alloc(0_u64)?;
+            if leaves {
+                drop(local);
+            } else {
+                std::mem::forget(local);
+            }
+        }
+        Ok::<usize, ArenaError>((0_u64..).map_while(|number| arena.alloc([number; 2]).ok()).count())
+    };
+    let gained = objects(true)? - objects(false)?;
+    assert!(gained >= LOCALS * 35, "{gained} objects in {LOCALS} pieces");
+    Ok(())
+}
+
 #[test]
 fn statistics_know_what_scopes_gave_back() -> Result<(), ArenaError> {
     let heap = heap();
