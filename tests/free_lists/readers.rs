@@ -535,6 +535,26 @@ fn replacing_a_long_value_takes_few_slots() {
     }
 }
 
+/// Regression: where a batch is a slot, each slot had an era of its own.
+#[test]
+fn eras_of_long_slots_are_as_few_as_those_of_others() {
+    let config = ArenaConfig::new().limit(80 << 20);
+    let list = ShardedFreeList::with_config(Layout::from_size_align(300_000, 8).unwrap(), 2, config).unwrap();
+    let (owner, reader) = (list.owner().unwrap(), list.owner().unwrap());
+    let all: Vec<_> = std::iter::from_fn(|| owner.allocate().ok()).collect();
+    // SAFETY: allocated here, each freed once.
+    all.iter().for_each(|slot| unsafe { owner.deallocate(slot.cast()) });
+    let inside = reader.enter();
+    // A reader looks again where the era has advanced since it last looked.
+    let mut looks = 0;
+    for _ in &all {
+        owner.allocate().unwrap();
+        inside.protect(|| looks += 1);
+    }
+    let eras = looks - all.len();
+    assert!((32..=96).contains(&eras), "{eras} eras of {} slots", all.len());
+}
+
 /// What threads without an owner have retired waits in the lanes, until they are flushed.
 #[test]
 fn a_flush_passes_on_what_was_retired_without_an_owner() {

@@ -363,7 +363,7 @@ impl<N: Nodes> Shards<N> {
     /// go round once. (Not those that could be: without a limit they are so many that a list of ten slots stays in one
     /// era for 4,096 allocations.)
     fn go_on(&self, exist: u64) {
-        let period = (exist / u64::from(MAX_BATCH) / 64).clamp(1, 64) as u32;
+        let period = (exist / u64::from(self.most) / 64).clamp(1, 64) as u32;
         // Relaxed, twice: a rough count; and eras mean something only behind a fence of their reader.
         if self
             .account
