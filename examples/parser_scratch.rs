@@ -62,19 +62,21 @@ impl<'t> Reader<'t> {
         key.filter(|_| self.skip(":"))
     }
 
-    /// What `item` reads, until `end` is found, or an item is invalid: `whole` says afterwards which it was.
+    /// What `item` reads, with commas between, until `end` is found, or an item is invalid or a comma missing: `whole`
+    /// says afterwards whether it was the end.
     fn items<T>(
         &mut self,
         end: &str,
         whole: &mut bool,
         mut item: impl FnMut(&mut Self) -> Option<T>,
     ) -> impl Iterator<Item = T> {
+        let mut is_first = true;
         std::iter::from_fn(move || {
             *whole = self.skip(end);
-            if *whole {
+            if *whole || !(is_first || self.skip(",")) {
                 return None;
             }
-            self.skip(",");
+            is_first = false;
             item(self)
         })
     }
@@ -170,7 +172,9 @@ fn main() -> Result<(), ArenaError> {
     let small = Reader(r#"{"a": [1, null], "b": "text"}"#).value(&arena.local(), &mut None);
     let (list, text) = (Json::List(&[Json::Number(1.0), Json::Null]), Json::Text("text"));
     assert_eq!(small, Some(Json::Object(&[("a", list), ("b", text)])));
-    for invalid in ["[1, tru]", r#"{"a": [1, 2"#, r#"{"a" 1}"#, "[[1, 2]", "[1, [tru]]"] {
+    let ends = ["[1, tru]", r#"{"a": [1, 2"#, r#"{"a" 1}"#, "[[1, 2]", "[1, [tru]]"];
+    let commas = ["[1 2]", "[,1]", "[1,]", r#"{"a": 1 "b": 2}"#, r#"{,"a": 1}"#];
+    for invalid in ends.into_iter().chain(commas) {
         assert_eq!(Reader(invalid).value(&arena.local(), &mut None), None, "{invalid}");
         assert!(Reader(invalid).owned().is_none(), "{invalid}");
     }
