@@ -190,7 +190,8 @@ impl<'l, B: Backing> Owner<'l, B> {
     /// Makes the shard's slots available to all threads: free slots at once, retired ones as soon as nobody reads them.
     ///
     /// If another thread is gathering slots at this moment, because it found no free one, some may stay in the shard:
-    /// the next thread that gathers finds them, or the owner itself, or the next owner of the shard.
+    /// the next thread that gathers finds them, or the owner itself, or the next owner of the shard. Retired slots may
+    /// stay as in [`ShardedFreeList::flush`].
     pub fn flush(&self) {
         self.list.shards.flush(self.index);
     }

@@ -23,8 +23,8 @@
 //! afterwards. The other threads carry on: they lose a part of the list, not all of it. Precisely, because slots are
 //! retired in batches and allocated in eras, it holds back
 //!
-//! - every batch that contains such a slot: 64 slots each at most (512 KiB, if slots are longer than 8 KiB), or twice
-//!   the number of readers if that is more;
+//! - every batch that contains such a slot: 64 slots each at most (if slots are longer than 8 KiB, 512 KiB of them, but
+//!   at least one), or twice the number of readers if that is more;
 //! - every batch that was not yet passed on when it entered: one for each shard and lane;
 //! - slots allocated in the same era: a 64th of those that exist, or one batch;
 //! - slots that shards had in stock: two batches each.
@@ -343,7 +343,9 @@ impl<B: Backing> ShardedFreeList<B> {
     /// retired ones as soon as nobody reads them. [`Owner::flush`](super::Owner::flush) does so for an owner's shard.
     ///
     /// If another thread is gathering slots at this moment, because it found no free one, or is at work in a lane, some
-    /// may stay: the next thread that gathers finds them, or whoever uses or flushes that lane next.
+    /// may stay: the next thread that gathers finds them, or whoever uses or flushes that lane next. So may retired
+    /// slots, where they are no more than the readers inside and many such small batches wait for readers already:
+    /// until a later flush, until enough are retired there, or until an allocation finds no other slot.
     ///
     /// Costs a compare-exchange for each of the eight lanes and each batch in them, and a heavy fence, up to some
     /// microseconds, for each lane that has retired slots.
