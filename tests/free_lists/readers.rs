@@ -61,16 +61,31 @@ fn check(pair: *const Pair, pause: u32) {
     );
 }
 
-/// Readers that look once or several times inside a guard, also through nested guards; writers that publish, replace
-/// and retire.
 #[test]
 fn readers_see_whole_values() {
-    let list = list(4096, 8);
+    readers_see_whole_values_of(&list(4096, 8), 4096);
+}
+
+/// In batches of one slot, and of five.
+#[test]
+fn readers_see_whole_values_in_long_slots() {
+    for (bytes, batch) in [(600_000, 1), (100_000, 5)] {
+        let layout = Layout::from_size_align(bytes, 8).unwrap();
+        let config = ArenaConfig::new().slab(64 * bytes).limit(65 * bytes);
+        let list = ShardedFreeList::with_config(layout, 8, config).unwrap();
+        assert_eq!(list.batch_limit(), batch);
+        readers_see_whole_values_of(&list, 64);
+    }
+}
+
+/// Readers that look once or several times inside a guard, also through nested guards; writers that publish, replace
+/// and retire.
+fn readers_see_whole_values_of(list: &ShardedFreeList, slots: usize) {
     let places: [AtomicPtr<Pair>; 16] = std::array::from_fn(|_| AtomicPtr::new(std::ptr::null_mut()));
     let (end, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
-            let (list, places, end) = (&list, &places, &end);
+            let (places, end) = (&places, &end);
             scope.spawn(move || {
                 let owner = list.owner().unwrap();
                 let mut value = thread;
@@ -85,7 +100,7 @@ fn readers_see_whole_values() {
             });
         }
         for kind in 0..3 {
-            let (list, places, end, reads) = (&list, &places, &end, &reads);
+            let (places, end, reads) = (&places, &end, &reads);
             scope.spawn(move || {
                 let owner = list.owner().unwrap();
                 for round in 0_u32.. {
@@ -124,7 +139,7 @@ fn readers_see_whole_values() {
     owner.flush();
     assert_eq!(list.stats().allocated, 0);
     let all = std::iter::from_fn(|| owner.allocate().ok()).count();
-    assert!(all >= 4096, "{all} slots are left");
+    assert!(all >= slots, "{all} slots are left");
 }
 
 #[test]
@@ -554,6 +569,52 @@ fn eras_of_long_slots_are_as_few_as_those_of_others() {
     }
     let eras = looks - all.len();
     assert!((32..=96).contains(&eras), "{eras} eras of {} slots", all.len());
+}
+
+/// Batches of long slots have fewer slots than there are readers. So spare nodes are used up, and what is refused is
+/// offered again when it has doubled. Nothing becomes free under a reader, younger slots go round, and all come back.
+#[test]
+fn batches_of_long_slots_wait_for_many_readers() {
+    const READERS: usize = 8;
+    const SLOTS: usize = 128;
+    for (bytes, most) in [(600_000, 1), (100_000, 5)] {
+        let layout = Layout::from_size_align(bytes, 8).unwrap();
+        let config = ArenaConfig::new().slab(SLOTS * bytes).limit((SLOTS + 1) * bytes);
+        let list = ShardedFreeList::with_config(layout, READERS + 1, config).unwrap();
+        assert_eq!(list.batch_limit(), most);
+        let owner = list.owner().unwrap();
+        let readers: Vec<_> = (0..READERS).map(|_| list.owner().unwrap()).collect();
+        let rest = || std::iter::from_fn(|| owner.allocate().ok()).map(|slot| slot.as_ptr().cast::<Pair>());
+        let mut all = Vec::from_iter(rest());
+        let retire = |slot: *mut Pair| {
+            // SAFETY: ours, and unreachable for other threads.
+            unsafe { owner.retire(NonNull::new(slot).unwrap().cast()) };
+            list.census(|_| ()).retired as usize
+        };
+        all.iter().copied().map(retire).for_each(drop);
+        let old: Vec<_> = (0..SLOTS as u64 / 2)
+            .map(|value| publish(&owner, value).unwrap())
+            .collect();
+        let mut inside: Vec<_> = readers.iter().map(Owner::enter).collect();
+        inside.iter().for_each(|guard| guard.protect(|| ()));
+        let waiting: Vec<_> = old.iter().map(|&slot| retire(slot)).collect();
+        // What waited before a batch was accepted, and the slot that made it large enough.
+        let accepted = waiting.windows(2).filter(|pair| pair[1] == 0).map(|pair| pair[0] + 1);
+        assert!(accepted.max() >= Some(READERS), "{waiting:?}");
+        let young = (0..10 * SLOTS).map_while(|_| publish(&owner, !0)).map(retire);
+        assert_eq!(young.count(), 10 * SLOTS, "nobody has seen these");
+        let mut again = Vec::new();
+        while inside.pop().is_some() {
+            again.extend(rest());
+            assert_eq!(old.iter().any(|slot| again.contains(slot)), inside.is_empty());
+            if !inside.is_empty() {
+                assert!((0..).zip(&old).all(|(value, &slot)| value_of(slot) == value));
+            }
+        }
+        all.sort();
+        again.sort();
+        assert_eq!(again, all);
+    }
 }
 
 /// What threads without an owner have retired waits in the lanes, until they are flushed.
