@@ -62,7 +62,7 @@ pub trait Shape: sealed::Sealed + Copy + Debug + Send + Sync + 'static {
     /// Pages in a chunk.
     const CHUNK_PAGES: usize = 1 << Self::CHUNK_SHIFT;
 
-    /// log2 of the pages that one entry of `level` covers.
+    /// log2 of the pages that one entry of `level` covers. A level is at most [`LEAF`](Self::LEAF), here and below.
     #[inline(always)]
     fn span_shift(level: usize) -> u32 {
         Self::CHUNK_SHIFT + (Self::LEAF - level) as u32 * Self::FANOUT_SHIFT

@@ -308,10 +308,11 @@ fn a_source_that_has_nothing_makes_no_heap_and_keeps_nothing() {
 /// What is missing may be tables of its own, which it takes before the pages: they are named, not the pages.
 #[test]
 fn a_region_that_is_too_small_is_told_how_much_is_missing() {
-    let heap = |bytes| {
+    let with_config = |bytes, config| {
         let region = Region::from_static(Box::leak(Box::new_uninit_slice(bytes)));
-        Heap::new(region, Config::new(1 << 30)).map_err(|error| error.to_string())
+        Heap::new(region, config).map_err(|error| error.to_string())
     };
+    let heap = |bytes| with_config(bytes, Config::new(1 << 30));
     // (How much is left of 8 KiB depends on where they begin.)
     let said = heap(8 << 10).unwrap_err();
     assert!(
@@ -320,6 +321,8 @@ fn a_region_that_is_too_small_is_told_how_much_is_missing() {
     );
     assert!(said.ends_with(" bytes left"), "{said}");
     assert!(heap(36 << 10).is_ok());
+    // Nobody names shards here, so there are none. (There were, and they took 64 bytes each.)
+    assert!(with_config(36 << 10, Config::new(1 << 30).shards(1 << 20)).is_ok());
 }
 
 #[test]

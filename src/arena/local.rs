@@ -192,7 +192,6 @@ unsafe fn rewind(room: &Cell<Room>, pieces: &Cell<Pieces>, checkpoint: Checkpoin
 /// assert_eq!(words, ["a", "b", "c"]);
 /// # Ok::<(), pageheap::arena::ArenaError>(())
 /// ```
-#[derive(Debug)]
 pub struct Local<'a, B: Backing = ProcessHeap> {
     arena: &'a Arena<B>,
     room: Cell<Room>,
@@ -265,6 +264,22 @@ unsafe impl<B: Backing> Raw for Local<'_, B> {
     }
 }
 
+impl<B: Backing> fmt::Debug for Local<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local")
+            .field("arena", self.arena)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Backing> fmt::Debug for Scope<'_, '_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope")
+            .field("arena", self.arena)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<B: Backing> Drop for Local<'_, B> {
     #[inline]
     fn drop(&mut self) {
@@ -276,7 +291,6 @@ impl<B: Backing> Drop for Local<'_, B> {
 ///
 /// Its lifetime is unique to this scope, so a value allocated in a scope can neither leave it nor be mistaken for
 /// another scope's. `'env` is what it may borrow from outside, as in a scope of threads.
-#[derive(Debug)]
 pub struct Scope<'s, 'env: 's, B: Backing = ProcessHeap> {
     arena: &'s Arena<B>,
     /// Its own copy: the room of the handle that entered the scope does not change.

@@ -61,6 +61,7 @@ mod system {
     impl ProcessHeap {
         /// The heap, made at the first call. Returns `None` if the system refused to reserve address space then; it is
         /// not asked again.
+        #[must_use]
         pub fn get() -> Option<&'static PageHeap<System>> {
             let heap = HEAP.get_or_init(|| PageHeap::new(System, Config::new(RESERVE_BYTES)).ok());
             heap.as_ref()
@@ -80,6 +81,7 @@ mod nowhere {
 
     impl ProcessHeap {
         /// `None`.
+        #[must_use]
         pub fn get() -> Option<&'static PageHeap<Region>> {
             None
         }

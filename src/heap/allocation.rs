@@ -30,6 +30,13 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    /// A run of which so many pages are scavenged, of them the `last` ones in a row; in doubt none is.
+    #[inline(always)]
+    pub(super) fn of(run: PageRun, scavenged: PageCount, last: usize) -> Self {
+        let last = PageCount(last).min(scavenged);
+        Self { run, scavenged, last }
+    }
+
     /// Whether every byte of the run reads as zero.
     #[must_use]
     pub fn is_zeroed(&self) -> bool {
@@ -56,7 +63,7 @@ mod tests {
         let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 20)).unwrap();
         let use_first = |pages| {
             let taken = heap.allocate_tracked(PageCount(pages)).unwrap();
-            heap.free_set().release(taken.run.start().0, pages).unwrap();
+            heap.set.release(taken.run.start().0, pages).unwrap();
             (taken.scavenged.0, taken.used().0)
         };
         assert_eq!(use_first(3), (3, 0));

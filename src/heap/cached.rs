@@ -19,6 +19,7 @@
 //! keeps nothing.
 
 use core::cell::Cell;
+use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 
@@ -45,7 +46,6 @@ use super::{Allocation, FreeError, PageHeap};
 /// // SAFETY: the run is ours, and nothing uses it.
 /// unsafe { cache.free(run) };
 /// ```
-#[derive(Debug)]
 pub struct Cache<'h, S: Source, G: Shape = Geometry> {
     heap: &'h PageHeap<S, G>,
     slot: &'h Slot,
@@ -153,6 +153,15 @@ impl<S: Source, G: Shape> Cache<'_, S, G> {
     }
 }
 
+impl<S: Source, G: Shape> fmt::Debug for Cache<'_, S, G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("heap", self.heap)
+            .field("slot", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<S: Source, G: Shape> Drop for Cache<'_, S, G> {
     fn drop(&mut self) {
         self.flush();
@@ -164,8 +173,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Lends the caller a cache of its own. Returns `None` if [`Config::caches`](super::Config::caches) are already
     /// lent, or there is no memory for one more.
     ///
-    /// Takes a separate lock: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot, and up to 128 pages,
-    /// forever.
+    /// Takes a separate lock: ~40 ns. A handle that is forgotten (`mem::forget`) keeps its slot forever, and up to 128
+    /// pages until [`tick`](Self::tick) or [`release`](Self::release) takes them (where the system has no fence through
+    /// all threads, these too).
     #[must_use]
     pub fn cache(&self) -> Option<Cache<'_, S, G>> {
         Some(ManuallyDrop::into_inner(self.cache_at(self.lend()?)))

@@ -230,13 +230,19 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.grow_ahead(whole.min(limit), end)
     }
 
-    /// For pages that were not all free: takes them once more if the heap has just been growing, as in `grow_locked`.
+    /// For pages that were not all free, of those that have grown: takes them once more when none are being added.
+    /// Waits for that alone, 40 ns for each chunk added: not for the lock, whose holder may be waiting for the source,
+    /// or have been interrupted by the caller when it found that another had grown.
     #[cold]
     pub(super) fn hold_after_growth(&self, start: usize, pages: usize) -> bool {
-        self.lock.is_held() && {
-            drop(self.lock.lock());
-            self.set.hold(start, pages).is_ok()
+        let mut round = 0;
+        // Acquire: the caller has seen how far the heap has grown, so it sees the 1 of who has said that, or a 0 after
+        // which all those pages are free; partner: `grow_locked`.
+        while self.adding.load(Ordering::Acquire) != 0 {
+            relax(round);
+            round += 1;
         }
+        self.set.hold(start, pages).is_ok()
     }
 
     /// Under the lock: grows to `ahead` or, if the source refuses that, to `end`.
@@ -271,11 +277,15 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let contents = self.prepare_pages(end)?;
         // The set says how far it has grown before all of these pages are free: who finds nothing until then waits.
         let _pass = self.pass();
+        // Relaxed: who sees that the heap has grown sees it, by the release in `extend`.
+        self.adding.store(1, Ordering::Relaxed);
         if self.set.grown() < before {
             // The rest of a granule: never handed out, but we did not record what it reads as.
             self.add_pages(before.min(end), self.to_mark(Contents::Unknown, false));
         }
         self.add_pages(end, self.to_mark(contents, false));
+        // Release: partner: the acquire of `hold_after_growth`.
+        self.adding.store(0, Ordering::Release);
         self.counters.growths.add(1);
         Some(())
     }
@@ -362,12 +372,14 @@ mod tests {
     fn a_heap_that_has_grown_to_its_limit_needs_no_lock() {
         let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 19)).unwrap();
         let all = heap.allocate(heap.limit()).unwrap();
+        let (first, _others) = all.split_at(PageCount(1)).unwrap();
         let _held = heap.lock.lock();
         // In a thread of its own: where it waits, it waits for ever.
         std::thread::scope(|scope| {
             let asks = scope.spawn(|| {
-                let longer = heap.grow_in_place(all, PageCount(65));
-                longer.is_none() && heap.allocate(PageCount(1)).is_none()
+                let longer = [(all, 65), (first, 2)].map(|(run, pages)| heap.grow_in_place(run, PageCount(pages)));
+                let refused = longer == [None; 2] && heap.allocate_at(first).is_none();
+                refused && heap.allocate(PageCount(1)).is_none()
             });
             assert!(asks.join().unwrap());
         });

@@ -98,8 +98,9 @@ use stats::Counters;
 /// * nothing else: a [`Cache`] may be seized just now, and [`cache`](Self::cache), [`tick`](Self::tick) and
 ///   [`scavenge`](Self::scavenge) take locks.
 ///
-/// To let a heap grow at boot: `allocate_at` of its last page, and free that. Before a refusal there is a wait for
-/// threads that have pages in hand: where these cannot run meanwhile, as in a handler, of up to a second.
+/// To let a heap grow at boot: `allocate_at` of its last page, and free that (`None` if it lies in a gap). Before a
+/// refusal there is a wait for threads that have pages in hand: where these cannot run meanwhile, as in a handler, of
+/// up to a second.
 pub struct PageHeap<S: Source, G: Shape = Geometry> {
     set: FreeSet<G>,
     slots: Table<Slot>,
@@ -116,6 +117,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     prepared: AtomicUsize,
     /// 1 if the source refused the last growth.
     stuck: AtomicU32,
+    /// 1 while pages are being added.
+    adding: AtomicU32,
     /// Protects the lending of slots.
     lending: Lock,
     /// First free slot, plus one; then the number of slots lent so far. Both are accessed only under `lending`.
@@ -225,6 +228,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             lending: Lock::new(),
             prepared: AtomicUsize::new(0),
             stuck: AtomicU32::new(0),
+            adding: AtomicU32::new(0),
             vacant: AtomicU32::new(0),
             lent: AtomicU32::new(0),
             flush_calls: AtomicU32::new(0),
@@ -379,13 +383,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             return None;
         }
         let marks = self.set.take_scavenged(start, pages);
-        let scavenged = self.known_zero(marks.count);
-        Some(Allocation {
-            run: PageRun::known(start, pages),
-            scavenged,
-            // None in doubt.
-            last: PageCount(marks.last).min(scavenged),
-        })
+        let run = PageRun::known(start, pages);
+        Some(Allocation::of(run, self.known_zero(marks.count), marks.last))
     }
 
     /// Whether to mark pages that are only Prepared, and read as `contents`, as scavenged. Pages that have `gone` are

@@ -207,6 +207,8 @@ impl<S: Source + 'static> Objects<S> {
                 Ok((tables, reservation)) => {
                     let config = Config {
                         reserve: wish,
+                        // For whoever names them, which nobody does here.
+                        shards: 0,
                         ..config
                     };
                     match PageHeap::try_new(source, config) {

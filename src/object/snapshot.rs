@@ -20,6 +20,7 @@ use core::fmt::{self, Write};
 
 use crate::heap::figures::{self, Figure, Kind, named};
 use crate::source::Source;
+use crate::units::PageCount;
 
 use super::size_class::{CLASSES, SizeClass};
 use super::spans::metadata_of_page;
@@ -34,9 +35,9 @@ pub struct ClassStats {
     /// Its spans.
     pub spans: usize,
     /// Pages of those spans.
-    pub span_pages: usize,
+    pub span_pages: PageCount,
     /// The most pages its spans ever had.
-    pub peak_span_pages: usize,
+    pub peak_span_pages: PageCount,
     /// Slots in use. In one class this includes threads' structures, 3 KiB each.
     pub live: usize,
     /// Free slots in threads' magazines and in the class's store.
@@ -63,7 +64,7 @@ impl ClassStats {
     /// The percentage of the class's pages that is not in blocks of the program.
     #[must_use]
     pub fn fragmentation(&self, page_bytes: usize) -> usize {
-        let bytes = self.span_pages * page_bytes;
+        let bytes = self.span_pages.0 * page_bytes;
         let live = (self.live * self.slot_bytes).min(bytes);
         figures::hundredths(bytes - live, bytes)
     }
@@ -171,8 +172,8 @@ impl Snapshot {
     fn class_figures(&self, class: &ClassStats) -> impl Iterator<Item = Figure> {
         let page = self.stats.pages.page_bytes;
         let gauges = [
-            class.span_pages * page,
-            class.peak_span_pages * page,
+            class.span_pages.0 * page,
+            class.peak_span_pages.0 * page,
             class.live,
             class.cached,
             class.racks,
@@ -296,8 +297,8 @@ impl<S: Source + 'static> Objects<S> {
             classes[index] = ClassStats {
                 slot_bytes: class.bytes(),
                 spans,
-                span_pages: spans * class.pages(),
-                peak_span_pages: state.peak_spans as usize * class.pages(),
+                span_pages: PageCount(spans * class.pages()),
+                peak_span_pages: PageCount(state.peak_spans as usize * class.pages()),
                 live: out.saturating_sub(cached[index] + racks),
                 cached: cached[index],
                 racks,

@@ -21,7 +21,8 @@
 //!
 //! A reservation that is given back is free at once if it was the innermost at its end, and in any case once its end
 //! holds nothing more. So a heap that reserves, fails, gives back and requests less leaks nothing, and heaps dropped in
-//! any order leave the range as it was.
+//! any order leave the range as it was. (What an alignment above the unit has skipped at the bottom comes back only
+//! when that end holds nothing more: there is no room here to remember where it began.)
 //!
 //! The ledger knows the range only as numbers. `first` is passed to every call, because the address of a pointer is not
 //! a constant.

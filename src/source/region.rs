@@ -49,7 +49,9 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 /// `GlobalHeap`. If another heap was made in between, whose tables lie around that third one, they become available
 /// with the first heap.) A reservation that is
 /// given back becomes available at once if it was the last one taken at its end, otherwise when that end is empty. So
-/// drop heaps in the reverse order of their creation.
+/// drop heaps in the reverse order of their creation. And make those first that have large
+/// [alignments](crate::Config::align), or advise huge pages: what is skipped in front of their pages becomes available
+/// only when that end is empty, even if they are refused.
 ///
 /// ```
 /// use core::mem::MaybeUninit;

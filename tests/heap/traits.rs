@@ -71,6 +71,26 @@ const _: () = {
     sent::<Owner<'static>>();
 };
 
+/// A source that cannot be shown.
+#[cfg(any(unix, windows))]
+struct Mute;
+
+// SAFETY: the system's verbs.
+#[cfg(any(unix, windows))]
+unsafe impl pageheap::source::Verbs for Mute {}
+
+// What stands on it can.
+#[cfg(any(unix, windows))]
+const _: () = {
+    const fn shown<T: Debug>() {}
+    type Source = &'static pageheap::source::OverSystem<Mute>;
+    shown::<PageHeap<Source>>();
+    shown::<Cache<'static, Source>>();
+    shown::<Heap<Source>>();
+    shown::<Arena<PageHeap<Source>>>();
+    shown::<Local<'static, PageHeap<Source>>>();
+};
+
 /// Those that are for one thread at a time cannot be shared.
 #[test]
 fn what_one_thread_uses_at_a_time_is_not_shared() {

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pageheap::source::{Contents, Failure, OverSystem, Purpose, Refused, Reservation, Source, System, Verb, Verbs};
-use pageheap::{ClassStats, GlobalHeap, HugePages, PageUse, Snapshot};
+use pageheap::{ClassStats, GlobalHeap, HugePages, PageCount, PageUse, Snapshot};
 use serde_json::Value;
 
 use super::*;
@@ -31,7 +31,7 @@ fn agree(snapshot: &Snapshot) {
     assert!(pages.released_lazily <= pages.released);
     let sum = |figure: fn(&pageheap::ClassStats) -> usize| snapshot.classes().iter().map(figure).sum::<usize>();
     assert_eq!(sum(|class| class.spans), stats.spans);
-    assert_eq!(sum(|class| class.span_pages), stats.span_pages.0);
+    assert_eq!(sum(|class| class.span_pages.0), stats.span_pages.0);
     assert_eq!(
         sum(|class| class.live * class.slot_bytes),
         stats.slot_bytes,
@@ -52,7 +52,7 @@ fn agree(snapshot: &Snapshot) {
     for class in snapshot.classes() {
         let slots = class.live + class.cached + class.racks + class.free;
         assert!(
-            slots * class.slot_bytes <= class.span_pages * pages.page_bytes,
+            slots * class.slot_bytes <= class.span_pages.0 * pages.page_bytes,
             "{class:?}"
         );
         assert!(class.fragmentation(pages.page_bytes) <= 100 && class.peak_span_pages >= class.span_pages);
@@ -68,7 +68,7 @@ fn agree(snapshot: &Snapshot) {
         };
         assert_eq!(
             class.metadata_bytes,
-            class.span_pages * (32 + flags_or_row),
+            class.span_pages.0 * (32 + flags_or_row),
             "{class:?}"
         );
     }
@@ -79,7 +79,7 @@ fn agree(snapshot: &Snapshot) {
 #[test]
 fn much_has_its_hundredths() {
     let mut class = ClassStats::default();
-    (class.slot_bytes, class.span_pages, class.live) = (1024, 1 << 17, 1 << 19);
+    (class.slot_bytes, class.span_pages, class.live) = (1024, PageCount(1 << 17), 1 << 19);
     assert_eq!(class.fragmentation(8192), 50);
     let mut whole = Snapshot::default();
     (whole.stats.pages.backed, whole.stats.pages.page_bytes) = (PageCount(1 << 17), 8192);
@@ -296,7 +296,7 @@ fn fill_class(class: &mut ClassStats, next: &mut impl FnMut() -> u64) {
     for number in [
         &mut class.slot_bytes,
         &mut class.spans,
-        &mut class.span_pages,
+        &mut class.span_pages.0,
         &mut class.live,
         &mut class.metadata_bytes,
     ] {
