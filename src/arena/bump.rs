@@ -230,6 +230,9 @@ pub struct Arena<B: Backing = ProcessHeap> {
     slabs: Slabs<B>,
     /// Pieces with room in them that locals have left. None is a block of its own. Under the lock.
     left: AtomicPtr<Piece>,
+    /// What remains of such pieces and is too short for a local, so that it hides none of the others: for the arena's
+    /// own objects. Under the lock.
+    short: AtomicPtr<Piece>,
 }
 
 impl<B: Backing> Arena<B> {
@@ -251,6 +254,7 @@ impl<B: Backing> Arena<B> {
         Ok(Self {
             slabs: Slabs::new(backing, &config, None)?,
             left: AtomicPtr::new(ptr::null_mut()),
+            short: AtomicPtr::new(ptr::null_mut()),
         })
     }
 
@@ -264,7 +268,9 @@ impl<B: Backing> Arena<B> {
     /// twice the most that was in use at one time. O(1), plus a call to the backing for each such block.
     pub fn reset(&mut self) {
         // Relaxed: with exclusive access to the arena.
-        self.left.store(ptr::null_mut(), Ordering::Relaxed);
+        for list in [&self.left, &self.short] {
+            list.store(ptr::null_mut(), Ordering::Relaxed);
+        }
         self.slabs.reset(Large::Keep);
     }
 
@@ -320,46 +326,60 @@ impl<B: Backing> Arena<B> {
 
     /// Takes a piece that a local has left and that serves an object that needs `room` bytes; of the last `looks`.
     pub(super) fn take_left(&self, room: usize, looks: usize) -> Option<NonNull<Piece>> {
-        self.with_left(room, looks, |piece, others| (piece, others))
+        self.with_left(&self.left, room, looks, |piece, others| (piece, others))
     }
 
-    /// Allocates memory for a layout from a piece that a local has left, before a refusal. What then remains of the
-    /// piece, however short, is the first that the next object finds.
+    /// Allocates memory for a layout, before a refusal, from a piece that a local has left, or else from what remains
+    /// of one.
     #[cold]
     #[inline(never)]
     fn cut_left(&self, layout: Layout) -> Option<NonNull<u8>> {
-        self.with_left(room_for(layout)?, LAST_LOOKS, |piece, others| {
+        let cut = |list| self.cut_from(list, layout);
+        cut(&self.left).or_else(|| cut(&self.short))
+    }
+
+    /// The same, from one of the two lists. What then remains of the piece is the first of its list.
+    fn cut_from(&self, list: &AtomicPtr<Piece>, layout: Layout) -> Option<NonNull<u8>> {
+        self.with_left(list, room_for(layout)?, LAST_LOOKS, |piece, others| {
             // SAFETY: the piece is ours and has the room; pieces that were left are no blocks (`leave`).
             unsafe {
                 let memory = Piece::cut_end(piece, layout);
-                if piece.as_ref().bytes() == HEAD_BYTES {
+                let bytes = piece.as_ref().bytes();
+                if bytes == HEAD_BYTES {
                     return (memory, others);
                 }
-                (*piece.as_ptr()).link = others;
-                (memory, piece.as_ptr())
+                if ptr::eq(list, &self.short) || Piece::is_worth_cutting(bytes) {
+                    (*piece.as_ptr()).link = others;
+                    return (memory, piece.as_ptr());
+                }
+                // Relaxed, twice: under the lock.
+                (*piece.as_ptr()).link = self.short.load(Ordering::Relaxed);
+                self.short.store(piece.as_ptr(), Ordering::Relaxed);
+                (memory, others)
             }
         })
     }
 
-    /// Takes a piece that a local has left and that serves an object that needs `room` bytes, of the last `looks`, and
-    /// passes it to `work`, with the first of the others. That returns the result, and the first of those that are left
-    /// now. Under the lock.
+    /// Takes a piece that a local has left and that serves an object that needs `room` bytes, of the last `looks` in
+    /// the list, and passes it to `work`, with the first of the others. That returns the result, and the first of those
+    /// that are in the list now. Under the lock.
     fn with_left<R>(
         &self,
+        list: &AtomicPtr<Piece>,
         room: usize,
         looks: usize,
         work: impl FnOnce(NonNull<Piece>, *mut Piece) -> (R, *mut Piece),
     ) -> Option<R> {
         // Relaxed, here and in `leave`: changed only under the lock; the check before it merely saves taking the lock.
-        if self.left.load(Ordering::Relaxed).is_null() {
+        if list.load(Ordering::Relaxed).is_null() {
             return None;
         }
         self.slabs.locked(|| {
-            let first = self.left.load(Ordering::Relaxed);
+            let first = list.load(Ordering::Relaxed);
             // SAFETY: pieces in the list live as long as the arena is not reset, and belong to nobody; under the lock.
             let (piece, others) = unsafe { Piece::take_from(first, room, looks) }?;
             let (result, first) = work(piece, others);
-            self.left.store(first, Ordering::Relaxed);
+            list.store(first, Ordering::Relaxed);
             Some(result)
         })
     }

@@ -25,6 +25,7 @@ use crate::check::Fault;
 use crate::geometry::{Shape, WORD_PAGES};
 use crate::metadata::offset;
 use crate::source::Source;
+use crate::sync::Ordering;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::PageHeap;
@@ -39,7 +40,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             if gap.start > start {
                 let pages = gap.start - start;
                 self.driver.ceiling.change(if mark { 0 } else { pages }, 0);
+                // Relaxed: who sees that the heap has grown sees it, by the release in `extend`.
+                self.adding.store(1, Ordering::Relaxed);
                 self.set.extend(pages, mark);
+                // Release: partner: the acquires of `hold_grown`.
+                self.adding.store(0, Ordering::Release);
             }
             if !gap.is_empty() {
                 self.counters.gaps.add(gap.len() as u64);

@@ -12,7 +12,7 @@ use crate::free_set::Request;
 use crate::geometry::{SEARCHES_TO_GROW, Shape};
 use crate::metadata::offset;
 use crate::source::{Contents, Purpose, Source};
-use crate::sync::{Calm, Ordering, is_forking, relax};
+use crate::sync::{Calm, Ordering, is_forking, relax, rest};
 use crate::units::{PageCount, PageIndex};
 
 use super::{Allocation, PageHeap};
@@ -230,17 +230,23 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         self.grow_ahead(whole.min(limit), end)
     }
 
-    /// For pages that were not all free, of those that have grown: takes them once more when none are being added.
-    /// Waits for that alone, 40 ns for each chunk added: not for the lock, whose holder may be waiting for the source,
-    /// or have been interrupted by the caller when it found that another had grown.
+    /// Takes pages of those that have grown, whose size the caller has read. If they are not all free, but pages were
+    /// just being added, once more when those are there. Waits for that alone, 40 ns for each chunk added: not for the
+    /// lock, whose holder may be waiting for the source, or have been interrupted by the caller when it found that
+    /// another had grown.
+    pub(super) fn hold_grown(&self, start: usize, pages: usize) -> bool {
+        // Acquire: the caller has read how far the heap has grown, so it sees the 1 of who has said that, or a 0 after
+        // which all those pages are free; partner: `add_pages`.
+        let is_added = self.adding.load(Ordering::Acquire) == 0;
+        self.set.hold(start, pages).is_ok() || !is_added && self.hold_once_added(start, pages)
+    }
+
     #[cold]
-    pub(super) fn hold_after_growth(&self, start: usize, pages: usize) -> bool {
+    fn hold_once_added(&self, start: usize, pages: usize) -> bool {
         let mut round = 0;
-        // Acquire: the caller has seen how far the heap has grown, so it sees the 1 of who has said that, or a 0 after
-        // which all those pages are free; partner: `grow_locked`.
+        // Acquire: as in `hold_grown`.
         while self.adding.load(Ordering::Acquire) != 0 {
-            relax(round);
-            round += 1;
+            round = rest(round);
         }
         self.set.hold(start, pages).is_ok()
     }
@@ -277,15 +283,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let contents = self.prepare_pages(end)?;
         // The set says how far it has grown before all of these pages are free: who finds nothing until then waits.
         let _pass = self.pass();
-        // Relaxed: who sees that the heap has grown sees it, by the release in `extend`.
-        self.adding.store(1, Ordering::Relaxed);
         if self.set.grown() < before {
             // The rest of a granule: never handed out, but we did not record what it reads as.
             self.add_pages(before.min(end), self.to_mark(Contents::Unknown, false));
         }
         self.add_pages(end, self.to_mark(contents, false));
-        // Release: partner: the acquire of `hold_after_growth`.
-        self.adding.store(0, Ordering::Release);
         self.counters.growths.add(1);
         Some(())
     }
@@ -368,6 +370,24 @@ mod tests {
     }
 
     /// As what was interrupted may hold it.
+    #[test]
+    fn pages_that_are_being_added_are_waited_for() {
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 19)).unwrap();
+        let all = heap.allocate(heap.limit()).unwrap();
+        let (first, _others) = all.split_at(PageCount(1)).unwrap();
+        // Relaxed: before the thread begins. Release, below: as in `add_pages`.
+        heap.adding.store(1, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| heap.allocate_at(first).is_some());
+            std::thread::sleep(core::time::Duration::from_millis(20));
+            assert!(!asks.is_finished());
+            // SAFETY: allocated above; nothing uses it.
+            unsafe { heap.free(first) };
+            heap.adding.store(0, Ordering::Release);
+            assert!(asks.join().unwrap());
+        });
+    }
+
     #[test]
     fn a_heap_that_has_grown_to_its_limit_needs_no_lock() {
         let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 19)).unwrap();

@@ -319,8 +319,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         while self.set.grown() < end {
             self.grow_to(run.start(), end)?;
         }
-        let held = self.set.hold(start, pages).is_ok() || self.hold_after_growth(start, pages);
-        held.then(|| self.ready(start, pages))?
+        self.hold_grown(start, pages).then(|| self.ready(start, pages))?
     }
 
     /// Extends `run`, which belongs to the caller, in place. Returns the longer run and the part that was added, or

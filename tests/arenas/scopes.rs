@@ -253,6 +253,36 @@ fn short_pieces_that_locals_left_serve_the_arena_to_the_end() -> Result<(), Aren
     Ok(())
 }
 
+/// What remains of some, and is too short for the next object, was in front of the others: a search ends after 1,024.
+#[test]
+fn short_pieces_hide_no_longer_ones() -> Result<(), ArenaError> {
+    const LOCALS: usize = 1200;
+    let objects = |leaves: bool| {
+        let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(8 * MIB))?;
+        for _ in 0..LOCALS {
+            let local = arena.local();
+            [1000, 1000, 1000, 480]
+                .iter()
+                .try_for_each(|&bytes| local.alloc_uninit_slice::<u8>(bytes).map(|_| ()))?;
+            arena.alloc(0_u64)?;
+            if leaves {
+                drop(local);
+            } else {
+                std::mem::forget(local);
+            }
+        }
+        Ok::<usize, ArenaError>(
+            (0_u8..=255)
+                .cycle()
+                .map_while(|byte| arena.alloc([byte; 400]).ok())
+                .count(),
+        )
+    };
+    let gained = objects(true)? - objects(false)?;
+    assert!(gained >= LOCALS - 4, "{gained} objects in {LOCALS} pieces");
+    Ok(())
+}
+
 #[test]
 fn statistics_know_what_scopes_gave_back() -> Result<(), ArenaError> {
     let heap = heap();

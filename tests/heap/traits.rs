@@ -6,7 +6,7 @@ use std::hash::Hash;
 
 use pageheap::arena::{
     Arena, ArenaBox, ArenaConfig, ArenaError, ArenaStats, Block, FreeList, Guard, Handle, Local, Owner, Pool,
-    ProcessHeap, Reason, ShardedFreeList, SlotBox, SlotError, StaleHandle,
+    ProcessHeap, Reason, Scope, ShardedFreeList, SlotBox, SlotError, StaleHandle,
 };
 use pageheap::source::{Contents, Numbers, Purpose, Refused, Region, Reservation, Split};
 use pageheap::{
@@ -89,6 +89,7 @@ const _: () = {
     shown::<Heap<Source>>();
     shown::<Arena<PageHeap<Source>>>();
     shown::<Local<'static, PageHeap<Source>>>();
+    shown::<Scope<'static, 'static, PageHeap<Source>>>();
 };
 
 /// Those that are for one thread at a time cannot be shared.
