@@ -227,25 +227,31 @@ fn what_was_not_made_does_not_eat_what_locals_left() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// An arena in which so many locals have left all but 600 bytes of their pieces; or, if not `leaves`, keep them.
+fn with_short_pieces(limit: usize, locals: usize, leaves: bool) -> Result<Arena, ArenaError> {
+    let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(limit))?;
+    for _ in 0..locals {
+        let local = arena.local();
+        // The first is too long for what others have left.
+        [1000, 1000, 1000, 480]
+            .iter()
+            .try_for_each(|&bytes| local.alloc_uninit_slice::<u8>(bytes).map(|_| ()))?;
+        arena.alloc(0_u64)?;
+        if leaves {
+            drop(local);
+        } else {
+            std::mem::forget(local);
+        }
+    }
+    Ok(arena)
+}
+
 /// Regression: what remained of a piece was dropped once it was shorter than 528 bytes, here after five objects.
 #[test]
 fn short_pieces_that_locals_left_serve_the_arena_to_the_end() -> Result<(), ArenaError> {
     const LOCALS: usize = 200;
-    let objects = |leaves: bool| {
-        let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(MIB))?;
-        for _ in 0..LOCALS {
-            let local = arena.local();
-            // All but 600 bytes of its piece. The first is too long for what others have left.
-            [1000, 1000, 1000, 480]
-                .iter()
-                .try_for_each(|&bytes| local.alloc_uninit_slice::<u8>(bytes).map(|_| ()))?;
-            arena.alloc(0_u64)?;
-            if leaves {
-                drop(local);
-            } else {
-                std::mem::forget(local);
-            }
-        }
+    let objects = |leaves| {
+        let arena = with_short_pieces(MIB, LOCALS, leaves)?;
         Ok::<usize, ArenaError>((0_u64..).map_while(|number| arena.alloc([number; 2]).ok()).count())
     };
     let gained = objects(true)? - objects(false)?;
@@ -257,20 +263,8 @@ fn short_pieces_that_locals_left_serve_the_arena_to_the_end() -> Result<(), Aren
 #[test]
 fn short_pieces_hide_no_longer_ones() -> Result<(), ArenaError> {
     const LOCALS: usize = 1200;
-    let objects = |leaves: bool| {
-        let arena = Arena::with_config(ArenaConfig::new().slab(256 * KIB).limit(8 * MIB))?;
-        for _ in 0..LOCALS {
-            let local = arena.local();
-            [1000, 1000, 1000, 480]
-                .iter()
-                .try_for_each(|&bytes| local.alloc_uninit_slice::<u8>(bytes).map(|_| ()))?;
-            arena.alloc(0_u64)?;
-            if leaves {
-                drop(local);
-            } else {
-                std::mem::forget(local);
-            }
-        }
+    let objects = |leaves| {
+        let arena = with_short_pieces(8 * MIB, LOCALS, leaves)?;
         Ok::<usize, ArenaError>(
             (0_u8..=255)
                 .cycle()
