@@ -235,8 +235,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// lock, whose holder may be waiting for the source, or have been interrupted by the caller when it found that
     /// another had grown.
     pub(super) fn hold_grown(&self, start: usize, pages: usize) -> bool {
-        // Acquire: the caller has read how far the heap has grown, so it sees the 1 of who has said that, or a 0 after
-        // which all those pages are free; partner: `add_pages`.
+        // Before the attempt: what is added by now was free then. Acquire: the caller has read how far the heap has
+        // grown, so it sees the 1 of who has said that, or a 0 after which all those pages are free; partner:
+        // `add_pages`.
         let is_added = self.adding.load(Ordering::Acquire) == 0;
         self.set.hold(start, pages).is_ok() || !is_added && self.hold_once_added(start, pages)
     }
@@ -369,7 +370,6 @@ mod tests {
         assert!(found.is_some());
     }
 
-    /// As what was interrupted may hold it.
     #[test]
     fn pages_that_are_being_added_are_waited_for() {
         let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 19)).unwrap();
@@ -388,6 +388,7 @@ mod tests {
         });
     }
 
+    /// As what was interrupted may hold it.
     #[test]
     fn a_heap_that_has_grown_to_its_limit_needs_no_lock() {
         let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 19)).unwrap();

@@ -1,10 +1,31 @@
-//! An owner of a shard, like `arena::Owner`; and a user of a list of free slots, like `arena::FreeList`.
+//! Tables, a sharded list, an owner of a shard, like `arena::Owner`; and a user of a list of free slots, like
+//! `arena::FreeList`.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use pageheap::internals::AtomicU32;
-use pageheap::internals::free_list::{FreeAlready, FreeSlot, FreeSlots, Node, Nodes, Pocket, Shards};
+use pageheap::internals::free_list::{
+    FreeAlready, FreeSlot, FreeSlots, Hyaline, LANES, MAX_BATCH, Node, Nodes, Pocket, Shards,
+};
+use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
+
+/// A table on the heap of the checker.
+pub fn table<T: Zeroed>(len: usize) -> Table<T> {
+    // SAFETY: under a checker the address means nothing.
+    unsafe { Table::new(NonNull::dangling(), len) }
+}
+
+/// A list of `nodes` for so many owners, with so many spare nodes.
+pub fn list<N: Nodes>(nodes: N, owners: usize, spares: usize) -> Arc<Shards<N>> {
+    let hyaline = Hyaline::new(&nodes, table(owners), table(spares), Barrier::new());
+    Arc::new(Shards::new(
+        nodes,
+        table(LANES + owners),
+        hyaline,
+        Barrier::new(),
+        MAX_BATCH,
+    ))
+}
 
 /// The sole owner of a shard of a list, which remembers what is in its pocket.
 pub struct Hand<N: Nodes + 'static> {

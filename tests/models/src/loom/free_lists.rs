@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicUsize};
-use pageheap::internals::free_list::{
-    Batch, Extent, FIRST_ERA, Hyaline, LANES, Links, MAX_BATCH, Node, Nodes, Shards, Stack,
-};
-use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Table, Zeroed};
+use pageheap::internals::free_list::{Batch, Extent, FIRST_ERA, Hyaline, Links, Node, Nodes, Shards, Stack};
+use pageheap::internals::{AtomicU32, AtomicU64, Barrier, Zeroed};
 
 use super::{explore, explore_first, spawn};
-use crate::hand::{Hand, Numbers};
+use crate::hand::{Hand, Numbers, table};
 
 /// A few slots, all nodes present, and their contents, which detect two owners.
 pub struct Few<T> {
@@ -391,15 +389,7 @@ fn what_protect_gave_is_not_freed_though_it_is_young() {
 type List = Shards<Few<Node>>;
 
 fn list(slots: u32, owners: usize) -> Arc<List> {
-    let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(owners), table(2), Barrier::new());
-    Arc::new(Shards::new(
-        few,
-        table(LANES + owners),
-        hyaline,
-        Barrier::new(),
-        MAX_BATCH,
-    ))
+    crate::hand::list(Few::<Node>::new(slots), owners, 2)
 }
 
 /// Checks that every slot is in one place.
@@ -603,9 +593,4 @@ fn guests_meet_in_a_lane() {
 
 fn hand(list: &Arc<List>) -> Hand<Few<Node>> {
     Hand::lend(list).expect("a shard for each")
-}
-
-fn table<T: Zeroed>(len: usize) -> Table<T> {
-    // SAFETY: under a checker the address means nothing.
-    unsafe { Table::new(core::ptr::NonNull::dangling(), len) }
 }

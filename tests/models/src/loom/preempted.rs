@@ -8,8 +8,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use pageheap::PageCount;
-use pageheap::internals::free_list::{Hyaline, LANES, MAX_BATCH, Node, Nodes, Shards};
-use pageheap::internals::{Barrier, Table, Zeroed};
+use pageheap::internals::free_list::{Node, Nodes, Shards};
 
 use super::free_lists::Few;
 use super::paper::{finish, give_to, heap_with, take, take_from};
@@ -68,20 +67,7 @@ type List = Shards<Few<Node>>;
 
 /// A list without spare nodes: so a reader inside is enough for a slot to be refused.
 fn list(slots: u32, owners: usize) -> Arc<List> {
-    let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(owners), table(0), Barrier::new());
-    Arc::new(Shards::new(
-        few,
-        table(LANES + owners),
-        hyaline,
-        Barrier::new(),
-        MAX_BATCH,
-    ))
-}
-
-fn table<T: Zeroed>(len: usize) -> Table<T> {
-    // SAFETY: under a checker the address means nothing.
-    unsafe { Table::new(core::ptr::NonNull::dangling(), len) }
+    crate::hand::list(Few::<Node>::new(slots), owners, 0)
 }
 
 fn hand(list: &Arc<List>) -> Hand<Few<Node>> {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use pageheap::Geometry;
 use pageheap::internals::bitmap::Bitmap;
-use pageheap::internals::{Claim, FreeSet, MAX_LEVELS, Request, Shape, Table, Tree, WORD_PAGES, Word};
+use pageheap::internals::{Claim, FreeSet, MAX_LEVELS, Request, Shape, Tree, WORD_PAGES, Word};
+
+use crate::hand::table;
 
 /// The leaves are the root: two words to a chunk.
 pub type One = Geometry<1, 13, 2, 2>;
@@ -141,9 +143,4 @@ impl<G: Shape> World<G> {
 /// The pages of a word, as a mask.
 pub fn pages_of(word: Option<Word>) -> usize {
     word.map_or(0, |word| word.free.count_ones() as usize)
-}
-
-fn table<T: pageheap::internals::Zeroed>(len: usize) -> Table<T> {
-    // SAFETY: under a checker the address means nothing.
-    unsafe { Table::new(core::ptr::NonNull::dangling(), len) }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pageheap::internals::free_list::{Extent, Hyaline, LANES, MAX_BATCH, Node, Nodes, Shards};
-use pageheap::internals::{AtomicU32, Barrier, Table, Zeroed};
+use pageheap::internals::free_list::{Extent, Node, Nodes, Shards};
+use pageheap::internals::{AtomicU32, Zeroed};
 use shuttle::thread::spawn;
 
 use super::explore;
@@ -72,21 +72,8 @@ impl<T> Nodes<T> for Few<T> {
 
 type List = Shards<Few>;
 
-fn table<T: Zeroed>(len: usize) -> Table<T> {
-    // SAFETY: under a checker the address means nothing.
-    unsafe { Table::new(core::ptr::NonNull::dangling(), len) }
-}
-
 fn list(slots: usize, owners: usize) -> Arc<List> {
-    let few = Few::<Node>::new(slots);
-    let hyaline = Hyaline::new(&few, table(owners), table(4), Barrier::new());
-    Arc::new(Shards::new(
-        few,
-        table(LANES + owners),
-        hyaline,
-        Barrier::new(),
-        MAX_BATCH,
-    ))
+    crate::hand::list(Few::<Node>::new(slots), owners, 4)
 }
 
 fn stamp(list: &List, slot: u32, from: usize, to: usize) {
