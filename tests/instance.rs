@@ -602,6 +602,7 @@ fn memory_goes_back_by_ticks_and_when_it_is_asked_for() {
     assert_eq!(heap.release(8 << 20) >> 20, 8);
     assert!(heap.release(usize::MAX) > 20 << 20);
     assert!(heap.stats().pages.backed.0 < 20, "{}", heap.stats());
+    assert!(heap.backed().0 < 20 && heap.peak_backed().0 > 3000);
     use_up();
     let now = std::cell::Cell::new(std::time::Duration::from_secs(1));
     let rest = (0..1000).any(|_| {

@@ -107,14 +107,24 @@ pub fn global(input: &[u8]) {
     let mut bytes = Bytes(input);
     let first = bytes.byte();
     if first % 4 == 0 {
+        // The thread's own structure is made by its first call, and stays.
+        let empty = || {
+            let block = GLOBAL.allocate(Layout::new::<u8>(), false).expect("a byte");
+            // SAFETY: just allocated, with this layout.
+            unsafe { Calls::free(&GLOBAL, block, Layout::new::<u8>()) };
+            GLOBAL.flush_thread();
+            GLOBAL.stats().bytes_in_use()
+        };
+        let before = empty();
         steps(&GLOBAL, &mut bytes);
-        GLOBAL.flush_thread();
+        assert_eq!(empty(), before, "{}", GLOBAL.stats());
         GLOBAL.check().expect("a heap without a fault");
         return;
     }
     let config = Config::new(1 << 28).limit(PageCount(16 << (first % 8)));
     let heap = Heap::new(System, config).expect("a heap of a quarter of a gigabyte");
     steps(&heap, &mut bytes);
+    assert_eq!(heap.stats().bytes_in_use(), 0, "{}", heap.stats());
     heap.scavenge(PageCount(first % 3 * 50));
     heap.check().expect("a heap without a fault");
 }

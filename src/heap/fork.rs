@@ -71,6 +71,21 @@ mod tests {
     use crate::source::Simulated;
     use crate::units::PageCount;
 
+    /// A lock that another thread holds at the fork is held in the child for ever.
+    #[test]
+    fn all_locks_are_held_for_the_fork() {
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(4 << 20).caches(2)).unwrap();
+        let held = || [&heap.lending, &heap.lock, &heap.driver.seizer].map(|lock| lock.is_held());
+        assert_eq!(held(), [false; 3]);
+        assert!(heap.driver.try_hold());
+        heap.hold();
+        assert_eq!(held(), [true; 3]);
+        heap.let_go();
+        heap.driver.let_go();
+        assert_eq!(held(), [false; 3]);
+        assert!(heap.cache().is_some());
+    }
+
     /// What the child of a fork may find: free pages that were not announced, and threads inside that do not exist.
     #[test]
     fn what_others_left_half_done_is_made_right() {
@@ -85,11 +100,11 @@ mod tests {
         // As a release of memory does before the pages are free.
         heap.driver.ceiling.change(0, 8);
         heap.set.scavenged.mark(word + 1, 0xff);
-        core::mem::forget(heap.scavengers.enter(0));
+        core::mem::forget((heap.scavengers.enter(0), heap.movers.enter(0)));
         heap.hold();
         heap.recover(0);
         heap.let_go();
-        assert!(heap.scavengers.calm().is_some());
+        assert!(heap.scavengers.calm().is_some() && heap.movers.calm().is_some());
         heap.check().unwrap();
         assert_eq!(heap.backed().0, heap.stats().grown.0, "no page is marked");
         let found = heap.allocate(PageCount(8)).unwrap();

@@ -138,10 +138,10 @@ impl<S: Source + 'static> Forks for Objects<S> {
             .map(|common| {
                 common.lock.recover(thread());
                 common.thread.shut();
-                common.thread.demanded()
+                common.thread.demand().bytes()
             })
             .sum();
-        self.hoard.recount(shared + own.map_or(0, Thread::demanded));
+        self.hoard.recount(shared + own.map_or(0, |own| own.demand().bytes()));
         let cached = own.is_some_and(|own| own.cache().is_some());
         // Relaxed: a number by itself.
         self.cached.store(cached.into(), Ordering::Relaxed);
@@ -199,6 +199,30 @@ mod tests {
         objects.let_go_driver();
     }
 
+    /// A lock that another thread holds at the fork is held in the child for ever.
+    #[test]
+    fn all_locks_are_held_for_the_fork() {
+        let objects = heap();
+        let held = || {
+            let (own, register, tables) = (&objects.commons, &objects.register, &objects.tables);
+            let alone = [&own.making, &register.rounds, &register.lock, &tables.lock].map(|lock| lock.is_held());
+            let commons = objects.commons().map(|common| common.lock.is_held());
+            let classes = SizeClass::all().map(|class| objects.central(class).lock.is_held());
+            alone
+                .into_iter()
+                .chain(commons)
+                .chain(classes)
+                .collect::<std::vec::Vec<_>>()
+        };
+        assert!(held().len() > 4 + CLASSES && held().iter().all(|&held| !held));
+        assert!(objects.try_hold_driver());
+        objects.hold();
+        assert!(held().iter().all(|&held| held));
+        objects.let_go();
+        objects.let_go_driver();
+        assert!(held().iter().all(|&held| !held));
+    }
+
     /// What the parent's threads had on their shelves is free in the child, but starts no thread there.
     #[test]
     fn a_child_wants_no_keeper_for_what_its_parents_threads_kept() {
@@ -234,8 +258,8 @@ mod tests {
         let (objects, part) = (heap(), 2 << 20);
         let threads: std::vec::Vec<_> = core::iter::repeat_with(|| enlist(objects))
             .take_while(|thread| {
-                thread.demand(part, &objects.hoard);
-                thread.demanded() == part
+                thread.demand().raise(part, &objects.hoard);
+                thread.demand().bytes() == part
             })
             .collect();
         let own = threads[0];
@@ -243,11 +267,11 @@ mod tests {
         assert!(!magazine.is_shut());
         be_forked(objects, Some(own));
         assert!(magazine.is_shut());
-        assert_eq!(own.demanded(), part);
+        assert_eq!(own.demand().bytes(), part);
         let others = threads.iter().skip(1).filter(|_| {
             let other = enlist(objects);
-            other.demand(part, &objects.hoard);
-            other.demanded() == part
+            other.demand().raise(part, &objects.hoard);
+            other.demand().bytes() == part
         });
         assert_eq!(others.count(), threads.len() - 1);
     }

@@ -11,10 +11,12 @@
 
 #![forbid(unsafe_code)]
 
+use core::cell::Cell;
+
 use crate::sync::{AtomicUsize, Ordering};
 
 /// The most bytes in the spares of a thread. One spare of each class may be there in any case.
-pub const SPARE_BYTES: u32 = 2 << 20;
+const SPARE_BYTES: u32 = 2 << 20;
 
 /// The most bytes in the spares of all threads of a heap.
 const SPARES_BYTES: usize = 32 << 20;
@@ -59,6 +61,38 @@ impl Hoard {
     }
 }
 
+/// A thread's part of a hoard: the bytes that came from elsewhere. For one thread at a time. All-zero bytes: none.
+#[derive(Debug, Default)]
+pub struct Demand(Cell<u32>);
+
+impl Demand {
+    /// How many they are.
+    pub fn bytes(&self) -> usize {
+        self.0.get() as usize
+    }
+
+    /// Counts more, as far as the hoard allows.
+    pub fn raise(&self, bytes: usize, hoard: &Hoard) {
+        let before = self.0.get();
+        let more = (bytes as u32).min(SPARE_BYTES - before);
+        if more > 0 && hoard.take(more as usize) {
+            self.0.set(before + more);
+        }
+    }
+
+    /// Gives back what exceeds this many.
+    pub fn lower(&self, bytes: u32, hoard: &Hoard) {
+        let before = self.0.get();
+        self.0.set(before.min(bytes));
+        hoard.give(before.saturating_sub(bytes) as usize);
+    }
+
+    /// As if it had none.
+    pub fn forget(&self) {
+        self.0.set(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +107,19 @@ mod tests {
         assert!(hoard.take(part) && !hoard.take(1));
         hoard.recount(0);
         assert!(hoard.take(SPARES_BYTES) && !hoard.take(1));
+    }
+
+    #[test]
+    fn what_a_thread_demands_less_of_others_may_have() {
+        let (hoard, demand, part) = (Hoard::new(), Demand::default(), SPARE_BYTES as usize);
+        assert!(hoard.take(SPARES_BYTES - part));
+        for bytes in [1, 2 * part, 1] {
+            demand.raise(bytes, &hoard);
+        }
+        assert!(demand.bytes() == part && !hoard.take(1));
+        for bytes in [SPARE_BYTES, 1000, 2000] {
+            demand.lower(bytes, &hoard);
+        }
+        assert!(demand.bytes() == 1000 && hoard.take(part - 1000) && !hoard.take(1));
     }
 }

@@ -46,6 +46,7 @@ use crate::sync::{AtomicU32, AtomicUsize, Ordering, is_forking, seize, wake};
 use crate::units::PageCount;
 
 use super::register::{Listed, Registered, Rounds};
+use super::resting::Parts;
 use super::size_class::{PAGE_BYTES, SizeClass};
 use super::store::Walk;
 use super::{Objects, Thread};
@@ -327,23 +328,23 @@ impl<S: Source + 'static> Objects<S> {
 
     /// The same for a part of the structures; the caller holds the rounds lock.
     pub(super) fn seize_part(&self, part: &Registered<'_, Thread>) -> Seized {
-        self.seize_among(part, |_| true)
+        self.seize_among(part, |_| Parts::ALL)
     }
 
-    /// The same for those of a part that `which` says, each time it is asked.
-    fn seize_among(&self, part: &Registered<'_, Thread>, which: impl Fn(&Thread) -> bool) -> Seized {
+    /// The same for what `which` says of each structure, the same each time it is asked.
+    fn seize_among(&self, part: &Registered<'_, Thread>, which: impl Fn(&Thread) -> Parts) -> Seized {
         self.heap.count_barrier();
         let (mut bare, mut at_work, mut missed, mut pages) = (true, false, false, 0);
         let fenced = seize(
             |visit| {
                 part.for_each(|thread| {
-                    if which(thread) {
+                    if which(thread).any() {
                         visit(thread);
                     }
                 })
             },
             |thread: &Thread| {
-                pages += self.empty_seized(thread);
+                pages += self.empty_seized(thread, which(thread));
                 bare &= thread.is_bare();
             },
             |thread| {
@@ -359,14 +360,13 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Empties the magazines and shelves of threads that have kept the same for eight calls: of a program that is never
-    /// silent, most threads may sleep, after each has used much once. (One that works may happen to keep the same each
-    /// time. It then begins anew, which costs it some microseconds.) One round, as above; without a fence if nobody
-    /// rests.
+    /// Empties the magazines and shelves that have been the same for eight calls: of a program that is never silent,
+    /// most threads may sleep, after each has used much once; see [`Resting`](super::resting::Resting). One round, as
+    /// above; without a fence if nothing rests.
     fn seize_resting(&self, rounds: &Rounds<'_, Thread>) {
         let mut any = false;
         rounds.go(PART, |part| {
-            part.for_each(|thread| any |= thread.listing().note(thread.print()));
+            part.for_each(|thread| any |= thread.listing().resting().note(thread.prints()).any());
             true
         });
         // Once, before any thread is barred, as above.
@@ -375,8 +375,8 @@ impl<S: Source + 'static> Objects<S> {
         }
         let _pass = self.heap.pass();
         rounds.go(PART, |part| {
-            let (mut resting, rests) = (false, |thread: &Thread| thread.listing().rests());
-            part.for_each(|thread| resting |= rests(thread));
+            let (mut resting, rests) = (false, |thread: &Thread| thread.listing().resting().parts());
+            part.for_each(|thread| resting |= rests(thread).any());
             !resting || self.seize_among(part, rests).fenced
         });
     }

@@ -289,16 +289,18 @@ impl Magazine {
     #[cold]
     pub fn has(&self, slot: NonNull<u8>, class: SizeClass) -> bool {
         let has = |rack: &Rack| rack.slots().contains(&slot.as_ptr());
-        self.loaded().as_ref().is_some_and(has) || self.has_in_spares(&has, class)
+        self.loaded().as_ref().is_some_and(has) || self.has_in_spares(has, class)
     }
 
-    /// Whether `has` holds for a spare, by recursion: each is taken off and put back.
-    fn has_in_spares(&self, has: &impl Fn(&Rack) -> bool, class: SizeClass) -> bool {
-        self.take_spare(class).is_some_and(|spare| {
-            let found = has(&spare) || self.has_in_spares(has, class);
-            self.set_spare(spare);
-            found
-        })
+    /// Whether `has` holds for a spare: each is taken off and put back. (Not by recursion: stacks are small.)
+    pub(super) fn has_in_spares(&self, has: impl Fn(&Rack) -> bool, class: SizeClass) -> bool {
+        let (mut found, passed) = (false, Pile::default());
+        while !found && let Some(spare) = self.take_spare(class) {
+            found = has(&spare);
+            passed.push(spare);
+        }
+        core::iter::from_fn(|| Self::take_batch(&passed, class)).for_each(|spare| self.set_spare(spare));
+        found
     }
 
     /// How many slots there are. Any thread may call this; to threads other than the owner the result is a snapshot.
@@ -574,8 +576,13 @@ impl Magazine {
 
     /// Takes out the spare set aside last.
     pub fn take_spare(&self, class: SizeClass) -> Option<Rack> {
-        let memory = self.spares.pop()?;
-        // SAFETY: `set_spare` pushed such a rack.
+        Self::take_batch(&self.spares, class)
+    }
+
+    /// Takes a full batch out of a pile of such.
+    fn take_batch(pile: &Pile, class: SizeClass) -> Option<Rack> {
+        let memory = pile.pop()?;
+        // SAFETY: such a rack was pushed, by `set_spare` or `has_in_spares`.
         Some(unsafe { Rack::from_parts(memory, class.batch(), class.batch()) })
     }
 

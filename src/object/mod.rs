@@ -54,6 +54,7 @@ mod batches;
 mod central;
 mod magazine;
 mod presence;
+mod resting;
 mod register;
 mod aside;
 mod shelf;

@@ -24,6 +24,7 @@ pub(super) mod rack;
 pub(super) mod batches;
 pub(super) mod central;
 pub(super) mod presence;
+pub(super) mod resting;
 pub(super) mod register;
 pub(super) mod aside;
 

@@ -377,11 +377,12 @@ fn who_has_waited_for_pages_on_their_way_in_vain_does_not_wait_again() {
     }
 }
 
-/// The program is never silent. They kept it for as long as it was not.
+/// The program is never silent. They kept it for as long as it was not; and later for as long as they wrote a line to a
+/// log now and then.
 #[test]
 fn threads_that_rest_while_another_works_keep_nothing() {
     let objects = Objects::for_test(32 << 20, 2, true);
-    let [small, large] = [3000, 100_000].map(|size| Layout::from_size_align(size, 8).unwrap());
+    let [line, small, large] = [64, 3000, 100_000].map(|size| Layout::from_size_align(size, 8).unwrap());
     let own = || {
         // SAFETY: never destroyed.
         let thread = unsafe { objects.enlist().unwrap().as_ref() };
@@ -395,26 +396,32 @@ fn threads_that_rest_while_another_works_keep_nothing() {
         thread
     };
     let [sleepers @ .., worker] = [(); 3].map(|()| own());
-    let keeps = |thread: &Thread| (thread.print() != 0, thread.shelf().pages().0, thread.demanded());
+    let slots = |thread: &Thread| {
+        let class = SizeClass::of(small.size(), small.align()).unwrap();
+        thread.magazine(class).count(class)
+    };
+    let keeps = |thread: &Thread| (slots(thread), thread.shelf().pages().0, thread.demand().bytes());
     let seconds = Cell::new(0.0);
     let work_for = |looks: u32| {
         for _ in 0..looks {
             let entered = worker.enter(objects).unwrap();
             assert!(objects.allocate(&entered, small).is_some());
             drop(entered);
+            for thread in [sleepers[0], worker] {
+                assert!(objects.allocate(&thread.enter(objects).unwrap(), line).is_some());
+            }
             assert!(objects.heap.allocate(PageCount(1)).is_some());
             seconds.set(seconds.get() + 0.25);
             objects.tick(&|| Duration::from_secs_f64(seconds.get()));
         }
     };
     work_for(32);
-    assert!(sleepers.iter().all(|thread| keeps(thread).0 && keeps(thread).1 > 0));
+    assert!(sleepers.iter().all(|thread| keeps(thread).0 > 0 && keeps(thread).1 > 0));
     work_for(12);
     if fence_heavy() {
-        sleepers
-            .iter()
-            .for_each(|thread| assert_eq!(keeps(thread), (false, 0, 0)));
+        sleepers.iter().for_each(|thread| assert_eq!(keeps(thread), (0, 0, 0)));
+        assert!(sleepers[0].prints().any() && !sleepers[1].prints().any());
     }
-    assert!(keeps(worker).1 > 0, "it has worked all the time");
+    assert!(slots(worker) > 0, "it has worked all the time");
     objects.check().unwrap();
 }

@@ -31,21 +31,30 @@ use core::ptr::{self, NonNull};
 use crate::sync::{AtomicU32, Guard, Lock, Ordering, Owned};
 
 use super::presence::{Caller, Presence};
+use super::resting::Resting;
+
+/// Whether a structure is vacant, and in the list of those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Place {
+    /// A thread uses it; and all-zero bytes.
+    Used = 0,
+    /// Nobody uses it. It is in the list.
+    Vacant,
+    /// It is being emptied, and is in the list.
+    InHand,
+}
 
 /// A structure's place in the register. Used only under the register's lock. All-zero bytes: in no list, not vacant.
 #[derive(Debug)]
 pub struct Listing<T> {
     next: Cell<*const T>,
     next_vacant: Cell<*const T>,
-    /// Whether it is in the list of vacant ones.
-    listed: Cell<bool>,
-    /// Whether nobody uses it. If not, but it is in that list, it is being emptied.
-    vacant: Cell<bool>,
+    place: Cell<Place>,
     /// Whether the last user left something in it. While it is in use, only its user accesses this.
     laden: Cell<bool>,
-    /// The print that was noted last, and how often in a row before that.
-    print: Cell<u32>,
-    same: Cell<u8>,
+    /// What was seen of what its user keeps.
+    resting: Resting,
     /// Identifies the user.
     presence: Presence,
 }
@@ -61,11 +70,9 @@ impl<T> Listing<T> {
         Self {
             next: Cell::new(ptr::null()),
             next_vacant: Cell::new(ptr::null()),
-            listed: Cell::new(false),
-            vacant: Cell::new(false),
+            place: Cell::new(Place::Used),
             laden: Cell::new(false),
-            print: Cell::new(0),
-            same: Cell::new(0),
+            resting: Resting::default(),
             presence: Presence::default(),
         }
     }
@@ -77,26 +84,17 @@ impl<T> Listing<T> {
 
     /// Whether it is vacant and laden; clears the latter. With the register's lock held.
     pub fn unload(&self) -> bool {
-        self.vacant.get() && self.laden.replace(false)
+        self.is_vacant() && self.laden.replace(false)
     }
 
-    /// Notes the print of what its user keeps, 0 if that is nothing. Returns whether the structure
-    /// [rests](Self::rests). With the register's lock held.
-    pub fn note(&self, print: u32) -> bool {
-        let is_same = self.print.replace(print) == print && print != 0;
-        self.same
-            .set(if is_same { self.same.get().saturating_add(1) } else { 0 });
-        self.rests()
-    }
-
-    /// Whether what is kept has been the same each time it was noted lately. With the register's lock held.
-    pub fn rests(&self) -> bool {
-        self.same.get() >= NOTES_TO_REST
+    /// Which parts of what its user keeps have been the same lately. With the register's lock held.
+    pub fn resting(&self) -> &Resting {
+        &self.resting
     }
 
     /// Whether nobody uses it. With the register's lock held.
     pub fn is_vacant(&self) -> bool {
-        self.vacant.get()
+        self.place.get() == Place::Vacant
     }
 }
 
@@ -107,10 +105,6 @@ pub trait Listed: Owned {
     where
         Self: Sized;
 }
-
-/// A structure rests if its print was the same this often in a row. The print of a thread that works is the same twice
-/// if it has freed all that it allocated meanwhile; seldom so often.
-const NOTES_TO_REST: u8 = 8;
 
 /// How many structures are looked at for one that is laden before threads that begin or end get the lock.
 const LOOKS: u32 = 64;
@@ -182,8 +176,7 @@ impl<T: Listed> Register<T> {
         while let Some(thread) = unsafe { self.vacant.get().as_ref() } {
             let own = thread.listing();
             self.vacant.set(own.next_vacant.get());
-            own.listed.set(false);
-            if own.vacant.replace(false) {
+            if own.place.replace(Place::Used) == Place::Vacant {
                 return Some(thread);
             }
         }
@@ -245,7 +238,7 @@ impl<T: Listed> Register<T> {
             }
             if own.unload() {
                 // It keeps its place in the list of vacant ones: to take it out, all before it would be looked at.
-                own.vacant.set(false);
+                own.place.set(Place::InHand);
                 self.used.set(self.used.get() + 1);
                 return Some(thread);
             }
@@ -258,8 +251,7 @@ impl<T: Listed> Register<T> {
     fn make_vacant(&self, thread: &T) {
         let own = thread.listing();
         own.presence.leave();
-        own.vacant.set(true);
-        if !own.listed.replace(true) {
+        if own.place.replace(Place::Vacant) == Place::Used {
             own.next_vacant.set(self.vacant.get());
             self.vacant.set(thread);
         }
@@ -273,13 +265,16 @@ impl<T: Listed> Register<T> {
         self.vacant.set(ptr::null());
         self.used.set(0);
         self.visit(|thread| {
-            thread.listing().listed.set(false);
+            let listing = thread.listing();
             if is_own(thread) {
-                thread.listing().presence.arrive(Caller::current());
+                listing.place.set(Place::Used);
+                listing.presence.arrive(Caller::current());
                 self.used.set(1);
                 own = Some(thread);
             } else {
                 bereave(thread);
+                // The list begins anew.
+                listing.place.set(Place::Used);
                 self.make_vacant(thread);
             }
         });

@@ -177,7 +177,7 @@ impl<S: Source + 'static> Objects<S> {
         if !few && !is_wide {
             is_wider = self.widen(thread, magazine, magazine.next_room(class));
         } else if !few && let Some(batch) = self.spans.take_batch(class, thread.hint()) {
-            thread.demand(batch_bytes(class), &self.hoard);
+            thread.demand().raise(batch_bytes(class), &self.hoard);
             return self.load_batch(thread, magazine, class, batch);
         }
         let Some(mut rack) = magazine.unload() else {
@@ -192,7 +192,7 @@ impl<S: Source + 'static> Objects<S> {
         };
         self.take_slots(thread.cache(), class, wanted, &mut rack);
         if is_wide && !few {
-            thread.demand(rack.len() as usize * class.bytes(), &self.hoard);
+            thread.demand().raise(rack.len() as usize * class.bytes(), &self.hoard);
         }
         magazine.load(rack);
         self.keep_below(thread);
@@ -457,5 +457,47 @@ impl<S: Source + 'static> Objects<S> {
         let run = self.pages(cache, PageCount(class.pages()))?.run;
         self.covers(cache, run)?;
         Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::alloc::Layout;
+    use core::cell::Cell;
+
+    use super::*;
+
+    /// A thread's stack may have 16 KiB, and a free that looks doubtful looks through all of them.
+    #[test]
+    fn a_slot_is_found_among_many_spares_with_little_stack() {
+        let (objects, layout) = (Objects::for_test(16 << 20, 64, false), Layout::new::<u64>());
+        // SAFETY: never destroyed.
+        let own = unsafe { objects.enlist().unwrap().as_ref() };
+        let (entered, class) = (own.enter(objects).unwrap(), SizeClass::of(8, 8).unwrap());
+        let blocks: std::vec::Vec<_> = (0..60 * class.batch())
+            .map(|_| objects.allocate(&entered, layout).unwrap())
+            .collect();
+        own.demand().raise(2 << 20, &objects.hoard);
+        // SAFETY: freed with its layout, by a thread that has entered.
+        let free = |&block| unsafe { objects.free(&entered, block, layout) };
+        blocks.iter().for_each(free);
+        let magazine = own.magazine(class);
+        let spares = magazine.spares();
+        assert!(spares > 50, "{spares}");
+        let (least, most) = (Cell::new(usize::MAX), Cell::new(0));
+        let is_last = |_: &_| {
+            let here = 0_u8;
+            let at = core::hint::black_box(&raw const here).addr();
+            least.set(least.get().min(at));
+            most.set(most.get().max(at));
+            false
+        };
+        assert!(!magazine.has_in_spares(is_last, class));
+        assert!(most.get() - least.get() < 1024, "{} bytes", most.get() - least.get());
+        // Wherever it lies; and none of them is lost.
+        assert!(blocks.iter().step_by(101).all(|&block| magazine.has(block, class)));
+        assert_eq!(magazine.spares(), spares);
     }
 }

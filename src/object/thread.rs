@@ -31,13 +31,14 @@ use crate::unindexed::unindexed;
 use crate::units::PageRun;
 
 use super::batches::batch_bytes;
-use super::hoard::{Hoard, SPARE_BYTES};
+use super::hoard::{Demand, Hoard};
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
 use super::plot::Plot;
 use super::rack::{Entry, Pile, Rack, Stock};
 use super::register::{Listed, Listing};
+use super::resting::Prints;
 use super::shelf::{Hand, Shelf};
 use super::size_class::{CLASSES, FlaggedSize, MarkedSize, SizeClass};
 use super::spans::Spans;
@@ -182,7 +183,7 @@ pub struct Thread {
     plot: Plot,
     shelf: Shelf,
     /// Bytes of the batches that had to come from elsewhere; saturates at the most that spares may have.
-    demand: Cell<u32>,
+    demand: Demand,
     /// Bytes in spares.
     spare_bytes: Cell<u32>,
 }
@@ -386,7 +387,7 @@ impl Thread {
         self.magazines.iter().for_each(Magazine::forget);
         self.stock.forget();
         self.spare_bytes.set(0);
-        self.demand.set(0);
+        self.demand.forget();
     }
 
     /// Takes the spare of a class set aside last.
@@ -408,24 +409,20 @@ impl Thread {
         Some(spare)
     }
 
-    /// Counts bytes that came from elsewhere, as far as the heap's `hoard` allows.
-    pub(super) fn demand(&self, bytes: usize, hoard: &Hoard) {
-        let before = self.demand.get();
-        let more = (bytes as u32).min(SPARE_BYTES - before);
-        if more > 0 && hoard.take(more as usize) {
-            self.demand.set(before + more);
-        }
+    /// What it has of the heap's hoard.
+    pub(super) fn demand(&self) -> &Demand {
+        &self.demand
     }
 
     /// After its spares have gone: forgets what came from elsewhere.
     pub(super) fn demand_nothing(&self, hoard: &Hoard) {
         self.spare_bytes.set(0);
-        hoard.give(self.demand.replace(0) as usize);
+        self.demand_less(hoard);
     }
 
-    /// What the thread has of the heap's hoard.
-    pub(super) fn demanded(&self) -> usize {
-        self.demand.get() as usize
+    /// After some of its spares have gone: as if no more than the others had come from elsewhere.
+    pub(super) fn demand_less(&self, hoard: &Hoard) {
+        self.demand.lower(self.spare_bytes.get(), hoard);
     }
 
     /// Sets a full batch aside as a spare. Returns another spare of the class in its place if there is one already, and
@@ -434,7 +431,7 @@ impl Thread {
     pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, may_hoard: bool) -> Option<Rack> {
         let magazine = self.magazine(class);
         let (spares, bytes) = (magazine.spares(), self.spare_bytes.get() + batch_bytes(class) as u32);
-        let other = if spares == 0 || may_hoard && spares < Pile::MOST && bytes <= self.demand.get() {
+        let other = if spares == 0 || may_hoard && spares < Pile::MOST && bytes as usize <= self.demand.bytes() {
             self.spare_bytes.set(bytes);
             None
         } else {
@@ -461,11 +458,10 @@ impl Thread {
         any_slot || self.shelf.pages().0 > 0 || self.plot.pages().0 > 0
     }
 
-    /// A number that changes with what it keeps in magazines and on its shelf; 0 if that is nothing. A snapshot.
-    pub(super) fn print(&self) -> u32 {
-        let counts = SizeClass::all().map(|class| self.magazine(class).count(class));
-        let print = |sum: u32, kept: u32| sum.wrapping_mul(31).wrapping_add(kept);
-        counts.fold(self.shelf.pages().0 as u32, print)
+    /// The prints of what it keeps in magazines and on its shelf. A snapshot.
+    pub(super) fn prints(&self) -> Prints {
+        let slots = SizeClass::all().map(|class| (class, self.magazine(class).count(class)));
+        Prints::of(self.shelf.pages().0, slots)
     }
 
     /// The magazine of a class.

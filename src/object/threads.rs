@@ -15,6 +15,7 @@ use crate::units::PageRun;
 use super::presence::Caller;
 use super::rack::Rack;
 use super::register::Listed;
+use super::resting::Parts;
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
 
@@ -157,12 +158,12 @@ impl<S: Source + 'static> Objects<S> {
     /// Gives back the slots and runs of a structure that the caller owns, or that nobody uses; pages go through
     /// `cache`, if there is one. Returns how many pages that freed.
     pub(super) fn empty(&self, thread: &Thread, cache: Option<usize>) -> usize {
-        self.empty_with(thread, cache, |class| self.strip(thread, cache, class))
+        self.empty_with(thread, cache, Parts::ALL, |class| self.strip(thread, cache, class))
     }
 
-    /// The same for a structure that the caller has seized, except that each magazine keeps its rack.
-    pub(super) fn empty_seized(&self, thread: &Thread) -> usize {
-        self.empty_with(thread, None, |class| {
+    /// The same for parts of a structure that the caller has seized, except that each magazine keeps its rack.
+    pub(super) fn empty_seized(&self, thread: &Thread, parts: Parts) -> usize {
+        self.empty_with(thread, None, parts, |class| {
             let mut pages = 0;
             thread
                 .magazine(class)
@@ -171,17 +172,30 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
-    fn empty_with(&self, thread: &Thread, cache: Option<usize>, empty: impl Fn(SizeClass) -> usize) -> usize {
+    fn empty_with(
+        &self,
+        thread: &Thread,
+        cache: Option<usize>,
+        parts: Parts,
+        empty: impl Fn(SizeClass) -> usize,
+    ) -> usize {
         let mut pages = 0;
-        for class in SizeClass::all() {
+        for class in SizeClass::all().filter(|&class| parts.has(class)) {
             while let Some(spare) = thread.take_spare(class) {
                 pages += self.give_rack(cache, class, Some(spare));
             }
             pages += empty(class);
         }
-        thread.demand_nothing(&self.hoard);
+        if parts == Parts::ALL {
+            thread.demand_nothing(&self.hoard);
+        } else {
+            thread.demand_less(&self.hoard);
+        }
         pages += self.give_stock(thread, cache);
-        pages + self.clear_shelf(thread, cache)
+        if parts.has_shelf() {
+            pages += self.clear_shelf(thread, cache);
+        }
+        pages
     }
 
     /// Gives back the runs on a thread's shelf, as `empty` does.
@@ -566,14 +580,14 @@ mod tests {
             let thread = objects.enlist().unwrap();
             // SAFETY: never destroyed.
             let own = unsafe { thread.as_ref() };
-            own.demand(2 << 20, &objects.hoard);
-            assert!(own.demanded() > 0, "a part of the hoard, in round {round}");
+            own.demand().raise(2 << 20, &objects.hoard);
+            assert!(own.demand().bytes() > 0, "a part of the hoard, in round {round}");
             assert!(own.cache().is_some(), "a cache of pages, in round {round}");
             // Relaxed: one thread.
             assert_eq!(objects.cached.load(Ordering::Relaxed), 1);
             // SAFETY: this thread uses the structure, and does not use it again.
             unsafe { Thread::end(thread) };
-            assert_eq!(own.demanded(), 0);
+            assert_eq!(own.demand().bytes(), 0);
         }
     }
 }

@@ -242,16 +242,25 @@ impl Drop for Pagemap {
 /// its contents may be lost.
 pub(super) unsafe fn clear(start: NonNull<u8>, bytes: usize, page: usize) -> bool {
     let _errno = KeepErrno::new();
-    // SAFETY: the caller's promise.
-    Pagemap::open().is_some_and(|pagemap| unsafe { clear_by(&pagemap, start, bytes, page) }.is_some())
+    Pagemap::open().is_some_and(|pagemap| {
+        let ask = |question: &mut _, answer: &mut _| pagemap.ask(question, answer).filter(|_| pagemap.turn.lasts());
+        // SAFETY: the caller's promise.
+        unsafe { clear_by(ask, start, bytes, page) }.is_some()
+    })
 }
 
-/// The same, with the file open.
+/// The same, with the file open. `ask` answers a question with the number of stretches, if it can, and if this is still
+/// the process that opened the file.
 ///
 /// # Safety
 ///
 /// As for [`clear`].
-unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: usize) -> Option<()> {
+unsafe fn clear_by(
+    mut ask: impl FnMut(&mut Question, &mut [Stretch; STRETCHES]) -> Option<usize>,
+    start: NonNull<u8>,
+    bytes: usize,
+    page: usize,
+) -> Option<()> {
     let begin = start.addr().get() as u64;
     let end = begin + bytes as u64;
     let mut left = (bytes / page / PART).max(1) as u64;
@@ -268,7 +277,7 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
     while question.start < end {
         question.end = end.min(question.start + STEP);
         question.most_pages = left.min(STEP_PAGES);
-        let count = pagemap.ask(&mut question, &mut answer)?;
+        let count = ask(&mut question, &mut answer)?;
         let answer = &answer[..count];
         // A stretch outside the range, or turned around, is no answer to this question. And a page in swap would be
         // read in just to be overwritten.
@@ -284,7 +293,7 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
         let found: u64 = answer.iter().map(|stretch| stretch.end - stretch.start).sum();
         left = left.saturating_sub(found / page as u64);
         // The most pages allowed have been found, and what lies behind them is unknown.
-        if left == 0 || !pagemap.turn.lasts() {
+        if left == 0 {
             return None;
         }
         for stretch in answer {
@@ -299,7 +308,119 @@ unsafe fn clear_by(pagemap: &Pagemap, start: NonNull<u8>, bytes: usize, page: us
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
+    use std::boxed::Box;
+    use std::vec;
+    use std::vec::Vec;
+
+    const PAGE: usize = 4096;
+
+    /// What a fake kernel says of 64 pages, which are all dirty but those that have no memory or that of zeroes.
+    struct Paper {
+        pages: Box<[[u8; PAGE]]>,
+        categories: Vec<u64>,
+    }
+
+    impl Paper {
+        fn new(categories: &[(usize, u64)]) -> Self {
+            let mut paper = Self {
+                pages: vec![[0; PAGE]; 64].into_boxed_slice(),
+                categories: vec![0; 64],
+            };
+            for &(page, is) in categories {
+                paper.categories[page] = is;
+                paper.pages[page].fill(u8::from(is & ZERO_PAGE == 0));
+            }
+            paper
+        }
+
+        fn start(&mut self) -> NonNull<u8> {
+            NonNull::from(&mut *self.pages).cast()
+        }
+
+        /// As `PAGEMAP_SCAN` does.
+        fn answer(&self, start: u64, question: &mut Question, answer: &mut [Stretch; STRETCHES]) -> usize {
+            let (mut count, mut pages) = (0, 0);
+            let at = |address: u64| ((address - start) as usize) / PAGE;
+            for page in at(question.start)..at(question.end) {
+                question.walk_end = start + (page * PAGE) as u64;
+                let is = self.categories[page] ^ question.inverted;
+                if is & question.all_of != question.all_of || is & question.any_of == 0 {
+                    continue;
+                }
+                if count == STRETCHES || pages == question.most_pages {
+                    return count;
+                }
+                answer[count] = Stretch {
+                    start: question.walk_end,
+                    end: question.walk_end + PAGE as u64,
+                    categories: is & question.told,
+                };
+                (count, pages) = (count + 1, pages + 1);
+            }
+            question.walk_end = question.end;
+            count
+        }
+
+        /// Clears all pages; `change` may alter the question when it has been answered, and the answer.
+        fn clear(&mut self, change: impl Fn(&mut Question, &mut [Stretch])) -> bool {
+            let start = self.start();
+            let ask = |question: &mut Question, answer: &mut [Stretch; STRETCHES]| {
+                let count = self.answer(start.addr().get() as u64, question, answer);
+                change(question, &mut answer[..count]);
+                Some(count)
+            };
+            // SAFETY: these pages are the test's.
+            unsafe { clear_by(ask, start, 64 * PAGE, PAGE) }.is_some()
+        }
+
+        fn dirty(&self) -> usize {
+            self.pages
+                .iter()
+                .filter(|page| page.iter().any(|&byte| byte != 0))
+                .count()
+        }
+    }
+
+    #[test]
+    fn what_has_memory_is_cleared_unless_it_is_much() {
+        let few = [(0, PRESENT), (7, PRESENT), (8, PRESENT | ZERO_PAGE), (63, PRESENT)];
+        let mut paper = Paper::new(&few);
+        assert_eq!(paper.dirty(), 3);
+        assert!(paper.clear(|_, _| ()));
+        assert_eq!(paper.dirty(), 0);
+        let many: Vec<_> = (10..18).map(|page| (page, PRESENT)).collect();
+        assert!(!Paper::new(&many).clear(|_, _| ()));
+        assert!(Paper::new(&many[1..]).clear(|_, _| ()));
+    }
+
+    /// It is not zero, and what a kernel reports as neither present nor in swap is taken for zero.
+    #[test]
+    fn a_page_in_swap_is_not_overlooked() {
+        let mut paper = Paper::new(&[(3, PRESENT), (5, SWAPPED)]);
+        assert!(!paper.clear(|_, _| ()));
+        assert!(paper.dirty() > 0);
+    }
+
+    #[test]
+    fn nonsense_is_no_answer() {
+        type Change = fn(&mut Question, &mut [Stretch]);
+        let changes: [Change; 6] = [
+            |question, _| question.walk_end = question.start,
+            |question, _| question.walk_end = 0,
+            |question, _| question.walk_end = question.end + 1,
+            |question, answer| answer[0].start = question.start - 1,
+            |question, answer| answer[0].end = question.end + 1,
+            |_, answer| (answer[0].start, answer[0].end) = (answer[0].end, answer[0].start),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut paper = Paper::new(&[(3, PRESENT)]);
+            assert!(!paper.clear(change), "{number}");
+            assert_eq!(paper.dirty(), 1, "{number}");
+        }
+    }
 
     /// A signal handler that interrupts a query may fork: in the child the query goes on, but is not counted.
     #[test]

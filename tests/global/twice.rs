@@ -44,7 +44,7 @@ fn free_one_twice(heap: &GlobalHeap, mut random: Random) {
     const SIZES: [usize; 8] = [8, 24, 64, 80, 200, 512, 1024, 5000];
     const STEPS: usize = 6000;
     let layout = layout(SIZES[random.below(SIZES.len())], 8);
-    let when = STEPS / 6 + random.below(STEPS / 2);
+    let mut when = STEPS / 6 + random.below(STEPS / 2);
     let (mut live, mut freed) = (BTreeMap::new(), Vec::new());
     for step in 0..STEPS {
         // Fewer live blocks, then more again, so that spans are released and allocated.
@@ -54,6 +54,7 @@ fn free_one_twice(heap: &GlobalHeap, mut random: Random) {
                 let outside = |&address: &usize| !overlaps(&live, address, layout.size());
                 let candidates: Vec<_> = freed.iter().copied().filter(outside).collect();
                 let Some(&address) = candidates.get(random.below(candidates.len().max(1))) else {
+                    when += 1;
                     continue;
                 };
                 // SAFETY: none: this is the misuse that must do no harm.
@@ -82,4 +83,5 @@ fn free_one_twice(heap: &GlobalHeap, mut random: Random) {
             }
         }
     }
+    assert!(when < STEPS, "nothing to free twice");
 }

@@ -19,6 +19,9 @@ use pageheap::GlobalHeap;
 mod common;
 #[path = "../common/child.rs"]
 mod child;
+#[cfg(target_os = "linux")]
+#[path = "../common/filter.rs"]
+mod filter;
 #[cfg(unix)]
 mod destructors;
 #[cfg(target_os = "linux")]
@@ -93,15 +96,55 @@ fn no_call_is_a_point_of_cancellation() {
 fn the_environment_overrides_a_limit() {
     const NAME: &str = "the_environment_overrides_a_limit";
     if !is_child() {
-        let child = |limit: &str| run_with(NAME, &[("PAGEHEAP_LIMIT", limit)]);
         // The child asks for 64 MiB.
-        assert!(!child("48M") && child("200M") && child("nonsense"));
+        for (limit, code) in [("48M", 1), ("200M", 0), ("nonsense", 0)] {
+            let output = child::output(child::command(NAME).env("PAGEHEAP_LIMIT", limit));
+            assert_eq!(output.status.code(), Some(code), "{limit}: {output:?}");
+        }
         return;
     }
     let mut large = Vec::<u8>::new();
     let got = large.try_reserve_exact(64 << 20).is_ok();
     drop(large);
     std::process::exit(if got { 0 } else { 1 });
+}
+
+/// Whoever may start a program must not thereby decide how much memory it gets.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_program_with_more_rights_than_its_caller_ignores_the_environment() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+
+    const NAME: &str = "a_program_with_more_rights_than_its_caller_ignores_the_environment";
+    /// What a child says that has no more rights, as where the file system grants none.
+    const NO_MORE: i32 = 3;
+    if is_child() {
+        // SAFETY: no preconditions.
+        if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+            std::process::exit(NO_MORE);
+        }
+        let got = Vec::<u8>::new().try_reserve_exact(64 << 20).is_ok();
+        std::process::exit(if got { 0 } else { 1 });
+    }
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("only root can give away rights");
+        return;
+    }
+    let program = std::env::temp_dir().join(format!("pageheap-rights-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    let mut nobody = child::chosen(Command::new(&program), NAME);
+    nobody
+        .env("PAGEHEAP_LIMIT", "48M")
+        .uid(65534)
+        .gid(65534)
+        .current_dir("/");
+    let output = nobody.output();
+    std::fs::remove_file(&program).unwrap();
+    let output = output.unwrap();
+    assert!(matches!(output.status.code(), Some(0 | NO_MORE)), "{output:?}");
 }
 
 /// A reservation too small for any program used to end the process at its first allocation, without a message.

@@ -1,6 +1,6 @@
 //! When two threads find the heap too small, does it grow enough for both, and by no more than it must?
 
-use super::paper::{finish, give, heap, heap_with, run, take, take_from};
+use super::paper::{finish, give, heap, run, take, take_from};
 use super::world::{CHUNK, One, Two};
 use super::{explore, spawn};
 use pageheap::PageCount;
@@ -51,14 +51,16 @@ fn who_grows_at_the_limit_is_not_refused_for_what_another_took() {
 #[test]
 fn a_growth_and_a_release_meet_at_the_end_of_the_old_part() {
     explore(2, || {
-        let heap = heap_with::<Two>(2, &[]);
-        // (All pages are in use. Page 127 comes back while a thread wants two.)
+        // (All pages of the first chunk are in use. Its last one comes back while a thread wants two.)
+        let heap = heap::<Two>(2);
+        heap.source().write(&heap.allocate_at(run(0, CHUNK)).unwrap());
+        assert_eq!(heap.stats().grown.0, CHUNK);
         let other = heap.clone();
         let thread = spawn(move || give(&other, run(CHUNK - 1, 1)));
-        give(&heap, run(CHUNK, 1));
-        let two = take(&heap, 2);
+        take(&heap, 2).expect("it can grow");
         thread.join().unwrap();
-        finish(&heap, if two.is_some() { 0 } else { 2 }, 0, None);
+        assert_eq!(heap.stats().grown.0, 2 * CHUNK);
+        finish(&heap, CHUNK - 1, 0, None);
     });
 }
 

@@ -34,7 +34,8 @@ impl Paper {
         }
     }
 
-    fn write(&self, allocation: &Allocation) {
+    /// What its first owner does.
+    pub fn write(&self, allocation: &Allocation) {
         let run = allocation.run;
         for cell in &self.cells[run.start().0..run.end().0] {
             // SAFETY: as above.

@@ -175,11 +175,6 @@ fn a_pass_in_one_stripe_and_one_in_another_are_both_counted() {
         let third = spawn(move || pass(&third));
         let before = shared.0.calm();
         let seen = shared.1.load(Ordering::Acquire);
-        let after = shared.0.calm();
-        if before.is_some() && before == after {
-            // Nobody was inside meanwhile: what is there now was there before, or came later and passes.
-            assert!(seen <= 2);
-        }
         second.join().unwrap();
         third.join().unwrap();
         assert_eq!(shared.1.load(Ordering::Acquire), 2);
