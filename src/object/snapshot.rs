@@ -150,7 +150,7 @@ impl Snapshot {
     }
 
     /// What has changed since an earlier snapshot of the same heap: counters are differences, all else is the current
-    /// value.
+    /// value, so also what is in use. How much that has grown: [`GlobalStats::bytes_added_since`].
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut change = *self;

@@ -398,6 +398,37 @@ fn the_metrics_of_a_heap_can_have_a_name_of_its_own() {
     }
 }
 
+/// A difference of two counts has what is in use now. How much has been added is another question.
+#[test]
+fn what_was_added_since_an_earlier_count_may_be_negative() {
+    static HEAP: GlobalHeap = new_heap().background(false);
+    const LAYOUT: Layout = Layout::new::<[u8; 1000]>();
+    let allocate = || {
+        // SAFETY: the size is not zero.
+        let block = unsafe { HEAP.alloc(LAYOUT) };
+        NonNull::new(block).unwrap()
+    };
+    // SAFETY: allocated with this layout, and freed once.
+    let free = |block: NonNull<u8>| unsafe { HEAP.dealloc(block.as_ptr(), LAYOUT) };
+    free(allocate());
+    let before = HEAP.stats();
+    let blocks: Vec<_> = (0..100).map(|_| allocate()).collect();
+    let full = HEAP.stats();
+    let added = full.bytes_added_since(&before);
+    assert!((100_000..200_000).contains(&added), "{added}");
+    assert_eq!(before.bytes_added_since(&full), -added);
+    assert_eq!(full.since(&before).bytes_in_use(), full.bytes_in_use());
+    blocks.into_iter().for_each(free);
+    assert_eq!(HEAP.stats().bytes_added_since(&before), 0);
+    // A thread's structure stays, for the next thread.
+    let [first, second] = [(); 2].map(|()| {
+        std::thread::spawn(move || free(allocate())).join().unwrap();
+        HEAP.stats().bytes_added_since(&before)
+    });
+    assert_eq!(first, second);
+    assert!((3 << 10..=4 << 10).contains(&first), "{first}");
+}
+
 fn written(write: impl FnOnce(&mut String) -> std::fmt::Result) -> String {
     let mut text = String::new();
     write(&mut text).unwrap();
