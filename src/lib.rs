@@ -151,7 +151,9 @@ pub use check::Fault;
 pub use geometry::{Geometry, Shape};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use global::GlobalHeap;
-pub use heap::{Allocation, Cache, Calls, Clock, Config, FreeError, MapEntry, NewHeapError, PageHeap, PageUse, Stats};
+pub use heap::{
+    Allocation, Cache, Calls, Clock, Config, Figure, FreeError, MapEntry, NewHeapError, PageHeap, PageUse, Stats,
+};
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use instance::Heap;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]

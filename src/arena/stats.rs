@@ -11,7 +11,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::heap::figures::{self, Figure, Kind, named};
+use crate::heap::figures::{self, Figure, gauges};
 
 const GAUGES: [(&str, &str); 6] = [
     ("limit_bytes", "The most that may be taken from the backing"),
@@ -48,9 +48,9 @@ pub struct ArenaStats {
 }
 
 impl ArenaStats {
-    /// All but the limit if there is none.
-    fn figures(&self) -> impl Iterator<Item = Figure> {
-        let gauges = [
+    /// Every figure, but for the limit if there is none. All are gauges.
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
+        let values = [
             self.limit,
             self.reserved,
             self.committed,
@@ -58,7 +58,7 @@ impl ArenaStats {
             self.peak,
             self.slabs,
         ];
-        let figures = named(GAUGES, Kind::Gauge, gauges.map(|value| value as u64));
+        let figures = gauges(GAUGES, values.map(|value| value as u64));
         figures.skip(usize::from(self.limit == usize::MAX))
     }
 

@@ -1,8 +1,8 @@
 //! A heap's statistics for machines: names, kinds and values; JSON, Prometheus' text format, and differences.
 //!
 //! ```text
-//!   Stats ───────────┐
-//!   GlobalStats ─────┼─▶ figures: (name, what it means, gauge or counter, value) … ─┬─ "name":value, …      JSON
+//!   Stats ───────────┐                                                              ┌─ the program, for other formats
+//!   GlobalStats ─────┼─▶ figures: (name, what it means, gauge or counter, value) … ─┼─ "name":value, …      JSON
 //!   Snapshot ────────┘                                                              └─ pageheap_name value  Prometheus
 //! ```
 //!
@@ -25,15 +25,33 @@ use crate::units::PageCount;
 
 use super::Stats;
 
-/// Whether a figure only ever grows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Gauge,
-    Counter,
+/// One figure of a heap or an arena, for a program that reports it in a format of its own. JSON and Prometheus' text
+/// need not be written with it: there are methods for them.
+///
+/// ```
+/// # #[cfg(all(any(unix, windows), feature = "std"))] {
+/// use pageheap::source::System;
+/// use pageheap::{Config, PageCount, PageHeap};
+///
+/// let heap = PageHeap::new(System, Config::new(1 << 30)).unwrap();
+/// heap.allocate(PageCount(3)).unwrap();
+/// let in_use = heap.stats().figures().find(|figure| figure.name == "in_use_bytes").unwrap();
+/// assert_eq!((in_use.value, in_use.is_counter), (3 * 8192, false));
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Figure {
+    /// Its name in JSON; for Prometheus it comes after a prefix. Lower-case words joined by underscores; that of a
+    /// counter ends with `_total`, that of a size in bytes with `_bytes`.
+    pub name: &'static str,
+    /// What it means, in one sentence without its full stop.
+    pub help: &'static str,
+    /// Whether it is a counter, which only ever grows. All others are gauges: they rise and fall.
+    pub is_counter: bool,
+    /// Its value. [`Stats`], [`GlobalStats`](crate::GlobalStats) and the others say what it includes.
+    pub value: u64,
 }
-
-/// One figure: its name, its meaning, its kind, its value.
-pub(crate) type Figure = (&'static str, &'static str, Kind, u64);
 
 const GAUGES: [(&str, &str); 12] = [
     ("limit_bytes", "Bytes the heap may grow to"),
@@ -86,19 +104,39 @@ const COUNTERS: [(&str, &str); 16] = [
     ("scavenge_nanoseconds_total", "Time spent on giving memory back"),
 ];
 
-/// Combines values with their names.
-pub(crate) fn named<const N: usize>(
+/// Combines the values of gauges with their names.
+pub(crate) fn gauges<const N: usize>(
     names: [(&'static str, &'static str); N],
-    kind: Kind,
+    values: [u64; N],
+) -> impl Iterator<Item = Figure> {
+    named(names, false, values)
+}
+
+/// Combines the values of counters with their names.
+pub(crate) fn counters<const N: usize>(
+    names: [(&'static str, &'static str); N],
+    values: [u64; N],
+) -> impl Iterator<Item = Figure> {
+    named(names, true, values)
+}
+
+fn named<const N: usize>(
+    names: [(&'static str, &'static str); N],
+    is_counter: bool,
     values: [u64; N],
 ) -> impl Iterator<Item = Figure> {
     let named = names.into_iter().zip(values);
-    named.map(move |((name, help), value)| (name, help, kind, value))
+    named.map(move |((name, help), value)| Figure {
+        name,
+        help,
+        is_counter,
+        value,
+    })
 }
 
 /// The members of a JSON object.
 pub(crate) fn json<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W) -> fmt::Result {
-    for (index, (name, _, _, value)) in figures.enumerate() {
+    for (index, Figure { name, value, .. }) in figures.enumerate() {
         let comma = if index > 0 { "," } else { "" };
         write!(out, "{comma}\"{name}\":{value}")?;
     }
@@ -112,14 +150,15 @@ pub(crate) const PREFIX: &str = "pageheap";
 pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, prefix: &str, out: &mut W) -> fmt::Result {
     for figure in figures {
         head(figure, prefix, out)?;
-        writeln!(out, "{prefix}_{} {}", figure.0, figure.3)?;
+        writeln!(out, "{prefix}_{} {}", figure.name, figure.value)?;
     }
     Ok(())
 }
 
 /// The meaning and the type of a metric.
-pub(crate) fn head<W: Write>((name, help, kind, _): Figure, prefix: &str, out: &mut W) -> fmt::Result {
-    let kind = if kind == Kind::Counter { "counter" } else { "gauge" };
+pub(crate) fn head<W: Write>(figure: Figure, prefix: &str, out: &mut W) -> fmt::Result {
+    let Figure { name, help, .. } = figure;
+    let kind = if figure.is_counter { "counter" } else { "gauge" };
     writeln!(out, "# HELP {prefix}_{name} {help}.\n# TYPE {prefix}_{name} {kind}")
 }
 
@@ -135,9 +174,10 @@ pub(crate) fn less(now: &mut u64, then: u64) {
 }
 
 impl Stats {
-    pub(crate) fn figures(&self) -> impl Iterator<Item = Figure> {
+    /// Every figure: first the gauges, then the counters.
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
         let bytes = |count: PageCount| (count.0 * self.page_bytes) as u64;
-        let gauges = [
+        let values = [
             bytes(self.limit),
             bytes(self.soft_limit.min(self.limit)),
             bytes(self.backed),
@@ -152,8 +192,8 @@ impl Stats {
             self.metadata_bytes as u64,
         ];
         let mut copy = *self;
-        let counters = copy.counters().map(|counter| *counter);
-        named(GAUGES, Kind::Gauge, gauges).chain(named(COUNTERS, Kind::Counter, counters))
+        let counted = copy.counters().map(|counter| *counter);
+        gauges(GAUGES, values).chain(counters(COUNTERS, counted))
     }
 
     /// All counters, in the order of their names.

@@ -49,6 +49,7 @@ pub(crate) use driver::Beside;
 pub use driver::Clock;
 use driver::Driver;
 pub use error::{FreeError, NewHeapError};
+pub use figures::Figure;
 pub(crate) use ladder::lower;
 pub(crate) use map::Joined;
 pub use map::{MapEntry, PageUse};

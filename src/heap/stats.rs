@@ -291,7 +291,7 @@ impl fmt::Display for Stats {
         f.write_str("source    ")?;
         let calls = self
             .figures()
-            .filter_map(|(name, _, _, value)| Some((name.strip_suffix("_calls_total")?, value)));
+            .filter_map(|figure| Some((figure.name.strip_suffix("_calls_total")?, figure.value)));
         for (index, (verb, count)) in calls.enumerate() {
             let comma = if index > 0 { ", " } else { "" };
             write!(f, "{comma}{verb} {count}")?;

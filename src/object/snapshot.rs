@@ -18,7 +18,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::heap::figures::{self, Figure, Kind, named};
+use crate::heap::figures::{self, Figure, counters, gauges};
 use crate::source::Source;
 use crate::units::PageCount;
 
@@ -67,6 +67,22 @@ impl ClassStats {
         let bytes = self.span_pages.0 * page_bytes;
         let live = (self.live * self.slot_bytes).min(bytes);
         figures::hundredths(bytes - live, bytes)
+    }
+
+    /// Every figure of the class, in a heap with pages of `page_bytes`: first the gauges, then the counters.
+    pub fn figures(&self, page_bytes: usize) -> impl Iterator<Item = Figure> + use<> {
+        let values = [
+            self.span_pages.0 * page_bytes,
+            self.peak_span_pages.0 * page_bytes,
+            self.live,
+            self.cached,
+            self.racks,
+            self.free,
+            self.metadata_bytes,
+            self.fragmentation(page_bytes),
+        ];
+        let counted = [self.refills, self.flushes, self.released_spans];
+        gauges(CLASS_GAUGES, values.map(|value| value as u64)).chain(counters(CLASS_COUNTERS, counted))
     }
 }
 
@@ -163,27 +179,11 @@ impl Snapshot {
         change
     }
 
-    /// All figures of the heap as a whole.
-    fn figures(&self) -> impl Iterator<Item = Figure> {
+    /// Every figure of the heap as a whole: its own, then those of [`stats`](Self::stats). Each class has its own:
+    /// [`ClassStats::figures`].
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
         let own = [self.resident as u64, self.fragmentation() as u64];
-        named(OWN, Kind::Gauge, own).chain(self.stats.figures())
-    }
-
-    fn class_figures(&self, class: &ClassStats) -> impl Iterator<Item = Figure> {
-        let page = self.stats.pages.page_bytes;
-        let gauges = [
-            class.span_pages.0 * page,
-            class.peak_span_pages.0 * page,
-            class.live,
-            class.cached,
-            class.racks,
-            class.free,
-            class.metadata_bytes,
-            class.fragmentation(page),
-        ];
-        let counters = [class.refills, class.flushes, class.released_spans];
-        let gauges = gauges.map(|value| value as u64);
-        named(CLASS_GAUGES, Kind::Gauge, gauges).chain(named(CLASS_COUNTERS, Kind::Counter, counters))
+        gauges(OWN, own).chain(self.stats.figures())
     }
 
     /// The classes that have, or had, anything; in a difference also those that have only lost something.
@@ -205,7 +205,7 @@ impl Snapshot {
         for (index, class) in self.used().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             write!(out, "{comma}{{\"slot_bytes\":{},", class.slot_bytes)?;
-            figures::json(self.class_figures(class), out)?;
+            figures::json(class.figures(self.stats.pages.page_bytes), out)?;
             out.write_char('}')?;
         }
         out.write_str("]}")
@@ -227,17 +227,15 @@ impl Snapshot {
     /// The errors of `out`.
     pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
         figures::prometheus(self.figures(), prefix, out)?;
-        for (index, figure) in self.class_figures(&ClassStats::default()).enumerate() {
+        let page_bytes = self.stats.pages.page_bytes;
+        for (index, figure) in ClassStats::default().figures(page_bytes).enumerate() {
             figures::head(figure, prefix, out)?;
             for class in self.used() {
-                let Some(figure) = self.class_figures(class).nth(index) else {
+                let Some(figure) = class.figures(page_bytes).nth(index) else {
                     break;
                 };
-                writeln!(
-                    out,
-                    "{prefix}_{}{{slot=\"{}\"}} {}",
-                    figure.0, class.slot_bytes, figure.3
-                )?;
+                let Figure { name, value, .. } = figure;
+                writeln!(out, "{prefix}_{name}{{slot=\"{}\"}} {value}", class.slot_bytes)?;
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 use core::fmt::{self, Write};
 
 use crate::fatal;
-use crate::heap::figures::{self, Figure, Kind, less, named};
+use crate::heap::figures::{self, Figure, counters, gauges, less};
 use crate::heap::{Joined, MapEntry, PageUse, Stats};
 use crate::source::Source;
 use crate::units::{PageCount, PageIndex};
@@ -126,10 +126,10 @@ impl GlobalStats {
         change
     }
 
-    /// The figures of the pages, and its own.
-    pub(super) fn figures(&self) -> impl Iterator<Item = Figure> {
+    /// Every figure: those of the pages, then its own.
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
         let page = self.pages.page_bytes;
-        let gauges = [
+        let values = [
             self.bytes_in_use(),
             self.span_pages.0 * page,
             self.magazine_bytes,
@@ -139,8 +139,8 @@ impl GlobalStats {
             self.roomy_bytes,
             self.threads,
         ];
-        let gauges = named(GAUGES, Kind::Gauge, gauges.map(|value| value as u64));
-        let counters = named(COUNTERS, Kind::Counter, [self.batches]);
+        let gauges = gauges(GAUGES, values.map(|value| value as u64));
+        let counters = counters(COUNTERS, [self.batches]);
         self.pages.figures().chain(gauges).chain(counters)
     }
 

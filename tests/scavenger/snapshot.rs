@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pageheap::source::{Contents, Failure, OverSystem, Purpose, Refused, Reservation, Source, System, Verb, Verbs};
-use pageheap::{ClassStats, GlobalHeap, HugePages, PageCount, PageUse, Snapshot};
+use pageheap::{ClassStats, Figure, GlobalHeap, HugePages, PageCount, PageUse, Snapshot};
 use serde_json::Value;
 
 use super::*;
@@ -396,6 +396,45 @@ fn the_metrics_of_a_heap_can_have_a_name_of_its_own() {
         assert_eq!(usual.replace("pageheap_", "arenas_"), named);
         assert!(!named.contains("pageheap"));
     }
+}
+
+/// A program that writes another format gets the names, the meanings, the kinds and the values of the texts.
+#[test]
+fn figures_are_those_of_the_texts() {
+    let snapshot = distinct(7);
+    let (text, json) = (written(|out| snapshot.prometheus(out)), json_of(&snapshot));
+    let class = &snapshot.classes()[3];
+    let classes = class.figures(8192).map(|figure| (figure, &json["classes"][3]));
+    let whole = snapshot.figures().map(|figure| (figure, &json));
+    let all: Vec<_> = whole.chain(classes).collect();
+    for (
+        Figure {
+            name,
+            help,
+            is_counter,
+            value,
+            ..
+        },
+        json,
+    ) in &all
+    {
+        assert_eq!(json[name], *value, "{name}");
+        let kind = if *is_counter { "counter" } else { "gauge" };
+        let head = format!("# HELP pageheap_{name} {help}.\n# TYPE pageheap_{name} {kind}\n");
+        assert_eq!(
+            (text.matches(&head).count(), name.ends_with("_total")),
+            (1, *is_counter),
+            "{name}"
+        );
+    }
+    assert_eq!(all.len(), text.matches("# TYPE").count());
+    // Each layer has those of the layer below, and its own.
+    let [pages, objects]: [Vec<_>; 2] = [
+        snapshot.stats.pages.figures().collect(),
+        snapshot.stats.figures().collect(),
+    ];
+    assert_eq!(pages, objects[..pages.len()]);
+    assert!(snapshot.figures().collect::<Vec<_>>().ends_with(&objects));
 }
 
 /// A difference of two counts has what is in use now. How much has been added is another question.
