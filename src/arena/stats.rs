@@ -83,13 +83,37 @@ impl ArenaStats {
     }
 
     /// Writes Prometheus' text format: each figure by a name that begins with `prefix` and an underscore. An arena has
-    /// no name of its own, and a metric may stand in a text only once. `prefix` has to be the beginning of a metric's
-    /// name: a letter, then letters, digits and underscores.
+    /// no name of its own, and a metric may stand in a text only once. (For several arenas:
+    /// [`prometheus_of`](Self::prometheus_of).) `prefix` has to be the beginning of a metric's name: a letter, then
+    /// letters, digits and underscores.
     ///
     /// # Errors
     /// The errors of `out`.
     pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
-        figures::prometheus(self.figures(), prefix, out)
+        figures::prometheus(prefix, self.figures(), figures::only(self), Self::figures, out)
+    }
+
+    /// As [`prometheus_as`](Self::prometheus_as), for several arenas whose metrics have the same names: each metric has
+    /// a line for each arena, with the label `label`. Each of `arenas` is that label's value and statistics. The values
+    /// have to differ; they may be any text, and are escaped. `label` has to be the name of a label: a letter, then
+    /// letters, digits and underscores. An arena without a limit has no line for it.
+    ///
+    /// ```
+    /// use pageheap::arena::{Arena, ArenaStats};
+    ///
+    /// let (requests, cache) = (Arena::new(), Arena::new());
+    /// let arenas = [("requests", requests.stats()), ("cache", cache.stats())];
+    /// let mut text = String::new();
+    /// ArenaStats::prometheus_of("arena", "name", &arenas, &mut text)?;
+    /// assert!(text.contains("\narena_allocated_bytes{name=\"cache\"} 0\n"));
+    /// # Ok::<(), std::fmt::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn prometheus_of<W: Write>(prefix: &str, label: &str, arenas: &[(&str, Self)], out: &mut W) -> fmt::Result {
+        let arenas = figures::several(label, arenas);
+        figures::prometheus(prefix, Self::default().figures(), arenas, Self::figures, out)
     }
 }
 

@@ -10,6 +10,9 @@
 //! a reader of one kind of statistics can read the others. Sizes are in bytes, except that what was released is counted
 //! in pages (`released_pages_total`); names of counters end with `_total`.
 //!
+//! A metric may stand in a text for Prometheus only once. So several heaps either have metrics of different names, or
+//! share them: each metric is written once, with one line for each heap, which a label tells apart.
+//!
 //! Worked example: a heap of 512 pages of 8 KiB, one of them allocated, reports `"grown_bytes":4194304` and
 //! `"in_use_bytes":8192`.
 //!
@@ -20,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 use core::fmt::{self, Write};
+use core::iter;
 
 use crate::units::PageCount;
 
@@ -146,20 +150,77 @@ pub(crate) fn json<W: Write>(figures: impl Iterator<Item = Figure>, out: &mut W)
 /// What the names of metrics begin with, unless the program has another name for the heap.
 pub(crate) const PREFIX: &str = "pageheap";
 
-/// Prometheus' text for figures without labels.
-pub(crate) fn prometheus<W: Write>(figures: impl Iterator<Item = Figure>, prefix: &str, out: &mut W) -> fmt::Result {
-    for figure in figures {
-        head(figure, prefix, out)?;
-        writeln!(out, "{prefix}_{} {}", figure.name, figure.value)?;
+/// What tells a sample of a metric from others: which of several heaps it is of, as a label and its value, and which
+/// size class.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Labels<'a> {
+    pub of: Option<(&'a str, &'a str)>,
+    pub slot: Option<usize>,
+}
+
+impl fmt::Display for Labels<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.of, self.slot) {
+            (None, None) => Ok(()),
+            (None, Some(slot)) => write!(f, "{{slot=\"{slot}\"}}"),
+            (Some((label, value)), None) => write!(f, "{{{label}=\"{}\"}}", Escaped(value)),
+            (Some((label, value)), Some(slot)) => write!(f, "{{{label}=\"{}\",slot=\"{slot}\"}}", Escaped(value)),
+        }
+    }
+}
+
+/// The value of a label, as it stands between quotes.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for char in self.0.chars() {
+            match char {
+                '\n' => f.write_str("\\n")?,
+                '\\' | '"' => write!(f, "\\{char}")?,
+                _ => f.write_char(char)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prometheus' text: the meaning and the type of each metric of `names`, then its value for each of `of`, with these
+/// labels. What lacks a figure of that name has no line there.
+pub(crate) fn prometheus<'a, T, I: Iterator<Item = Figure>, W: Write>(
+    prefix: &str,
+    names: I,
+    of: impl Iterator<Item = (Labels<'a>, T)> + Clone,
+    figures: impl Fn(T) -> I,
+    out: &mut W,
+) -> fmt::Result {
+    for figure in names {
+        let Figure { name, help, .. } = figure;
+        let kind = if figure.is_counter { "counter" } else { "gauge" };
+        writeln!(out, "# HELP {prefix}_{name} {help}.\n# TYPE {prefix}_{name} {kind}")?;
+        for (labels, one) in of.clone() {
+            if let Some(Figure { value, .. }) = figures(one).find(|figure| figure.name == name) {
+                writeln!(out, "{prefix}_{name}{labels} {value}")?;
+            }
+        }
     }
     Ok(())
 }
 
-/// The meaning and the type of a metric.
-pub(crate) fn head<W: Write>(figure: Figure, prefix: &str, out: &mut W) -> fmt::Result {
-    let Figure { name, help, .. } = figure;
-    let kind = if figure.is_counter { "counter" } else { "gauge" };
-    writeln!(out, "# HELP {prefix}_{name} {help}.\n# TYPE {prefix}_{name} {kind}")
+/// One of a kind, without a label, as [`prometheus`] wants it.
+pub(crate) fn only<T>(one: &T) -> impl Iterator<Item = (Labels<'_>, &T)> + Clone {
+    iter::once((Labels::default(), one))
+}
+
+/// Several of a kind, with the label that tells them apart, as [`prometheus`] wants them.
+pub(crate) fn several<'a, T>(
+    label: &'a str,
+    of: &'a [(&'a str, T)],
+) -> impl Iterator<Item = (Labels<'a>, &'a T)> + Clone {
+    of.iter().map(move |(value, one)| {
+        let of = Some((label, *value));
+        (Labels { of, slot: None }, one)
+    })
 }
 
 /// `part` as a percentage of `whole`; 0 if `whole` is 0. Not computed in `usize`, which may have 32 bits: a hundred
@@ -249,12 +310,25 @@ impl Stats {
     }
 
     /// As [`prometheus`](Self::prometheus), with names that begin with `prefix` and an underscore: for a program that
-    /// reports several heaps, because a metric may stand in a text only once. `prefix` has to be the beginning of a
-    /// metric's name: a letter, then letters, digits and underscores.
+    /// reports several heaps, because a metric may stand in a text only once. (With a label instead:
+    /// [`prometheus_of`](Self::prometheus_of).) `prefix` has to be the beginning of a metric's name: a letter, then
+    /// letters, digits and underscores.
     ///
     /// # Errors
     /// Those of `out`.
     pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
-        prometheus(self.figures(), prefix, out)
+        prometheus(prefix, self.figures(), only(self), Self::figures, out)
+    }
+
+    /// As [`prometheus_as`](Self::prometheus_as), for several heaps whose metrics have the same names: each metric has
+    /// a line for each heap, with the label `label`. The text is that of
+    /// [`Snapshot::prometheus_of`](crate::Snapshot::prometheus_of), which has an example, without what it says of
+    /// objects; the requirements are the same.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn prometheus_of<W: Write>(prefix: &str, label: &str, heaps: &[(&str, Self)], out: &mut W) -> fmt::Result {
+        let heaps = several(label, heaps);
+        prometheus(prefix, Self::default().figures(), heaps, Self::figures, out)
     }
 }

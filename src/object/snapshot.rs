@@ -18,7 +18,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::heap::figures::{self, Figure, counters, gauges};
+use crate::heap::figures::{self, Figure, Labels, counters, gauges};
 use crate::source::Source;
 use crate::units::PageCount;
 
@@ -187,7 +187,7 @@ impl Snapshot {
     }
 
     /// The classes that have, or had, anything; in a difference also those that have only lost something.
-    fn used(&self) -> impl Iterator<Item = &ClassStats> {
+    fn used(&self) -> impl Iterator<Item = &ClassStats> + Clone {
         let has_done = |class: &ClassStats| class.refills + class.flushes + class.released_spans > 0;
         self.classes
             .iter()
@@ -220,25 +220,62 @@ impl Snapshot {
     }
 
     /// As [`prometheus`](Self::prometheus), with names that begin with `prefix` and an underscore: for a program that
-    /// reports several heaps, because a metric may stand in a text only once. `prefix` has to be the beginning of a
-    /// metric's name: a letter, then letters, digits and underscores.
+    /// reports several heaps, because a metric may stand in a text only once. (With a label instead:
+    /// [`prometheus_of`](Self::prometheus_of).) `prefix` has to be the beginning of a metric's name: a letter, then
+    /// letters, digits and underscores.
     ///
     /// # Errors
     /// The errors of `out`.
     pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
-        figures::prometheus(self.figures(), prefix, out)?;
-        let page_bytes = self.stats.pages.page_bytes;
-        for (index, figure) in ClassStats::default().figures(page_bytes).enumerate() {
-            figures::head(figure, prefix, out)?;
-            for class in self.used() {
-                let Some(figure) = class.figures(page_bytes).nth(index) else {
-                    break;
-                };
-                let Figure { name, value, .. } = figure;
-                writeln!(out, "{prefix}_{name}{{slot=\"{}\"}} {value}", class.slot_bytes)?;
-            }
-        }
-        Ok(())
+        Self::metrics(prefix, figures::only(self), out)
+    }
+
+    /// As [`prometheus_as`](Self::prometheus_as), for several heaps whose metrics have the same names: each metric has
+    /// a line for each heap, or for each of its classes, with the label `label`. Each of `heaps` is that label's value
+    /// and a snapshot. The values have to differ; they may be any text, and are escaped. `label` has to be the name of
+    /// a label: a letter, then letters, digits and underscores, and not `slot`, which is that of classes. Cost: for
+    /// each line a look through the figures of its heap or class. A program with a heap for each tenant, one of whom
+    /// has used nothing yet:
+    ///
+    /// ```
+    /// # #[cfg(all(any(unix, windows), feature = "std"))] {
+    /// use std::alloc::Layout;
+    /// use pageheap::source::System;
+    /// use pageheap::{Config, Heap, Snapshot};
+    ///
+    /// let [ada, bob] = [(); 2].map(|()| Heap::new(System, Config::new(1 << 30)).unwrap());
+    /// ada.allocate(Layout::new::<[u8; 1 << 20]>()).unwrap();
+    /// let mut text = String::new();
+    /// let heaps = [("ada", ada.snapshot()), ("bob", bob.snapshot())];
+    /// Snapshot::prometheus_of("pageheap", "tenant", &heaps, &mut text).unwrap();
+    /// assert_eq!(text.matches("# TYPE pageheap_live_bytes gauge").count(), 1);
+    /// assert!(text.contains("\npageheap_live_bytes{tenant=\"ada\"} 1"));
+    /// assert!(text.contains("\npageheap_live_bytes{tenant=\"bob\"} 0\n"));
+    /// # }
+    /// ```
+    ///
+    /// [`resident`](Self::resident) is that of the process for each of them: it is not to be summed over heaps.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn prometheus_of<W: Write>(prefix: &str, label: &str, heaps: &[(&str, Self)], out: &mut W) -> fmt::Result {
+        Self::metrics(prefix, figures::several(label, heaps), out)
+    }
+
+    fn metrics<'a, W: Write>(
+        prefix: &str,
+        of: impl Iterator<Item = (Labels<'a>, &'a Self)> + Clone,
+        out: &mut W,
+    ) -> fmt::Result {
+        figures::prometheus(prefix, Self::default().figures(), of.clone(), Self::figures, out)?;
+        let classes = of.flat_map(|(labels, snapshot)| {
+            snapshot.used().map(move |class| {
+                let slot = Some(class.slot_bytes);
+                (Labels { slot, ..labels }, (class, snapshot.stats.pages.page_bytes))
+            })
+        });
+        let figures_of = |(class, page_bytes): (&ClassStats, _)| class.figures(page_bytes);
+        figures::prometheus(prefix, ClassStats::default().figures(0), classes, figures_of, out)
     }
 }
 

@@ -163,13 +163,26 @@ impl GlobalStats {
     }
 
     /// As [`prometheus`](Self::prometheus), with names that begin with `prefix` and an underscore: for a program that
-    /// reports several heaps, because a metric may stand in a text only once. `prefix` has to be the beginning of a
-    /// metric's name: a letter, then letters, digits and underscores.
+    /// reports several heaps, because a metric may stand in a text only once. (With a label instead:
+    /// [`prometheus_of`](Self::prometheus_of).) `prefix` has to be the beginning of a metric's name: a letter, then
+    /// letters, digits and underscores.
     ///
     /// # Errors
     /// The errors of `out`.
     pub fn prometheus_as<W: Write>(&self, prefix: &str, out: &mut W) -> fmt::Result {
-        figures::prometheus(self.figures(), prefix, out)
+        figures::prometheus(prefix, self.figures(), figures::only(self), Self::figures, out)
+    }
+
+    /// As [`prometheus_as`](Self::prometheus_as), for several heaps whose metrics have the same names: each metric has
+    /// a line for each heap, with the label `label`. The text is that of
+    /// [`Snapshot::prometheus_of`](crate::Snapshot::prometheus_of), which has an example, without the classes and the
+    /// process's resident memory; the requirements are the same.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn prometheus_of<W: Write>(prefix: &str, label: &str, heaps: &[(&str, Self)], out: &mut W) -> fmt::Result {
+        let heaps = figures::several(label, heaps);
+        figures::prometheus(prefix, Self::default().figures(), heaps, Self::figures, out)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use pageheap::arena::{ArenaConfig, ArenaError, Handle, Pool, Reason};
+use pageheap::arena::{ArenaConfig, ArenaError, ArenaStats, Handle, Pool, Reason};
 use pageheap::source::System;
 use pageheap::{Config, PageHeap};
 
@@ -163,4 +163,31 @@ fn machines_can_read_statistics() {
             assert_eq!(json[name].to_string(), value, "{name}");
         }
     }
+}
+
+/// Each metric once, with a line for each pool that has it: the label tells them apart.
+#[test]
+fn pools_share_their_metrics_and_a_label_tells_them_apart() {
+    let limited = Pool::with_config(ArenaConfig::new().limit(4 << 20)).unwrap();
+    let free = Pool::new();
+    limited.alloc([1_u8; 1000]).unwrap();
+    let mut text = String::new();
+    // One without a limit comes first: the other's is there all the same.
+    let pools = [("free \"1\"", free.stats()), ("limited", limited.stats())];
+    ArenaStats::prometheus_of("pool", "name", &pools, &mut text).unwrap();
+    for (label, stats, count) in [(r#"free \"1\""#, free.stats(), 5), ("limited", limited.stats(), 6)] {
+        let figures: Vec<_> = stats.figures().collect();
+        assert_eq!(figures.len(), count);
+        for figure in figures {
+            let (name, help, value) = (figure.name, figure.help, figure.value);
+            let head = format!("# HELP pool_{name} {help}.\n# TYPE pool_{name} gauge\n");
+            let line = format!("\npool_{name}{{name=\"{label}\"}} {value}\n");
+            assert_eq!(
+                (text.matches(&head).count(), text.matches(&line).count()),
+                (1, 1),
+                "{text}"
+            );
+        }
+    }
+    assert_eq!(text.lines().count(), 2 * 6 + 5 + 6, "{text}");
 }

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pageheap::source::{Contents, Failure, OverSystem, Purpose, Refused, Reservation, Source, System, Verb, Verbs};
-use pageheap::{ClassStats, Figure, GlobalHeap, HugePages, PageCount, PageUse, Snapshot};
+use pageheap::{ClassStats, Figure, GlobalHeap, GlobalStats, HugePages, PageCount, PageUse, Snapshot, Stats};
 use serde_json::Value;
 
 use super::*;
@@ -396,6 +396,71 @@ fn the_metrics_of_a_heap_can_have_a_name_of_its_own() {
         assert_eq!(usual.replace("pageheap_", "arenas_"), named);
         assert!(!named.contains("pageheap"));
     }
+}
+
+/// Each metric is there once, with a line for each heap. Without the label of one heap and the lines of all others, the
+/// text is what that heap writes by itself.
+#[test]
+fn several_heaps_share_their_metrics_and_a_label_tells_them_apart() {
+    const HEAPS: [(&str, &str); 3] = [("ada", "ada"), ("a\"b\\c\nd", r#"a\"b\\c\nd"#), ("{é=}", "{é=}")];
+    let snapshots = [3, 5, 7].map(distinct);
+    for (shared, alone) in [
+        (
+            labelled(&HEAPS, &snapshots, |heaps, out| {
+                Snapshot::prometheus_of("pageheap", "tenant", heaps, out)
+            }),
+            snapshots.map(|snapshot| written(|out| snapshot.prometheus(out))),
+        ),
+        (
+            labelled(&HEAPS, &snapshots.map(|snapshot| snapshot.stats), |heaps, out| {
+                GlobalStats::prometheus_of("pageheap", "tenant", heaps, out)
+            }),
+            snapshots.map(|snapshot| written(|out| snapshot.stats.prometheus(out))),
+        ),
+        (
+            labelled(&HEAPS, &snapshots.map(|snapshot| snapshot.stats.pages), |heaps, out| {
+                Stats::prometheus_of("pageheap", "tenant", heaps, out)
+            }),
+            snapshots.map(|snapshot| written(|out| snapshot.stats.pages.prometheus(out))),
+        ),
+    ] {
+        let heads = |text: &str| text.lines().filter(|line| line.starts_with('#')).count();
+        assert_eq!(heads(&shared), heads(&alone[0]));
+        for ((_, label), alone) in HEAPS.iter().zip(&alone) {
+            let label = format!("tenant=\"{label}\"");
+            let mine = shared
+                .lines()
+                .filter(|line| line.starts_with('#') || line.contains(&label));
+            let mine: String = mine.map(|line| format!("{line}\n")).collect();
+            let bare = mine
+                .replace(&format!("{{{label}}}"), "")
+                .replace(&format!("{label},"), "");
+            assert_eq!(&bare, alone);
+        }
+        let lines: usize = alone.iter().map(|text| text.lines().count()).sum();
+        assert_eq!(shared.lines().count(), lines - 2 * heads(&alone[0]));
+    }
+}
+
+/// What is written about heaps with these names.
+fn labelled<T: Copy>(
+    heaps: &[(&'static str, &str); 3],
+    of: &[T; 3],
+    write: impl FnOnce(&[(&str, T)], &mut String) -> std::fmt::Result,
+) -> String {
+    let heaps: Vec<_> = heaps.iter().zip(of).map(|((name, _), of)| (*name, *of)).collect();
+    written(|out| write(&heaps, out))
+}
+
+/// Of heaps without classes, and of no heap at all.
+#[test]
+fn what_there_is_nothing_of_has_no_line() {
+    let of = |heaps: &[(&str, Snapshot)]| written(|out| Snapshot::prometheus_of("heap", "name", heaps, out));
+    let values = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    assert_eq!(values(&of(&[])), 0);
+    let new = of(&[("new", Snapshot::default())]);
+    assert_eq!(values(&new), Snapshot::default().figures().count());
+    assert!(!new.contains("slot="));
 }
 
 /// A program that writes another format gets the names, the meanings, the kinds and the values of the texts.
