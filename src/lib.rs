@@ -29,9 +29,10 @@
 //! | slots of one size | [`arena::FreeList`], [`arena::ShardedFreeList`] | to the heap below, when dropped | bytes |
 //!
 //! A page is 8 KiB, [`Geometry::PAGE_BYTES`], unless the heap's shape says otherwise; [`PageCount::holding`] converts
-//! bytes to pages, [`PageCount::bytes`] pages to bytes. Arenas take their pages from [`arena::ProcessHeap`] unless they
-//! are given a [`PageHeap`] (never from a `Heap` or a `GlobalHeap`). The process's heap is separate from the program's
-//! `GlobalHeap`, and gives nothing back to the system by itself.
+//! bytes to pages, [`PageCount::bytes`] pages to bytes, and [`Config::limit_bytes`] takes a limit in bytes. Arenas take
+//! their pages from [`arena::ProcessHeap`] unless they are given a [`PageHeap`] (never from a `Heap` or a
+//! `GlobalHeap`). The process's heap is separate from the program's `GlobalHeap`, and gives nothing back to the system
+//! by itself.
 //!
 //! # Giving memory back
 //!

@@ -33,24 +33,22 @@ use core::ffi::CStr;
 
 use crate::fatal;
 use crate::heap::Config;
-use crate::object::SizeClass;
 use crate::source::{HugePages, KeepErrno};
-use crate::units::PageCount;
 
 /// Applies the environment to the configuration and to whether there is to be a background thread.
 #[cold]
 pub(super) fn overridden(mut config: Config, background: bool) -> (Config, bool) {
     const BYTES: &str = "bytes wanted: 512M and the like";
-    let pages = |name| Some(PageCount(read(name, BYTES, parse_bytes)? >> SizeClass::PAGE_SHIFT));
+    let bytes = |name| read(name, BYTES, parse_bytes);
     let enough = |text: &[u8]| parse_bytes(text).filter(|&bytes| bytes >= Config::LEAST_BYTES);
     if let Some(reserve) = read(c"PAGEHEAP_RESERVE", "bytes wanted: 1M or more", enough) {
         config.reserve = reserve;
     }
-    if let Some(limit) = pages(c"PAGEHEAP_LIMIT") {
-        config = config.limit(limit);
+    if let Some(limit) = bytes(c"PAGEHEAP_LIMIT") {
+        config = config.limit_bytes(limit);
     }
-    if let Some(limit) = pages(c"PAGEHEAP_SOFT_LIMIT") {
-        config = config.soft_limit(limit);
+    if let Some(limit) = bytes(c"PAGEHEAP_SOFT_LIMIT") {
+        config = config.soft_limit_bytes(limit);
     }
     let wish = read(
         c"PAGEHEAP_HUGE_PAGES",

@@ -20,11 +20,10 @@ use core::alloc::Layout;
 #[cfg(all(any(unix, windows), feature = "std"))]
 use crate::scavenge::pressure::{Notice, Pressure};
 use crate::source::{HugePages, Source};
-use crate::units::PageCount;
 
+use super::GlobalHeap;
 #[cfg(all(any(unix, windows), feature = "std"))]
 use super::background;
-use super::{GlobalHeap, SizeClass};
 
 #[cfg(all(any(unix, windows), feature = "std"))]
 impl<S: Source + Send + Sync + 'static> GlobalHeap<S> {
@@ -148,7 +147,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// [`handle_alloc_error`]: https://doc.rust-lang.org/std/alloc/fn.handle_alloc_error.html
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
-        self.config = self.config.limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self.config = self.config.limit_bytes(bytes);
         self
     }
 
@@ -189,7 +188,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// [`Config::soft_limit`](crate::Config::soft_limit) is the same and says what.
     #[must_use]
     pub const fn soft_limit(mut self, bytes: usize) -> Self {
-        self.config = self.config.soft_limit(PageCount(bytes >> SizeClass::PAGE_SHIFT));
+        self.config = self.config.soft_limit_bytes(bytes);
         self
     }
 

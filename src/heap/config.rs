@@ -46,6 +46,25 @@ impl Hash for Processors {
     }
 }
 
+/// A number of pages, or of bytes: how many pages these are, the heap's shape says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Amount {
+    Pages(PageCount),
+    Bytes(usize),
+}
+
+impl Amount {
+    const UNLIMITED: Self = Self::Pages(PageCount(usize::MAX));
+
+    /// How many whole pages of `1 << page_shift` bytes that is.
+    pub(crate) fn pages(self, page_shift: u32) -> usize {
+        match self {
+            Self::Pages(pages) => pages.0,
+            Self::Bytes(bytes) => bytes.checked_shr(page_shift).unwrap_or(0),
+        }
+    }
+}
+
 /// The configuration of a heap: how much address space it reserves, how far it may grow, how many caches it lends.
 ///
 /// All methods are `const`, so a `Config` can stand in a `static`. [`PageHeap::new`](crate::PageHeap::new),
@@ -66,8 +85,8 @@ impl Hash for Processors {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     pub(crate) reserve: usize,
-    pub(crate) limit: Option<PageCount>,
-    pub(crate) soft_limit: Option<PageCount>,
+    pub(crate) limit: Amount,
+    pub(crate) soft_limit: Amount,
     pub(crate) align: usize,
     pub(crate) caches: usize,
     pub(crate) shards: usize,
@@ -84,15 +103,15 @@ impl Config {
 
     /// A heap that reserves `bytes` of address space for its pages, or as much as it can get. Addresses cost no memory,
     /// only room under a limit on them (`ulimit -v`), so reserve what the heap may ever need, and use
-    /// [`limit`](Self::limit) to keep it small. How much it got is what its limit is at the most:
+    /// [`limit_bytes`](Self::limit_bytes) to keep it small. How much it got is what its limit is at the most:
     /// [`PageHeap::capacity`](crate::PageHeap::capacity), [`Stats::limit`](crate::Stats::limit). The defaults: no limit
     /// below the reservation, room for 64 caches, no shards.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
         Self {
             reserve: bytes,
-            limit: None,
-            soft_limit: None,
+            limit: Amount::UNLIMITED,
+            soft_limit: Amount::UNLIMITED,
             align: 1,
             caches: 64,
             shards: 0,
@@ -108,18 +127,28 @@ impl Config {
     /// reservation.
     ///
     /// A page is 8 KiB unless the heap's [`Geometry`](crate::Geometry) says otherwise: `PageCount(64 << 20)` would be
-    /// no limit of 64 MiB but of 512 GiB, and so none. [`PageCount::holding`] converts bytes to pages, rounding up:
-    ///
-    /// ```
-    /// use pageheap::{Config, Geometry, PageCount};
-    ///
-    /// let limit = PageCount::holding(64 << 20, Geometry::PAGE_SHIFT); // 64 MiB.
-    /// assert_eq!(limit, PageCount(8192));
-    /// let config = Config::new(1 << 30).limit(limit);
-    /// ```
+    /// no limit of 64 MiB but of 512 GiB, and so none. For a limit in bytes: [`limit_bytes`](Self::limit_bytes).
     #[must_use]
     pub const fn limit(mut self, pages: PageCount) -> Self {
-        self.limit = Some(pages);
+        self.limit = Amount::Pages(pages);
+        self
+    }
+
+    /// As [`limit`](Self::limit), which it replaces: limits the heap to `bytes` bytes of pages, rounded down to whole
+    /// pages of whatever size the heap has. With less than one page, every allocation fails.
+    ///
+    /// ```
+    /// # #[cfg(all(any(unix, windows), feature = "std"))] {
+    /// use pageheap::source::System;
+    /// use pageheap::{Config, Heap, PageCount};
+    ///
+    /// let heap = Heap::new(System, Config::new(1 << 30).limit_bytes(64 << 20)).unwrap();
+    /// assert_eq!(heap.limit(), PageCount(8192)); // 64 MiB, in pages of 8 KiB.
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn limit_bytes(mut self, bytes: usize) -> Self {
+        self.limit = Amount::Bytes(bytes);
         self
     }
 
@@ -131,7 +160,21 @@ impl Config {
     /// more live than its soft limit pays for that all the time: its allocations took 1.1 to 12 times as long.
     #[must_use]
     pub const fn soft_limit(mut self, pages: PageCount) -> Self {
-        self.soft_limit = Some(pages);
+        self.soft_limit = Amount::Pages(pages);
+        self
+    }
+
+    /// As [`soft_limit`](Self::soft_limit), which it replaces: at most `bytes` bytes of pages, rounded down to whole
+    /// pages of whatever size the heap has, should have memory behind them.
+    ///
+    /// ```
+    /// use pageheap::Config;
+    ///
+    /// const TENANT: Config = Config::new(1 << 30).limit_bytes(64 << 20).soft_limit_bytes(48 << 20);
+    /// ```
+    #[must_use]
+    pub const fn soft_limit_bytes(mut self, bytes: usize) -> Self {
+        self.soft_limit = Amount::Bytes(bytes);
         self
     }
 

@@ -117,7 +117,7 @@ mod api2;
 ///
 /// It has no thread of its own: until it is dropped, it gives memory back only when [`tick`](Self::tick),
 /// [`release`](Self::release) or [`scavenge`](Self::scavenge) is called; how they differ: [Giving memory
-/// back](crate#giving-memory-back). Limits are in pages of 8 KiB.
+/// back](crate#giving-memory-back). Limits are in pages of 8 KiB; [`Config::limit_bytes`] takes bytes.
 ///
 /// Its source is `'static`, because a fork looks for all heaps. Heaps that share a source have it in a `static` or an
 /// `Arc`.
