@@ -157,6 +157,11 @@ pub use heap::{
 };
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use instance::Heap;
+#[cfg(all(
+    feature = "std",
+    not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))
+))]
+pub use instance::SharedHeap;
 #[cfg(not(any(all(loom, feature = "internals"), all(shuttle, feature = "internals"))))]
 pub use object::{ClassStats, GlobalStats, ObjectFault, Snapshot};
 pub use picture::{Film, Picture};

@@ -1,8 +1,8 @@
-//! `Allocator` for [`Heap`](super::Heap) and [`GlobalHeap`](crate::GlobalHeap), for each enabled version of the crate
-//! `allocator-api2`.
+//! `Allocator` for [`Heap`](super::Heap), `SharedHeap` and [`GlobalHeap`](crate::GlobalHeap), for each enabled version
+//! of the crate `allocator-api2`.
 //!
 //! ```text
-//!   Vec<u32, &Heap>     hashbrown::HashMap<K, V, S, &Heap>     Box<T, &'static GlobalHeap>
+//!   Vec<u32, &Heap>     hashbrown::HashMap<K, V, S, SharedHeap>     Box<T, &'static GlobalHeap>
 //! ```
 //!
 //! A `GlobalHeap` need not be the program's allocator. One that is used beside it has magazines for each thread, which
@@ -59,33 +59,34 @@ unsafe fn resize<P: Plain>(heap: &P, start: NonNull<u8>, old: Layout, new: Layou
     Some(moved)
 }
 
-/// Implements the trait of one version for one type of heap.
+/// Implements the trait of one version for types that are a heap or lead to one.
 macro_rules! allocator {
-    ($($heap:ident<$first:ident $(+ $more:ident)*>),*) => {$(
+    ($($handle:ident to $heap:ident<$first:ident $(+ $more:ident)*>),*) => {$(
         // SAFETY: a block belongs to its holder until it is freed or the `Heap` is dropped, wherever the heap is moved:
-        // it lies in pages of its own. A `GlobalHeap` stays even if the value is dropped.
-        unsafe impl<S: $first $(+ $more)* + 'static> Allocator for $heap<S> {
+        // it lies in pages of its own. A `GlobalHeap` stays even if the value is dropped. All clones of a `SharedHeap`
+        // lead to the same heap, always, which is dropped with the last of them: nobody gets it out of their `Arc`.
+        unsafe impl<S: $first $(+ $more)* + 'static> Allocator for $handle<S> {
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-                whole(super::take(self, layout, false), layout)
+                whole(super::take::<$heap<S>>(self, layout, false), layout)
             }
 
             fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-                whole(super::take(self, layout, true), layout)
+                whole(super::take::<$heap<S>>(self, layout, true), layout)
             }
 
             unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
                 // SAFETY: the caller's promise.
-                unsafe { super::give(self, start, layout) };
+                unsafe { super::give::<$heap<S>>(self, start, layout) };
             }
 
             unsafe fn grow(&self, start: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 // SAFETY: the caller's promise.
-                whole(unsafe { super::resize(self, start, old, new) }, new)
+                whole(unsafe { super::resize::<$heap<S>>(self, start, old, new) }, new)
             }
 
             unsafe fn shrink(&self, start: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 // SAFETY: the caller's promise.
-                whole(unsafe { super::resize(self, start, old, new) }, new)
+                whole(unsafe { super::resize::<$heap<S>>(self, start, old, new) }, new)
             }
         }
     )*};
@@ -99,6 +100,8 @@ macro_rules! version {
             use core::ptr::NonNull;
 
             use super::super::Heap;
+            #[cfg(feature = "std")]
+            use super::super::SharedHeap;
             use crate::global::GlobalHeap;
             use crate::source::{Memory, Source};
             use $version::alloc::{AllocError, Allocator};
@@ -108,7 +111,9 @@ macro_rules! version {
                 Ok(NonNull::slice_from_raw_parts(block, layout.size()))
             }
 
-            allocator!(Heap<Memory>, GlobalHeap<Source + Send + Sync>);
+            allocator!(Heap to Heap<Memory>, GlobalHeap to GlobalHeap<Source + Send + Sync>);
+            #[cfg(feature = "std")]
+            allocator!(SharedHeap to Heap<Memory>);
         }
     };
 }

@@ -33,9 +33,13 @@ use crate::scavenge::pressure::Notices;
 use crate::source::{Memory, Source};
 use crate::units::PageCount;
 
+#[cfg(feature = "std")]
+mod shared;
 #[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
 mod api2;
 
+#[cfg(feature = "std")]
+pub use shared::SharedHeap;
 /// An object heap: blocks of any layout, from pages of its own.
 ///
 /// Use it to isolate memory: a plug-in with a limit of 64 MiB, a request whose memory is freed as a whole when it has
@@ -85,8 +89,8 @@ mod api2;
 /// # fn main() {}
 /// ```
 ///
-/// An `Arc<Heap>` is no `Allocator`: only the crate that has the trait could make it one. For collections that own
-/// their heap together, put the `Arc` in a type of your own that implements the trait by passing each call on.
+/// Collections that own their heap together have a `SharedHeap`. (An `Arc<Heap>` is no `Allocator`: only the crate
+/// that has the trait could make it one.)
 ///
 /// # What it promises
 ///
