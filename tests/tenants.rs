@@ -1,19 +1,33 @@
-//! A `Heap` for each tenant of a program: limits in bytes, owned together with what lies in it.
+//! A `Heap` for each tenant of a program: limits in bytes, owned together with what lies in it, asked before a refusal.
 
 #![cfg(any(unix, windows))]
 
-use std::alloc::Layout;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering};
 use std::thread;
 
+use allocator_api2_02::alloc::Allocator;
 use pageheap::source::{Memory, OverSystem, Purpose, Reservation, Source, System, Verbs};
-use pageheap::{Config, Geometry, Heap, PageCount, PageHeap, SharedHeap};
+use pageheap::{Config, Geometry, GlobalHeap, Heap, PageCount, PageHeap, SharedHeap};
 
-use common::addresses;
+use common::{addresses, new_heap};
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
 
+const LARGE: Layout = match Layout::from_size_align(10 << 20, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a layout"),
+};
 const SMALL: Layout = Layout::new::<[u64; 1000]>();
+
+/// A heap in which one large block has room, but not two.
+fn for_one_large() -> Heap<System> {
+    Heap::new(System, Config::new(addresses(1 << 30)).limit_bytes(16 << 20)).unwrap()
+}
 
 #[test]
 fn limits_in_bytes_are_whole_pages_of_the_heaps_own_size() {
@@ -88,4 +102,179 @@ fn a_heap_lives_as_long_as_any_of_its_owners() {
     assert!(RESERVED.load(Ordering::Relaxed) > 0);
     drop(old);
     assert_eq!(RESERVED.load(Ordering::Relaxed), 0);
+}
+
+/// A block that the hook frees when it is called, and how often it was called.
+#[derive(Default)]
+struct Asked {
+    spare: AtomicPtr<u8>,
+    times: AtomicUsize,
+}
+
+impl Asked {
+    fn times(&self) -> usize {
+        self.times.load(Ordering::Relaxed)
+    }
+
+    /// A full heap: its hook frees the spare block.
+    fn in_heap() -> (Arc<Self>, Heap<System>) {
+        let asked = Arc::new(Self::default());
+        let state = Arc::clone(&asked);
+        let heap = for_one_large().on_exhausted(move |heap, wanted| state.free_the_spare(heap, wanted));
+        let spare = heap.allocate(LARGE).unwrap();
+        asked.spare.store(spare.as_ptr(), Ordering::Relaxed);
+        (asked, heap)
+    }
+
+    fn free_the_spare(&self, heap: &Heap<System>, wanted: Layout) -> bool {
+        // In the checked build the size includes the seal.
+        let seal = wanted.size().checked_sub(LARGE.size());
+        assert!(seal == Some(0) || cfg!(feature = "checks") && seal.is_some_and(|seal| seal < 100));
+        self.times.fetch_add(1, Ordering::Relaxed);
+        // The hook may allocate, and is not called for that.
+        assert!(heap.allocate(LARGE).is_none());
+        let spare = NonNull::new(self.spare.swap(ptr::null_mut(), Ordering::Relaxed));
+        // SAFETY: allocated with this layout; nobody else has it.
+        spare.inspect(|&spare| unsafe { heap.free(spare, LARGE) }).is_some()
+    }
+}
+
+/// Allocates a large block in one of several ways.
+type Way = fn(&Heap<System>) -> Option<NonNull<u8>>;
+
+/// A small block, with something in it.
+fn small(heap: &Heap<System>) -> NonNull<u8> {
+    let block = heap.allocate(SMALL).unwrap();
+    // SAFETY: a block of that size.
+    unsafe { block.write_bytes(0x5a, SMALL.size()) };
+    block
+}
+
+/// Whether that is still there.
+fn is_small(block: NonNull<u8>) -> bool {
+    // SAFETY: a block of that size at least, which was written to.
+    unsafe { std::slice::from_raw_parts(block.as_ptr(), SMALL.size()) }
+        .iter()
+        .all(|&byte| byte == 0x5a)
+}
+
+const WAYS: [Way; 4] = [
+    |heap| heap.allocate(LARGE),
+    |heap| heap.allocate_zeroed(LARGE),
+    |heap| {
+        let block = small(heap);
+        // SAFETY: the block just allocated; it is unchanged if this fails.
+        let grown = unsafe { heap.resize(block, SMALL, LARGE.size()) };
+        assert!(is_small(grown.unwrap_or(block)));
+        grown
+    },
+    |heap| {
+        let block = small(heap);
+        // SAFETY: as above.
+        let grown = unsafe { heap.grow(block, SMALL, LARGE) }.ok().map(NonNull::cast);
+        assert!(is_small(grown.unwrap_or(block)));
+        grown
+    },
+];
+
+#[test]
+fn the_hook_of_a_heap_is_asked_before_a_refusal_and_may_free() {
+    for way in WAYS {
+        let (asked, heap) = Asked::in_heap();
+        assert!(way(&heap).is_some());
+        assert_eq!(asked.times(), 1);
+        assert_eq!(heap.stats().pages.refusals, 1, "the hook's own");
+        assert!(way(&heap).is_none());
+        assert_eq!((asked.times(), heap.stats().pages.refusals), (2, 3));
+        heap.check().unwrap();
+    }
+}
+
+#[test]
+fn the_hook_of_a_heap_is_not_asked_for_what_cannot_be() {
+    let (asked, heap) = Asked::in_heap();
+    let beyond = Layout::from_size_align(17 << 20, 8).unwrap();
+    assert!(heap.allocate(beyond).is_none() && heap.allocate_zeroed(beyond).is_none());
+    let block = small(&heap);
+    for size in [beyond.size(), usize::MAX] {
+        // SAFETY: the block just allocated; it is unchanged, because this fails.
+        assert!(unsafe { heap.resize(block, SMALL, size) }.is_none());
+    }
+    assert!(is_small(block));
+    assert_eq!(asked.times(), 0);
+}
+
+#[test]
+fn the_hook_of_a_heap_is_asked_as_long_as_it_frees_and_256_times_at_most() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let heap = for_one_large()
+        .on_exhausted(|_, _| panic!("replaced"))
+        .on_exhausted(move |_, _| count.fetch_add(1, Ordering::Relaxed) < 1000);
+    heap.allocate(LARGE).unwrap();
+    assert!(heap.allocate(LARGE).is_none());
+    assert_eq!(asked.load(Ordering::Relaxed), 256);
+    // The heap owns the hook.
+    assert_eq!(Arc::strong_count(&asked), 2);
+    drop(heap);
+    assert_eq!(Arc::strong_count(&asked), 1);
+}
+
+/// As the heap calls it with nothing held: other threads use the heap meanwhile, also one that a thread was alone with.
+#[test]
+fn while_the_hook_of_a_heap_runs_others_go_on() {
+    let heap = for_one_large().on_exhausted(|heap, _| {
+        let work = || {
+            for _ in 0..100 {
+                let block = heap.allocate(SMALL).unwrap();
+                // SAFETY: the block just allocated.
+                unsafe { heap.free(block, SMALL) };
+            }
+            heap.check().unwrap();
+        };
+        work();
+        thread::scope(|scope| scope.spawn(work).join().unwrap());
+        heap.release(usize::MAX);
+        false
+    });
+    for _ in 0..40 {
+        // SAFETY: the block just allocated.
+        unsafe { heap.free(heap.allocate(SMALL).unwrap(), SMALL) };
+    }
+    heap.allocate(LARGE).unwrap();
+    WAYS.iter().for_each(|way| assert!(way(&heap).is_none()));
+}
+
+/// In a hook no other is called, whichever heap's it is: it would be called again, and so on.
+#[test]
+fn in_the_hook_of_a_heap_no_other_is_called() {
+    static OTHERS: AtomicUsize = AtomicUsize::new(0);
+    static GLOBAL: GlobalHeap = new_heap().limit(16 << 20).background(false).on_exhausted(|_| other());
+    fn other() -> bool {
+        OTHERS.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+    // SAFETY: the layout is not empty.
+    let in_global = || !unsafe { GLOBAL.alloc(LARGE) }.is_null();
+    let another = for_one_large().on_exhausted(|_, _| other());
+    assert!(another.allocate(LARGE).is_some() && in_global());
+    assert!(another.allocate(LARGE).is_none() && !in_global());
+    assert_eq!(OTHERS.load(Ordering::Relaxed), 2);
+    let heap = for_one_large().on_exhausted(move |_, _| {
+        assert!(another.allocate(LARGE).is_none() && !in_global());
+        false
+    });
+    heap.allocate(LARGE).unwrap();
+    assert!(heap.allocate(LARGE).is_none());
+    assert_eq!(OTHERS.load(Ordering::Relaxed), 2);
+}
+
+/// Nothing of the program's unwinds out of an allocation.
+#[test]
+fn a_hook_of_a_heap_that_unwinds_ends_the_process() {
+    if child::ended("a_hook_of_a_heap_that_unwinds_ends_the_process", "has unwound").is_none() {
+        let heap = for_one_large().on_exhausted(|_, _| panic!("a bug"));
+        heap.allocate(LARGE).unwrap();
+        let _ = heap.allocate(LARGE);
+    }
 }

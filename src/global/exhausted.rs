@@ -14,7 +14,8 @@
 //! Worked: a cache of 600 entries of 100 kB, a request for 8 MiB, and a hook that drops one entry: 84 calls, and
 //! attempts, of some 30 µs each. (At most 16 attempts were refused with 584 entries left.)
 //!
-//! Layouts larger than the heap's limit are refused without calling the hook.
+//! Layouts larger than the heap's limit are refused without calling the hook. A [`Heap`](crate::Heap) asks its hook in
+//! the same way. A thread is in one hook at a time, whichever heap's it is.
 
 #![forbid(unsafe_code)]
 
@@ -31,14 +32,14 @@ const TRIES: usize = 256;
 /// Calls the hook, and tries again as long as it says so.
 #[cold]
 #[inline(never)]
-pub(super) fn retry<R>(hook: fn(Layout) -> bool, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
+pub(crate) fn retry<R>(hook: impl Fn(Layout) -> bool, layout: Layout, attempt: impl Fn() -> Option<R>) -> Option<R> {
     let _inside = local::Inside::enter()?;
     (0..TRIES)
-        .map_while(|_| ask(hook, layout).then(&attempt))
+        .map_while(|_| ask(&hook, layout).then(&attempt))
         .find_map(|found| found)
 }
 
-fn ask(hook: fn(Layout) -> bool, layout: Layout) -> bool {
+fn ask(hook: impl Fn(Layout) -> bool, layout: Layout) -> bool {
     fatal::unless_it_unwinds(
         || hook(layout),
         "the hook for exhausted memory has unwound; the size asked for, its alignment",

@@ -69,7 +69,7 @@ use tls as local;
 pub(crate) use local::resident;
 
 mod empty;
-mod exhausted;
+pub(crate) mod exhausted;
 mod limits;
 mod options;
 mod inline;

@@ -251,8 +251,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
     /// [`release`](Self::release). With an operating system it may also allocate; it gets null if there is no room, and
-    /// is not called again for that. Without one it must not, as it would be called again. It must not wait for a lock
-    /// of the program that an allocating thread may hold. It must not unwind: that ends the process.
+    /// neither it nor the hook of another heap is called for that. Without one it must not, as it would be called
+    /// again. It must not wait for a lock of the program that an allocating thread may hold. It must not unwind: that
+    /// ends the process.
     ///
     /// ```
     /// use std::alloc::Layout;

@@ -25,7 +25,7 @@ use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 use core::time::Duration;
 
-use crate::global::{Opening, resident};
+use crate::global::{Opening, exhausted, resident};
 use crate::guard::{self, Place, Plain};
 use crate::heap::{Clock, Config, MapEntry, NewHeapError};
 use crate::object::{GlobalStats, Keeper, ObjectFault, Objects, SizeClass, Snapshot};
@@ -40,6 +40,15 @@ mod api2;
 
 #[cfg(feature = "std")]
 pub use shared::SharedHeap;
+
+/// The program's hook, called before a refusal: a closure, since each heap may have something else to free.
+#[cfg(feature = "std")]
+type Hook<S> = std::boxed::Box<dyn Fn(&Heap<S>, Layout) -> bool + Send + Sync>;
+
+/// Without `std` there is no memory for a closure, and so no hook.
+#[cfg(not(feature = "std"))]
+type Hook<S> = fn(&Heap<S>, Layout) -> bool;
+
 /// An object heap: blocks of any layout, from pages of its own.
 ///
 /// Use it to isolate memory: a plug-in with a limit of 64 MiB, a request whose memory is freed as a whole when it has
@@ -117,7 +126,7 @@ pub use shared::SharedHeap;
 ///
 /// A refusal takes some 30 µs, since everything that is kept somewhere is emptied first; 0.4 ms if eight threads at
 /// work have sets to themselves. So a cache that makes room when it is refused should free several blocks at a time:
-/// with 16, a block costs a tenth of what it costs with one.
+/// with 16, a block costs a tenth of what it costs with one. `on_exhausted` is for such caches.
 ///
 /// It has no thread of its own: until it is dropped, it gives memory back only when [`tick`](Self::tick),
 /// [`release`](Self::release) or [`scavenge`](Self::scavenge) is called; how they differ: [Giving memory
@@ -128,14 +137,16 @@ pub use shared::SharedHeap;
 pub struct Heap<S: Source + 'static> {
     /// Lies in its own tables, until `drop`.
     objects: NonNull<Objects<S>>,
+    exhausted: Option<Hook<S>>,
 }
 
-// SAFETY: several threads may use the object layer if they may use its source.
+// SAFETY: several threads may use the object layer if they may use its source. The hook is `Send` and `Sync`.
 unsafe impl<S: Source + Send + Sync + 'static> Send for Heap<S> {}
 // SAFETY: as above.
 unsafe impl<S: Source + Send + Sync + 'static> Sync for Heap<S> {}
 
-// Nothing in it unwinds half way, as in the `PageHeap` below. It holds the source, though not as a field.
+// Nothing in it unwinds half way, as in the `PageHeap` below; a hook that unwinds ends the process. It holds the
+// source, though not as a field.
 impl<S: Source + UnwindSafe + 'static> UnwindSafe for Heap<S> {}
 impl<S: Source + RefUnwindSafe + 'static> RefUnwindSafe for Heap<S> {}
 
@@ -158,6 +169,7 @@ impl<S: Memory + 'static> Heap<S> {
         let objects = opened.map_err(|(_, reason)| reason)?;
         Ok(Self {
             objects: NonNull::from_ref(objects),
+            exhausted: None,
         })
     }
 }
@@ -167,6 +179,79 @@ impl<S: Source + 'static> Heap<S> {
     fn objects(&self) -> &Objects<S> {
         // SAFETY: it stays in place until `drop`.
         unsafe { self.objects.as_ref() }
+    }
+
+    /// Calls `hook` before an allocation is refused for want of memory, at the limit or because the source has none: by
+    /// [`allocate`](Self::allocate), [`allocate_zeroed`](Self::allocate_zeroed), [`resize`](Self::resize), or a
+    /// collection. What could not be met in an empty heap, such as a block longer than the limit, is refused without
+    /// it. The hook returns whether it has freed something, so that the allocation should be tried again, 256 times at
+    /// most. Each attempt takes some 30 µs, 0.4 ms if eight threads at work have sets to themselves. So free at least
+    /// as much as is asked for, if that is known, and not one entry of a cache at a time. The hook receives this heap
+    /// and the layout of the block; with the feature `checks`, that of the block with its seal. A second hook replaces
+    /// the first.
+    ///
+    /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// [`release`](Self::release). On Unix and Windows it may also allocate, from any heap: if there is no room it gets
+    /// nothing, and no hook is called for that, be it this one, another `Heap`'s or a `GlobalHeap`'s. Elsewhere it must
+    /// not, as it would be called again. It must not wait for a lock of the program that an allocating thread may hold.
+    /// It must not unwind: that ends the process.
+    ///
+    /// The heap owns the hook, and drops it last of all. A hook that owned a [`SharedHeap`] of the same heap, or a
+    /// collection with one, would keep the heap for ever: give it a `Weak`.
+    ///
+    /// ```
+    /// # #[cfg(feature = "allocator-api2-02")]
+    /// # fn main() -> Result<(), pageheap::NewHeapError> {
+    /// # use allocator_api2_02 as allocator_api2;
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use allocator_api2::vec::Vec;
+    /// use pageheap::source::System;
+    /// use pageheap::{Config, Heap, SharedHeap};
+    ///
+    /// let cache = Arc::new(Mutex::new(std::vec::Vec::new()));
+    /// let evictable = Arc::downgrade(&cache);
+    /// let heap = Heap::new(System, Config::new(1 << 30).limit_bytes(1 << 20))?.on_exhausted(move |_, _| {
+    ///     let Some(cache) = evictable.upgrade() else { return false };
+    ///     // Does not wait: a thread that allocates may hold the lock.
+    ///     cache.try_lock().is_ok_and(|mut cache| cache.pop().is_some())
+    /// });
+    /// let heap = SharedHeap::from(heap);
+    /// for _ in 0..100 {
+    ///     let entry = Vec::<u8, _>::with_capacity_in(100_000, heap.clone()); // There is room for ten.
+    ///     cache.lock().unwrap().push(entry);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "allocator-api2-02"))]
+    /// # fn main() {}
+    /// ```
+    #[cfg(feature = "std")]
+    #[must_use]
+    pub fn on_exhausted(mut self, hook: impl Fn(&Self, Layout) -> bool + Send + Sync + 'static) -> Self {
+        self.exhausted = Some(std::boxed::Box::new(hook));
+        self
+    }
+
+    /// What [`retry`](Self::retry) does for a new block. Not inlined: so the way of a block that was found keeps
+    /// nothing in memory for this.
+    #[cold]
+    #[inline(never)]
+    fn take_at_last(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+        self.retry(layout, || self.objects().take_shared(layout, zeroed))
+    }
+
+    /// The last step of an allocation that found no room: calls the program's hook, if there is one and the layout
+    /// could ever be met. Counts a refusal if that does not help.
+    #[cold]
+    #[inline(never)]
+    fn retry(&self, layout: Layout, attempt: impl Fn() -> Option<NonNull<u8>>) -> Option<NonNull<u8>> {
+        let objects = self.objects();
+        self.exhausted
+            .as_ref()
+            .filter(|_| objects.fits(layout))
+            .and_then(|hook| exhausted::retry(|wanted| hook(self, wanted), layout, attempt))
+            .or_else(|| objects.refuse())
     }
 
     // ---- blocks
@@ -348,8 +433,8 @@ impl<S: Source + 'static> Heap<S> {
 
 impl<S: Source + 'static> Plain for Heap<S> {
     fn take(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
-        let objects = self.objects();
-        objects.take_shared(layout, zeroed).or_else(|| objects.refuse())
+        let block = self.objects().take_shared(layout, zeroed);
+        block.or_else(|| self.take_at_last(layout, zeroed))
     }
 
     unsafe fn give(&self, memory: NonNull<u8>, layout: Layout) {
@@ -358,10 +443,12 @@ impl<S: Source + 'static> Plain for Heap<S> {
     }
 
     unsafe fn resize(&self, memory: NonNull<u8>, layout: Layout, size: usize) -> Option<NonNull<u8>> {
-        let objects = self.objects();
-        // SAFETY: the caller's promise.
-        let moved = unsafe { objects.resize_shared(memory, layout, size) };
-        moved.or_else(|| objects.refuse())
+        // SAFETY: the caller's promise; a failed attempt changes nothing.
+        let attempt = || unsafe { self.objects().resize_shared(memory, layout, size) };
+        attempt().or_else(|| match Layout::from_size_align(size, layout.align()) {
+            Ok(new) => self.retry(new, attempt),
+            Err(_) => self.objects().refuse(),
+        })
     }
 
     fn place(&self, address: usize) -> Option<Place> {
