@@ -1,4 +1,5 @@
-//! A `Heap` for each tenant of a program: limits in bytes, owned together with what lies in it, asked before a refusal.
+//! A `Heap` for each tenant of a program: limits in bytes, owned together with what lies in it, asked before a refusal,
+//! a thousand of them.
 
 #![cfg(any(unix, windows))]
 
@@ -9,6 +10,8 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering};
 use std::thread;
 
 use allocator_api2_02::alloc::Allocator;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+use pageheap::HugePages;
 use pageheap::source::{Memory, OverSystem, Purpose, Reservation, Source, System, Verbs};
 use pageheap::{Config, Geometry, GlobalHeap, Heap, PageCount, PageHeap, SharedHeap};
 
@@ -277,4 +280,51 @@ fn a_hook_of_a_heap_that_unwinds_ends_the_process() {
         heap.allocate(LARGE).unwrap();
         let _ = heap.allocate(LARGE);
     }
+}
+
+/// As `Heap` has it under "What it costs".
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn a_thousand_heaps_take_what_is_said() {
+    if !child::is_one() {
+        return child::runs("a_thousand_heaps_take_what_is_said");
+    }
+    for (reserved, mappings, kib, table_kib) in [(1 << 30, 12, 44, 16), (64 << 20, 8, 32, 8)] {
+        let before = figures();
+        let heaps: Vec<_> = (0..1000).map(|_| with_a_block(reserved)).collect();
+        let taken: Vec<_> = figures()
+            .iter()
+            .zip(before)
+            .map(|(after, before)| after.saturating_sub(before) as f64 / 1000.0)
+            .collect();
+        println!("{reserved} bytes: {taken:?}");
+        for (taken, said) in taken.into_iter().zip([mappings, kib, table_kib]) {
+            let said = f64::from(said);
+            assert!((said * 0.75..said * 1.25).contains(&taken), "{taken}, not {said}");
+        }
+        drop(heaps);
+    }
+}
+
+/// A heap with a small block that has been written to.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn with_a_block(reserved: usize) -> Heap<System> {
+    let config = Config::new(reserved).huge_pages(HugePages::Avoid);
+    let heap = Heap::new(System, config).unwrap();
+    let block = heap.allocate(Layout::new::<[u64; 8]>()).unwrap();
+    // SAFETY: a block of that size.
+    unsafe { block.write_bytes(1, 64) };
+    heap
+}
+
+/// How many mappings the process has, KiB of resident memory that is its own, and of page tables.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn figures() -> [usize; 3] {
+    let read = |file| std::fs::read_to_string(file).unwrap();
+    let status = read("/proc/self/status");
+    let kib = |name| {
+        let line = status.lines().find(|line| line.starts_with(name)).expect("a line");
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    [read("/proc/self/maps").lines().count(), kib("RssAnon:"), kib("VmPTE:")]
 }
