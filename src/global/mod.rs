@@ -152,8 +152,9 @@ const CACHES: usize = 1 << 14;
 ///
 /// # Several
 ///
-/// A program may have several, each complete in itself. But a thread has its own magazines in only one of them, the
-/// first it calls, for as long as it lives. In the others it shares some with other such threads, as in a
+/// A program may have several, each complete in itself: with a limit of its own, also if that comes from the
+/// environment (a process with two may take `PAGEHEAP_LIMIT` twice). But a thread has its own magazines in only one of
+/// them, the first it calls, for as long as it lives. In the others it shares some with other such threads, as in a
 /// [`Heap`](crate::Heap), which takes some ten times as long for a small block (a pair 32 ns instead of 3).
 pub struct GlobalHeap<
     #[cfg(all(any(unix, windows), feature = "std"))] S: Source + 'static = System,
