@@ -17,14 +17,13 @@ pub fn table<T: Zeroed>(len: usize) -> Table<T> {
 
 /// A list of `nodes` for so many owners, with so many spare nodes.
 pub fn list<N: Nodes>(nodes: N, owners: usize, spares: usize) -> Arc<Shards<N>> {
+    list_in_batches(nodes, owners, spares, MAX_BATCH)
+}
+
+/// The same, of slots of which a batch has at most so many.
+pub fn list_in_batches<N: Nodes>(nodes: N, owners: usize, spares: usize, most: u32) -> Arc<Shards<N>> {
     let hyaline = Hyaline::new(&nodes, table(owners), table(spares), Barrier::new());
-    Arc::new(Shards::new(
-        nodes,
-        table(LANES + owners),
-        hyaline,
-        Barrier::new(),
-        MAX_BATCH,
-    ))
+    Arc::new(Shards::new(nodes, table(LANES + owners), hyaline, Barrier::new(), most))
 }
 
 /// The sole owner of a shard of a list, which remembers what is in its pocket.

@@ -558,6 +558,53 @@ fn slots_on_their_way_to_readers_are_waited_for() {
     });
 }
 
+/// A list as that of long slots: each is a batch by itself, so that the second that is freed behind another goes to the
+/// depot.
+fn list_one_by_one(slots: u32, owners: usize) -> Arc<List> {
+    crate::hand::list_in_batches(Few::<Node>::new(slots), owners, 2, 1)
+}
+
+#[test]
+fn slots_that_go_to_the_depot_one_by_one_have_one_owner() {
+    explore(2, || {
+        let list = list_one_by_one(4, 2);
+        let (mine, theirs) = (hand(&list), hand(&list));
+        let slots = [(); 4].map(|()| theirs.allocate().unwrap());
+        // One is in the pocket, one is loaded, one was before.
+        slots[..3].iter().for_each(|&slot| theirs.free(slot).unwrap());
+        assert_eq!(list.in_depot(), 0);
+        let thread = spawn(move || {
+            theirs.list.nodes().write(slots[3]);
+            theirs.free(slots[3]).unwrap();
+        });
+        let slot = mine.allocate().expect("three are free");
+        list.nodes().write(slot);
+        thread.join().unwrap();
+        finish(&list, 1);
+    });
+}
+
+#[test]
+fn slots_that_are_retired_one_by_one_are_had_one_by_one() {
+    explore(2, || {
+        let list = list_one_by_one(2, 2);
+        let (mine, theirs) = (hand(&list), hand(&list));
+        let slots = [(); 2].map(|()| theirs.allocate().unwrap());
+        theirs.retire(slots[0]).unwrap();
+        assert_eq!(list.in_depot(), 1, "it does not wait for another");
+        let thread = spawn(move || {
+            theirs.list.nodes().write(slots[1]);
+            theirs.retire(slots[1]).unwrap();
+            theirs.allocate().inspect(|&slot| theirs.list.nodes().write(slot))
+        });
+        let slot = mine.allocate().expect("one was retired before");
+        list.nodes().write(slot);
+        let other = thread.join().unwrap();
+        assert!(other.is_some(), "the other is free, too");
+        finish(&list, 2);
+    });
+}
+
 /// The owner is inside for another slot, and stalls: the one in its pocket is there all the time.
 #[test]
 fn a_slot_in_the_pocket_of_one_at_work_is_waited_for() {
