@@ -21,7 +21,7 @@ use super::error::ArenaError;
 use super::process::ProcessHeap;
 use super::sharded::ShardedFreeList;
 use super::shards::{Pocket, Shard};
-use super::slot_box::{SlotBox, SlotList, sealed};
+use super::slot_box::{ListHandle, SlotBox, SlotList, sealed};
 use super::slot_error::SlotError;
 
 impl<B: Backing> ShardedFreeList<B> {
@@ -223,8 +223,8 @@ impl<'l, B: Backing> Owner<'l, B> {
     }
 
     /// Like [`ShardedFreeList::boxed`]: the slot comes from the shard and goes back to it. The box stays in this
-    /// thread, as the owner does. For another thread, make it a box of the list: [`SlotBox::into_raw`], then
-    /// [`SlotBox::from_raw`] with the list.
+    /// thread, and borrows the owner. For another thread, or to outlive the owner, make it a box of the list:
+    /// [`SlotBox::into_list_box`].
     ///
     /// # Errors
     /// As for [`ShardedFreeList::boxed`].
@@ -311,6 +311,36 @@ impl<B: Backing> SlotList for Owner<'_, B> {
         if freed.is_err() {
             self.list.misuse(SlotError::not_allocated(memory.as_ptr()));
         }
+    }
+}
+
+impl<'l, T: ?Sized, B: Backing + 'l, P: ListHandle<List = Owner<'l, B>>> SlotBox<T, P> {
+    /// Makes a box of an owner one of the owner's list, which does not borrow the owner, and may go to any thread that
+    /// `T` may go to. O(1), without an atomic operation. Its slot goes back to the list: by a lane, as if the list had
+    /// made the box. The box's handle is dropped.
+    ///
+    /// So a thread can allocate from an owner that it keeps for as long as it runs, and return the box or send it away:
+    ///
+    /// ```
+    /// use std::sync::LazyLock;
+    ///
+    /// use pageheap::arena::{Owner, ShardedFreeList, SlotBox};
+    ///
+    /// static LIST: LazyLock<ShardedFreeList> = LazyLock::new(|| ShardedFreeList::for_type::<String>(8).unwrap());
+    /// thread_local! {
+    ///     static OWNER: Owner<'static> = LIST.owner().unwrap();
+    /// }
+    ///
+    /// let name = OWNER.with(|owner| owner.boxed("slot".to_owned()).map(SlotBox::into_list_box))?;
+    /// let length = std::thread::spawn(move || name.len());
+    /// assert_eq!((length.join().unwrap(), LIST.stats().allocated), (4, 0));
+    /// # Ok::<(), pageheap::arena::ArenaError>(())
+    /// ```
+    #[must_use]
+    pub fn into_list_box(boxed: Self) -> SlotBox<T, &'l ShardedFreeList<B>> {
+        let (owner, value, slot) = Self::into_parts(boxed);
+        // SAFETY: the parts of this box. Its slot has the same number in the list, whose slots are what owners lend.
+        unsafe { SlotBox::from_parts(owner.list().list(), value.as_ptr(), slot) }
     }
 }
 

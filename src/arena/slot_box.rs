@@ -207,7 +207,8 @@ impl<T: ?Sized, P: ListHandle> SlotBox<T, P> {
 
     /// # Safety
     ///
-    /// The parts of one box ([`into_parts`](Self::into_parts)), whose value may have been coerced to another type.
+    /// The parts of one box ([`into_parts`](Self::into_parts)), whose value may have been coerced to another type, and
+    /// whose owner may have been replaced by its list.
     #[inline(always)]
     pub(super) unsafe fn from_parts(list: P, value: *mut T, slot: u32) -> Self {
         Self {

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use pageheap::arena::{ArenaConfig, FreeList, Owner, Reason, ShardedFreeList, SlotBox};
 use pageheap::source::System;
@@ -221,6 +221,53 @@ fn a_box_may_hold_an_owner() {
     drop(boxed);
     assert!(list.owner().is_ok());
     assert_eq!(list.stats().allocated, 0);
+}
+
+/// A box of an owner that became one of its list outlives the owner, in any thread. The slot is had again, by all.
+#[test]
+fn a_box_of_an_owner_can_become_one_of_its_list() {
+    const BOXES: usize = 300;
+    static LIST: LazyLock<ShardedFreeList> = LazyLock::new(|| ShardedFreeList::new(layout(), 2).unwrap());
+    thread_local! {
+        static OWNER: Owner<'static> = LIST.owner().unwrap();
+    }
+    let boxed = |number| OWNER.with(|owner| owner.boxed(number).map(SlotBox::into_list_box));
+    let ended = std::thread::spawn(move || Vec::from_iter((0..BOXES).map(|number| boxed(number).unwrap())));
+    let ended = ended.join().unwrap();
+    assert_eq!(LIST.stats().allocated, BOXES * 32);
+    assert!(ended.iter().enumerate().all(|(number, boxed)| **boxed == number));
+    drop(ended);
+    assert_eq!(LIST.stats().allocated, 0);
+    // An owner that goes on takes each slot once, also the one it would have had in its pocket.
+    for round in 0..3 {
+        let boxes = Vec::from_iter((0..BOXES).map(|number| {
+            drop(boxed(number).unwrap());
+            boxed(number + round).unwrap()
+        }));
+        assert!(boxes.iter().zip(round..).all(|(boxed, number)| **boxed == number));
+        assert_eq!(LIST.stats().allocated, BOXES * 32);
+    }
+    assert_eq!(LIST.stats().allocated, 0);
+}
+
+/// Of whatever the box is, and however it holds the owner, which it lets go.
+#[test]
+fn a_box_that_becomes_one_of_a_list_lets_its_owner_go() {
+    let (list, drops) = (ShardedFreeList::new(layout(), 1).unwrap(), Cell::new(0));
+    let owner = Rc::new(list.owner().unwrap());
+    let boxed = SlotBox::try_new_in(Counted(&drops, 5), Rc::clone(&owner)).unwrap();
+    let at = std::ptr::from_ref(&*boxed).addr();
+    drop(owner);
+    assert!(list.owner().is_err(), "its shard is still lent");
+    let boxed: SlotBox<Counted<'_>, &ShardedFreeList> = SlotBox::into_list_box(boxed);
+    let owner = list.owner().expect("an owner, since the box has none");
+    assert_eq!((std::ptr::from_ref(&*boxed).addr(), boxed.1, drops.get()), (at, 5, 0));
+    drop(boxed);
+    assert_eq!((drops.get(), list.stats().allocated), (1, 0));
+    let slice: SlotBox<[u32], _> = unsize_box!(owner.boxed_with(|| [3, 2, 1]).unwrap());
+    let slice = SlotBox::into_list_box(slice);
+    drop(owner);
+    assert_eq!((&slice[..], list.stats().allocated), (&[3, 2, 1][..], 32));
 }
 
 /// A box made from a pointer valid for its value only. Regression: the pocket handed out that pointer. (Only Miri can
