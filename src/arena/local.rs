@@ -13,7 +13,8 @@
 //!
 //! - it is passed to a function that is not inlined, or is a collection's allocator;
 //! - the same function moves the end of a block (`resize_in_place`, and slices of unknown length: `alloc_iter`,
-//!   `alloc_fmt`; and `alloc_slice_with` and `alloc_slice_clone`, if what makes the elements may panic);
+//!   `alloc_fmt`, `alloc_str_with`; and `alloc_slice_with` and `alloc_slice_clone`, if what makes the elements may
+//!   panic);
 //! - it is a local that has scopes, which refer to its pieces.
 //!
 //! A value allocated in a scope cannot leave it. A value allocated outside can be used inside:

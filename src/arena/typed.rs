@@ -231,17 +231,23 @@ impl<R: Raw + ?Sized> fmt::Write for Text<'_, R> {
     }
 }
 
-/// Formats into an arena.
-pub(super) fn text<R: Raw + ?Sized>(arena: &R, arguments: fmt::Arguments<'_>) -> Result<NonNull<[u8]>, ArenaError> {
-    let bytes = Growing::new(arena, arguments.as_str().map_or(0, str::len))?;
+/// Collects what `write` writes into text, which begins with room for `room` bytes.
+pub(super) fn text<R: Raw + ?Sized>(
+    arena: &R,
+    room: usize,
+    write: impl FnOnce(&mut dyn fmt::Write) -> fmt::Result,
+) -> Result<NonNull<str>, ArenaError> {
+    let bytes = Growing::new(arena, room)?;
     let mut text = Text { bytes, failed: None };
-    let written = fmt::write(&mut text, arguments);
+    let written = write(&mut text);
     if let Some(error) = text.failed {
         return Err(error);
     }
     // As in `format!`.
-    written.expect("a formatting trait implementation returns an error only if the text could not be written");
-    Ok(text.bytes.finish())
+    written.expect("what writes text returns an error only if the text could not be written");
+    let bytes = text.bytes.finish().as_ptr();
+    // SAFETY: not null. (And UTF-8: whole strings were written, one after another.)
+    Ok(unsafe { NonNull::new_unchecked(bytes as *mut str) })
 }
 
 /// Makes a slice of `len` elements, each from its index.
@@ -406,7 +412,8 @@ macro_rules! typed_methods {
             Ok(unsafe { core::str::from_utf8_unchecked_mut(copy) })
         }
 
-        /// Formats text into the arena: `arena.alloc_fmt(format_args!("{x} and {y}"))`.
+        /// Formats text into the arena: `arena.alloc_fmt(format_args!("{x} and {y}"))`. For text in several steps there
+        /// is [`alloc_str_with`](Self::alloc_str_with).
         ///
         /// # Errors
         /// Fails if there is no memory.
@@ -415,9 +422,43 @@ macro_rules! typed_methods {
         /// Like `format!`: if a `Display` or its like returns an error of its own.
         #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
         pub fn alloc_fmt(&self, arguments: fmt::Arguments<'_>) -> Result<&$life mut str, ArenaError> {
-            // SAFETY: whole strings were written, one after another; ours alone for as long as the reference lives
-            // (`Raw`).
-            Ok(unsafe { core::str::from_utf8_unchecked_mut(typed::text(self, arguments)?.as_mut()) })
+            let room = arguments.as_str().map_or(0, str::len);
+            let mut text = typed::text(self, room, |out| fmt::write(out, arguments))?;
+            // SAFETY: finished, and ours alone for as long as the reference lives (`Raw`).
+            Ok(unsafe { text.as_mut() })
+        }
+
+        /// Makes text in the arena from what `write` writes, in any number of steps:
+        ///
+        /// ```
+        /// use pageheap::arena::Arena;
+        ///
+        /// let arena = Arena::new();
+        /// let mut words = "any number of words".split(' ');
+        /// let text = arena.alloc_str_with(|out| {
+        ///     out.write_str(words.next().unwrap_or("none"))?;
+        ///     words.try_for_each(|word| write!(out, ", {word}"))
+        /// })?;
+        /// assert_eq!(text, "any, number, of, words");
+        /// # Ok::<(), pageheap::arena::ArenaError>(())
+        /// ```
+        ///
+        /// The text grows as a slice of [`alloc_iter`](Self::alloc_iter) does, and `write` may itself allocate from
+        /// this arena.
+        ///
+        /// # Errors
+        /// Fails if there is no memory, whatever `write` returns.
+        ///
+        /// # Panics
+        /// Like [`alloc_fmt`](Self::alloc_fmt): if `write` returns an error of its own.
+        #[allow(clippy::mut_from_ref, reason = "each call returns memory of its own")]
+        pub fn alloc_str_with(
+            &self,
+            write: impl FnOnce(&mut dyn fmt::Write) -> fmt::Result,
+        ) -> Result<&$life mut str, ArenaError> {
+            let mut text = typed::text(self, 0, write)?;
+            // SAFETY: as in `alloc_fmt`.
+            Ok(unsafe { text.as_mut() })
         }
 
         /// Allocates uninitialised memory for `layout`; returns a dangling address if its size is zero.

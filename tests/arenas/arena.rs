@@ -36,6 +36,7 @@ fn values_of_all_kinds() -> Result<(), ArenaError> {
     let odd = arena.alloc_iter((0..10).filter(|number| number % 2 == 1))?;
     let name = arena.alloc_str("name")?;
     let text = arena.alloc_fmt(format_args!("{}-{name}", 7))?;
+    let steps = arena.alloc_str_with(|out| (0..3).try_for_each(|step| write!(out, "{step}é")))?;
     let room: &mut [MaybeUninit<u64>] = arena.alloc_uninit_slice(3)?;
     room.iter_mut().for_each(|cell| _ = cell.write(9));
     name.make_ascii_uppercase();
@@ -50,6 +51,7 @@ fn values_of_all_kinds() -> Result<(), ArenaError> {
         )
     );
     assert_eq!((&odd[..], &*name, &*text), (&[1, 3, 5, 7, 9][..], "NAME", "7-name"));
+    assert_eq!(steps, "0é1é2é");
     clones.iter_mut().for_each(|clone| drop(std::mem::take(clone)));
     Ok(())
 }
@@ -65,6 +67,7 @@ fn nothing_takes_no_room() -> Result<(), ArenaError> {
     assert_eq!(arena.alloc_iter([(), (), ()])?.len(), 3);
     assert_eq!(arena.alloc_slice_with(1000, |_| Empty)?.len(), 1000);
     assert_eq!(arena.alloc_str("")?, "");
+    assert_eq!(arena.alloc_str_with(|out| out.write_str(""))?, "");
     assert!(arena.alloc_slice_copy::<u64>(&[])?.is_empty());
     assert_eq!(arena.stats().reserved, 0);
     assert!(arena.local().alloc_iter(std::iter::empty::<u8>())?.is_empty());
@@ -509,12 +512,41 @@ fn a_display_that_fails_panics_as_in_format() -> Result<(), ArenaError> {
     let arena = Arena::new();
     let told = catch_unwind(AssertUnwindSafe(|| arena.alloc_fmt(format_args!("<{Fails}>")).is_ok()));
     assert!(told.is_err());
+    let told = catch_unwind(|| arena.alloc_str_with(|_| Err(std::fmt::Error)).is_ok());
+    assert!(told.is_err());
     assert_eq!(arena.alloc_fmt(format_args!("{}", "as before"))?, "as before");
     let full = Arena::with_config_in(ArenaConfig::new().limit(0), heap())?;
     assert_eq!(
         full.alloc_fmt(format_args!("{}", 17)).expect_err("no room").reason(),
         Reason::Limit
     );
+    Ok(())
+}
+
+/// It grows around what is allocated between its steps; and it is whole, or there is none, whatever its maker says.
+#[test]
+fn text_is_made_in_steps() -> Result<(), ArenaError> {
+    let arena = Arena::with_config_in(ArenaConfig::new().limit(64 << 10), heap())?;
+    let mut beside = Vec::new();
+    let text = arena.alloc_str_with(|out| {
+        for step in 0..1000 {
+            if step % 100 == 0 {
+                beside.push(arena.alloc(step).expect("room"));
+            }
+            write!(out, "{step},")?;
+        }
+        Ok(())
+    })?;
+    assert_eq!(*text, (0..1000).map(|step| format!("{step},")).collect::<String>());
+    assert!(beside.iter().zip(0..).all(|(&&mut step, index)| step == index * 100));
+    for said in [Ok(()), Err(std::fmt::Error)] {
+        let made = arena.alloc_str_with(|out| {
+            while out.write_str("as long as there is room").is_ok() {}
+            _ = out.write_char('.');
+            said
+        });
+        assert_eq!(made.expect_err("no end").reason(), Reason::Limit);
+    }
     Ok(())
 }
 

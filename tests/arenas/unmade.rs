@@ -32,7 +32,7 @@ impl fmt::Display for Endless {
     }
 }
 
-/// Three slices that cannot be made; `$check` runs after each.
+/// Four slices that cannot be made; `$check` runs after each.
 macro_rules! in_vain {
     ($hand:expr, $check:expr) => {{
         let (hand, check) = ($hand, $check);
@@ -41,6 +41,12 @@ macro_rules! in_vain {
         check();
         let error = hand.alloc_fmt(format_args!("{Endless}")).expect_err("no end");
         assert_eq!(error.reason(), Reason::Limit);
+        check();
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            hand.alloc_str_with(|out| out.write_str("so far").map(|()| panic!("no further")))
+                .map(|_| ())
+        }));
+        assert!(made.is_err());
         check();
         let made = catch_unwind(AssertUnwindSafe(|| {
             let make = |index: usize| if index < 10 { index } else { panic!("the eleventh") };
